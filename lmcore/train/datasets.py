@@ -24,6 +24,7 @@ from lmcore.data.blend.sources import (
     build_samples,
     open_sources,
 )
+from lmcore.data.indexed.metadata import verify_files
 from lmcore.data.indexed.tokenizer import dataset_tokenizer
 from lmcore.data.prepare.named_text import (
     NamedText,
@@ -32,7 +33,8 @@ from lmcore.data.prepare.named_text import (
     prepare_named_text,
 )
 from lmcore.data.tokenizer import tokenizer_from
-from lmcore.errors import ConfigError, LmcoreError
+from lmcore.errors import ConfigError, LmcoreError, counted
+from lmcore.runtime.launch.rank import RankInfo
 from lmcore.train.resume.saved_data import SavedData, saved_data
 
 if TYPE_CHECKING:
@@ -71,6 +73,32 @@ class RunDatasets:
     sources: Mapping[Part, tuple[OpenSource, ...]]
     title: str = ""
     _sets: tuple[IndexedDataset, ...] = field(default=(), repr=False)
+
+    def verify_files(self, share: tuple[int, int]) -> None:
+        """Compare the datasets with their checksums, block by block.
+
+        Args:
+            share: Number of this process among the processes of its host that divide the blocks
+                among them, and the number of these processes.
+
+        Raises:
+            DataError: A dataset is damaged.
+        """
+        sizes = {indexed.prefix: verify_files(indexed.prefix, share) for indexed in self._sets}
+        if share[0]:
+            return
+        verified = [size for size in sizes.values() if size is not None]
+        if verified:
+            logger.info("%s verified", counted(len(verified), "dataset"))
+        unknown = [f"`{prefix}`" for prefix, size in sizes.items() if size is None]
+        if unknown:
+            logger.warning(
+                "%s %s no checksums and %s not verified: %s",
+                counted(len(unknown), "dataset"),
+                "has" if len(unknown) == 1 else "have",
+                "is" if len(unknown) == 1 else "are",
+                ", ".join(unknown[:5]) + ", ..." * (len(unknown) > 5),
+            )
 
     @property
     def order(self) -> str:
@@ -200,7 +228,11 @@ def build_datasets(
     """
     first = rendezvous.first_process("the data") if rendezvous else contextlib.nullcontext()
     with first:
-        return _build(plan, tokenizer, directory, texts, saved_data(plan))
+        datasets = _build(plan, tokenizer, directory, texts, saved_data(plan))
+    if plan.config.data.verify_data:
+        rank = rendezvous.rank if rendezvous else RankInfo()
+        datasets.verify_files((rank.local_rank, rank.local_world_size))
+    return datasets
 
 
 def _build(
@@ -239,6 +271,7 @@ def _build(
         prefix_of=prefix_of,
         split_rule=settings.split_rule,
         blend_rule=settings.blend_rule,
+        verify_indices=settings.verify_data,
     )
     common = SampleSettings(
         plan.config.model.seq_length,

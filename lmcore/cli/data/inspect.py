@@ -45,7 +45,9 @@ class InspectSection(TokenizerSection):
     document: tuple[int, ...] = option(
         (), "Show these documents, counted from 0, as text.", minimum=0, metavar="N"
     )
-    scan: bool = option(False, "Read all tokens: frequencies, duplicate documents, end tokens.")
+    scan: bool = option(
+        False, "Read all tokens: frequencies, duplicate documents, end tokens, all checksums."
+    )
     top: int = option(10, "Number of most frequent tokens to show with --scan.", minimum=0)
     eod: int | None = option(None, "End-of-document id; default: the tokenizer's.", minimum=0)
     tokenizer_type: str | None = option(
@@ -148,11 +150,23 @@ def _description(report: InspectReport) -> list[str]:
         ("token type", report.dtype or "unknown"),
         ("tokenizer", report.tokenizer or "not recorded"),
         ("size", size_text(report.bytes)),
+        ("checksums", _verification(report)),
     ]
     lines = [report.prefix, *_table(rows)]
     if not report.problems:
-        return [*lines, "  valid: sizes, pointers and documents are consistent"]
+        also = "" if report.blocks is None else ", checksums match"
+        return [*lines, f"  valid: sizes, pointers and documents are consistent{also}"]
     return [*lines, *(f"  problem: {text}" for text in report.problems)]
+
+
+def _verification(report: InspectReport) -> str:
+    if report.blocks is None:
+        return "not recorded"
+    if report.verified == report.blocks:
+        return "all verified"
+    return (
+        f"index and {report.verified} of {report.blocks:,} blocks verified; `--scan` verifies all"
+    )
 
 
 def _scan_lines(

@@ -153,6 +153,12 @@ class DataSection(TokenizerSection):
         on_resume=FREE,
         paths=OUTPUT_PATH,
     )
+    verify_data: bool = option(
+        False,
+        "Compare all of the datasets and their cached indices with their checksums at the start, "
+        "not only the .idx files and a few blocks of the other files.",
+        on_resume=FREE,
+    )
     dataloader_type: str = option(
         "single",
         "Order of the samples: one sequence of as many as the run needs (single), or epochs over "

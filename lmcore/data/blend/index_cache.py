@@ -25,7 +25,9 @@ _SMALL = 1 << 20
 _FORMAT = 1
 
 
-def blend_index(weights: Sequence[float], size: int, directory: Path, name: str) -> BlendIndex:
+def blend_index(
+    weights: Sequence[float], size: int, directory: Path, name: str, *, verify: bool = False
+) -> BlendIndex:
     """Return the index of a blend (see `build_blend_index`), a large one from the cache.
 
     Args:
@@ -34,12 +36,13 @@ def blend_index(weights: Sequence[float], size: int, directory: Path, name: str)
         directory: Directory of the cache.  If it is not writable, the index is built in memory,
             with a warning.
         name: First part of the file names, such as `train`.
+        verify: True to verify every block of a cached index.
     """
     if size < _SMALL:
         return build_blend_index(weights, size)
     key = json.dumps([_FORMAT, list(weights), size]).encode()
     stem = directory / f"{name}-blend-{hashlib.blake2b(key, digest_size=16).hexdigest()}"
-    found = load_arrays(stem)
+    found = load_arrays(stem, every_block=verify)
     if found is not None:
         return _index(found)
     what = f"the blend of {name}"

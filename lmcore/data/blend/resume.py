@@ -119,7 +119,8 @@ def _blend(
     keys = {stream.key for stream in streams}
     retired = [source for source in record.sources if source.key not in keys]
     directory = index_cache_dir(sources[0].indexed, settings.cache_dir)
-    index = blend_index(weights.order, size, directory, "train")
+    every = sources[0].indexed.verify_indices
+    index = blend_index(weights.order, size, directory, "train", verify=every)
     return BlendedDataset(
         streams, weights.order, size, start=start, taken=taken, index=index, retired=retired
     )

@@ -24,6 +24,7 @@ from lmcore.data.blend.train_split import LONG_NAME, split_ranges
 from lmcore.data.cache.index_cache import index_cache_dir
 from lmcore.data.dataset.gpt import GPTDataset
 from lmcore.data.indexed.dataset import IndexedDataset
+from lmcore.data.indexed.metadata import verify_files
 from lmcore.errors import DataError, counted
 
 __all__ = [
@@ -136,6 +137,7 @@ def open_sources(
     prefix_of: Callable[[DataSource], str],
     split_rule: str = SPLIT_RULES[0],
     blend_rule: str = BLEND_RULES[0],
+    verify_indices: bool = False,
 ) -> dict[Part, tuple[OpenSource, ...]]:
     """Open every dataset once, and return its documents for each part.
 
@@ -148,6 +150,7 @@ def open_sources(
         prefix_of: Function that returns the prefix of a source, and may prepare it first.
         split_rule: Value of `--split-rule`.
         blend_rule: Value of `--blend-rule`; lmcore 2026.11 kept the weight of a single dataset.
+        verify_indices: True to verify every block of the datasets' cached indices.
 
     Raises:
         DataError: A dataset is damaged, or a needed part has no documents.
@@ -156,7 +159,9 @@ def open_sources(
 
     def open_one(source: DataSource) -> IndexedDataset:
         if source.name not in opened:
-            opened[source.name] = IndexedDataset(prefix_of(source))
+            prefix = prefix_of(source)
+            opened[source.name] = IndexedDataset(prefix, verify_indices=verify_indices)
+            verify_files(prefix)
         return opened[source.name]
 
     if sources.divided is not None:
@@ -351,7 +356,8 @@ def _build_weighted(
         for source, count in zip(sources, wanted, strict=True)
     ]
     directory = index_cache_dir(sources[0].indexed, settings.cache_dir)
-    index = blend_index(weights.order, size, directory, name)
+    every = sources[0].indexed.verify_indices
+    index = blend_index(weights.order, size, directory, name, verify=every)
     try:
         return BlendedDataset(streams, weights.order, size, index=index)
     except ShortSourceError as short:

@@ -5,7 +5,8 @@ last and makes the set complete.  Computing a checksum takes as long as reading 
 file gets a modification time in the past, which `STEM.json` records: while a file has this time,
 nothing has written to it since; otherwise, as after a copy, the checksum decides.  Bits that
 change on the disk leave the time as it is: each load also verifies a few blocks, first, last and
-random ones, and so all of a small file.  The list has a checksum of its own.
+random ones, and so all of a small file; `--verify-data` verifies all.  The list has a checksum of
+its own.
 """
 
 from __future__ import annotations
@@ -62,16 +63,20 @@ def store_arrays(stem: Path, arrays: Mapping[str, npt.NDArray[np.integer]]) -> N
         write_atomically(target, f"{json.dumps(document, indent=1)}\n".encode())
 
 
-def load_arrays(stem: Path) -> Arrays | None:
+def load_arrays(stem: Path, *, every_block: bool = False) -> Arrays | None:
     """Memory-map the arrays, read-only; return None if the set is missing or damaged.
 
     Args:
         stem: Path that was given to `store_arrays`.  A damaged set is reported in a warning.
+        every_block: True to verify every block of each file.
     """
     description = Path(f"{stem}.json")
     try:
         described = _described(description)
-        return {name: _load(stem.parent, file) for name, file in described.items()}
+        return {
+            name: _load(stem.parent, file, every_block=every_block)
+            for name, file in described.items()
+        }
     except FileNotFoundError as error:
         if description.exists():
             warn_once(
@@ -120,12 +125,14 @@ def _described(description: Path) -> dict[str, Any]:
     return described
 
 
-def _load(directory: Path, described: Mapping[str, Any]) -> npt.NDArray[np.integer]:
+def _load(
+    directory: Path, described: Mapping[str, Any], *, every_block: bool
+) -> npt.NDArray[np.integer]:
     path = directory / Path(str(described["file"])).name
     found = path.stat()
     if found.st_size != described["bytes"]:
         raise ValueError(f"`{path.name}` has {found.st_size} bytes")
-    if found.st_mtime_ns != described["mtime_ns"]:
+    if every_block or found.st_mtime_ns != described["mtime_ns"]:
         if _checksum(path) != described["crc32"]:
             raise ValueError(f"`{path.name}` has another checksum")
         with suppress(OSError):  # another user's file: the next start computes the checksum again

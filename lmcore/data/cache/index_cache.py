@@ -113,12 +113,13 @@ def load_or_build(
     directory = index_cache_dir(indexed, cache_dir)
     known = statistics or sequence_statistics(indexed, request.sequence_range, record_dir=directory)
     stem = directory / f"{name}-{cache_key(request, known)}"
-    cached = load_arrays(stem)
+    cached = load_arrays(stem, every_block=indexed.verify_indices)
     if cached is not None:
         return cached
     what = f"the {request.kind} of {name}"
 
     def make() -> Arrays:
+        indexed.check_files("the sizes of the sequences")
         with report_progress(what, request.work(known), report) as progress:
             return request.build(indexed, progress)
 

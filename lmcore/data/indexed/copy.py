@@ -18,6 +18,7 @@ import numpy.typing as npt
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.files import IndexedFiles, disk_errors, file_changed
 from lmcore.data.indexed.idx_reader import Index, read_index
+from lmcore.data.indexed.mapped_files import MappedFiles
 from lmcore.errors import DataError
 
 __all__ = ["DocumentRange", "DocumentRanges", "copy_bytes", "write_ranges"]
@@ -210,5 +211,7 @@ def _read_and_write(source: int, target: int, start: int, count: int) -> int:
 
 
 def _pieces(values: Integers, first: int, last: int) -> Iterator[Integers]:
+    files = MappedFiles(values)
     for at in range(first, last, _CHUNK):
+        files.check("the index")
         yield values[at : min(at + _CHUNK, last)]

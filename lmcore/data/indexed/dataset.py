@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from lmcore.config.data_source import without_ending
 from lmcore.data.indexed.idx_reader import SHORT_FILE, TOKEN_DTYPES, map_file, read_index
+from lmcore.data.indexed.mapped_files import MappedFiles
 from lmcore.errors import DataError
 
 __all__ = ["IndexedDataset", "token_dtype"]
@@ -39,6 +40,7 @@ class IndexedDataset:
         prefix: Path of the files without `.bin` or `.idx`.
         verify: True to compare every pointer with the sizes (reads the whole `.idx`).  The sizes of
             the files and the ends of the arrays are always checked.
+        verify_indices: See the attribute.
 
     Attributes:
         index: Content of the `.idx`.
@@ -48,13 +50,17 @@ class IndexedDataset:
             sequences.
         modes: int8 [sequences], mode of each sequence of multimodal data; else None.
         tokens: Number of tokens.
+        verify_indices: True if every block of the cached indices of the dataset is to be verified
+            when they are opened.
 
     Raises:
         DataError: A file is missing, truncated or inconsistent.
     """
 
-    def __init__(self, prefix: str | Path, *, verify: bool = True) -> None:
-        self.prefix = str(prefix)
+    def __init__(
+        self, prefix: str | Path, *, verify: bool = True, verify_indices: bool = False
+    ) -> None:
+        self.prefix, self.verify_indices = str(prefix), verify_indices
         self.idx_path, self.bin_path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
         for path in (self.idx_path, self.bin_path):
             if not path.is_file():
@@ -70,6 +76,7 @@ class IndexedDataset:
         self._tokens: Tokens = (
             map_file(self.bin_path, self.dtype) if self.tokens else np.empty(0, dtype=self.dtype)
         )
+        self._files = MappedFiles(self._tokens, self.index.sizes)
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -122,6 +129,17 @@ class IndexedDataset:
             raise IndexError(f"document {i} of {self.document_count}")
         first, last = self.sequence_range((i, i + 1))
         return self._tokens[self.index.start_of(first) : self.index.start_of(last)]
+
+    def check_files(self, part: str) -> None:
+        """Raise an error if a file was cut short, whose mapped pages then may not be read.
+
+        Args:
+            part: Name of what is to be read, for the message.
+
+        Raises:
+            DataError: A file is shorter than when it was opened.
+        """
+        self._files.check(part)
 
     def _check_bin(self) -> None:
         found, expected = self.bin_path.stat().st_size, self.index.bin_bytes

@@ -149,11 +149,14 @@ class IndexedFiles:
 
     def commit(self) -> None:
         """Give the finished files their names."""
+        commit_pair(self.finished_paths, self.bin_path, self.idx_path)
+
+    @property
+    def finished_paths(self) -> tuple[Path, Path]:
+        """Temporary paths of `.bin` and `.idx` between `finish` and `commit`."""
         if self._idx_file is None:
-            raise RuntimeError("`finish` comes before `commit`")
-        commit_pair(
-            (self._bin_file.temporary, self._idx_file.temporary), self.bin_path, self.idx_path
-        )
+            raise RuntimeError("`finish` comes before")
+        return self._bin_file.temporary, self._idx_file.temporary
 
     def close(self) -> None:
         """Remove the files unless they were committed; may be called again."""

@@ -35,11 +35,11 @@ class MappedFiles:
                 maps[str(base.filename)] = cast("mmap.mmap", vars(base)["_mmap"])
         self._files = [(opened.size, len(opened), path) for path, opened in maps.items()]
 
-    def check(self, sample: int) -> None:
+    def check(self, part: int | str) -> None:
         """Raise an error if a file became shorter.
 
         Args:
-            sample: Number of the sample to be read, for the message.
+            part: Number of the sample to be read, or a name of what is to be read, for the message.
 
         Raises:
             DataError: A file is shorter than when it was mapped.
@@ -47,10 +47,15 @@ class MappedFiles:
         for size, mapped, path in self._files:
             found = size()
             if found < mapped:
+                sample = isinstance(part, int)
                 raise DataError(
                     f"`{path}` was cut short while it was in use",
-                    why=f"sample {sample} cannot be read: the file had {mapped} bytes when it was "
-                    f"opened and has {found} now",
-                    hint="another program writes to it; restore the file, and continue the run "
-                    "from its last checkpoint with `--load`",
+                    why=f"{f'sample {part}' if sample else part} cannot be read: the file had "
+                    f"{mapped} bytes when it was opened and has {found} now",
+                    hint="another program writes to it; restore the file, and "
+                    + (
+                        "continue the run from its last checkpoint with `--load`"
+                        if sample
+                        else "start again"
+                    ),
                 )

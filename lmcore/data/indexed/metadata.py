@@ -1,4 +1,4 @@
-"""Metadata of a dataset, `PREFIX.meta.json`: its tokenizer, and counts of documents and tokens.
+"""Metadata of a dataset, `PREFIX.meta.json`: its tokenizer, counts of tokens, and checksums.
 
 Megatron's two files do not record the tokenizer.  Datasets of other tools have no metadata file.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from lmcore import __version__
 from lmcore.bounded_file import read_bounded_file
 from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.data.indexed.checksums import DatasetChecksums
 from lmcore.data.indexed.files import disk_errors, replacing
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.errors import DataError
@@ -21,6 +22,7 @@ __all__ = [
     "metadata_path",
     "read_metadata",
     "remove_metadata",
+    "verify_files",
     "write_metadata",
 ]
 
@@ -40,6 +42,7 @@ class DatasetMetadata:
         tokens: Number of tokens.
         dtype: Type of a stored token.
         lmcore_version: Version of lmcore that wrote the file.
+        checksums: Checksums of the two files; None in the metadata of older versions.
     """
 
     tokenizer: dict[str, str | int | None]
@@ -52,6 +55,7 @@ class DatasetMetadata:
     tokens: int
     dtype: str
     lmcore_version: str
+    checksums: DatasetChecksums | None = None
 
     @property
     def identity(self) -> TokenizerIdentity:
@@ -68,6 +72,7 @@ class DatasetMetadata:
         sequences: int,
         tokens: int,
         dtype: str,
+        checksums: DatasetChecksums | None = None,
     ) -> DatasetMetadata:
         """Return the metadata of a dataset that *tokenizer* made; see the attributes."""
         return cls(
@@ -81,6 +86,7 @@ class DatasetMetadata:
             tokens=tokens,
             dtype=dtype,
             lmcore_version=__version__,
+            checksums=checksums,
         )
 
 
@@ -98,7 +104,13 @@ def read_metadata(prefix: str | Path) -> DatasetMetadata | None:
     path = metadata_path(prefix)
     try:
         values = json.loads(read_bounded_file(path, _MAX_BYTES))
-        found = {field.name: values[field.name] for field in fields(DatasetMetadata)}
+        found = {
+            field.name: values[field.name]
+            for field in fields(DatasetMetadata)
+            if field.name != "checksums"
+        }
+        described = values.get("checksums")
+        checksums = None if described is None else DatasetChecksums.of_json(described)
     except FileNotFoundError:
         return None
     except KeyError as error:
@@ -116,11 +128,11 @@ def read_metadata(prefix: str | Path) -> DatasetMetadata | None:
                 why=f"expected {' or '.join(kind.__name__ for kind in kinds)}",
                 hint=_HINT,
             )
-    return DatasetMetadata(**found)
+    return DatasetMetadata(**found, checksums=checksums)
 
 
 _HINT = "prepare the data again, or delete this file: the dataset can be read without it"
-_MAX_BYTES = 1 << 20
+_MAX_BYTES = 1 << 25
 _KINDS: dict[str, tuple[type, ...]] = {
     "tokenizer": (dict,),
     "eod": (int, type(None)),
@@ -134,9 +146,44 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 def write_metadata(prefix: str | Path, metadata: DatasetMetadata) -> None:
     """Write the metadata of a dataset; the file appears complete."""
-    text = json.dumps(asdict(metadata), indent=1, ensure_ascii=False)
+    values = asdict(metadata)
+    if metadata.checksums is None:
+        del values["checksums"]
+    text = json.dumps(values, indent=1, ensure_ascii=False)
     with replacing(metadata_path(prefix)) as file:
         file.write(f"{text}\n".encode())
+
+
+def verify_files(prefix: str | Path, share: tuple[int, int] | None = None) -> int | None:
+    """Compare the files of a dataset with the checksums in its metadata.
+
+    Args:
+        prefix: Path of the dataset without ending.
+        share: Number of this process and of all processes that divide the blocks of the `.bin`
+            among them; None for a few blocks.  The `.idx` is always verified as a whole.
+
+    Returns:
+        Number of bytes of the `.bin` that were verified; None if there are no checksums.
+
+    Raises:
+        DataError: The files do not match their checksums, or the metadata is invalid.
+    """
+    metadata = read_metadata(prefix)
+    if metadata is None or metadata.checksums is None:
+        return None
+    checksums = metadata.checksums
+    bin_path, idx_path = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
+    own = None if share is None else range(share[0], checksums.blocks, share[1])
+    blocks = checksums.sample() if own is None else list(own)
+    problem = checksums.idx_problem(idx_path) or checksums.bin_problem(bin_path, blocks)
+    if problem is not None:
+        raise DataError(
+            f"the dataset `{prefix}` is damaged",
+            why=problem,
+            hint="restore the files from a copy, or prepare the data again; if another tool wrote "
+            f"them on purpose, remove `{metadata_path(prefix)}`, which describes other files",
+        )
+    return min(len(blocks) * checksums.block_bytes, checksums.bin_bytes)
 
 
 def remove_metadata(prefix: str | Path) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import time
+import zlib
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import suppress
@@ -96,6 +97,7 @@ def record_statistics(
     if age < _SETTLED_SECONDS or record.exists() or not record_dir.is_dir():
         return
     values = {"file": str(indexed.idx_path), "state": state, **vars(statistics)}
+    values["crc32"] = _checksum(values)
     try:
         write_atomically(record, json.dumps(values).encode())
     except OSError as error:
@@ -106,6 +108,7 @@ def _compute(indexed: IndexedDataset, start: int, end: int) -> SequenceStatistic
     digest = hashlib.blake2b(digest_size=16)
     tokens = 0
     for at in range(start, end, _CHUNK):
+        indexed.check_files("the sizes of the sequences")
         sizes = np.ascontiguousarray(indexed.sizes[at : min(at + _CHUNK, end)])
         digest.update(np.require(sizes, requirements=["A"]).data)
         tokens += int(sizes.sum(dtype=np.int64))
@@ -116,6 +119,7 @@ def _compute(indexed: IndexedDataset, start: int, end: int) -> SequenceStatistic
 
     def chunks() -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
         for at in range(first, last, _CHUNK):
+            indexed.check_files("the document index")
             yield at - first, documents[at : min(at + _CHUNK, last)] - start
 
     if any(not np.array_equal(part, np.arange(at, at + len(part))) for at, part in chunks()):
@@ -143,10 +147,15 @@ def _state(indexed: IndexedDataset) -> dict[str, int]:
     }
 
 
+def _checksum(values: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
+
+
 def _read(record: Path, state: dict[str, int]) -> SequenceStatistics | None:
     try:
         values: dict[str, Any] = json.loads(read_bounded_file(record, _MAX_BYTES))
-        if values["state"] != state:
+        sound = values.pop("crc32", None) == _checksum(values)
+        if values["state"] != state or not sound:
             with suppress(OSError):
                 record.unlink(missing_ok=True)  # makes room for the next one
             return None

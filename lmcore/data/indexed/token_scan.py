@@ -23,6 +23,7 @@ from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.files import file_changed
 from lmcore.data.indexed.idx_reader import Index
 from lmcore.data.indexed.idx_writer import NumberSpool
+from lmcore.data.indexed.mapped_files import MappedFiles
 from lmcore.errors import DataError
 
 __all__ = ["TokenScan", "document_bounds", "scan_tokens"]
@@ -106,7 +107,9 @@ def scan_tokens(
 
 def document_bounds(index: Index) -> Iterator[npt.NDArray[np.int64]]:
     """Yield the bounds of documents in tokens, int64, in pieces that overlap by one bound."""
+    files = MappedFiles(index.starts)
     for at in range(0, index.document_count, _DOCUMENTS):
+        files.check("the index")
         firsts = index.document_indices[at : at + _DOCUMENTS + 1]
         bounds = np.full(len(firsts), index.tokens, dtype=np.int64)
         inside = firsts < len(index.sizes)

@@ -10,6 +10,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.data.indexed.checksums import DatasetChecksums
 from lmcore.data.indexed.files import IndexedFiles, check_token_range, disk_errors
 from lmcore.data.indexed.idx_reader import Format
 from lmcore.data.indexed.idx_writer import NumberSpool, dtype_code
@@ -123,6 +124,10 @@ class IndexedDatasetWriter:
     def finish(self) -> None:
         """Write the index and sync both temporary files to the disk."""
         self._files.finish(self, self.dtype, self.format)
+
+    def checksums(self) -> DatasetChecksums:
+        """Return the checksums of the finished files, before `commit`."""
+        return DatasetChecksums.of_files(*self._files.finished_paths)
 
     def commit(self) -> None:
         """Give the finished files their names."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from lmcore.bounded_file import read_bounded_file
 from lmcore.data.indexed.files import disk_errors
+from lmcore.data.indexed.mapped_files import MappedFiles
 from lmcore.durable import AtomicFile, write_atomically
 from lmcore.errors import DataError
 
@@ -66,6 +67,7 @@ class LazyText:
         self._text = (
             np.asarray(np.memmap(text, dtype="u1", mode="r")) if size else np.empty(0, "u1")
         )
+        self._files = MappedFiles(self._offsets, self._text)
         self._check_offsets(size)
 
     def __len__(self) -> int:
@@ -77,10 +79,11 @@ class LazyText:
 
         Raises:
             IndexError: there is no such document.
-            DataError: its bytes are not UTF-8: the file was changed.
+            DataError: its bytes are not UTF-8: the file was changed; or a file was cut short.
         """
         if not 0 <= i < len(self):
             raise IndexError(f"document {i} of {len(self)}")
+        self._files.check(f"document {i}")
         try:
             return str(self._text[self._offsets[i] : self._offsets[i + 1]].tobytes(), "utf-8")
         except UnicodeDecodeError:

@@ -19,6 +19,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.data.indexed.checksums import DatasetChecksums
 from lmcore.data.indexed.files import check_token_range, commit_pair, disk_errors
 from lmcore.data.indexed.idx_reader import Format
 from lmcore.data.indexed.idx_writer import write_index
@@ -143,6 +144,10 @@ class PartialDataset:
         with disk_errors(self._idx), self._idx.open("wb") as file:
             write_index(file, self, self.dtype, format_)
             sync_file(file)
+
+    def checksums(self) -> DatasetChecksums:
+        """Return the checksums of the finished files, before `commit`."""
+        return DatasetChecksums.of_files(self._paths[0], self._idx)
 
     def commit(self) -> None:
         """Rename the finished files to their final names."""

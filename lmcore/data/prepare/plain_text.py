@@ -129,6 +129,7 @@ def prepare_documents(
         if not writer.tokens:
             raise DataError(f"`{source}` is empty")
         writer.finish()
+        checksums = writer.checksums()
         remove_metadata(writer.prefix)
         writer.commit()
         metadata = DatasetMetadata.of(
@@ -138,6 +139,7 @@ def prepare_documents(
             sequences=writer.sequences,
             tokens=writer.tokens,
             dtype=writer.dtype.name,
+            checksums=checksums,
         )
         write_metadata(writer.prefix, metadata)
     return PrepareReport(

@@ -105,6 +105,7 @@ def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -
         output.finish(request.dataset_impl)
         remove_completed(request)
         for key in output.keys:
+            checksums = key.checksums()
             remove_metadata(key.prefix)
             key.commit()
             metadata = DatasetMetadata.of(
@@ -114,6 +115,7 @@ def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -
                 sequences=key.sequences,
                 tokens=key.counts.tokens,
                 dtype=job.dtype.name,
+                checksums=checksums,
             )
             write_metadata(key.prefix, metadata)
     except BaseException as error:

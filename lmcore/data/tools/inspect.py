@@ -40,6 +40,8 @@ class InspectReport:
         multimodal: True if each sequence has a mode.
         tokenizer: tokenizer type of the metadata.
         scan: statistics of the tokens, if they were read.
+        blocks: number of blocks of `.bin` with a checksum; None if the metadata has none.
+        verified: number of these blocks that were compared, as was all of `.idx`.
         problems: one sentence each; empty for a valid dataset.
     """
 
@@ -57,6 +59,8 @@ class InspectReport:
     multimodal: bool | None = None
     tokenizer: str | None = None
     scan: TokenScan | None = None
+    blocks: int | None = None
+    verified: int = 0
     problems: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
@@ -89,11 +93,11 @@ def inspect(
     vocab_size: int | None = None,
     top: int = 10,
 ) -> InspectReport:
-    """Describe a dataset and check every pointer of its index.
+    """Describe a dataset, check every pointer of its index, and verify checksums.
 
     Args:
         prefix: path of the dataset without suffix.
-        scan: read all tokens.
+        scan: read all tokens, and verify all blocks of `.bin` instead of a few.
         eod: end-of-document id; None: from the metadata.
         vocab_size: size of the vocabulary; None: from the metadata.
         top: number of most frequent ids in the scan.
@@ -110,10 +114,24 @@ def inspect(
         problems.append(_one_line(error))
     if eod is None and metadata is not None:
         eod = metadata.eod
+    checksums = None if metadata is None else metadata.checksums
+    blocks, verified = None if checksums is None else checksums.blocks, 0
+    if checksums is not None:
+        numbers = list(range(checksums.blocks)) if scan else checksums.sample()
+        verified = len(numbers)
+        damage = (checksums.idx_problem(paths[1]), checksums.bin_problem(paths[0], numbers))
+        problems += [problem for problem in damage if problem is not None]
     size = sum(path.stat().st_size for path in paths)
     kind = None if metadata is None else str(metadata.tokenizer.get("type"))
     if index is None:
-        return InspectReport(str(prefix), bytes=size, tokenizer=kind, problems=tuple(problems))
+        return InspectReport(
+            str(prefix),
+            bytes=size,
+            tokenizer=kind,
+            blocks=blocks,
+            verified=verified,
+            problems=tuple(problems),
+        )
     found = None
     if dataset is None:
         problems += _uncounted(index, paths[0], eod)
@@ -140,6 +158,8 @@ def inspect(
         multimodal=index.modes is not None,
         tokenizer=kind,
         scan=found,
+        blocks=blocks,
+        verified=verified,
         problems=tuple(problems),
     )
 
@@ -163,6 +183,7 @@ def read_documents(
                 if dataset.document_count
                 else "it has no documents",
             )
+        dataset.check_files(f"document {number}")
         first, last = dataset.document_indices[number : number + 2].tolist()
         tokens = dataset.document(number).tolist()
         documents.append(

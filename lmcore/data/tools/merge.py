@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lmcore.config.data_source import without_ending
 from lmcore.data.existing_output import require_replaceable
+from lmcore.data.indexed.checksums import DatasetChecksums
 from lmcore.data.indexed.copy import DocumentRange, DocumentRanges, write_ranges
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.files import IndexedFiles
@@ -20,6 +21,7 @@ from lmcore.data.indexed.metadata import (
     metadata_path,
     read_metadata,
     remove_metadata,
+    verify_files,
     write_metadata,
 )
 from lmcore.errors import DataError
@@ -38,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 _COUNTS = {"documents", "sequences", "tokens", "dtype"}
 # The paths of the tokenizer's files may differ; its fingerprint identifies it.
-_MAY_DIFFER = {*_COUNTS, "tokenizer", "lmcore_version"}
+_MAY_DIFFER = {*_COUNTS, "tokenizer", "lmcore_version", "checksums"}
 
 
 @dataclass(frozen=True)
@@ -131,9 +133,9 @@ def merge(prefixes: Sequence[str], output_prefix: str, *, overwrite: bool = Fals
     with closing(IndexedFiles(output_prefix)) as files:
         write_ranges(files, content.ranges)
         files.finish(content, first.dtype, first.format)
+        metadata = with_counts(sources, content, files)
         remove_metadata(output_prefix)
         files.commit()
-    metadata = with_counts(sources, content)
     if metadata is not None:
         write_metadata(output_prefix, metadata)
     return MergeReport(
@@ -174,6 +176,7 @@ def open_sources(prefixes: Sequence[str], output_prefix: str) -> list[MergeInput
             )
         metadata = read_metadata(prefix)
         _check_counts(dataset, metadata)
+        verify_files(prefix, (0, 1))  # the output gets new checksums, which would hide damage
         source = MergeInput(
             DocumentRange.of(dataset), dataset.dtype.name, dataset.index.format, metadata
         )
@@ -186,13 +189,25 @@ def open_sources(prefixes: Sequence[str], output_prefix: str) -> list[MergeInput
     return sources
 
 
-def with_counts(sources: Sequence[MergeInput], content: DocumentRanges) -> DatasetMetadata | None:
-    """Return the metadata of a dataset made from *sources*; None if one of them has none."""
+def with_counts(
+    sources: Sequence[MergeInput], content: DocumentRanges, files: IndexedFiles
+) -> DatasetMetadata | None:
+    """Return the metadata of a dataset made from *sources*; None if one of them has none.
+
+    Args:
+        sources: Datasets whose documents it has.
+        content: Content of its index.
+        files: Its finished files.
+    """
     first = sources[0].metadata
     if first is None or any(source.metadata is None for source in sources):
         return None
     return replace(
-        first, documents=content.documents, sequences=content.sequences, tokens=content.tokens
+        first,
+        documents=content.documents,
+        sequences=content.sequences,
+        tokens=content.tokens,
+        checksums=DatasetChecksums.of_files(*files.finished_paths),
     )
 
 

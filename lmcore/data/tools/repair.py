@@ -1,7 +1,8 @@
 """`lmcore data repair`: names, indices and missing end tokens of a dataset, repaired in new files.
 
-Existing files are never changed: the repaired dataset gets a new name, or missing files are
-added.  Unchanged tokens are hard-linked, or copied if the file system cannot link.
+Existing files are not changed: the repaired dataset gets a new name, or missing files are added;
+then only the checksum of the index in the metadata is replaced.  Unchanged tokens are hard-linked,
+or copied if the file system cannot link.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from lmcore.data.existing_output import require_unused
+from lmcore.data.indexed.checksums import DatasetChecksums
 from lmcore.data.indexed.copy import copy_bytes
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.files import disk_errors, file_changed, replacing
@@ -194,7 +196,7 @@ class _RepairedFiles:
         eod = request.eod
         if eod is None and metadata is not None:
             eod = metadata.eod
-        index = self._old_index(found)
+        index = self._old_index(found, metadata)
         if index is None or request.rebuild:
             known = index.dtype.name if index else metadata.dtype if metadata else None
             if index is not None:
@@ -216,15 +218,27 @@ class _RepairedFiles:
         )
         self.content, self.end = IndexWithEod(index, end), end.token
 
-    def _old_index(self, found: list[str]) -> Index | None:
+    def _old_index(self, found: list[str], metadata: DatasetMetadata | None) -> Index | None:
         if self.idx_path is None:
             found.append("the index is missing")
             return None
         try:
-            return read_index(self.idx_path)
+            index = read_index(self.idx_path)
         except DataError as error:
             found.append(f"the index is damaged: {error.what}")
             return None
+        checksums = None if metadata is None else metadata.checksums
+        if checksums is None or checksums.bin_bytes != self.bin_path.stat().st_size:
+            return index  # none, or those of another dataset
+        numbers = range(checksums.blocks)
+        problem = checksums.bin_problem(self.bin_path, numbers)
+        if problem is not None:
+            found.append(f"{problem}; these tokens cannot be repaired")
+        problem = checksums.idx_problem(self.idx_path)
+        if problem is None:
+            return index
+        found.append(f"the index is damaged: {problem}")
+        return None
 
     def _old_format(self) -> Format:
         """Return the format of the old index, damaged or not, by its first bytes."""
@@ -329,15 +343,31 @@ def _right_metadata(
         sequences=len(dataset),
         tokens=dataset.tokens,
         dtype=dataset.dtype.name,
+        checksums=_right_checksums(metadata.checksums, dataset),
     )
+
+
+def _right_checksums(
+    recorded: DatasetChecksums | None, dataset: IndexedDataset
+) -> DatasetChecksums:
+    """Return the checksums of the repaired dataset; those of equal tokens are kept."""
+    if recorded is None or recorded.bin_bytes != dataset.bin_path.stat().st_size:
+        return DatasetChecksums.of_files(dataset.bin_path, dataset.idx_path)
+    return recorded.with_index(dataset.idx_path)
 
 
 def _write_metadata(
     metadata: DatasetMetadata, right: DatasetMetadata, prefix: str, target: str, found: list[str]
 ) -> list[Path]:
-    """Write the correct metadata, unless the file exists; existing metadata is not changed."""
+    """Write the correct metadata, unless the file exists; return the paths of new files."""
     path = metadata_path(target)
     if target == prefix:
+        if metadata.checksums is None:
+            right = replace(right, checksums=None)
+        elif right.checksums != metadata.checksums:
+            metadata = replace(metadata, checksums=right.checksums)
+            write_metadata(prefix, metadata)
+            found.append(f"`{path.name}` got the checksum of the new index")
         if replace(right, append_eod=metadata.append_eod) != metadata:
             found.append(f"`{path.name}` has other counts, and was not changed")
         elif right != metadata:

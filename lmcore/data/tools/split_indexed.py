@@ -81,8 +81,8 @@ def split_indexed(
         if not written:
             raise DataError("no documents to split", why="all datasets are empty")
         for prefix, files, content in written:
+            metadata = with_counts(sources, content, files)
             files.commit()
-            metadata = with_counts(sources, content)
             if metadata is not None:
                 write_metadata(prefix, metadata)
     return IndexedSplitReport(
