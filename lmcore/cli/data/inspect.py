@@ -163,9 +163,9 @@ def _verification(report: InspectReport) -> str:
     if report.blocks is None:
         return "not recorded"
     if report.verified == report.blocks:
-        return "all verified"
+        return "all compared"
     return (
-        f"index and {report.verified} of {report.blocks:,} blocks verified; `--scan` verifies all"
+        f"index and {report.verified} of {report.blocks:,} blocks verified; `--scan` compares all"
     )
 
 

@@ -350,7 +350,7 @@ def _right_metadata(
 def _right_checksums(
     recorded: DatasetChecksums | None, dataset: IndexedDataset
 ) -> DatasetChecksums:
-    """Return the checksums of the repaired dataset; those of equal tokens are kept."""
+    """Return the checksums of the repaired dataset; unchanged tokens keep the recorded ones."""
     if recorded is None or recorded.bin_bytes != dataset.bin_path.stat().st_size:
         return DatasetChecksums.of_files(dataset.bin_path, dataset.idx_path)
     return recorded.with_index(dataset.idx_path)

@@ -22,7 +22,7 @@ train_iters train_samples micro_batch_size global_batch_size exit_interval
 exit_duration_in_mins seed compile step_graph async_metrics manual_gc sample_tokens
 data_path train_data_path train_weighted_split_paths data_file_list corpus train_data
 split_rule blend_rule data_cache_path dataloader_type final_epoch_threshold
-reset_attention_mask eod_mask_loss num_prefetch vocab_size tokenizer_type
+reset_attention_mask eod_mask_loss num_prefetch vocab_size tokenizer_type verify_data
 optimizer lr lr_decay_style lr_warmup_fraction weight_decay clip_grad
 save load save_interval save_interval_mins keep_last async_save save_optim save_rng
 device plugin_off precision recompute ops strict_ops deterministic num_threads
