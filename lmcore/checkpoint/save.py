@@ -193,7 +193,7 @@ class _Save:
             older = [(path, manifest) for path, manifest in older if manifest.meta.get(TIMED)]
         else:
             older = older[self.keep_last - 1 :]
-        if older:
+        if older or self.keep_last is not None:
             _delete(self.directory, [path for path, _manifest in older])
         return target
 

@@ -254,7 +254,7 @@ def run_loop(make_plan: Any, make_state: Any, make_datasets: Any, tmp_path: Path
         if change is not None:
             change(state)
 
-        def save() -> Path:
+        def save(*, timed: bool = False) -> Path:
             saved.append((state.iteration, Event.waits))
             return Path(f"iter_{state.iteration:07d}")
 
