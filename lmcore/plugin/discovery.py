@@ -24,7 +24,7 @@ from packaging.version import Version
 
 from lmcore import hookspecs
 from lmcore.accelerator.probe import API_VERSION, PluginInfo, Probe, ProbeState
-from lmcore.errors import ConfigError, LmcoreError, PluginError, suggestion
+from lmcore.errors import ConfigError, LmcoreError, PluginError, nearest, suggestion
 from lmcore.plugin.isolation.fork_trial import Attempt, can_try, try_each
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState, describe
 
@@ -250,6 +250,7 @@ def _register(name: str, plugin: object) -> pluggy.PluginManager:
             raise PluginError(
                 f"`{attribute}` is not marked with `@hookimpl`, so it is never called"
             )
+    _check_marked(plugin, known, caller)
     caller.register(plugin, name)
     caller.check_pending()
     for hook in known:
@@ -266,6 +267,32 @@ def _register(name: str, plugin: object) -> pluggy.PluginManager:
     if not caller.hook.lmcore_plugin_info.get_hookimpls():
         raise PluginError("it has no `lmcore_plugin_info`, the one hook that every plugin needs")
     return caller
+
+
+def _check_marked(plugin: object, known: Sequence[str], caller: pluggy.PluginManager) -> None:
+    """Check names and arguments of the marked functions.
+
+    Raises:
+        PluginError: A name or an argument is not in `lmcore.hookspecs`.
+    """
+    for attribute in dir(plugin):
+        function = getattr(plugin, attribute, None)
+        options = getattr(function, f"{hookspecs.PROJECT}_impl", None)
+        if not inspect.isroutine(function) or not isinstance(options, dict):
+            continue
+        hook = options.get("specname") or attribute
+        if hook not in known:
+            close = nearest(hook, known)
+            meant = f"; did you mean `{close}`?" if close else ""
+            raise PluginError(f"`{hook}` is not a hook of plugin API {API_VERSION}{meant}")
+        arguments = getattr(caller.hook, hook).spec.argnames
+        for argument, parameter in inspect.signature(function).parameters.items():
+            required = parameter.default is parameter.empty
+            if required and argument not in arguments:
+                allowed = ", ".join(f"`{one}`" for one in arguments) or "none"
+                raise PluginError(
+                    f"`{hook}` has no argument `{argument}`; its arguments: {allowed}"
+                )
 
 
 def _checked_info(info: object) -> PluginInfo:

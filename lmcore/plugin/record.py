@@ -83,6 +83,12 @@ class PluginRecord:
         return f"`{self.name}` ({self.distribution} {self.version})"
 
     @property
+    def trouble(self) -> str:
+        """The state and its reason, as a predicate for messages: "failed: no libx.so"."""
+        verb = "" if self.state is PluginState.FAILED else "is "
+        return f"{verb}{self.state}: {self.reason}"
+
+    @property
     def troubled(self) -> bool:
         """True if the plugin is installed and wanted, and cannot be used."""
         return self.state in (PluginState.FAILED, PluginState.REFUSED)
@@ -186,7 +192,7 @@ class PluginSet:
             if one.name == plugin:
                 return one
         found = [one for one in self.records if one.name == plugin]
-        why = "; ".join(f"{one.label} is {one.state}: {one.reason}" for one in found)
+        why = "; ".join(f"{one.label} {one.trouble}" for one in found)
         raise PluginError(
             f"plugin `{plugin}` cannot be used in this process",
             why=why or "it is not installed here",

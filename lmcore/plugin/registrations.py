@@ -72,7 +72,7 @@ class Registrations(Mapping[str, T], Generic[T]):
         """Return the reason that a message about an unknown name adds: whose might be missing."""
         return (
             "\n".join(
-                f"plugin `{name}` might bring it, and {reason}"
+                f"plugin `{name}` might add it: it {reason}"
                 for name, reason in self.failures.items()
             )
             or None
@@ -202,7 +202,7 @@ def _collect(
     """
     found: dict[str, T] = {}
     owners: dict[str, PluginRecord] = {}
-    failures = {one.name: f"is {one.state}: {one.reason}" for one in plugins.troubled}
+    failures = {one.name: one.trouble for one in plugins.troubled}
     for record in plugins.usable:
         if not record.implements(hook):
             continue

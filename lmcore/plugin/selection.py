@@ -224,7 +224,7 @@ def _highest(
 def _unknown(plugins: PluginSet, named: str, source: str) -> DeviceError:
     """Return the error for a device that no usable plugin brings; name packages that might."""
     explained = [
-        f"plugin {one.label} brings it and is {one.state}: {one.reason}"
+        f"plugin {one.label}, which has it, {one.trouble}"
         for one in plugins.records
         if one.state is not PluginState.USABLE
         and (named in (one.name, one.entry_point) or (one.info and named in one.info.provides))
@@ -236,7 +236,7 @@ def _unknown(plugins: PluginSet, named: str, source: str) -> DeviceError:
     meant = f"did you mean `{close}`? " if close else ""
     listed = f"{meant}known: `{'`, `'.join(sorted(known))}`" if known else ""
     return DeviceError(
-        f"`{source}`: no usable plugin brings this device",
+        f"`{source}`: no usable plugin has this device",
         why="\n".join(explained) or None,
         hint=_join(listed, "" if explained else _install(named, known)),
     )
@@ -258,7 +258,7 @@ def _install(named: str, known: Collection[str]) -> str:
 
 
 def _problem_line(record: PluginRecord) -> str:
-    return f"plugin {record.label} is {record.state}: {record.reason}"
+    return f"plugin {record.label} {record.trouble}"
 
 
 def _evidence(pairs: Iterable[tuple[PluginRecord, Probe]]) -> str:

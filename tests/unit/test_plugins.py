@@ -202,8 +202,11 @@ def _wrapper():
 @pytest.mark.parametrize(
     "make, words",
     [
-        (_unknown_argument, ["phase_of_moon"]),
-        (_unknown_hook, ["lmcore_prob"]),
+        (
+            _unknown_argument,
+            ["`lmcore_probe` has no argument `phase_of_moon`", "its arguments: `env`"],
+        ),
+        (_unknown_hook, ["`lmcore_prob` is not a hook", "did you mean `lmcore_probe`?"]),
         (_unmarked_hook, ["lmcore_probe", "@hookimpl"]),
         (_defaulted_argument, ["env", "default"]),
         (_wrapper, ["wrapper"]),

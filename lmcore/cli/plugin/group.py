@@ -45,7 +45,7 @@ def _no_commands(name: str) -> ConfigError:
     what = f"`lmcore plugin {name}` is not available"
     for one in discover(probe=False):
         if one.distribution == _KIT:
-            why = f"plugin {one.label}, which adds it, is {one.state}: {one.reason}"
+            why = f"plugin {one.label}, which adds it, {one.trouble}"
             return ConfigError(what, why=why, hint="`lmcore plugins` shows every plugin")
     return ConfigError(
         what,

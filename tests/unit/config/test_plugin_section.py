@@ -152,12 +152,12 @@ def test_a_file_of_a_plugin_that_is_not_installed(write):
 
 def test_a_file_of_a_plugin_that_failed(write):
     """The plugin's own failure is the reason."""
-    gone = PluginSections({}, {"deep-well": LeftOut("is failed: libwell.so is missing")})
+    gone = PluginSections({}, {"deep-well": LeftOut("failed: libwell.so is missing")})
     with pytest.raises(ConfigError) as caught:
         load_config([write("deep_well:\n  depth: 7\n"), "--deep-well-depth", "3"], plugins=gone)
     flag, file = caught.value, caught.value.others[0]
     assert flag.what == "unknown flag `--deep-well-depth`"
-    assert flag.why == "plugin `deep-well` is failed: libwell.so is missing"
+    assert flag.why == "plugin `deep-well` failed: libwell.so is missing"
     assert file.what == "run.yaml:1: the settings of plugin `deep-well` cannot be read"
     assert "libwell.so" in file.why
     assert "delete the section `deep_well:` from `run.yaml`" in file.hint

@@ -51,7 +51,7 @@ def test_without_metadata_none_is_known(monkeypatch):
 def hint_for(named: str) -> str:
     with pytest.raises(DeviceError) as caught:
         select(PluginSet((CPU,)), requested=named, env={})
-    assert caught.value.what == f"`--device {named}`: no usable plugin brings this device"
+    assert caught.value.what == f"`--device {named}`: no usable plugin has this device"
     return caught.value.hint
 
 

@@ -30,5 +30,5 @@ def lmcore_add_commands(registry: CommandRegistry) -> None:
     registry.add(
         "plugin check",
         "lmcore_conformance.plugin_check.command:run",
-        "Say what of a plugin does not work, and why.",
+        "Check a plugin: call its hooks, and name each fault with its cause.",
     )

@@ -147,7 +147,7 @@ def _record(named: str) -> PluginRecord:
         return matching[0]
     known = {plugin.name for plugin in found}
     raise ConfigError(
-        f"`--accelerator {named}`: no installed plugin has this name or brings this device",
+        f"`--accelerator {named}`: no installed plugin has this name or this device",
         why=f"there are {', '.join(f'`{name}`' for name in sorted(known))}",
         hint=suggestion(named, known),
     )

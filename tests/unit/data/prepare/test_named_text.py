@@ -59,11 +59,11 @@ def test_file_instead_of_a_name(tmp_path: Path) -> None:
 
 def test_unknown_name() -> None:
     """The nearest is named, the failure of a plugin that might bring it, and the other way."""
-    texts = Registrations({BUNDLED: bundled_text()}, {}, {"mine": "is failed: libx.so"})
+    texts = Registrations({BUNDLED: bundled_text()}, {}, {"mine": "failed: libx.so"})
     with pytest.raises(ConfigError) as caught:
         find_text("shakespere", texts)
     assert caught.value.what == "`--corpus shakespere`: no text has this name"
-    assert caught.value.why == "plugin `mine` might bring it, and is failed: libx.so"
+    assert caught.value.why == "plugin `mine` might add it: it failed: libx.so"
     assert caught.value.hint is not None
     assert "did you mean `shakespeare`?" in caught.value.hint
     assert "lmcore data prepare" in caught.value.hint

@@ -53,11 +53,11 @@ class NewSection:
     )
     torch_module: str | None = option(
         None,
-        "Package that brings the type to torch, if torch does not load it itself.",
+        "Package that registers the type with torch, if torch does not load it itself.",
         metavar="MODULE",
     )
     without_device: bool = option(
-        False, "Write a plugin that brings no device and adds to every other one's."
+        False, "Write a plugin without a device, which extends runs on every device."
     )
     licence: str = option("Apache-2.0", f"One of {', '.join(LICENCES)} (or none).", metavar="ID")
     author: str | None = option(
@@ -176,8 +176,8 @@ def _unknown_licence(given: str) -> ConfigError:
     meant = f"did you mean `{lowered[close]}`? " if close else ""
     suggested = suggestion("", LICENCES)
     return ConfigError(
-        f"`--licence {given:.80}`: no text of this licence is at hand",
-        hint=f"{meant}{suggested}; for another one choose `proprietary` and put yours in its place",
+        f"`--licence {given:.80}`: there is no text of this licence",
+        hint=f"{meant}{suggested}; for another licence choose `proprietary`, and add its text",
     )
 
 
@@ -208,7 +208,7 @@ def _report(plugin: NewPlugin, directory: Path, files: Mapping[str, str]) -> lis
     lines = [f"wrote {directory}: {len(files)} files", "", "next:"]
     lines += [f"  {command:<{width}}  {why}" for command, why in steps]
     if plugin.stands_in:
-        lines += ["", "The host stands in for the device: a trial, used where it is asked for."]
+        lines += ["", "The host stands in for the device: a trial, used only if requested."]
     elif plugin.torch_device:
         lines += ["", "yours to fill in, where it says `EDIT`:"]
         lines += [f"  {directory / path}" for path, text in files.items() if MARK in text]

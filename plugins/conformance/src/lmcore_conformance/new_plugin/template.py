@@ -34,15 +34,14 @@ _HOST = "cpu"
 _WORD = re.compile(r"@([A-Z][A-Z_]*)@")
 _ENDING = ".in"
 _TO_EDIT = """\
-1. `src/@PACKAGE@/probe.py`: how a device is found, and what else has to be there.
-2. `src/@PACKAGE@/device.py`: in which dtypes the device computes.
-3. `src/@PACKAGE@/conformance.toml`: what it lacks, and why.
+1. `src/@PACKAGE@/probe.py`: detection of the device and its software.
+2. `src/@PACKAGE@/device.py`: dtypes in which the device computes.
+3. `src/@PACKAGE@/conformance.toml`: abilities that it lacks, with reasons.
 
 The lines are marked `EDIT`."""
 _TO_REPLACE = """\
-The host stands in for a device now, so that everything can be tried at once. When torch knows the
-device, write the plugin again with `--torch-device` and the type by which torch does, and go on
-there: its `probe.py` looks for a device, its `device.py` takes what torch knows of it."""
+The host stands in for the device, for a trial. Once torch has a type for your device, write the
+plugin again with `--torch-device TYPE`: its `probe.py` then detects the device."""
 
 
 @dataclass(frozen=True)

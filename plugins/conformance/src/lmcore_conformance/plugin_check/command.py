@@ -1,4 +1,4 @@
-"""`lmcore plugin check`: says what of a plugin does not work with the contract, and why.
+"""`lmcore plugin check`: checks a plugin against the contract, and names each fault.
 
 The plugin is loaded and called in a process of its own (`lmcore_conformance.plugin_check.trial`)
 with a time limit, so that a crash in its native code, or a hang, is a finding like any other.
@@ -28,8 +28,8 @@ from lmcore_conformance.plugin_check.trial import read_steps
 __all__ = ["CheckSection", "run"]
 
 _EPILOG = """\
-Exits with 0 where nothing is wrong, 1 where something is, 2 where there is no such package.  What
-needs a device that is not here is skipped, and listed as such.
+Exit status: 0 if no check failed, 1 if one did, 2 if there is no such package.  Checks that need a
+device which is absent are skipped, and listed as skipped.
 
   lmcore plugin check lmcore-mychip
   lmcore plugin check mychip --against 1.0 --json"""
@@ -37,9 +37,9 @@ needs a device that is not here is skipped, and listed as such.
 
 @dataclass(frozen=True)
 class CheckSection:
-    """Say what of a plugin does not work, and why."""
+    """Check a plugin: call its hooks, and name each fault with its cause."""
 
-    package: str = option(REQUIRED, "Package that brings the plugin, or the plugin's name.")
+    package: str = option(REQUIRED, "Package of the plugin, or the plugin's name.")
     against: str = option(API_VERSION, "Version of the plugin contract.", metavar="VERSION")
     timeout: float = option(120.0, "Seconds that the plugin may take.", above=0.0)
     json: bool = option(False, "Print JSON.")

@@ -264,7 +264,7 @@ class _Trial:
         problems = list(field_problems(probe, self.contract))
         yield from (Check(hook, CheckStatus.FAILED, problem) for problem in problems)
         if not probe.evidence:
-            detail = "it gives no evidence, so that nobody can say why a device is or is not used"
+            detail = "it gives no evidence, so `lmcore plugins` cannot say why the state is this"
             yield Check(hook, CheckStatus.WARNING, detail)
         if probe.state is ProbeState.BROKEN and not probe.fix:
             yield Check(hook, CheckStatus.WARNING, "it is broken, and no fix is given")
