@@ -165,7 +165,7 @@ def test_the_cores_names_cannot_be_taken(install, capsys) -> None:
     assert main(["config", "--help"]) == 0
     assert main(["dig"]) == 2
     err = capsys.readouterr().err
-    assert "error: unknown command `dig`\nwhy: plugin `mine` might bring it, and failed" in err
+    assert "error: unknown command `dig`\nwhy: plugin `mine` might add it: it failed" in err
     install(other=add("help", "echo"))
     assert main(["--help"]) == 0
     assert "registers the command `help`, which is taken" in capsys.readouterr().err
