@@ -109,10 +109,10 @@ def test_clean_refuses_flags_of_another_format(here, capsys):
     clean = ["data", "clean", "length", "--input", "x.jsonl", "--output", "y.jsonl"]
     assert main([*clean, "--min-characters", "1", "--document-per", "line", "--no-header"]) == 2
     told = capsys.readouterr().err
-    assert "`--document-per line` does not go" in told
-    assert "`--no-header` does not go" in told
+    assert "`--document-per line` cannot be combined" in told
+    assert "`--no-header` cannot be combined" in told
     assert main([*clean, "--tokenizer-type", "ByteTokenizer", "--vocab-size", "5"]) == 2
-    assert "`--vocab-size 5` does not go" in capsys.readouterr().err
+    assert "`--vocab-size 5` cannot be combined" in capsys.readouterr().err
     assert not (here / "y.jsonl").exists()
 
 
