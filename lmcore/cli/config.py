@@ -62,7 +62,7 @@ def _show(argv: list[str]) -> int:
     note = note_without_effect(loaded, layout=layout)
     if note is not None:
         logger.info("%s", note)
-    print(_as_json(loaded) if len(rest) < len(argv) else printable(_as_text(loaded)))
+    print(_as_json(loaded) if len(rest) < len(argv) else _as_text(loaded))
     return 0
 
 
@@ -96,6 +96,7 @@ def _as_text(loaded: LoadedConfig) -> str:
         given, source = loaded.given(option.name), loaded.provenance[option.name]
         origin = f", from {source.origin}" if source.origin else ""
         text = f"{'*' if given else ' '} {option.key:<{names}}  {value:<{values}}  {source}{origin}"
+        text = printable(text)
         lines.append(f"{bold}{text}{plain}" if given else text)
     lines += ["", "* is set by flag, file or preset; `null` is off, or derived when the run starts"]
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,14 @@ def test_problems_are_not_shown_as_settings(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(ConfigError, match="unknown command `lmcore config shw`"):
         run(["shw"])
     assert capsys.readouterr().out == ""
+
+
+def test_given_settings_are_bold_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The codes of the command itself stay; those in a value do not."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert run(["show", "--lr", "1e-3", "--name", "a\x1b[31mb"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("\x1b[1m* lr ") and line.endswith("\x1b[0m") for line in lines)
+    assert not any("\x1b[31m" in line for line in lines)
