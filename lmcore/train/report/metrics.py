@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import platform
+import shutil
 import time
 from pathlib import Path
 from types import TracebackType
@@ -48,9 +49,32 @@ class MetricsFile:
             if path.exists():
                 _drop_later(path, after_step)
                 self.last_row = _last_row(path)
-            self._file = path.open("ab", buffering=0)
+            self._file = path.open("a+b", buffering=0)
         except OSError as cause:
             raise RunError(f"`{path}` cannot be written", why=str(cause.strerror)) from cause
+
+    def is_in_place(self) -> bool:
+        """Return True if the path still names the open file."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except OSError:
+            return False
+
+    def write_again(self) -> None:
+        """Write all rows to a new file at the path, and continue in that file.
+
+        Raises:
+            RunError: The file system refuses.
+        """
+        old = self._file
+        try:
+            new = self.path.open("a+b", buffering=0)
+            old.seek(0)
+            shutil.copyfileobj(old, new)
+        except OSError as cause:
+            raise RunError(f"`{self.path}` cannot be written", why=str(cause.strerror)) from cause
+        self._file = new
+        old.close()
 
     def write(self, row: StepRecord) -> None:
         """Append one row, whole or not at all.

@@ -137,6 +137,21 @@ class RunDirectory:
             hint=f"wait until it ends, or choose another directory with `--save`{gone}",
         )
 
+    def create_again(self) -> None:
+        """Create and lock the directory again, which was removed or renamed under the run.
+
+        Raises:
+            ConfigError: Another run writes to a directory of the same path.
+            RunError: The directory cannot be created.
+        """
+        assert self.lock is not None, "only rank 0 writes"
+        self.lock.release()
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.take_lock()
+        except OSError as cause:
+            raise RunError(f"`{self.path}` cannot be created", why=str(cause.strerror)) from cause
+
     def release(self) -> None:
         """Release the lock; remove the directory of a run that never began to train."""
         if self.lock is not None:

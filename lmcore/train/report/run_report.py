@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 _UNTRAINED = "failed: no step updated the weights"
 _SPEED_WINDOW = 50
 """Number of steps in the estimate of the remaining time."""
+_LOOK_SECONDS = 1.0
+"""Time between two looks at the place of the run directory."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,9 @@ class RunReport:
         self._finished: dict[str, Any] | None = None  # summary of a run that was finished before
         self._last_row: Mapping[str, Any] = {}  # of the run before this session
         self._schedule = DueSchedule(plan)
+        self._describe: Callable[[], None] = lambda: None
+        self._metrics: MetricsFile | None = None
+        self._looked = 0.0  # when the directory was last seen in its place
         self._writers: list[MetricsFile | TensorBoard] = []
         self._peak: float | None = None
         self._step_ms: list[float] = []
@@ -207,10 +212,11 @@ class RunReport:
             checkpoint: The checkpoint that was loaded; None if the weights are initial.
         """
         plan, state, rank = self.plan, engine.state, self.runtime.rank
+        self._describe = functools.partial(self._write_description, engine, datasets)
         if state.iteration >= plan.train_iters:
             self._finished = finished_summary(self.directory.path, state.iteration)
         if self.is_main_rank and self._finished is None:
-            self._write_description(engine, datasets)
+            self._describe()
         self._announce(datasets, checkpoint, state)
         facts = {
             "directory": str(self.directory.path),
@@ -286,6 +292,7 @@ class RunReport:
         with contextlib.ExitStack() as stack:
             if self.is_main_rank and self._finished is None:
                 metrics = MetricsFile(self.directory.metrics, after_step=after_step)
+                self._metrics = metrics
                 self._writers.append(stack.enter_context(metrics))
                 self._last_row = metrics.last_row
                 if settings.tensorboard:
@@ -299,6 +306,7 @@ class RunReport:
                     self._peak = peak * self.plan.world_size if peak else None
             stack.enter_context(self.profile)
             yield
+            self._keep_directory()
 
     def first_step(self) -> None:
         """Report that the first step, which compiles, is done."""
@@ -323,11 +331,35 @@ class RunReport:
         self.record = record
         self._step_ms.append(record.step_time_ms)
         self._tokens_per_second.append(record.tokens_per_second)
+        if time.monotonic() > self._looked + _LOOK_SECONDS:
+            self._keep_directory()
         for writer in self._writers:
             writer.write(record)
         self._show(record)
         if validation is not None:
             self.display.validation(record.step, validation.loss, validation.perplexity)
+
+    def _keep_directory(self) -> None:
+        """Create the run directory again, with its files, if it was removed or renamed.
+
+        Raises:
+            ConfigError: Another run writes to a directory of the same path.
+            RunError: The directory cannot be created.
+        """
+        self._looked = time.monotonic()
+        if self._metrics is None or self._metrics.is_in_place():
+            return
+        logger.warning(
+            "the run directory `%s` was removed or renamed: creating it again, with configuration, "
+            "tokenizer and all rows of metrics.jsonl; earlier checkpoints and events are not in it",
+            self.directory.path,
+        )
+        self.directory.create_again()
+        self._describe()
+        self._metrics.write_again()
+        for writer in self._writers:
+            if isinstance(writer, TensorBoard):
+                writer.close()  # the next event opens a new file
 
     def _show(self, record: StepRecord) -> None:
         per_sample = record.step_time_ms / record.global_batch_size
