@@ -13,7 +13,6 @@ import shlex
 import statistics
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +25,13 @@ from lmcore.errors import LmcoreError, RunError
 from lmcore.plugin import run_end, run_start
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.diagnose.non_finite import NonFiniteError
-from lmcore.train.due import DueSchedule
 from lmcore.train.report.announcement import announcement, header_lines
-from lmcore.train.report.display import Display, PlainDisplay, Progress, SilentDisplay, duration
+from lmcore.train.report.display import Display, PlainDisplay, SilentDisplay, duration
 from lmcore.train.report.metrics import MetricsFile, TensorBoard
 from lmcore.train.report.profiler import Profile
 from lmcore.train.report.run_directory import RunDirectory
 from lmcore.train.report.sample import Sample, can_generate, take_sample
+from lmcore.train.report.speed import Speed
 from lmcore.train.report.startup_clock import PhaseClock
 from lmcore.train.resume.finished import finished_summary
 
@@ -51,8 +50,6 @@ __all__ = ["RunReport", "RunResult", "failure_status", "open_display", "open_rep
 logger = logging.getLogger(__name__)
 
 _UNTRAINED = "failed: no step updated the weights"
-_SPEED_WINDOW = 50
-"""Number of steps in the estimate of the remaining time."""
 _LOOK_SECONDS = 1.0
 """Time between two looks at the place of the run directory."""
 
@@ -184,16 +181,11 @@ class RunReport:
         self._began = time.monotonic()
         self._finished: dict[str, Any] | None = None  # summary of a run that was finished before
         self._last_row: Mapping[str, Any] = {}  # of the run before this session
-        self._schedule = DueSchedule(plan)
+        self._speed = Speed(plan)
         self._describe: Callable[[], None] = lambda: None
         self._metrics: MetricsFile | None = None
         self._looked = 0.0  # when the directory was last seen in its place
         self._writers: list[MetricsFile | TensorBoard] = []
-        self._peak: float | None = None
-        self._step_ms: list[float] = []
-        self._tokens_per_second: list[float] = []
-        self._since_line: list[StepRecord] = []
-        self._recent_ms_per_sample: deque[float] = deque(maxlen=_SPEED_WINDOW)
 
     @property
     def status(self) -> str:
@@ -303,7 +295,7 @@ class RunReport:
                 # On rank 0 only: the peak may have to be measured.
                 if device.peak_flops:
                     peak = device.peak_flops(self.runtime.precision.compute)
-                    self._peak = peak * self.plan.world_size if peak else None
+                    self._speed.peak = peak * self.plan.world_size if peak else None
             stack.enter_context(self.profile)
             yield
             self._keep_directory()
@@ -322,20 +314,16 @@ class RunReport:
             record: Record of the step, with its times.
             validation: Validation after the step; None without one.
         """
-        samples, seconds = record.global_batch_size, record.step_time_ms / 1e3
-        record.tokens_per_second = samples * self.plan.config.model.seq_length / seconds
-        record.mfu = self._mfu(samples, seconds)
+        self._speed.complete(record)
         if validation is not None:
             record.valid_loss, record.valid_perplexity = validation.loss, validation.perplexity
             self.validation = (record.step, validation)
         self.record = record
-        self._step_ms.append(record.step_time_ms)
-        self._tokens_per_second.append(record.tokens_per_second)
         if time.monotonic() > self._looked + _LOOK_SECONDS:
             self._keep_directory()
         for writer in self._writers:
             writer.write(record)
-        self._show(record)
+        self.display.step(record, self._speed.progress(record))
         if validation is not None:
             self.display.validation(record.step, validation.loss, validation.perplexity)
 
@@ -360,54 +348,6 @@ class RunReport:
         for writer in self._writers:
             if isinstance(writer, TensorBoard):
                 writer.close()  # the next event opens a new file
-
-    def _show(self, record: StepRecord) -> None:
-        per_sample = record.step_time_ms / record.global_batch_size
-        self._recent_ms_per_sample.append(per_sample)
-        self._since_line.append(record)
-        progress = self._progress(record)
-        self.display.step(record, progress)
-        if progress.ends_line:
-            self._since_line.clear()
-
-    def _progress(self, record: StepRecord) -> Progress:
-        plan, records, recent = self.plan, self._since_line, self._recent_ms_per_sample
-        seconds = sum(each.step_time_ms for each in records) / 1e3
-        samples = sum(each.global_batch_size for each in records)
-        losses = [each.loss for each in records if each.loss is not None and not each.skipped]
-        typical_ms = statistics.median_high(recent)
-        steps_left = plan.train_iters - record.step
-        samples_left = plan.batch_sizes.samples(steps_left, record.consumed_samples)
-        return Progress(
-            train_iters=plan.train_iters,
-            seconds_left=samples_left * typical_ms / 1e3,
-            skipped_iterations=sum(each.skipped for each in records),
-            nan_iterations=sum(each.loss is None for each in records),
-            mean_loss=sum(losses) / len(losses) if losses else None,
-            mean_step_ms=seconds / len(records) * 1e3,
-            mean_tokens_per_second=samples * plan.config.model.seq_length / seconds,
-            mean_mfu=self._mfu(samples, seconds),
-            ends_line=self._schedule.due(record.step).log,
-        )
-
-    def _mfu(self, samples: int, seconds: float) -> float | None:
-        """Return the model-FLOPs utilisation; None if the peak is unknown or proves too low.
-
-        The CPU's peak is measured when training starts: other processes that take its cores then
-        and rest later make it too low.
-        """
-        if not self._peak:
-            return None
-        mfu = self.plan.flops_per_sample * samples / seconds / self._peak
-        if mfu <= 1:
-            return mfu
-        logger.warning(
-            "MFU is no longer shown: a step was faster than the device's peak of %.4g GFLOP/s, "
-            "which is too low (if it was measured: the machine was busy then)",
-            self._peak / 1e9,
-        )
-        self._peak = None
-        return None
 
     def test_result(self, step: int, test: Validation | None) -> None:
         """Show the evaluation of the test set after *step*, if there was one."""
@@ -434,7 +374,7 @@ class RunReport:
             datasets: Datasets of the run.
             loaded: The checkpoint that was loaded; None if the weights were initial.
         """
-        generates, steps = can_generate(engine.state.model), len(self._step_ms)
+        generates, steps = can_generate(engine.state.model), len(self._speed.step_ms)
         result = functools.partial(RunResult, self.directory.path, self.status, steps)
         if self._finished is not None:
             return result(self._finished, None, generates, unchanged=True)
@@ -461,6 +401,7 @@ class RunReport:
     def _summary(self, state: TrainState) -> dict[str, Any]:
         memory, seconds = self.runtime.device.memory_stats, time.monotonic() - self._began
         step, validation = self.validation or (None, None)
+        speed = self._speed
         # If there was nothing left to train, the last numbers are those in `metrics.jsonl`.
         before = self._last_row if self.record is None else {}
         return {
@@ -476,9 +417,9 @@ class RunReport:
             "test_loss": self.test.loss if self.test else None,
             "test_perplexity": self.test.perplexity if self.test else None,
             "parameter_count": self.plan.parameter_count,
-            "median_step_ms": statistics.median(self._step_ms) if self._step_ms else None,
-            "median_tokens_per_second": statistics.median(self._tokens_per_second)
-            if self._tokens_per_second
+            "median_step_ms": statistics.median(speed.step_ms) if speed.step_ms else None,
+            "median_tokens_per_second": statistics.median(speed.tokens_per_second)
+            if speed.tokens_per_second
             else None,
             "startup_seconds": self.clock.seconds,
             "seconds": seconds,
