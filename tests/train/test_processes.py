@@ -167,6 +167,8 @@ def test_a_killed_process_ends_the_run(start: Any, finish: Any, tmp_path: Path) 
     assert re.search(r"from rank 1 of 2\n  rank 0: ", run.err)
     assert run.err.count("error:") == 1, run.err
     assert not any(_alive(worker) for worker in workers)
+    if (tmp_path / "run/summary.json").exists():  # rank 0 may be ended before it writes
+        assert run.summary["status"] == "failed: rank 1 of 2 was killed by SIGKILL"
 
 
 def test_processes_end_with_their_launcher(start: Any, tmp_path: Path) -> None:

@@ -26,7 +26,12 @@ from lmcore.durable import is_abandoned, process_token
 from lmcore.errors import RunError, printable
 from lmcore.runtime.launch.fork import ForkedProcess, can_fork, fork
 from lmcore.runtime.launch.rank import RankInfo, named_ranks
-from lmcore.runtime.launch.worker_protocol import LaunchInfo, Report, read_report
+from lmcore.runtime.launch.worker_protocol import (
+    LaunchInfo,
+    Report,
+    correct_summary,
+    read_report,
+)
 
 __all__ = ["launch"]
 
@@ -266,6 +271,11 @@ class _Workers:
             return INTERRUPTED
         first = min(failed, key=_precedence)
         sys.stderr.write(printable(_failure_text(first, self.workers)) + "\n")
+        main = self.workers[0]  # wrote the summary, with its own error
+        if first is not main and (
+            first.report is None or _in_short(main, first.report.text) != _SAME
+        ):
+            correct_summary(self.folder, _summary_status(first, len(self.workers)))
         return first.report.status if first.report else 1
 
 
@@ -296,6 +306,15 @@ def _failure_text(first: _Worker, workers: Sequence[_Worker]) -> str:
     lines = [shown, "", f"from rank {first.rank} of {size}"]
     lines += [f"  {named_ranks(ranks)}: {text}" for text, ranks in groups.items()]
     return "\n".join(lines)
+
+
+def _summary_status(first: _Worker, size: int) -> str:
+    """Return the status of a failed run for its summary: the first failure, on one line."""
+    if first.report is None:
+        return "failed: " + _ending(first, size).splitlines()[0].removeprefix("error: ")
+    lines = first.report.text.splitlines()
+    line = lines[-1] if lines[0].startswith("Traceback") else lines[0].removeprefix("error: ")
+    return f"failed: rank {first.rank}: {line}"
 
 
 def _ending(worker: _Worker, size: int) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lmcore.bounded_file import read_bounded_file
 from lmcore.child_process import exit_after
 from lmcore.durable import write_atomically
 from lmcore.errors import HostMemoryError, LmcoreError, OtherRankError
@@ -24,8 +25,10 @@ __all__ = [
     "LAUNCHED",
     "LaunchInfo",
     "Report",
+    "correct_summary",
     "end_with_launcher",
     "launch_info",
+    "name_summary",
     "read_report",
     "report_error",
 ]
@@ -34,6 +37,8 @@ LAUNCHED = "LMCORE_LAUNCHED"
 """Environment variable that a launcher sets for its workers."""
 
 _MAX_REPORT_BYTES = 1 << 20
+_SUMMARY = "summary"
+"""Name of the file, beside the reports, that holds the path of the run's `summary.json`."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,34 @@ def report_error(error: BaseException, env: Mapping[str, str]) -> Report:
     report = Report.of(error)
     write_atomically(Path(path), json.dumps(asdict(report)).encode())
     return report
+
+
+def name_summary(summary: Path, env: Mapping[str, str]) -> None:
+    """Tell the launcher, if there is one, which file has the status of the run.
+
+    The first failure may be another rank's, which only the launcher knows: `correct_summary`.
+    """
+    path = launch_info(env).report_file
+    if path:
+        Path(path).with_name(_SUMMARY).write_text(str(summary.absolute()), "utf-8")
+
+
+def correct_summary(folder: Path, status: str) -> None:
+    """Write *status* into the summary of a failed run, if it has one.
+
+    Args:
+        folder: Folder of the workers' report files.
+        status: Status that names the first failure of the run.
+    """
+    try:
+        summary = Path((folder / _SUMMARY).read_text("utf-8"))
+        content = json.loads(read_bounded_file(summary, _MAX_REPORT_BYTES))
+    except (OSError, ValueError):  # the run had not begun, or rank 0 was killed
+        return
+    if isinstance(content, dict) and str(content.get("status")).startswith("failed: "):
+        content["status"] = status
+        with contextlib.suppress(OSError):
+            write_atomically(summary, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def read_report(path: Path) -> Report | None:

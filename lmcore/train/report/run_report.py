@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import shlex
 import statistics
 import sys
@@ -23,6 +24,7 @@ from lmcore.config.run_file import write_run_file
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import LmcoreError, RunError
 from lmcore.plugin import run_end, run_start
+from lmcore.runtime.launch.worker_protocol import name_summary
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.report.announcement import announcement, header_lines
@@ -209,6 +211,7 @@ class RunReport:
             self._finished = finished_summary(self.directory.path, state.iteration)
         if self.is_main_rank and self._finished is None:
             self._describe()
+            name_summary(self.directory.path / "summary.json", os.environ)
         self._announce(datasets, checkpoint, state)
         facts = {
             "directory": str(self.directory.path),

@@ -109,6 +109,35 @@ def test_killed(capfd: pytest.CaptureFixture[str]) -> None:
     assert "  rank 0: " in shown
 
 
+SUMMARY = """
+    import json
+    from pathlib import Path
+    from lmcore.errors import DataError, OtherRankError
+    from lmcore.runtime.launch.worker_protocol import name_summary, report_error
+    summary = Path({path!r})
+    if rank == 0:
+        name_summary(summary, os.environ)
+        summary.write_text(json.dumps({{"status": "failed: RuntimeError: closed by peer", "n": 4}}))
+        raise SystemExit(report_error(RuntimeError("closed by peer"), os.environ).status)
+    {rank_1}
+"""
+
+
+@pytest.mark.parametrize(
+    "rank_1, status",
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 of 2 was killed by SIGKILL"),
+        ("sys.exit(7)", "rank 1 of 2 ended with exit status 7 and said nothing"),
+        ("time.sleep(0.3)", "RuntimeError: closed by peer"),
+    ],
+)
+def test_the_summary_has_the_first_failure(tmp_path: Path, rank_1: str, status: str) -> None:
+    """Rank 0 wrote what it met; the launcher knows which rank failed first."""
+    path = tmp_path / "summary.json"
+    assert run(SUMMARY.format(path=str(path), rank_1=rank_1)) == 1
+    assert json.loads(path.read_text()) == {"status": f"failed: {status}", "n": 4}
+
+
 def test_the_others_are_ended(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,0 +1,103 @@
+"""`Speed`: speed and model-FLOPs utilisation of a run's steps, and its progress."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections import deque
+from typing import TYPE_CHECKING
+
+from lmcore.train.due import DueSchedule
+from lmcore.train.report.display import Progress
+
+if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
+    from lmcore.train.step_record import StepRecord
+
+__all__ = ["Speed"]
+
+logger = logging.getLogger(__name__)
+
+_WINDOW = 50
+"""Number of steps in the estimate of the remaining time."""
+
+
+class Speed:
+    """Speed of the steps of this session.
+
+    Attributes:
+        step_ms: Time of each step, in milliseconds.
+        tokens_per_second: Speed of each step, over all ranks.
+        peak: Peak of all devices together, in FLOP/s; None if it is unknown or proved too low.
+    """
+
+    def __init__(self, plan: RunPlan) -> None:
+        """Measure nothing yet.
+
+        Args:
+            plan: The run.
+        """
+        self.plan = plan
+        self.step_ms: list[float] = []
+        self.tokens_per_second: list[float] = []
+        self.peak: float | None = None
+        self._schedule = DueSchedule(plan)
+        self._since_line: list[StepRecord] = []
+        self._recent_ms_per_sample: deque[float] = deque(maxlen=_WINDOW)
+
+    def complete(self, record: StepRecord) -> None:
+        """Set speed and MFU of a step's record, from its time."""
+        samples, seconds = record.global_batch_size, record.step_time_ms / 1e3
+        record.tokens_per_second = samples * self.plan.config.model.seq_length / seconds
+        record.mfu = self.mfu(samples, seconds)
+        self.step_ms.append(record.step_time_ms)
+        self.tokens_per_second.append(record.tokens_per_second)
+        self._recent_ms_per_sample.append(record.step_time_ms / samples)
+
+    def progress(self, record: StepRecord) -> Progress:
+        """Return the progress of the run after a step, and means since the last training line."""
+        plan, records = self.plan, self._since_line
+        records.append(record)
+        seconds = sum(each.step_time_ms for each in records) / 1e3
+        samples = sum(each.global_batch_size for each in records)
+        losses = [each.loss for each in records if each.loss is not None and not each.skipped]
+        typical_ms = statistics.median_high(self._recent_ms_per_sample)
+        steps_left = plan.train_iters - record.step
+        samples_left = plan.batch_sizes.samples(steps_left, record.consumed_samples)
+        progress = Progress(
+            train_iters=plan.train_iters,
+            seconds_left=samples_left * typical_ms / 1e3,
+            skipped_iterations=sum(each.skipped for each in records),
+            nan_iterations=sum(each.loss is None for each in records),
+            mean_loss=sum(losses) / len(losses) if losses else None,
+            mean_step_ms=seconds / len(records) * 1e3,
+            mean_tokens_per_second=samples * plan.config.model.seq_length / seconds,
+            mean_mfu=self.mfu(samples, seconds),
+            ends_line=self._schedule.due(record.step).log,
+        )
+        if progress.ends_line:
+            records.clear()
+        return progress
+
+    def mfu(self, samples: int, seconds: float) -> float | None:
+        """Return the model-FLOPs utilisation; None if the peak is unknown or proves too low.
+
+        The CPU's peak is measured when training starts: other processes that take its cores then
+        and rest later make it too low.
+
+        Args:
+            samples: Number of samples, over all ranks.
+            seconds: Time that they took.
+        """
+        if not self.peak:
+            return None
+        mfu = self.plan.flops_per_sample * samples / seconds / self.peak
+        if mfu <= 1:
+            return mfu
+        logger.warning(
+            "MFU is no longer shown: a step was faster than the device's peak of %.4g GFLOP/s, "
+            "which is too low (if it was measured: the machine was busy then)",
+            self.peak / 1e9,
+        )
+        self.peak = None
+        return None
