@@ -124,6 +124,9 @@ _SWITCHES = {
 _PROFILER = Fixed("`--profile` uses torch's profiler, with labels for the parts of a step")
 _KERNELS = Fixed("each op uses the device's kernel of highest priority; `--ops` selects another")
 _EVENTS = Fixed("TensorBoard records the metrics of metrics.jsonl")
+_NO_TRACKER = Fixed(
+    "nothing is sent to Weights & Biases: the run directory has metrics.jsonl and TensorBoard", None
+)
 _NATIVE = "with `--engine native`, not with DeepSpeed"
 
 _FORMAT = Fixed(
@@ -189,6 +192,9 @@ FIXED: Mapping[str, Fixed] = {
         "TensorBoard records step time and data wait; `--profile` times the parts of a step"
     ),
     "--log-optimizer-states-to-tensorboard": Fixed("optimizer states are not recorded"),
+    "--wandb-project": _NO_TRACKER,
+    "--wandb-exp-name": _NO_TRACKER,
+    "--wandb-save-dir": _NO_TRACKER,
     "--log-batch-size-to-tensorboard": _EVENTS,
     "--log-learning-rate-to-tensorboard": _EVENTS,
     "--log-validation-ppl-to-tensorboard": _EVENTS,
@@ -224,7 +230,6 @@ _ENGINE_FILE = "use `--engine deepspeed`, and `--deepspeed-config FILE` for a fi
 _CONVERSION = f"converting checkpoints is {_LATER}"
 _RUN_CONFIG = "start from the run's settings: `lmcore train RUN/config.yaml --load RUN`"
 _RAW_TEXT = "prepare the text with `lmcore data prepare --json-keys KEY`, then give `--data-path`"
-_TRACKING = "use metrics.jsonl or TensorBoard in the run directory"
 _NOT_LOGGED = "leave it out: this is not measured"
 _MEMORY = "use `--profile --profile-memory`, which records allocations in the trace"
 _TIKTOKEN = "convert the vocabulary to a `tokenizer.json`, for `--tokenizer-type HFTokenizer`"
@@ -280,7 +285,6 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all("use one `--weight-decay`", "--start-weight-decay", "--end-weight-decay"),
     **_all("remove the samples when preparing the data", "--skip-train-iteration-range"),
     **_all(_EVALUATION, "--task", "--strict-lambada", "--eval-only", "--skip-train"),
-    **_all(_TRACKING, "--wandb-project", "--wandb-exp-name", "--wandb-save-dir"),
     **_all(_NOT_LOGGED, "--codecarbon-dir", "--log-params-norm", "--log-num-zeros-in-grad"),
     **_all(_PREPARE, "--input", "--output-prefix", "--json-key", "--json-keys", "--append-eod"),
     **_all(_PREPARE, "--workers", "--chunk-size", "--keep-sequential-samples"),
