@@ -62,3 +62,31 @@ def test_another_run_in_its_place_ends_the_run(train: Any, monkeypatch: pytest.M
     assert run.status == 2, run.err
     assert "another run writes to" in run.err
     assert not (run.directory / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("owner", ["nobody", "another run"])
+def test_a_lost_lock(train: Any, monkeypatch: pytest.MonkeyPatch, owner: str) -> None:
+    """A removed lock is taken again; one that another run has taken over ends this run."""
+    step = RunReport.step
+    locked = []
+
+    def lose(self: RunReport, record: Any, validation: Any = None) -> None:
+        lock = self.directory.path / "run.lock"
+        if record.step == 3:
+            content = lock.read_bytes()
+            lock.unlink()
+            if owner == "another run":
+                lock.write_bytes(content)
+        step(self, record, validation)
+        locked.append(lock.exists())
+
+    monkeypatch.setattr(RunReport, "step", lose)
+    monkeypatch.setattr("lmcore.train.report.run_report._LOOK_SECONDS", 0.0)
+    run = train("run", FLAGS)
+    if owner == "nobody":
+        assert run.status == 0, run.err
+        assert locked == [True] * 6
+    else:
+        assert run.status == 2, run.err
+        assert "another run writes to" in run.err
+        assert len(run.rows) == 2

@@ -137,6 +137,10 @@ class RunDirectory:
             hint=f"wait until it ends, or choose another directory with `--save`{gone}",
         )
 
+    def is_locked(self) -> bool:
+        """Return False if the lock of this run is gone; True also for a directory without one."""
+        return self.lock is None or self.lock.is_held()
+
     def create_again(self) -> None:
         """Create and lock the directory again, which was removed or renamed under the run.
 

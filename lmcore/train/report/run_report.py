@@ -333,12 +333,18 @@ class RunReport:
     def _keep_directory(self) -> None:
         """Create the run directory again, with its files, if it was removed or renamed.
 
+        Its lock is taken again if it is gone.
+
         Raises:
             ConfigError: Another run writes to a directory of the same path.
             RunError: The directory cannot be created.
         """
         self._looked = time.monotonic()
-        if self._metrics is None or self._metrics.is_in_place():
+        if self._metrics is None:
+            return
+        if self._metrics.is_in_place():
+            if not self.directory.is_locked():
+                self.directory.create_again()  # the lock file was removed, or is another run's
             return
         logger.warning(
             "the run directory `%s` was removed or renamed: creating it again, with configuration, "
