@@ -188,7 +188,8 @@ def test_a_recorded_run_is_the_same_run(train: Any, tmp_path: Path, flags: str) 
     """Losses, norms and validations equal a run without capture, bit for bit."""
     for name, more in {"plain": "", "graph": "--step-graph"}.items():
         done = train(name, f"--train-iters 6 {flags} {more}")
-        assert done.returncode == 0, done.stderr
+        # From 2^32 on every step is skipped, which is no success.
+        assert done.returncode == int("4294967296" in flags), done.stderr
     assert "graph     forward and backward" in done.stderr
     found = rows(tmp_path / "graph")
     assert len(found) == 6

@@ -16,7 +16,8 @@ TINY = (
 
 def test_a_device_without_float64(run_python: Callable[..., Any]) -> None:
     """Checks at the start, loss scale, clipping, an optimizer's sums and samples need none."""
-    more = "--precision fp16 --optimizer schedulefree --recompute full --sample-tokens 3"
+    more = "--precision fp16 --initial-loss-scale 1024 --optimizer schedulefree"
+    more += " --recompute full --sample-tokens 3"
     done = run_python(str(RUN), "train", *TINY.split(), *more.split(), LMCORE_SIM_DEVICES="1")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "backward True" in done.stdout

@@ -45,8 +45,7 @@ class Environment:
     """An environment, and lmcore's command in it.
 
     In the full set it is a virtual one.  In the fast set it is a folder that is searched beside
-    this environment's packages, so that programs can be forked.  Either way the folders of
-    `PYTHONPATH`, in which lmcore may be, are searched as well.
+    this environment's packages, so that programs can be forked.
     """
 
     def __init__(self, home: Path, *, virtual: bool) -> None:
@@ -123,16 +122,14 @@ class Environment:
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("LMCORE_", "GOODCHIP"))
+            if not name.startswith(("LMCORE_", "GOODCHIP")) and name != "PYTHONPATH"
         }
-        if not self.virtual:
-            folders = [str(self.packages), inherited.get("PYTHONPATH", "")]
-            inherited["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+        path = {} if self.virtual else {"PYTHONPATH": str(self.packages)}
         run = subprocess.run if self.virtual else warm.run
         return run(
             [str(self.python), "-P", *arguments],
             cwd=self.work,
-            env={**inherited, "OMP_NUM_THREADS": "1", **env},
+            env={**inherited, **path, "OMP_NUM_THREADS": "1", **env},
             capture_output=True,
             text=True,
             timeout=600,
