@@ -205,7 +205,9 @@ def test_half_precision_is_close(
 
 def test_the_loss_scale_is_the_runs_own(run: Any) -> None:
     """From 2^32 on steps are skipped: rate and updates wait, samples count, the scale halves."""
-    skipping = completed(run("run", f"{STEPS} --precision fp16 --engine deepspeed --zero-stage 2"))
+    skipping = run("run", f"{STEPS} --precision fp16 --engine deepspeed --zero-stage 2")
+    assert skipping.status == 1, skipping.err
+    assert "no step updated the weights" in skipping.err
     assert [row["loss_scale"] for row in skipping.rows] == [2.0**n for n in (32, 31, 30, 29, 28)]
     assert [row["skipped_iterations"] for row in skipping.rows] == [1, 2, 3, 4, 5]
     assert skipping.summary["consumed_samples"] == 80
