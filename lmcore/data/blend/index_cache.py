@@ -45,6 +45,8 @@ def blend_index(
     found = load_arrays(stem, every_block=verify)
     if found is not None:
         return _index(found)
+    # The random sample of the next load could miss the damage that this load found.
+    every_block = verify or Path(f"{stem}.json").exists()
     what = f"the blend of {name}"
 
     def build() -> BlendIndex:
@@ -58,8 +60,12 @@ def blend_index(
     try:
         with disk_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
-        lock = Path(f"{stem}.lock")
-        found = build_or_wait(lock, lambda: load_arrays(stem), store, what=what)
+        found = build_or_wait(
+            Path(f"{stem}.lock"),
+            lambda: load_arrays(stem, every_block=every_block),
+            store,
+            what=what,
+        )
     except DataError as error:
         if not isinstance(error.__cause__, OSError):
             raise

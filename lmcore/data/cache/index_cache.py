@@ -116,6 +116,8 @@ def load_or_build(
     cached = load_arrays(stem, every_block=indexed.verify_indices)
     if cached is not None:
         return cached
+    # The random sample of the next load could miss the damage that this load found.
+    every_block = indexed.verify_indices or Path(f"{stem}.json").exists()
     what = f"the {request.kind} of {name}"
 
     def make() -> Arrays:
@@ -140,7 +142,7 @@ def load_or_build(
     record_statistics(indexed, request.sequence_range, known, directory)
     return build_or_wait(
         Path(f"{stem}.lock"),
-        lambda: load_arrays(stem),
+        lambda: load_arrays(stem, every_block=every_block),
         lambda: store_arrays(stem, make()),
         what=what,
     )

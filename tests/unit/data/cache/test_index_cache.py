@@ -6,6 +6,7 @@ import json
 import logging
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 import time
@@ -156,6 +157,29 @@ def test_damaged_cache_is_rebuilt_with_a_warning(make_dataset, tmp_path, caplog,
     caplog.clear()
     dataset(indexed, tmp_path)
     assert not caplog.text
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_damage_that_the_next_sample_misses_is_not_used(
+    make_dataset, tmp_path, monkeypatch, verify
+):
+    """A block that one load found damaged is not used because the next load samples other ones."""
+    monkeypatch.setattr(array_store, "_BLOCK", 16)
+    indexed = make_dataset(DOCUMENTS)
+    indexed.verify_indices = verify
+    expected = [dataset(indexed, tmp_path)[i].tolist() for i in range(5)]
+    (path,) = (tmp_path / "cache").glob("*sample_index.npy")
+    times = path.stat()
+    content = bytearray(path.read_bytes())
+    assert len(content) > 4 * 16
+    content[-20] ^= 1  # in the block before the last
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    damaged = (len(content) - 20) // 16
+    samples = iter([] if verify else [[damaged, 1]] * 3)
+    monkeypatch.setattr(random, "sample", lambda blocks, count: next(samples, [1, 2]))
+    again = dataset(indexed, tmp_path)
+    assert [again[i].tolist() for i in range(5)] == expected
 
 
 def test_pickled_cache_is_never_loaded(make_dataset, tmp_path):
