@@ -81,12 +81,14 @@ class Blend:
         sources: The sources; empty until `file_list` is read.
         title: Name that the user gives to the blend (`--valid-weighted-split-paths`).
         file_list: Path of the data file list that names the sources.
+        note: Line for the user about the choice among datasets; empty: there was no choice.
     """
 
     option: str
     sources: tuple[DataSource, ...]
     title: str = ""
     file_list: str | None = None
+    note: str = ""
 
     @property
     def flag(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -226,12 +227,23 @@ def test_test_at_the_end(train: Any, prefixes: list[str]) -> None:
     assert run.summary["test_loss"] is None
 
 
-def test_sources_by_name_and_list(train: Any, prefixes: list[str], tmp_path: Path) -> None:
-    """A data file list and texts by their names are trained on, and shown."""
-    listed = tmp_path / "list.txt"
-    listed.write_text(f"0.6 {prefixes[0]} a\n0.4 {prefixes[1]} b\n")
-    run = train("list", f"--train-iters 5 --data-file-list {listed}", None)
+def test_sources_by_name_and_list(
+    train: Any, prefixes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data file list and texts by their names are trained on, and shown.
+
+    A dataset of the working directory comes before one beside the list, which is said.
+    """
+    (tmp_path / "lists").mkdir()
+    for directory, prefix in (("", prefixes[0]), ("lists", prefixes[0]), ("lists", prefixes[1])):
+        for suffix in (".bin", ".idx", ".meta.json"):
+            shutil.copy(prefix + suffix, tmp_path / directory)
+    first, second = (Path(prefix).name for prefix in prefixes[:2])
+    (tmp_path / "lists/list.txt").write_text(f"0.6 {first} a\n0.4 {second} b\n")
+    monkeypatch.chdir(tmp_path)
+    run = train("list", "--train-iters 5 --data-file-list lists/list.txt", None)
     assert run.status == 0, run.err
+    assert f"`{first}` is the dataset of the working directory, not `lists/{first}`" in run.err
     assert "2 datasets of --data-file-list" in run.err
     assert consumed(run) == {"set0": 12, "set1": 8}
     run = train("named", "--train-iters 2 --train-data shakespeare --split 90,10,0", None)

@@ -36,10 +36,10 @@ def inspect_sources(sources: RunSources) -> tuple[RunSources, list[LmcoreError]]
         if not Path(divided.file_list).is_file():
             return sources, []
         try:
-            listed, problems = _read_list(divided.file_list)
+            listed, problems, note = _read_list(divided.file_list)
         except LmcoreError as problem:
             return sources, [problem]
-        sources = replace(sources, divided=replace(divided, sources=listed))
+        sources = replace(sources, divided=replace(divided, sources=listed, note=note))
     metadata: dict[str, DatasetMetadata] = {}
     prefixes = [s.name for blend in sources.blends() for s in blend.sources if not s.corpus]
     for prefix in dict.fromkeys(prefixes):
@@ -52,33 +52,73 @@ def inspect_sources(sources: RunSources) -> tuple[RunSources, list[LmcoreError]]
     return _with_metadata(sources, metadata), [*problems, *_different_tokenizers(metadata)]
 
 
-def _read_list(path: str) -> tuple[tuple[DataSource, ...], list[LmcoreError]]:
-    """Return the datasets of a data file list, and its problems."""
+def _read_list(path: str) -> tuple[tuple[DataSource, ...], list[LmcoreError], str]:
+    """Return the datasets of a data file list, its problems, and a note on datasets of one name."""
     files, problems = read_data_file_list(path)
-    prefixes = Counter(file.path for file in files)
+    found = [_find(file.path, Path(path).parent) for file in files]
     problems += [
         ConfigError(
             f"`--data-file-list {path}` names `{prefix}` twice",
             why="the same samples would be repeated in the same order",
             hint="name it once, with a larger weight",
         )
-        for prefix, count in prefixes.items()
+        for prefix, count in Counter(prefix for prefix, _ in found).items()
         if count > 1
     ]
     lost = [
         f"`{prefix}{missing[0]}`"
-        for prefix in prefixes
-        if (missing := [end for end in (".idx", ".bin") if not Path(f"{prefix}{end}").is_file()])
+        for prefix in dict.fromkeys(prefix for prefix, _ in found)
+        if (missing := [end for end in _ENDINGS if not Path(f"{prefix}{end}").is_file()])
     ]
     if lost:
         problem = ConfigError(
             f"`--data-file-list {path}`: {len(lost)} of {counted(len(files), 'dataset')} "
             f"{'does' if len(lost) == 1 else 'do'} not exist",
-            why=f"no file {', '.join(lost[:5])}{', ...' * (len(lost) > 5)}",
+            why=f"no file {', '.join(lost[:5])}{', ...' * (len(lost) > 5)}; relative paths are "
+            "relative to the working directory, else to the list's",
             hint="if the data has moved, write the list again with `lmcore data weights --rebase`",
         )
         problems.append(problem)
-    return tuple(DataSource(file.path, file.weight) for file in files), problems
+    listed = tuple(
+        DataSource(prefix, file.weight) for (prefix, _), file in zip(found, files, strict=True)
+    )
+    return listed, problems, _note(path, [(used, other) for used, other in found if other])
+
+
+_ENDINGS = (".idx", ".bin")
+
+
+def _find(prefix: str, directory: Path) -> tuple[str, str | None]:
+    """Return the prefix of a listed dataset, and a second dataset that the path could mean.
+
+    A relative path is relative to the working directory, as in Megatron; if no dataset is there,
+    to the directory of the list.
+
+    Args:
+        prefix: Path of the dataset in the list.
+        directory: Directory of the list.
+    """
+    beside = str(directory / prefix)
+    here, there = _idx_or_bin(prefix), _idx_or_bin(beside)
+    if here is None:
+        return (prefix if there is None else beside), None
+    return prefix, None if there is None or here.samefile(there) else beside
+
+
+def _idx_or_bin(prefix: str) -> Path | None:
+    paths = (Path(f"{prefix}{end}") for end in _ENDINGS)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _note(path: str, ambiguous: list[tuple[str, str]]) -> str:
+    if not ambiguous:
+        return ""
+    used, other = ambiguous[0]
+    more = f", and {len(ambiguous) - 1:,} more" if len(ambiguous) > 1 else ""
+    return (
+        f"`{path}`: `{used}` is the dataset of the working directory, not `{other}` beside the "
+        f"list{more}; absolute paths leave no choice"
+    )
 
 
 def _with_metadata(sources: RunSources, metadata: Mapping[str, DatasetMetadata]) -> RunSources:

@@ -259,6 +259,9 @@ class RunReport:
         )
         if note is not None:
             logger.info("%s", note)
+        for blend in plan.sources.blends():
+            if blend.note:
+                logger.info("%s", blend.note)
         for line in announcement(
             plan,
             runtime,

@@ -113,3 +113,35 @@ def test_all_problems_of_a_list() -> None:
         "`--data-file-list list`: 2 of 4 datasets do not exist",
     ]
     assert "`nowhere.idx`, `elsewhere.idx`" in str(problems[-1].why)
+
+
+def test_paths_relative_to_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset beside the list is used if the working directory has none of that path."""
+    Path("lists").mkdir()
+    _write("lists/b", ByteTokenizer())
+    _write("lists/c", ByteTokenizer())
+    list_path = Path("lists/list").absolute()
+    list_path.write_text(f"1 a\n2 c\n3 b\n4 {list_path.parent}/d\n", encoding="utf-8")
+    sources, (problem,) = inspect_sources(
+        load_config(["--data-file-list", "lists/list"]).sources[0]
+    )
+    assert problem.what == "`--data-file-list lists/list`: 1 of 4 datasets does not exist"
+    blend = sources.divided
+    assert blend is not None
+    assert [source.name for source in blend.sources][:3] == ["a", "lists/c", "b"]
+    assert "`b` is the dataset of the working directory, not `lists/b`" in blend.note
+    monkeypatch.chdir("lists")  # here both mean the same files
+    sources, _ = inspect_sources(load_config(["--data-file-list", "list"]).sources[0])
+    assert sources.divided is not None
+    assert [source.name for source in sources.divided.sources][1:3] == ["c", "b"]
+    assert not sources.divided.note
+
+
+def test_one_dataset_by_two_paths() -> None:
+    """A dataset that is listed by two paths is named twice."""
+    Path("lists").mkdir()
+    _write("lists/c", ByteTokenizer())
+    Path("lists/list").write_text("1 lists/c\n2 c\n", encoding="utf-8")
+    assert found("--data-file-list lists/list") == [
+        "`--data-file-list lists/list` names `lists/c` twice"
+    ]
