@@ -206,7 +206,7 @@ def _loops(suite: Suite, results: Mapping[str, Any]) -> str:
 
 def _flops(shape: Any) -> float:
     """Return the model FLOPs of a sample, forward and backward, as lmcore's MFU counts them."""
-    from lmcore.config.model_math import flops_per_step
+    from lmcore.config.derived.model_math import flops_per_step
     from lmcore.config.section import ModelSection
 
     section = ModelSection(

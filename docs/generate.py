@@ -21,9 +21,9 @@ from lmcore.accelerator.op.records import load_target
 from lmcore.accelerator.registry import CommandRegistry
 from lmcore.cli.main import COMMANDS, main
 from lmcore.cli.plugin.plugin_commands import find_commands
+from lmcore.config.derived.model_math import num_query_groups, pad_vocab_size, parameter_count
 from lmcore.config.foreign import megatron
 from lmcore.config.load import load_config
-from lmcore.config.model_math import num_query_groups, pad_vocab_size, parameter_count
 from lmcore.config.option import Option, options_of
 from lmcore.config.options.help import shown_default
 from lmcore.config.plugin_section import PluginSections, summary_of

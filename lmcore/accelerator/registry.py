@@ -145,7 +145,7 @@ class OptionRegistry(_Registry[type]):
             PluginError: It is something else, a flag is taken, or there is a section already.
         """
         from lmcore.config.plugin_section import plugin_options
-        from lmcore.config.section_check import section_problem
+        from lmcore.config.rules.plugin_section import section_problem
 
         if self.found:
             raise self._error("registers a second section", why="a plugin has one at most")

@@ -13,6 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lmcore.config.file.paths import map_paths, path_exists
+from lmcore.config.file.run_file import RunFile
+from lmcore.config.file.yaml_file import Entry, read_file
 from lmcore.config.foreign.deepspeed_file import DeepSpeedFile
 from lmcore.config.foreign.megatron import train_flags
 from lmcore.config.option import OUTPUT_PATH, Option
@@ -23,11 +26,8 @@ from lmcore.config.options.flags import (
     UnsupportedFlagError,
     parse_flags,
 )
-from lmcore.config.options.yaml_file import Entry, read_file
-from lmcore.config.paths import map_paths, path_exists
 from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, PluginSettings, section_name
 from lmcore.config.preset import PRESET_OPTION, PRESETS
-from lmcore.config.run_file import RunFile
 from lmcore.config.section import SECTIONS, Config, run_options
 from lmcore.config.settings import LoadedConfig, Provenance
 from lmcore.errors import ConfigError, LmcoreError, nearest, suggestion

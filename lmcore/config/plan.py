@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmcore.config.batch_size import BatchSizes
-from lmcore.config.data_source import RunSources
-from lmcore.config.layout import ParallelLayout
+from lmcore.config.derived.batch_size import BatchSizes
+from lmcore.config.derived.data_source import RunSources
+from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.option import Option
 from lmcore.config.plugin_section import plugin_options
 from lmcore.config.section import Config, run_options

@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lmcore.config.batch_size import BatchSizes
-from lmcore.config.data_source import RunSources
-from lmcore.config.model_family import family_of
-from lmcore.config.model_math import (
+from lmcore.config.derived.batch_size import BatchSizes
+from lmcore.config.derived.data_source import RunSources
+from lmcore.config.derived.model_family import family_of
+from lmcore.config.derived.model_math import (
     ffn_hidden_size,
     num_query_groups,
     pad_vocab_size,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmcore.config.data_source import RunSources, read_sources
+from lmcore.config.derived.data_source import RunSources, read_sources
 from lmcore.config.option import Option
 from lmcore.config.plugin_section import NO_PLUGINS, PluginSections
 from lmcore.config.section import Config, run_options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmcore.config.layout import ParallelLayout
+from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.rules.checkpoint import CHECKPOINT_RULES
 from lmcore.config.rules.common import Rule
 from lmcore.config.rules.data import DATA_RULES

@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from lmcore.config.model_family import family_of
-from lmcore.config.model_math import num_query_groups
+from lmcore.config.derived.model_family import family_of
+from lmcore.config.derived.model_math import num_query_groups
 
 if TYPE_CHECKING:
     from lmcore.config.resolve import RunPlan

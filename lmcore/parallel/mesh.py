@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    from lmcore.config.layout import ParallelLayout
+    from lmcore.config.derived.layout import ParallelLayout
     from lmcore.runtime.runtime import Runtime
 
 __all__ = ["Axis", "ParallelMesh"]

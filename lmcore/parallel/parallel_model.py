@@ -30,7 +30,7 @@ from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
-    from lmcore.config.layout import ParallelLayout
+    from lmcore.config.derived.layout import ParallelLayout
     from lmcore.model.protocol import Arguments, Model
     from lmcore.model.shape import ModelShape
     from lmcore.runtime.runtime import Runtime

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmcore.config.layout import ParallelLayout
+from lmcore.config.derived.layout import ParallelLayout
 from lmcore.model.shape import ModelPart
 
 __all__ = ["own_part", "owner_of", "stage_layers", "stages_in_words", "stages_of"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmcore.config.data_source import BUNDLED, DataSource, Part, RunSources
+from lmcore.config.derived.data_source import BUNDLED, DataSource, Part, RunSources
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.blend.cyclic_sampler import CyclicDataset
 from lmcore.data.blend.resume import blend_record, changed_blend, continued_blend

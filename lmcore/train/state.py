@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lmcore.accelerator.op.records import OpContext
-from lmcore.config.layout import ParallelLayout
+from lmcore.config.derived.layout import ParallelLayout
 from lmcore.optim.create import create_optimizer
 from lmcore.optim.loss_scale import FixedLossScale, LossScale, loss_scale_of
 from lmcore.optim.optimizer import Optimizer

@@ -10,7 +10,7 @@ import pytest
 from layouts import encoder_model
 
 from lmcore.checkpoint import read_manifest
-from lmcore.config.model_family import FAMILIES
+from lmcore.config.derived.model_family import FAMILIES
 from lmcore.model.registry import MODEL_CLASSES
 from lmcore.train.sample_format import SAMPLE_FORMATS
 

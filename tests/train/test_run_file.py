@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from lmcore.config.file.yaml_file import written_value
 from lmcore.config.load import load_config
-from lmcore.config.options.yaml_file import written_value
 from lmcore.plugin import discover
 from lmcore.plugin.registrations import plugin_sections
 

@@ -13,8 +13,8 @@ import yaml
 
 from lmcore.bounded_file import UnreadableFileError, read_bounded_file
 from lmcore.checkpoint import read_manifest
+from lmcore.config.file.yaml_file import read_file
 from lmcore.config.foreign.deepspeed_file import read_deepspeed_file
-from lmcore.config.options.yaml_file import read_file
 from lmcore.data.blend.file_list import read_small_text
 from lmcore.data.indexed.idx_reader import read_index
 from lmcore.data.indexed.metadata import read_metadata

@@ -67,7 +67,7 @@ def run(argv: list[str]) -> int:
         positionals=("prefix",),
         epilog=_EPILOG,
     )
-    from lmcore.config.data_source import without_ending
+    from lmcore.config.derived.data_source import without_ending
     from lmcore.data.tools.inspect import inspect, read_documents
 
     prefix = without_ending(section.prefix)

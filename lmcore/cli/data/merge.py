@@ -61,7 +61,7 @@ def run(argv: list[str]) -> int:
             else "`--datasets` or `--input` is required",
             hint="give the datasets with `--datasets`, or their directory with `--input`",
         )
-    from lmcore.config.data_source import without_ending
+    from lmcore.config.derived.data_source import without_ending
     from lmcore.data.tools.merge import chosen_datasets, merge
 
     prefixes = chosen_datasets(section.datasets, section.input)

@@ -117,7 +117,7 @@ def _split_lines(section: SplitSection) -> JsonSplitReport:
 
 
 def _split_indexed(section: SplitSection) -> IndexedSplitReport:
-    from lmcore.config.data_source import without_ending
+    from lmcore.config.derived.data_source import without_ending
     from lmcore.data.tools.merge import chosen_datasets
     from lmcore.data.tools.split_indexed import split_indexed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmcore.config.data_source import (
+from lmcore.config.derived.data_source import (
     DIVIDED,
     OWN,
     PARTS,
@@ -13,10 +13,10 @@ from lmcore.config.data_source import (
     Part,
     overlapping_ranges,
 )
+from lmcore.config.derived.split import parse_split
 from lmcore.config.option import flag_of
 from lmcore.config.rules.common import Problems, Rule
 from lmcore.config.settings import LoadedConfig
-from lmcore.config.split import parse_split
 from lmcore.errors import ConfigError
 
 __all__ = ["DATA_RULES"]

@@ -12,7 +12,7 @@ from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lmcore.config.layout import ParallelLayout
+    from lmcore.config.derived.layout import ParallelLayout
     from lmcore.config.plan import RunPlan
     from lmcore.config.section import Config
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmcore.config.layout import ParallelLayout
+from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.optimizers import IMPORT_PATH, OPTIMIZERS, optimizer_facts
 from lmcore.config.option import flag_of
 from lmcore.config.rules.common import Problems, Rule

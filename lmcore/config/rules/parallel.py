@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lmcore.config.layout import ParallelLayout
-from lmcore.config.model_math import ffn_hidden_size, num_query_groups
+from lmcore.config.derived.layout import ParallelLayout
+from lmcore.config.derived.model_math import ffn_hidden_size, num_query_groups
 from lmcore.config.option import flag_of
 from lmcore.config.rules.common import Problems, Rule
 from lmcore.config.rules.graph import graph_problems

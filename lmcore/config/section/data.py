@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from lmcore.config.need import Need
 from lmcore.config.option import CHECKED, FREE, INPUT_PATH, OUTPUT_PATH, PREFIXES, RANGES, option
 from lmcore.config.section.tokenizer import TYPES, TokenizerSection
-from lmcore.config.split import BLEND_RULES, SPLIT_RULES
+
+SPLIT_RULES = ("megatron-core", "legacy")
+"""Values of `--split-rule`, the default first; see `split_documents`."""
+
+BLEND_RULES = ("megatron-core", "lmcore-2026.11")
+"""Values of `--blend-rule`, the default first; see `BlendWeights`."""
+
+OLDER_RULES = {"split_rule": "legacy", "blend_rule": "lmcore-2026.11"}
+"""Rules of runs whose checkpoint records none, by option name: lmcore 2026.11 had no others."""
 
 _WEIGHTED = "alternate weight and prefix, or prefixes alone, weighted by size"
 _RANGES = 'as "NAME: WEIGHT START:END PREFIX, ...", START and END as fractions of the documents'

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.config.data_source import Blend, DataSource, RunSources
+from lmcore.config.derived.data_source import Blend, DataSource, RunSources
 from lmcore.data.blend.file_list import read_data_file_list
 from lmcore.data.indexed.metadata import read_metadata
 from lmcore.errors import ConfigError, LmcoreError, counted

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from lmcore.bounded_file import read_bounded_file
-from lmcore.config.data_source import without_ending
+from lmcore.config.derived.data_source import without_ending
 from lmcore.errors import ConfigError, DataError, LmcoreError, counted
 
 __all__ = [

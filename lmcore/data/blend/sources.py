@@ -10,8 +10,9 @@ from typing import Protocol
 
 import numpy as np
 
-from lmcore.config.data_source import PARTS, Blend, DataSource, Part, RunSources
-from lmcore.config.split import BLEND_RULES, SPLIT_RULES, Split
+from lmcore.config.derived.data_source import PARTS, Blend, DataSource, Part, RunSources
+from lmcore.config.derived.split import Split
+from lmcore.config.section.data import BLEND_RULES, SPLIT_RULES
 from lmcore.data.blend.dataset import (
     BlendedDataset,
     ShortSourceError,

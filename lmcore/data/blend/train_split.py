@@ -6,8 +6,9 @@ import math
 from collections.abc import Collection
 from itertools import accumulate, pairwise
 
-from lmcore.config.data_source import PARTS, Part
-from lmcore.config.split import SPLIT_RULES, Split
+from lmcore.config.derived.data_source import PARTS, Part
+from lmcore.config.derived.split import Split
+from lmcore.config.section.data import SPLIT_RULES
 from lmcore.errors import DataError
 
 __all__ = ["LONG_NAME", "split_documents", "split_ranges"]

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from lmcore.config.data_source import without_ending
+from lmcore.config.derived.data_source import without_ending
 from lmcore.data.blend.file_list import DataFile, corpus_of, read_small_text
 from lmcore.data.indexed.idx_reader import read_index
 from lmcore.errors import DataError, suggestion

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmcore.bounded_file import read_bounded_file
-from lmcore.config.data_source import BUNDLED
+from lmcore.config.derived.data_source import BUNDLED
 from lmcore.data.cache.build_lock import build_or_wait
 from lmcore.data.prepare.lazy_text import LazyText, write_lazy_text
 from lmcore.errors import ConfigError, DataError, suggestion

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from lmcore.config.data_source import without_ending
+from lmcore.config.derived.data_source import without_ending
 from lmcore.data.existing_output import require_replaceable
 from lmcore.data.indexed.checksums import DatasetChecksums
 from lmcore.data.indexed.copy import DocumentRange, DocumentRanges, write_ranges

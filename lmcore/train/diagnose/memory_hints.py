@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lmcore.config.model_math import num_query_groups
+from lmcore.config.derived.model_math import num_query_groups
 from lmcore.config.optimizers import optimizer_facts
 from lmcore.config.rules.deepspeed import DEEPSPEED_OPTIMIZERS
 from lmcore.train.diagnose.memory_breakdown import MemoryUse, in_units

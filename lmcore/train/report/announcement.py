@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.config.model_math import num_query_groups
+from lmcore.config.derived.model_math import num_query_groups
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.pipeline_split import stages_in_words
 from lmcore.train.compilation import compiles_blocks

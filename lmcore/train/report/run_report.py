@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.config.file.run_file import write_run_file
 from lmcore.config.rules.needs import note_without_effect
-from lmcore.config.run_file import write_run_file
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import LmcoreError, RunError
 from lmcore.plugin import run_end, run_start

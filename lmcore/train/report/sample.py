@@ -14,7 +14,7 @@ from lmcore.generation.sampling import SamplingOptions
 from lmcore.model.protocol import CausalLM, Model
 
 if TYPE_CHECKING:
-    from lmcore.config.data_source import Part
+    from lmcore.config.derived.data_source import Part
     from lmcore.config.plan import RunPlan
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.datasets import RunDatasets

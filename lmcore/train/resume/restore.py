@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint import WritePlanner, load_checkpoint
-from lmcore.config.layout import ParallelLayout
+from lmcore.config.derived.layout import ParallelLayout
 from lmcore.errors import CheckpointError
 from lmcore.train.resume.same_run import (
     check_same_run,

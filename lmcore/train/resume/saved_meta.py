@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmcore.config.layout import ParallelLayout
-from lmcore.config.split import BLEND_RULES, OLDER_RULES, SPLIT_RULES
+from lmcore.config.derived.layout import ParallelLayout
+from lmcore.config.section.data import BLEND_RULES, OLDER_RULES, SPLIT_RULES
 from lmcore.errors import CheckpointError
 from lmcore.optim.schedule import LearningRateSchedule
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lmcore.config.model_family import FAMILIES, ModelFamily
+from lmcore.config.derived.model_family import FAMILIES, ModelFamily
 from lmcore.config.section.model import ModelSection
 from lmcore.data.blend.sources import GPTSamples, OpenSource, SampleSettings
 from lmcore.data.loading.batch import Batch, check_vocabulary

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from lmcore.cli.config import run
+from lmcore.config.file.run_file import write_run_file
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
-from lmcore.config.run_file import write_run_file
 from lmcore.config.section import SECTIONS, run_options
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.config.layout import ParallelLayout
+from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.load import load_config
 from lmcore.config.rules.needs import note_without_effect
 from lmcore.config.section import run_options

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from lmcore.config.derived.model_math import pad_vocab_size, parameter_count
 from lmcore.config.load import load_config
-from lmcore.config.model_math import pad_vocab_size, parameter_count
 from lmcore.config.preset import PRESETS
 from lmcore.config.section import run_options
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.config.split import parse_split
+from lmcore.config.derived.split import parse_split
 from lmcore.data.blend.train_split import split_ranges
 from lmcore.data.blend.weights import DatasetTokens, weigh
 from lmcore.data.indexed.dataset import IndexedDataset

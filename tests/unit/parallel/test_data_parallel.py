@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from lmcore.config.layout import ParallelLayout
+from lmcore.config.derived.layout import ParallelLayout
 from lmcore.parallel.data_parallel import shard_stages
 from lmcore.parallel.mesh import ParallelMesh
 

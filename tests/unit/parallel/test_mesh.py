@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmcore.config.layout import ParallelLayout
+from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.section.parallel import SCHEDULES
 from lmcore.parallel.mesh import Axis, ParallelMesh
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.config.layout import ParallelLayout
+from lmcore.config.derived.layout import ParallelLayout
 from lmcore.errors import RunError
 from lmcore.model.shape import ModelPart
 from lmcore.parallel import pipeline as pipeline_module

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmcore.config.layout import ParallelLayout
+from lmcore.config.derived.layout import ParallelLayout
 from lmcore.parallel.pipeline_split import (
     own_part,
     owner_of,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 
-from lmcore.config.layout import ParallelLayout
+from lmcore.config.derived.layout import ParallelLayout
 from lmcore.parallel.mesh import Axis
 from lmcore.parallel.parallel_model import LocalParameter
 from lmcore.parallel.scalar_collectives import ShardSums, all_reduce_scalars

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.config.layout import ParallelLayout
+from lmcore.config.derived.layout import ParallelLayout
 from lmcore.parallel.tensor_layout import TensorLayout
 from lmcore.parallel.tensor_parallel import STREAM
 from lmcore.runtime.launch.rank import RankInfo

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.config.layout import ParallelLayout
+from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.load import load_config
 from lmcore.config.need import Situation
 from lmcore.config.optimizers import OPTIMIZERS

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmcore.config.split import BLEND_RULES
+from lmcore.config.section.data import BLEND_RULES
 from lmcore.data import native
 from lmcore.data.blend import index_cache as blend_cache
 from lmcore.data.blend.index import (

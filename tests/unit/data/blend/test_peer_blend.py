@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from lmcore.config.data_source import Blend, DataSource, RunSources
-from lmcore.config.split import parse_split
+from lmcore.config.derived.data_source import Blend, DataSource, RunSources
+from lmcore.config.derived.split import parse_split
 from lmcore.data.blend.index import (
     BlendWeights,
     build_blend_index,

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmcore.config.data_source import Blend, DataSource, RunSources
-from lmcore.config.split import BLEND_RULES, OLDER_RULES, SPLIT_RULES, parse_split
+from lmcore.config.derived.data_source import Blend, DataSource, RunSources
+from lmcore.config.derived.split import parse_split
+from lmcore.config.section.data import BLEND_RULES, OLDER_RULES, SPLIT_RULES
 from lmcore.data.blend.dataset import BlendedDataset, BlendRecord, SourceStream
 from lmcore.data.blend.index import build_blend_index, source_sizes
 from lmcore.data.blend.resume import blend_record, changed_blend, continued_blend

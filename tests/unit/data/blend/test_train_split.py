@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmcore.config.split import SPLIT_RULES, parse_split
+from lmcore.config.derived.split import parse_split
+from lmcore.config.section.data import SPLIT_RULES
 from lmcore.data.blend.train_split import split_documents, split_ranges
 from lmcore.errors import DataError
 

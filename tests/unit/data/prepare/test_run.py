@@ -519,7 +519,7 @@ def test_plain_text_without_blank_lines_is_cut_at_lines(tmp_path):
 
 def test_plain_text_of_a_play_trains(shared_data, tmp_path):
     """Tinyshakespeare gives hundreds of documents, enough for every part of the default split."""
-    from lmcore.config.split import parse_split
+    from lmcore.config.derived.split import parse_split
     from lmcore.data.blend.train_split import split_ranges
 
     source = shared_data / "corpora/tinyshakespeare.txt"

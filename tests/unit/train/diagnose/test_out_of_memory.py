@@ -13,7 +13,7 @@ import torch
 
 from lmcore.accelerator.memory_stats import MemoryStats
 from lmcore.accelerator.recompute import full_policy, selective_policy
-from lmcore.config.layout import ParallelLayout
+from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
 from lmcore.config.tokenizer import TokenizerIdentity

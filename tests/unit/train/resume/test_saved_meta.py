@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lmcore.checkpoint import Manifest
-from lmcore.config.layout import ParallelLayout
-from lmcore.config.split import OLDER_RULES
+from lmcore.config.derived.layout import ParallelLayout
+from lmcore.config.section.data import OLDER_RULES
 from lmcore.errors import CheckpointError
 from lmcore.train.resume.same_run import changed_settings
 from lmcore.train.resume.saved_meta import check_saved_run, data_rules, part_of

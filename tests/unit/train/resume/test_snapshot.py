@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lmcore.checkpoint import find_checkpoint, read_manifest
-from lmcore.config.layout import ParallelLayout
+from lmcore.config.derived.layout import ParallelLayout
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.errors import CheckpointError, ConfigError
 from lmcore.optim.loss_scale import DynamicLossScale

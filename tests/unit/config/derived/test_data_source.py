@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmcore.config.data_source import Blend, DataSource, overlapping_ranges
+from lmcore.config.derived.data_source import Blend, DataSource, overlapping_ranges
 from lmcore.config.load import load_config
 from lmcore.errors import ConfigError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmcore.config.split import Split, parse_split
+from lmcore.config.derived.split import Split, parse_split
 from lmcore.errors import ConfigError
 
 

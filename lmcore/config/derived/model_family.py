@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from lmcore.config.model_math import flops_per_step, parameter_count
+from lmcore.config.derived.model_math import flops_per_step, parameter_count
 from lmcore.config.section.model import ModelSection
 
 __all__ = ["FAMILIES", "FamilySettings", "ModelFamily", "family_of"]
@@ -40,7 +40,7 @@ class ModelFamily:
         matches: True if the settings choose this family.
         parameter_count: Number of parameters, from the settings and the rows of the embedding.
         flops_per_step: Model FLOPs of a step, from the settings, the rows of the embedding and the
-            global batch size; see `lmcore.config.model_math.flops_per_step`.
+            global batch size; see `lmcore.config.derived.model_math.flops_per_step`.
     """
 
     name: str

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmcore.config.batch_size import BatchSizes
+from lmcore.config.derived.batch_size import BatchSizes
+from lmcore.config.file.run_file import write_run_file
 from lmcore.config.load import load_config
 from lmcore.config.resolve import RunPlan, resolve
-from lmcore.config.run_file import write_run_file
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import problems_of, validate
 

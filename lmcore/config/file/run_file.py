@@ -11,9 +11,9 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lmcore.config.file.paths import absolute_paths
+from lmcore.config.file.yaml_file import written_value
 from lmcore.config.option import Option
-from lmcore.config.options.yaml_file import written_value
-from lmcore.config.paths import absolute_paths
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan

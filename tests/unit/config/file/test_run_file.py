@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.config.file.run_file import write_run_file
 from lmcore.config.load import load_config
 from lmcore.config.plan import ResumePoint, RunPlan
 from lmcore.config.resolve import resolve
-from lmcore.config.run_file import write_run_file
 from lmcore.config.section import run_options
 from lmcore.config.settings import Provenance
 from lmcore.config.tokenizer import TokenizerIdentity

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmcore.config.options.yaml_file import Entry, read_file, written_value
+from lmcore.config.file.yaml_file import Entry, read_file, written_value
 from lmcore.errors import LmcoreError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmcore.config.model_math import (
+from lmcore.config.derived.model_math import (
     ffn_hidden_size,
     flops_per_step,
     pad_vocab_size,

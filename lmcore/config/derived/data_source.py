@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lmcore.config.derived.split import Split, parse_split
 from lmcore.config.section.data import DataSection
-from lmcore.config.split import Split, parse_split
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.errors import ConfigError, LmcoreError
 

@@ -1,4 +1,4 @@
-"""Parser of `--split`, and the rules by which documents are divided and sources blended."""
+"""Parser of `--split`: shares of training, validation and test documents."""
 
 from __future__ import annotations
 
@@ -7,18 +7,9 @@ from dataclasses import dataclass
 
 from lmcore.errors import ConfigError
 
-__all__ = ["BLEND_RULES", "OLDER_RULES", "SPLIT_RULES", "Split", "parse_split"]
+__all__ = ["Split", "parse_split"]
 
 _HINT = "write three shares, such as `969,30,1`"
-
-SPLIT_RULES = ("megatron-core", "legacy")
-"""Values of `--split-rule`, the default first; see `split_documents`."""
-
-BLEND_RULES = ("megatron-core", "lmcore-2026.11")
-"""Values of `--blend-rule`, the default first; see `BlendWeights`."""
-
-OLDER_RULES = {"split_rule": "legacy", "blend_rule": "lmcore-2026.11"}
-"""Rules of runs whose checkpoint records none, by option name: lmcore 2026.11 had no others."""
 
 
 @dataclass(frozen=True)

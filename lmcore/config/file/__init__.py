@@ -1,0 +1,1 @@
+"""Files of settings: YAML as read, a run's own `config.yaml`, and the paths in them."""
