@@ -84,7 +84,7 @@ class LockOwner:
                 int(values["pid"]),
                 float(values["started"]),
             )
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def is_gone(self) -> bool:

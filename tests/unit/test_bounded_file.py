@@ -18,9 +18,14 @@ from lmcore.config.foreign.deepspeed_file import read_deepspeed_file
 from lmcore.data.blend.file_list import read_small_text
 from lmcore.data.indexed.idx_reader import read_index
 from lmcore.data.indexed.metadata import read_metadata
+from lmcore.data.prepare.lazy_text import LazyText
 from lmcore.data.tokenizer.file_tokenizer import read_bounded
 from lmcore.data.tokenizer.saved import load_tokenizer
 from lmcore.errors import ConfigError, LmcoreError
+from lmcore.lock import LockOwner
+from lmcore.runtime.launch.worker_protocol import correct_summary
+from lmcore.train.report.metrics import MetricsFile
+from lmcore.train.resume.finished import finished_summary
 
 
 def read_yaml(path: Path) -> None:
@@ -64,6 +69,34 @@ def test_what_is_no_file_is_an_error(tmp_path: Path, name: str, kind: str):
         "socket": "No such device",
     }
     assert expected[kind] in caught.value.render()
+
+
+DEEP = {name: reader for name, reader in READERS.items() if name.endswith(".json")} | {
+    "text.text.json": lambda path: LazyText(path.with_name("text"))
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_deeply_nested_json(tmp_path: Path, name: str):
+    """An error that names the file, in place of a recursion error."""
+    (tmp_path / name).write_text("[" * 50_000)
+    with pytest.raises(LmcoreError) as caught:
+        DEEP[name](tmp_path / name)
+    assert name in caught.value.render()
+
+
+def test_deeply_nested_records(tmp_path: Path):
+    """What lmcore writes for itself and finds damaged is as if it were not there."""
+    deep = "[" * 50_000
+    assert LockOwner.parse(deep[:4096].encode()) is None
+    (tmp_path / "summary.json").write_text(deep)
+    assert finished_summary(tmp_path, 1) is None
+    (tmp_path / "summary").write_text(str(tmp_path / "summary.json"))
+    correct_summary(tmp_path, "failed: memory")
+    assert (tmp_path / "summary.json").read_text() == deep
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + deep + "\n")
+    with MetricsFile(tmp_path / "metrics.jsonl", after_step=3) as metrics:
+        assert metrics.last_row == {"step": 1}
 
 
 def test_limit(tmp_path: Path):

@@ -62,7 +62,15 @@ def read_completed(request: PrepareRequest, identity: Identity) -> PrepareReport
         recorded, report = content["identity"], _report_of(content["report"])
         changes = changed_settings(recorded, identity)
         changes += changed_files(recorded["files"], identity["files"])
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+    ):
         return None  # not written by this version
     if changes:
         listed = "; ".join(changes[:3])

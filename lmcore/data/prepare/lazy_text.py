@@ -54,7 +54,7 @@ class LazyText:
             raise DataError(
                 f"no text at `{prefix}`", why=f"`{error.filename}`: {error.strerror}"
             ) from None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"cannot read `{description}`", why=repr(error), hint=_HINT) from None
         expected = (size, (documents + 1) * _OFFSET.itemsize)
         if version != _FORMAT or found != expected or documents < 0:

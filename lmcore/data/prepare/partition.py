@@ -151,7 +151,7 @@ def _reports(shares: Sequence[PrepareRequest], wanted: Identity) -> list[dict[st
                     hint=f"prepare it with `--partition {share.partition}`",
                 )
             )
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             problems.append(DataError(f"cannot read `{path}`", why=str(error)))
         else:
             if differences:

@@ -120,7 +120,7 @@ def correct_summary(folder: Path, status: str) -> None:
     try:
         summary = Path((folder / _SUMMARY).read_text("utf-8"))
         content = json.loads(read_bounded_file(summary, _MAX_REPORT_BYTES))
-    except (OSError, ValueError):  # the run had not begun, or rank 0 was killed
+    except (OSError, ValueError, RecursionError):  # the run had not begun, or rank 0 was killed
         return
     if isinstance(content, dict) and str(content.get("status")).startswith("failed: "):
         content["status"] = status

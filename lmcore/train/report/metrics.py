@@ -51,7 +51,8 @@ class MetricsFile:
                 self.last_row = _last_row(path)
             self._file = path.open("a+b", buffering=0)
         except OSError as cause:
-            raise RunError(f"`{path}` cannot be written", why=str(cause.strerror)) from cause
+            why = cause.strerror or str(cause)  # a named pipe's error has only a text
+            raise RunError(f"`{path}` cannot be written", why=why) from cause
 
     def is_in_place(self) -> bool:
         """Return True if the path still names the open file."""
@@ -155,7 +156,7 @@ def _step_of(line: bytes) -> int | None:
     """Return the step of a row; None for a line that is not a row."""
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

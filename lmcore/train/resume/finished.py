@@ -52,7 +52,7 @@ def finished_summary(directory: Path, step: int) -> dict[str, Any] | None:
     try:
         summary = json.loads(read_bounded_file(directory / "summary.json", _MAX_BYTES))
         complete = summary["status"] == "completed" and summary["iteration"] == step
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return dict(summary) if complete else None
 

@@ -349,9 +349,10 @@ def test_record_goes_with_the_data_set(tmp_path, whole):
     record = tmp_path / "new/out.prepared.json"
     prepare(request(names, tmp_path / "new/out", resume=True))
     assert record.exists()
-    record.write_text('{"version": 1, "files": 3}')  # damaged: as if it were not there
-    prepare(request(names, tmp_path / "new/out", resume=True, overwrite=True))
-    assert len(record.read_text()) > 1000
+    for damaged in ('{"version": 1, "files": 3}', "[" * 50_000):  # as if it were not there
+        record.write_text(damaged)
+        prepare(request(names, tmp_path / "new/out", resume=True, overwrite=True))
+        assert record.read_text().startswith('{"version": 1, "identity"')
     prepare(request(names, tmp_path / "new/out", overwrite=True))
     assert not record.exists()
 
@@ -404,9 +405,13 @@ def test_shares_that_are_missing_or_made_otherwise_are_all_named(tmp_path, whole
     names, _ = whole
     prepare(request(names, tmp_path / "out", partitions=3, partition=0, append_eod=False))
     prepare(request(names, tmp_path / "out", partitions=3, partition=2))
+    record = tmp_path / "out.2-of-3.json"
+    assert record.exists()
+    record.write_text("[" * 50_000)
     with pytest.raises(ConfigError) as caught:
         join(request(names, tmp_path / "out", partitions=3))
     told = caught.value.render()
+    assert f"cannot read `{record}`" in told
     assert "partition 0 has other input or settings" in told
     assert "--append-eod: was `no`, is `yes`" in told
     assert "partition 1 of 3 is missing" in told
