@@ -119,7 +119,7 @@ class GenerateSection(TokenizerSection):
         None, "CPU threads; default: torch's.", minimum=1, maximum=MAX_THREADS
     )
     cache: bool = option(
-        True, "Use a key-value cache; without it, each token recomputes the whole text."
+        True, "Use a key-value cache; without it, each token recomputes the whole context."
     )
     vocab_size: int | None = option(None, "Vocabulary size of a NullTokenizer.", minimum=1)
     tokenizer_type: str | None = option(

@@ -109,7 +109,7 @@ def test_under_torchrun(train: Any, arguments: Any, tmp_path: Path) -> None:
     flags = "--global-batch-size 8 --micro-batch-size 4 --train-iters 3 --nproc-per-node 2"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = warm.run(
-        [*command, "--nproc-per-node", "2", "-m", "lmcore.cli.main", *arguments("run", flags)],
+        [*command, "--nproc-per-node", "2", "-m", "lmcore", *arguments("run", flags)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -131,7 +131,7 @@ def test_new_weights_in_mid_run(train: Any, assert_same: Any, prefixes: list[str
     assert consumed(first) == {"set0": 24, "set1": 8}
     refused = train("refused", f"{flags} {new} --load {first.directory}")
     assert refused.status == 2
-    assert "not in the checkpoint's order" in refused.err
+    assert "in another order than the checkpoint's" in refused.err
     assert "`--change-blend`" in refused.err
     changed = f"{flags} {new} --change-blend"
     whole = train("whole", f"{changed} --load {first.directory}")
@@ -158,7 +158,7 @@ def test_longer_run_goes_on_without_repeats(train: Any, prefixes: list[str]) -> 
     longer = f"{flags} --train-iters 50 --exit-interval 23 --load {first.directory}"
     refused = train("refused", longer)
     assert refused.status == 2
-    assert "not in the checkpoint's order" in refused.err
+    assert "in another order than the checkpoint's" in refused.err
     longer = train("longer", f"{longer} --change-blend")
     assert longer.status == 0, longer.err
     (source,) = data_of(longer)["sources"]

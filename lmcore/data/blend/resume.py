@@ -135,7 +135,7 @@ def _stream(
     stream = build_stream(source, known.requested, settings, "train")
     if stream.order != known.order:
         raise ConfigError(
-            f"the samples of `{source.name}` are not in the checkpoint's order",
+            f"the samples of `{source.name}` are in another order than the checkpoint's",
             why="seed, sequence length or `--final-epoch-threshold` differ; samples would be "
             "repeated or skipped",
             hint="give the first run's settings; `--change-blend` changes sources and weights only",

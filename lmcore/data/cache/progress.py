@@ -1,11 +1,12 @@
-"""Progress reports of long builds, once a second.
+"""Progress reports of long builds, after one second and then every ten.
 
 Builders count finished units of work in an array of one element (`lmcore.data.native.Counter`);
-a thread reads it once a second and reports.
+a thread reads it and reports.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ from lmcore.threads import periodically
 __all__ = ["BuildProgress", "ProgressCallback", "log_progress", "report_progress"]
 
 _log = logging.getLogger(__name__)
+_LATER = 10
+"""Time between later reports, as a multiple of the time before the first one."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def log_progress(progress: BuildProgress) -> None:
 
 @contextmanager
 def report_progress(
-    what: str, total: int, callback: ProgressCallback, *, every: float = 1.0
+    what: str, total: int, callback: ProgressCallback, *, first: float = 1.0
 ) -> Iterator[Counter]:
     """Yield a counter for the build inside the block, and report it periodically.
 
@@ -66,17 +69,19 @@ def report_progress(
         what: Name of the result, for messages.
         total: All units of work; 0 if unknown.
         callback: Function that gets each report, in a separate thread.  A build that ends
-            within *every* seconds is not reported.
-        every: Seconds between two reports.
+            within *first* seconds is not reported.
+        first: Seconds until the first report; later reports are ten times as far apart.
 
     Yields:
         int64 [1]: number of finished units of work, to be increased by the build.
     """
     counter = np.zeros(1, dtype=np.int64)
     start = time.monotonic()
+    turns = itertools.count()
 
     def report() -> None:
-        callback(BuildProgress(what, int(counter[0]), total, time.monotonic() - start))
+        if next(turns) % _LATER == 0:
+            callback(BuildProgress(what, int(counter[0]), total, time.monotonic() - start))
 
-    with periodically(report, every, name="lmcore-build-progress", without="no progress is shown"):
+    with periodically(report, first, name="lmcore-build-progress", without="no progress is shown"):
         yield counter

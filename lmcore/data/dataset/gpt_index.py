@@ -11,6 +11,7 @@ of `lmcore data prepare` have one sequence per document.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import ClassVar
@@ -129,7 +130,7 @@ def build_gpt_index(
         progress: Counter of finished units of work, raised to `IndexRequest.work`.
 
     Raises:
-        DataError: The range has no tokens, or an index is too large for its type.
+        DataError: The range has no tokens, or an index is too large for its type or the host.
 
     Source:
         Megatron-LM, `GPTDataset._build_document_sample_shuffle_indices`.
@@ -155,12 +156,22 @@ def build_gpt_index(
             why=f"the document index has at most {_INT32_MAX} entries",
             hint="train on more data or for fewer samples",
         )
+    samples = (plan.epochs * tokens - 1) // sequence_length
+    dtype: type[np.integer] = np.uint32 if samples < _UINT32_MAX - 1 else np.int64
+    size = 4 * plan.epochs * (end - start) + (8 + np.dtype(dtype).itemsize) * samples
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory:  # found now, not after hours of shuffling
+        raise DataError(
+            f"{num_samples} samples need an index of {size / 2**30:.0f} GiB",
+            why=f"this host has {memory / 2**30:.0f} GiB of memory; the samples are "
+            f"{plan.epochs} epochs of {end - start} documents",
+            hint="train on fewer samples: fewer steps or a smaller batch",
+        )
     rng = np.random.RandomState(seed)
     documents = np.tile(np.arange(start, end, dtype=np.int32), plan.epochs)
     together = (end - start) * (plan.epochs - plan.last_apart)
     shuffle(rng, documents[:together], progress)
     shuffle(rng, documents[together:], progress)  # an empty part draws no number
-    samples = (plan.epochs * tokens - 1) // sequence_length
     sample_index = build_sample_index(
         sizes,
         documents,
@@ -168,7 +179,6 @@ def build_gpt_index(
         num_samples=samples,
         progress=progress,
     )
-    dtype: type[np.integer] = np.uint32 if samples < _UINT32_MAX - 1 else np.int64
     order = np.arange(samples, dtype=dtype)
     together = plan.before_last if plan.last_apart else samples
     shuffle(rng, order[:together], progress)

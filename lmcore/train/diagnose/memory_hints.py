@@ -115,7 +115,10 @@ def _kept(plan: RunPlan, runtime: Runtime, use: MemoryUse) -> Iterator[str]:
             f"`--engine deepspeed --zero-stage {asked.zero_stage or 2} --cpu-offload` (of "
             "`lmcore[deepspeed]`): optimizer state in host memory; slower"
         )
-    if optimizer == "adam" and native and layout.tensor == 1 and not layout.zero_stage:
+    total = use.stats.total if use.stats is not None else None
+    weights = 4 * plan.parameter_count // layout.pipeline  # float32, also before they are built
+    fits = total is None or weights < total  # else smaller moments do not help
+    if fits and optimizer == "adam" and native and layout.tensor == 1 and not layout.zero_stage:
         yield "`--optimizer adam8bit`: moments of a quarter of the size"
 
 

@@ -289,7 +289,7 @@ def _order_difference(plan: RunPlan, manifest: Manifest, order: str) -> _Differe
         if (now := getattr(plan.config.data, name)) != rule
     ]
     problem = ConfigError(
-        "the training samples are not in the checkpoint's order",
+        "this run would see the samples in another order than the checkpoint's",
         why="; ".join(differing)
         or "data, weights, split, seed, sequence length or the number of epochs that the run's "
         "length needs differ; samples would be repeated or left out",

@@ -348,7 +348,7 @@ def test_a_source_that_changed_is_refused(write, settings):
     first = build_samples(sources_of((a, 1.0)), 24, settings, name="train")
     record = blend_record(first, 8, a)
     other = SampleSettings(LENGTH, 99, settings.cache_dir, 0.8)
-    with pytest.raises(ConfigError, match="not in the checkpoint's order"):
+    with pytest.raises(ConfigError, match="in another order than the checkpoint's"):
         changed_blend(sources_of((a, 2.0)), record, 8, 24, other)
     for suffix in (".bin", ".idx"):
         Path(a + suffix).unlink()

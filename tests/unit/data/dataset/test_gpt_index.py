@@ -157,6 +157,15 @@ def test_threads_cut_the_stream_alike(length):
         assert progress[0] == len(documents)
 
 
+def test_an_index_that_no_memory_holds():
+    """It is refused before anything is shuffled, with its size and the host's."""
+    with pytest.raises(DataError, match=r"samples need an index of \d+ GiB") as caught:
+        build_gpt_index(
+            int32([33_000] * 3), (0, 3), sequence_length=128, num_samples=10**10, seed=1
+        )
+    assert "this host has" in str(caught.value.why)
+
+
 def test_progress_ends_at_the_work_planned(either):
     """Building counts exactly the units of work that the plan names."""
     sizes = int32([3, 5, 2, 7, 4])

@@ -276,7 +276,7 @@ def test_the_phase_is_found_from_the_stack(
 def test_a_model_that_does_not_fit_is_reported(trained: Any, device_of: Any) -> None:
     """Then no smaller activation helps, and none is suggested."""
     plan, state = trained
-    small = MemoryStats(9, 9, 9, total=1000)
+    small = MemoryStats(9, 9, 9, total=6 * plan.parameter_count)
     here = device_of(small)
     here.device.type = here.device.torch_device = "cpu"  # where the tensors are
     error = explained(torch.OutOfMemoryError(), plan, here, state)
@@ -286,6 +286,12 @@ def test_a_model_that_does_not_fit_is_reported(trained: Any, device_of: Any) -> 
     building = explained(torch.OutOfMemoryError(), plan, device_of(small))
     assert f"{plan.parameter_count:,} weights in float32 take" in (building.why or "")
     assert "--recompute" not in (building.hint or "")
+    assert "--optimizer adam8bit" in (building.hint or "")
+    tiny = MemoryStats(9, 9, 9, total=2 * plan.parameter_count)
+    for known in ((), (state,)):
+        hopeless = explained(torch.OutOfMemoryError(), plan, device_of(tiny), *known)
+        assert "--optimizer adam8bit" not in (hopeless.hint or ""), "the weights do not fit"
+        assert "a smaller model" in (hopeless.hint or "")
 
 
 def test_the_largest_part_comes_first(make_plan: Any, device_of: Any) -> None:

@@ -168,7 +168,7 @@ def test_schedule_of_this_run(trained: Any, resume: Any) -> None:
 def test_changed_order(trained: Any, resume: Any) -> None:
     """Samples in another order are an error, unless `--override-data-order` takes them."""
     _, order, folder = trained()
-    with pytest.raises(ConfigError, match="not in the checkpoint's order") as caught:
+    with pytest.raises(ConfigError, match="in another order than the checkpoint's") as caught:
         resume(folder, "0" * 32)
     assert "--override-data-order" in str(caught.value.hint)
     after, _ = resume(folder, "0" * 32, "--override-data-order")
