@@ -8,6 +8,7 @@ traceback.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
 
 _CONTROLS = [code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"]
 _VISIBLE = dict.fromkeys(_CONTROLS, "\N{REPLACEMENT CHARACTER}")
+_WORD = re.compile(r"[^\W_]+")
 
 
 class LmcoreError(Exception):
@@ -170,19 +172,38 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
     """Return the choice that *name* is most likely a slip for; None if none is that similar.
 
     A choice that differs only by case is taken first.  Otherwise at most a third of the letters
-    may have to change, one in a short name.
+    may have to change, one in a short name; beyond a slip of two letters, that holds for each word
+    too: `fp8-interval` is not `log-interval`.
     """
     known = list(choices)
     for choice in known:
         if choice.lower() == name.lower():
             return choice
-    limit = max(1, sum(map(str.isalnum, name)) // 3)
     similar = difflib.get_close_matches(name, known, n=5, cutoff=0.6)
     edits = {choice: _edits(name, choice) for choice in similar}
     return min(
-        (choice for choice in similar if edits[choice] <= limit),
+        (
+            choice
+            for choice in similar
+            if edits[choice] <= _most_edits(name)
+            and (edits[choice] <= 2 or _has_words_of(name, choice))
+        ),
         key=edits.__getitem__,
         default=None,
+    )
+
+
+def _most_edits(name: str) -> int:
+    """Return the largest number of wrong letters in a slip."""
+    return max(1, sum(map(str.isalnum, name)) // 3)
+
+
+def _has_words_of(name: str, choice: str) -> bool:
+    """Return True if each word of *name* is a word of *choice*, or a slip for one."""
+    words = _WORD.findall(choice)
+    return all(
+        any(_edits(word, meant) <= _most_edits(word) for meant in words)
+        for word in _WORD.findall(name)
     )
 
 

@@ -121,6 +121,10 @@ def test_old_names_set_options(line: str, option: str, value: object) -> None:
         ("--mock-data", "`--help` lists the flags"),
         ("--inference", "`--help` lists the flags"),
         ("--bogus", "`--help` lists the flags"),
+        ("--fp8-interval", "`--help` lists the flags"),  # not `--log-interval`
+        ("--moe-expert-parallel-size", "`--help` lists the flags"),
+        ("--tokenizer-hf-no-include-special-tokens", "`--help` lists the flags"),
+        ("--use-checkpoint-lr-scheduler", "did you mean `--use-checkpoint-opt-param-scheduler`?"),
         ("--no-tensorbord", "did you mean `--no-tensorboard`?"),
         ("--num-heads", "did you mean `--num-attention-heads`?"),
         ("--tensor-parallel-size", "did you mean `--tensor-model-parallel-size`?"),
