@@ -150,7 +150,7 @@ class RngTracker:
             yield
 
     def verify(self) -> None:
-        """Prove on the device that a state put back repeats the numbers.
+        """Test on the device that a restored state repeats the numbers.
 
         Raises:
             DeviceError: It does not; dropout could not be recomputed, nor a run continued.
@@ -167,7 +167,7 @@ class RngTracker:
         same = torch.equal(first, later)
         raise DeviceError(
             f"device `{self.device.type}` does not restore its random numbers",
-            why="two draws in a row were equal" if same else "a state put back gave other numbers",
+            why="two draws in a row were equal" if same else "a restored state gave other numbers",
             hint="update the plugin that brings this device, or report this to its authors",
         )
 

@@ -1,8 +1,8 @@
 """Checkpoint write plan: assigns each chunk to exactly one rank that holds it.
 
 A rank may hold parts of tensors, and several ranks may hold replicas of the same part.  Chunks are
-boxes of whole tensors, none much larger than `_LARGEST_BYTES`: so that many ranks and threads write
-at the same time, and a rank that loads a part of a tensor reads little else.
+rectangular parts of whole tensors, none much larger than `_LARGEST_BYTES`, so that many ranks and
+threads write at the same time, and a rank that loads a part of a tensor reads little else.
 """
 
 from __future__ import annotations

@@ -20,37 +20,37 @@ __all__ = ["TRAITS", "OpAttributes", "attribute_options", "dtype_name", "op_cont
 
 @dataclass(frozen=True)
 class OpAttributes:
-    """Attributes of a case; None where there is no value that a case would mostly have."""
+    """Attributes of a case; None if there is no usual value."""
 
     head_dim: int | None = option(None, "Channels of an attention head.", minimum=1)
     num_attention_heads: int | None = option(None, "Query heads.", minimum=1)
     num_query_groups: int | None = option(
         None, "Key and value heads; each serves the same number of query heads.", minimum=1
     )
-    seq_length: int | None = option(None, "Most tokens of a sequence.", minimum=1)
-    causal: bool = option(True, "Whether a token sees only itself and earlier ones.")
-    masked: bool = option(False, "Whether a mask is passed.")
+    seq_length: int | None = option(None, "Largest number of tokens of a sequence.", minimum=1)
+    causal: bool = option(True, "A token attends only to itself and earlier tokens.")
+    masked: bool = option(False, "The op gets a mask.")
     dropout: float = option(
-        0.0, "Probability of dropping in training; never in evaluation.", minimum=0, below=1
+        0.0, "Dropout probability in training; there is none in evaluation.", minimum=0, below=1
     )
     hidden_size: int | None = option(None, "Channels of the residual stream.", minimum=1)
-    ffn_hidden_size: int | None = option(None, "Channels inside the feed-forward.", minimum=1)
-    in_features: int | None = option(None, "Channels that a projection takes.", minimum=1)
-    out_features: int | None = option(None, "Channels that a projection gives.", minimum=1)
-    bias: bool = option(True, "Whether there is a bias.")
+    ffn_hidden_size: int | None = option(None, "Channels of the feed-forward layer.", minimum=1)
+    in_features: int | None = option(None, "Input channels of a projection.", minimum=1)
+    out_features: int | None = option(None, "Output channels of a projection.", minimum=1)
+    bias: bool = option(True, "The op gets a bias.")
     rotary_dim: int | None = option(None, "Channels of a head that are rotated.", minimum=2)
     vocab_size: int | None = option(None, "Entries of the padded vocabulary.", minimum=1)
-    compile: bool = option(False, "Whether the op is called inside a compiled block.")
+    compile: bool = option(False, "The op is called in a compiled block.")
 
 
 TRAITS: Mapping[str, str] = MappingProxyType(
     {
         "deterministic": "Equal inputs and an equal random state give equal bits, with the same "
-        "number of threads; `--deterministic` insists on it.",
+        "number of threads; `--deterministic` requires it.",
         "fused": "The op is one kernel, or keeps less for the backward pass than its steps would.",
     }
 )
-"""Claims that a kernel may make, and what each means; a plugin may add words of its own."""
+"""Claims that a kernel may make, and what each means; a plugin may add its own."""
 
 _DTYPES = {
     "float64": ("fp64", "double"),

@@ -169,7 +169,7 @@ def _print_text(
         decision = f"A run uses `{selection.probe.device_type}`{many}: {selection.reason}."
         console.print(Text(f"\n{wrapped(decision, width)}"))
     if refusal:
-        console.print("\nA run cannot start without a choice of yours:", style="bold red")
+        console.print("\nA run cannot start until you choose a device:", style="bold red")
         console.print(refusal.render(), markup=False)
 
 

@@ -103,7 +103,10 @@ def parse_with_plugins(
         groups: list[Group] = [("options", "", tuple(named.values())), *plugins.groups()]
         described = [(option.name.upper(), option.help) for option in arguments]
         about = summary_of(section)
-        text = render_help(command, about, groups, positionals=described, epilog=epilog)
+        usage = " ".join([*map(_usage, arguments), "[--flags]"])
+        text = render_help(
+            command, about, groups, usage=usage, positionals=described, epilog=epilog
+        )
         print(text)  # noqa: T201 - the output of `--help`
         raise SystemExit(0)
     _check_flags(named, plugins, command)
@@ -141,6 +144,11 @@ def _check_flags(own: Mapping[str, Option], plugins: PluginSections, command: st
                     f"plugin `{option.plugin}` adds the flag `{flag}`, which `{command}` has",
                     hint=f"turn the plugin off: `--plugin-off {option.plugin}`",
                 )
+
+
+def _usage(argument: Positional) -> str:
+    name = argument.name.upper() + (" ..." if argument.maximum is None else "")
+    return name if argument.minimum else f"[{name}]"
 
 
 def _positional(option: Option) -> Positional:

@@ -170,7 +170,7 @@ def test_a_report(suite: Any, tmp_path: Path) -> None:
     assert report["plugin"] == {"name": "fake", "distribution": "lmcore-fake", "version": "1.0"}
     assert report["badge"] in done.stdout
     assert report["badge"].startswith("lmcore conformance 1.0: L0 | ")
-    assert "`rand`: a state put back gives other numbers" in done.stdout
+    assert "`rand`: a restored state gives other numbers" in done.stdout
     assert "why it matters: Recomputation and `--load` restore states." in done.stdout
     assert "declared gap: `streams` is closed: there are no queues here" in done.stdout
     (level,) = (entry for entry in report["levels"] if entry["level"] == "L1")

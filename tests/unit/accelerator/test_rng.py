@@ -199,7 +199,7 @@ def test_verify_refuses_a_device_that_does_not(device: Device) -> None:
     deaf = replace(device, set_rng_state=lambda _state: None)
     with pytest.raises(DeviceError, match="does not restore") as caught:
         deaf.rng_tracker().verify()
-    assert caught.value.why == "a state put back gave other numbers"
+    assert caught.value.why == "a restored state gave other numbers"
 
 
 def test_verify_refuses_a_generator_that_never_advances(

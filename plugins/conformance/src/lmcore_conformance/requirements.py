@@ -94,7 +94,7 @@ REQUIREMENTS = MappingProxyType(
         "ddp": Requirement("torch's `DistributedDataParallel`"),
         "fsdp": Requirement("torch's `fully_shard`"),
         "compile": Requirement("`torch.compile`"),
-        "graph_capture": _ability("work that is recorded and played again", "new_graph"),
+        "graph_capture": _ability("work that is captured and replayed", "new_graph"),
         "profiler": Requirement("events of the device in torch's profiler"),
         "autocast": Requirement("torch's autocast"),
     }

@@ -11,14 +11,14 @@
 | `slow` | it takes longer | an op or a collective; any op | `1ms` |
 | `lose` | the devices are lost: every call from there on raises | an op or a collective; any op | |
 | `hang` | it never returns | a collective; any | |
-| `no-rng-restore` | a state put back is ignored | | |
+| `no-rng-restore` | restoring a generator state has no effect | | |
 | `no-autocast` | `torch.autocast` is accepted and casts nothing | | |
 
 TARGET is the name of an op without namespace, overload and trailing underscore (`mm`, `gelu`,
 `native_layer_norm_backward`, `copy`), or `all_reduce`, `all_gather`, `reduce_scatter`,
 `all_to_all`, `broadcast`, `reduce`, `gather`, `scatter`, `send`, `recv`, `barrier`.  COUNT is the
-how manieth call that the target matches, from 1; without it, every one.  RANK is the process that
-misbehaves, by the variable `RANK`; without it, all do.  `fail:mm@3`, `wrong:gelu=1.5`,
+number of the matching call, from 1; without it, every call.  RANK is the process with the fault,
+by the variable `RANK`; without it, all processes.  `fail:mm@3`, `wrong:gelu=1.5`,
 `slow:copy=5ms`, `lose@200#1`, `hang:all_reduce@2#0`.
 """
 
@@ -55,7 +55,7 @@ class FaultRule:
     Attributes:
         kind: "fail", "wrong", "slow", "lose" or "hang".
         target: Op or collective; empty: any.
-        at: The how manieth matching call; 0: every one.
+        at: Number of the matching call, from 1; 0: every call.
         value: Factor of a wrong result, or seconds.
         rank: Process that misbehaves; None: all.
     """

@@ -191,7 +191,7 @@ def test_a_broken_device_is_shown_with_its_fix(install):
     done = lmcore(folder, "plugins", LMCORE_PLUGINS="good", GOOD_STATE="broken")
     assert done.returncode == 0
     assert "fix: mend it" in done.stdout
-    assert "A run cannot start without a choice of yours" in done.stdout
+    assert "A run cannot start until you choose a device" in done.stdout
     assert "--device cpu" in done.stdout
 
 

@@ -219,6 +219,20 @@ def test_parse_section_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert shown in text
 
 
+def test_usage_of_optional_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    """The usage line has optional arguments in brackets, and dots after lists."""
+
+    @dataclass(frozen=True)
+    class Listing:
+        """List things."""
+
+        name: tuple[str, ...] = option((), "Things to list.")
+
+    with pytest.raises(SystemExit):
+        parse_section(Listing, ["--help"], command="lmcore list", positionals=["name"])
+    assert "usage: lmcore list [NAME ...] [--flags]\n" in capsys.readouterr().out
+
+
 def test_wants_help() -> None:
     """Help is asked for before `--`, not after it."""
     assert wants_help(["--lr", "1", "--help"])

@@ -59,9 +59,9 @@ def _over_kernels(
 @check(
     "ops.bias_dropout_add.share",
     "L2",
-    "It drops the share that it is asked for, scales up the rest, and gradients pass where "
-    "values did.",
-    reason="Training with another share, or with masks that differ in backward, is biased.",
+    "It drops the given fraction, scales up the rest, and drops the same elements of the "
+    "gradient.",
+    reason="Training with another fraction, or with another mask in backward, is biased.",
     group=_GROUP,
 )
 def share(bench: Bench) -> str:
@@ -119,11 +119,11 @@ def independent(bench: Bench) -> str:
     "ops.bias_dropout_add.state",
     "L2",
     "The same random state drops the same channels, the next call others.",
-    reason="Recomputation puts the state back and relies on it.",
+    reason="Recomputation restores the state.",
     group=_GROUP,
 )
 def state(bench: Bench) -> str:
-    """Draw twice, put the state back, draw again."""
+    """Draw twice, restore the state, draw again."""
 
     def judge(kernel: Kernel) -> list[str]:
         bench.device.seed(5)
@@ -131,7 +131,7 @@ def state(bench: Bench) -> str:
         first, second = (_added(bench, kernel, 0.3, (2, 3, 101))[0] for _ in range(2))
         bench.device.set_rng_state(before)
         again = _added(bench, kernel, 0.3, (2, 3, 101))[0]
-        faults = [] if torch.equal(first, again) else ["a state put back drops other channels"]
+        faults = [] if torch.equal(first, again) else ["a restored state drops other channels"]
         return faults + (["two calls drop the same"] if torch.equal(first, second) else [])
 
     return _over_kernels(bench, "bias_dropout_add", judge, dropout=0.3, bias=True)
@@ -141,7 +141,7 @@ def state(bench: Bench) -> str:
     "ops.bias_dropout_add.all",
     "L2",
     "A probability of 1 leaves the residual, without NaN.",
-    reason="It is the end of every sweep, and 0 times infinity in a careless kernel.",
+    reason="A careless kernel computes 0 times infinity.",
     group=_GROUP,
 )
 def everything(bench: Bench) -> str:
@@ -157,9 +157,9 @@ def everything(bench: Bench) -> str:
 @check(
     "ops.attention.dropout",
     "L2",
-    "With dropout the mean over many draws stays, single draws differ, and a state put back "
-    "repeats output and gradients.",
-    reason="It is random inside a fused kernel, where nothing else shows it.",
+    "With dropout the mean over many draws is unchanged, single draws differ, and a restored "
+    "state repeats output and gradients.",
+    reason="No other check notices wrong dropout inside a fused kernel.",
     group=_GROUP,
 )
 def attention_dropout(bench: Bench) -> str:
@@ -186,7 +186,7 @@ def attention_dropout(bench: Bench) -> str:
             out = kernel.function(*leaves, causal=True, dropout=0.5)
             runs.append([out, *torch.autograd.grad(out, leaves, torch.ones_like(out))])
         if not all(torch.allclose(a, b, rtol=1e-4) for a, b in zip(*runs, strict=True)):
-            faults.append("a state put back gives other outputs or gradients")
+            faults.append("a restored state gives other outputs or gradients")
         return faults
 
     attributes = {"head_dim": 8, "num_attention_heads": 1, "num_query_groups": 1}

@@ -83,10 +83,10 @@ def rng_state(bench: Bench) -> str:
         draw()
         bench.device.set_rng_state(kept)
         if not torch.equal(bench.device.get_rng_state(), kept):
-            faults.append(f"`{name}`: the state that was put back is not the one that is got")
+            faults.append(f"`{name}`: the restored state is not the one that is read")
         again = [draw().cpu() for _ in range(3)]
         if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
-            faults.append(f"`{name}`: a state put back gives other numbers")
+            faults.append(f"`{name}`: a restored state gives other numbers")
     if faults:
         raise Failure(*dict.fromkeys(faults))
     return f"{size} bytes"
