@@ -85,7 +85,7 @@ def _own_checks(record: PluginRecord, plugins: PluginSet, timeout: float) -> lis
     )
     checks = _read(outcome.value or [])
     if not outcome.complete:
-        checks.append(Check("checks", CheckStatus.FAILED, outcome.fault, _blame(record)))
+        checks.append(Check("checks", CheckStatus.FAILED, outcome.fault, _blame(record, outcome)))
     return checks
 
 
@@ -139,7 +139,7 @@ def _completed(outcome: Outcome, name: str, record: PluginRecord) -> list[Check]
     checks = _read(one for one in outcome.values if "begins" not in one)
     if not outcome.complete:
         pending = begun[-1] if len(begun) > len(checks) else name
-        checks.append(Check(pending, CheckStatus.FAILED, outcome.fault, _blame(record)))
+        checks.append(Check(pending, CheckStatus.FAILED, outcome.fault, _blame(record, outcome)))
     return checks
 
 
@@ -179,5 +179,8 @@ def _failure(name: str, error: LmcoreError) -> Check:
     return Check(name, CheckStatus.FAILED, in_one_line(error), error.hint)
 
 
-def _blame(record: PluginRecord) -> str:
-    return f"update or uninstall `{record.distribution}`, or report this to its authors"
+def _blame(record: PluginRecord, outcome: Outcome) -> str:
+    remedy = f"update or uninstall `{record.distribution}`, or report this to its authors"
+    if "no answer" in outcome.fault:
+        return f"on a busy or slow machine try `--timeout 300`; otherwise {remedy}"
+    return remedy

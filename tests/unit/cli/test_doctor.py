@@ -229,6 +229,7 @@ def test_hanging_own_checks_are_stopped(rows):
     check = rows(body="time.sleep(1000)", state="ABSENT", timeout=3.0)["checks"]
     assert check.status is CheckStatus.FAILED
     assert "no answer within 3 s; stopped; it was in `lmcore_doctor`" in check.detail
+    assert "--timeout 300" in check.fix
 
 
 # The smoke test of a present device
