@@ -17,9 +17,10 @@ from lmcore.cli.plugin.plugin_commands import find_commands
 from lmcore.config.foreign import megatron
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("docs", "examples", "plugins", "plugins_cuda", "plugins_xpu", "tests")
 PAGES = [
     *ROOT.glob("*.md"),
-    *(path for folder in ("docs", "examples", "plugins") for path in (ROOT / folder).rglob("*.md")),
+    *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md"))),
     *(ROOT / "examples").glob("*.sh"),
 ]
 SEPARATORS = {"&&", "||", "|", ";", "&", ">", ">>", "<", "2>"}

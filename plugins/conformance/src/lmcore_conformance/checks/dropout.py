@@ -59,8 +59,7 @@ def _over_kernels(
 @check(
     "ops.bias_dropout_add.share",
     "L2",
-    "It drops the given fraction, scales up the rest, and drops the same elements of the "
-    "gradient.",
+    "It drops the given fraction, scales up the rest, and drops the same elements of the gradient.",
     reason="Training with another fraction, or with another mask in backward, is biased.",
     group=_GROUP,
 )
