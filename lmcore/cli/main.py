@@ -62,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0: success, 1: a failed run, 2: wrong usage or configuration, 130: interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_closed_streams()
     try:
         status = _start(arguments)
         sys.stdout.flush()
@@ -85,6 +86,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(failed.render() + "\n")
         return failed.exit_status
     return status
+
+
+def _open_closed_streams() -> None:
+    """Open the null device for each standard stream that this process was started without (`>&-`).
+
+    Otherwise the next file to be opened gets its descriptor, and a library that prints there writes
+    into that file.
+    """
+    for fd, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
+        if getattr(sys, name) is not None:
+            continue
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, fd)  # also if they are the same
+            os.set_inheritable(fd, True)  # noqa: FBT003
+            if null != fd:
+                os.close(null)
+        setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 def _is_launched() -> bool:

@@ -204,6 +204,35 @@ def test_full_output_device_is_one_line(argv: list[str]) -> None:
     assert done.stderr == "error: cannot write to standard output: No space left on device\n"
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("argv, status", [(["config", "show"], 0), (["config", "show", "--x"], 2)])
+def test_a_closed_standard_stream_changes_no_status(
+    closed: str, argv: list[str], status: int
+) -> None:
+    """A command whose standard streams are closed works, and prints to the null device."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", SCRIPT, *argv],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_file_gets_the_descriptor_of_a_closed_stream() -> None:
+    """What a library prints to a closed standard error never ends up in another file."""
+    script = (
+        "import sys; from lmcore.cli import main; main.main(['--version']);"
+        " sys.exit(open('/dev/zero').fileno() <= 2)"
+    )
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-c", script], check=False
+    )
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize("error", [OSError(28, "full"), OSError(28, "full", "/data/x")])
 def test_other_full_disk_keeps_its_traceback(
     error: OSError, monkeypatch: pytest.MonkeyPatch
