@@ -23,6 +23,10 @@ _OURS = {
     "lr": "the learning rate is `--lr`",
     "weight_decay": "the weight decay is `--weight-decay`",
 }
+_USABLE = (
+    "give the import path of a class derived from `torch.optim.Optimizer`, such as "
+    "`--optimizer torch.optim:NAdam`"
+)
 _WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -88,6 +92,8 @@ def load_class(path: str) -> type[Any]:
         ConfigError: There is no such module or class, or it is no optimizer that can train here.
     """
     module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise ConfigError(f"`--optimizer {path}` names no class", hint=_USABLE)
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
@@ -112,13 +118,13 @@ def load_class(path: str) -> type[Any]:
     if found_class is None:
         raise ConfigError(
             f"`--optimizer {path}`: `{module_name}` has no `{name}`",
-            hint=suggestion(name, classes),
+            hint=suggestion(name, classes) if classes else _USABLE,
         )
     if name not in classes:
         raise ConfigError(
             f"`--optimizer {path}` is not an optimizer",
             why="it is not a class derived from `torch.optim.Optimizer`",
-            hint=suggestion(name, classes),
+            hint=suggestion(name, classes) if classes else _USABLE,
         )
     closure = inspect.signature(found_class.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
@@ -156,7 +162,9 @@ def parse_arguments(arguments: Sequence[str], kind: type[Any], path: str) -> dic
         if key not in known and not _takes_any(kind):
             raise ConfigError(
                 f"`--optimizer-args {argument}`: `{path}` has no argument `{key}`",
-                hint=suggestion(key, known - _OURS.keys()),
+                hint=suggestion(key, own)
+                if (own := known - _OURS.keys())
+                else "the class has no arguments but those that the run sets",
             )
         values[key] = _literal(text)
     return values

@@ -71,7 +71,7 @@ def _named(policies: Sequence[Policy], option: str, name: str) -> Policy:
     raise ConfigError(
         f"`--{option} {name}`: the device does not offer it",
         why=_reasons(policies) or None,
-        hint=suggestion(name, able),
+        hint=suggestion(name, able) if able else None,
     )
 
 

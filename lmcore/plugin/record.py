@@ -165,7 +165,9 @@ class PluginSet:
             if name not in known:
                 raise ConfigError(
                     f"`{source}` names the plugin `{name}`, which is not installed",
-                    hint=suggestion(name, known - {CPU}),
+                    hint=suggestion(name, known - {CPU})
+                    if known - {CPU}
+                    else f"the only plugin here is `{CPU}`, which always takes part",
                 )
         return PluginSet(
             tuple(

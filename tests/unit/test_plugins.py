@@ -938,6 +938,9 @@ def test_leaving_out_what_is_not_there_is_an_error(env, off):
     with pytest.raises(ConfigError, match="the plugin `onee`, which is not installed") as error:
         discover(env=env, entry_points=[CPU_POINT, point("one")], off=off)
     assert "`one`" in error.value.hint
+    with pytest.raises(ConfigError) as alone:
+        discover(env=env, entry_points=[CPU_POINT], off=off)
+    assert "the only plugin here is `cpu`" in alone.value.hint
 
 
 def test_the_cpu_cannot_be_left_out():
