@@ -8,6 +8,7 @@ traceback.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Sequence
 
@@ -24,6 +25,7 @@ __all__ = [
     "PluginError",
     "RunError",
     "counted",
+    "host_memory",
     "nearest",
     "printable",
     "suggestion",
@@ -124,6 +126,14 @@ class HostMemoryError(LmcoreError):
             why=str(error) or None,
             hint="reduce batch sizes, lengths or numbers of samples, documents and workers",
         )
+
+
+def host_memory() -> int:
+    """Return the physical memory of the host in bytes.
+
+    The system may promise more memory than it has, and end the process when it is used.
+    """
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class RunError(LmcoreError):

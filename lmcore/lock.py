@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from lmcore.bounded_file import open_regular
+from lmcore.bounded_file import UnreadableFileError, open_regular
 from lmcore.child_process import process_start
 from lmcore.durable import hidden_path, machine
 from lmcore.threads import start_optional
@@ -39,6 +39,7 @@ SILENT_SECONDS = 60.0
 """Time without a touch after which an owner elsewhere is dead; network file systems lag behind."""
 _ATTEMPTS = 5
 _MAX_BYTES = 4096
+_LARGEST_PID = 2**31 - 1
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -78,14 +79,15 @@ class LockOwner:
         """Return the owner in the content of a lock file; None if it is unreadable."""
         try:
             values = json.loads(content)
-            return cls(
+            owner = cls(
                 str(values["machine"]),
                 str(values["host"]),
                 int(values["pid"]),
                 float(values["started"]),
             )
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
+        return owner if 0 < owner.pid <= _LARGEST_PID else None
 
     def is_gone(self) -> bool:
         """Return True if the process ran on this machine and has ended."""
@@ -131,7 +133,8 @@ class LockFile:
         While it is held, a daemon thread touches it.
 
         Raises:
-            OSError: The file system refuses.
+            OSError: The file system refuses, or the path is not that of a readable file; then the
+                error's `filename` is the path of the lock.
         """
         for _ in range(_ATTEMPTS):
             if self._create() or self._take_over():
@@ -144,6 +147,8 @@ class LockFile:
                 return True
             if self.path.exists():
                 return False
+        if self.path.is_symlink():
+            raise UnreadableFileError(errno.ENOENT, "it is a link to nothing", str(self.path))
         return False
 
     def release(self) -> None:
@@ -202,8 +207,14 @@ class LockFile:
             file = self.path.open("xb")
         except FileExistsError:
             return False
-        file.write(_description())
-        file.flush()
+        try:
+            file.write(_description())
+            file.flush()
+        except OSError:
+            with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk
+                file.close()
+            self.path.unlink(missing_ok=True)
+            raise
         self._file = file
         return True
 

@@ -84,8 +84,9 @@ def save_checkpoint(
         meta: JSON values (counters, schedule, data position), returned by `read_manifest`; rank 0
             saves its own.
         model_shape: Shape of the model, which `check_shape` compares before a load.
-        keep_last: Number of checkpoints to keep, with this one; older ones are deleted.  None to
-            keep all but those with a true `TIMED` in their *meta*.
+        keep_last: Number of checkpoints to keep, with this one; of the others, those with a true
+            `TIMED` in their *meta* are deleted first, then the oldest.  None to keep all but those
+            with `TIMED`.
         damaged: Checkpoints that are known to be damaged: they neither count as kept nor are
             deleted.
         plan: Write plan of this rank; None: it writes everything.
@@ -192,6 +193,7 @@ class _Save:
         if self.keep_last is None:
             older = [(path, manifest) for path, manifest in older if manifest.meta.get(TIMED)]
         else:
+            older.sort(key=lambda item: bool(item[1].meta.get(TIMED)))  # newest first in each kind
             older = older[self.keep_last - 1 :]
         if older or self.keep_last is not None:
             _delete(self.directory, [path for path, _manifest in older])
@@ -269,28 +271,36 @@ def _describe(
 
 def _publish(checkpoints_dir: Path, iteration: int, temporary: Path) -> Path:
     target = iteration_path(checkpoints_dir, iteration)
-    if (target.exists() or target.is_symlink()) and not _is_ours(target):
-        _move_aside(target)
+    if target.exists() or target.is_symlink():
+        reason = _keep_reason(target)
+        if reason is not None:
+            _move_aside(target, reason)
     publish_directory(temporary, target, replace=True)  # see layout for its hidden names
     return target
 
 
-def _move_aside(target: Path) -> None:
+def _move_aside(target: Path, reason: str) -> None:
+    """Rename what has the name of a new checkpoint, with a warning that gives the *reason*."""
     aside = next(
         path
         for number in range(1, 1_000_000)
         if not (path := target.with_name(f"{target.name}.aside-{number}")).exists()
     )
-    logger.warning("%s is not a checkpoint of lmcore; moved to %s", target, aside.name)
+    logger.warning("%s; moved to `%s`: the name is needed for a new checkpoint", reason, aside.name)
     target.rename(aside)
 
 
-def _is_ours(path: Path) -> bool:
+def _keep_reason(path: Path) -> str | None:
+    """Return why *path* must not be replaced by a new checkpoint; None for a checkpoint."""
+    if path.is_symlink():
+        return f"`{path}` is a link"
+    if not path.is_dir():
+        return f"`{path}` is a file, not a checkpoint"
     try:
         read_manifest(path)
-    except CheckpointError:
-        return False
-    return not path.is_symlink()
+    except CheckpointError as error:
+        return error.what
+    return None
 
 
 def _clean_up(checkpoints_dir: Path) -> None:

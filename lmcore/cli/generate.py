@@ -68,6 +68,7 @@ class GenerateSection(TokenizerSection):
     prompt: str | None = option(
         None,
         "Text to continue; `-` reads standard input; default: the start of a document.",
+        may_be_empty=True,
     )
     prompt_file: str | None = option(
         None, "File with one prompt; the line break at its end is dropped.", metavar="FILE"

@@ -206,14 +206,16 @@ class _SettingsFile:
 
     def read(self, problems: list[LmcoreError]) -> None:
         """Fill layer, preset and notices; add every problem to *problems*."""
-        file = read_file(self.path, problems)
+        names = (*self.sections, *self.left_out, *self.options, PRESET_OPTION.name)
+        file = read_file(self.path, problems, names)
         run_file = RunFile.of(file.text)
         if run_file is not None and not run_file.earlier:
             self.run_directories.append(Path(self.path).parent)
         for entry in file.entries:
             where = f"{self.path}:{entry.line}"
-            values = entry.value if isinstance(entry.value, list) else [entry.value or ""]
-            shown = f"{where}: `{entry.key}: {' '.join(map(str, values))}`"
+            values = entry.value if isinstance(entry.value, list) else [entry.value]
+            words = ["" if value is None else str(value) or '""' for value in values]
+            shown = f"{where}: `{entry.key}: {' '.join(words)}`"
             try:
                 if (entry.section, entry.key) == ("", PRESET_OPTION.name):
                     self.preset = PRESET_OPTION.convert(entry.value, where=shown)

@@ -59,8 +59,8 @@ _LARGEST = 10**12
 """Largest absolute value of an integer without an upper bound of its own: no count, size or
 interval of a run is larger, and products of two such values stay far from infinity."""
 
-_TYPE_NAMES = {bool: "true or false", int: "integer", float: "number", str: "text"}
-_ARTICLES = {int: "an ", float: "a "}
+_ONE = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+_SEVERAL = {bool: "true or false", int: "integers", float: "numbers", str: "texts"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +79,7 @@ class _Declaration:
     needs: tuple[Need, ...] = ()
     paths: str | None = None
     one_start: bool = False
+    may_be_empty: bool = False
 
 
 def option(
@@ -98,6 +99,7 @@ def option(
     needs: Need | tuple[Need, ...] = (),
     paths: str | None = None,
     one_start: bool = False,
+    may_be_empty: bool = False,
 ) -> Any:
     """Return a dataclass field for one setting.
 
@@ -118,6 +120,7 @@ def option(
         paths: Form of the paths in the value: `INPUT_PATH`, `OUTPUT_PATH`, `PREFIXES` or `RANGES`;
             in a file they are relative to the file.
         one_start: True if the option is for one start only: a run's `config.yaml` does not set it.
+        may_be_empty: True if an empty text is a value, as it always is if it is the default.
     """
     declared = _Declaration(
         help,
@@ -134,6 +137,7 @@ def option(
         (needs,) if isinstance(needs, Need) else needs,
         paths,
         one_start,
+        may_be_empty or default == "",
     )
     return dataclasses.field(default=default, metadata={_KEY: declared})
 
@@ -154,6 +158,7 @@ class Option:
         needs: Conditions under which the setting has an effect; empty: always.
         paths: Form of the paths in the value; see `option`.
         one_start: True if the option is for one start only; see `option`.
+        may_be_empty: True if an empty text is a value; see `option`.
     """
 
     name: str
@@ -177,6 +182,7 @@ class Option:
     needs: tuple[Need, ...] = ()
     paths: str | None = None
     one_start: bool = False
+    may_be_empty: bool = False
 
     @property
     def key(self) -> str:
@@ -203,8 +209,8 @@ class Option:
         """Type and bounds of the option in words, for messages: "expected a number > 0"."""
         if self.choices:
             return f"expected {self.bound}"
-        article = "a " if self.repeated else _ARTICLES.get(self.type, "")
-        return f"expected {article}{self.type_name} {self.bound}".rstrip()
+        kind = (_SEVERAL if self.repeated else _ONE)[self.type]
+        return f"expected {kind} {self.bound}".rstrip()
 
     @property
     def bound(self) -> str:
@@ -220,9 +226,10 @@ class Option:
 
     @property
     def type_name(self) -> str:
-        """The type in words, for messages and docs."""
-        word = _TYPE_NAMES[self.type]
-        return f"list of {word}" if self.repeated else word
+        """The type in words, for the docs: "number", "list of integers"."""
+        if self.repeated:
+            return f"list of {_SEVERAL[self.type]}"
+        return _ONE[self.type].removeprefix("an ").removeprefix("a ")
 
     def convert(self, value: Any, *, where: str) -> Any:
         """Return *value* as this option's type, with its bounds checked.
@@ -253,15 +260,19 @@ class Option:
         try:
             converted = _CONVERTERS[self.type](value)
         except (ValueError, TypeError, OverflowError):
-            kind = _ARTICLES.get(self.type, "") + _TYPE_NAMES[self.type]
             bound = f" {self.bound}" if self.bound else ""
-            raise ConfigError(f"{where}: expected {kind}{bound}") from None
+            raise ConfigError(f"{where}: expected {_ONE[self.type]}{bound}") from None
+        if self.type is str and not converted.strip() and not self.may_be_empty:
+            what = f"{where}: the {'path' if self.paths else 'value'} is empty"
+            left_out = "" if self.required else "leave it out for its default; "
+            hint = f"{left_out}a shell variable may be unset"
+            raise ConfigError(what, why=self.expected if self.choices else None, hint=hint)
         if self.choices is not None and converted not in self.choices:
             converted = (self.aliases or {}).get(str(converted).lower(), converted)
             same = [word for word in self.choices if word.lower() == str(converted).lower()]
             converted = same[0] if same else converted
         if self.paths in {INPUT_PATH, OUTPUT_PATH}:
-            _check_path(converted, where)
+            _refuse_url(converted, where)
         self._check_range(converted, where)
         return converted
 
@@ -287,15 +298,12 @@ class Option:
             raise ConfigError(f"{where}: out of range", why=end)
 
 
-def _check_path(path: str, where: str) -> None:
-    """Refuse an empty path, mostly that of an unset variable, and a URL.
+def _refuse_url(path: str, where: str) -> None:
+    """Refuse a URL, which names neither a file nor a directory of this machine.
 
     Raises:
-        ConfigError: The text is neither a file nor a directory of this machine.
+        ConfigError: The path is a URL.
     """
-    if not path.strip():
-        hint = "leave it out for its default; a shell variable may be unset"
-        raise ConfigError(f"{where}: the path is empty", hint=hint)
     if _URL.match(path):
         hint = "give the path of a local or mounted directory"
         raise ConfigError(f"{where}: a URL is not a path", hint=hint)

@@ -30,10 +30,6 @@ from lmcore.errors import ConfigError
 __all__ = ["RunPlan", "resolve"]
 
 
-_SAVE_MINUTES = 10.0
-"""Minutes between checkpoints of a run without `--save-interval`."""
-
-
 def resolve(
     validated: ValidConfig,
     *,
@@ -112,10 +108,9 @@ def _derive_defaults(
     """Return the settings with derived defaults, and their provenance."""
     config, provenance = loaded.config, dict(loaded.provenance)
     model, training = config.model, config.training
-    sections = ("model", "data", "training", "checkpoint")
-    filled: dict[str, dict[str, Any]] = {section: {} for section in sections}
+    filled: dict[str, dict[str, Any]] = {name: {} for name in ("model", "data", "training")}
 
-    def derive(section: str, name: str, value: float | str, formula: str) -> None:
+    def derive(section: str, name: str, value: int, formula: str) -> None:
         filled[section][name] = value
         provenance[name] = Provenance("derived", formula)
 
@@ -134,11 +129,8 @@ def _derive_defaults(
         if not loaded.given(name) and rule != loaded.value(name):
             filled["data"][name] = rule
             provenance[name] = Provenance("checkpoint")  # a setting: the run's file repeats it
-    if config.checkpoint.save_interval_mins is None:
-        derive("checkpoint", "save_interval_mins", *_save_minutes(config.checkpoint.save_interval))
     config = dataclasses.replace(
         config,
-        checkpoint=dataclasses.replace(config.checkpoint, **filled["checkpoint"]),
         model=dataclasses.replace(model, **filled["model"]),
         data=dataclasses.replace(config.data, **filled["data"]),
         training=dataclasses.replace(training, **filled["training"]),
@@ -171,13 +163,6 @@ def _global_batch(
             f"another batch size: `--global-batch-size {-(-batch // each) * each}`",
         )
     return batch, "the checkpoint's"
-
-
-def _save_minutes(save_interval: int | None) -> tuple[float, str]:
-    """Return the minutes between checkpoints by time, and why."""
-    if save_interval is not None:
-        return 0.0, "save_interval is given"
-    return _SAVE_MINUTES, "without save_interval"
 
 
 def _train_length(config: Config, batch: int) -> tuple[int, int]:

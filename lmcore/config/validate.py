@@ -19,6 +19,7 @@ from lmcore.config.rules.parallel import (
     layout_problems,
     world_size_problem,
 )
+from lmcore.config.rules.paths import PATH_RULES
 from lmcore.config.rules.precision import PRECISION_RULES
 from lmcore.config.rules.profile import profile_problems
 from lmcore.config.rules.tokenizer import TOKENIZER_RULES
@@ -38,6 +39,7 @@ RULES: tuple[Rule, ...] = (
     *CHECKPOINT_RULES,
     *DEEPSPEED_RULES,
     *PARALLEL_RULES,
+    *PATH_RULES,
     *NEED_RULES,
 )
 """Rules that need nothing but the settings, in the order in which problems are shown."""

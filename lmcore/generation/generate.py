@@ -84,7 +84,7 @@ def generate(
     Raises:
         ConfigError: A prompt is empty without *eod*, has an id outside the vocabulary, or leaves
             too few positions for the tokens.
-        RunError: The model's scores are not finite.
+        RunError: The model's logits are not finite.
     """
     assert num_tokens >= 0
     assert model.causal, "generation needs causal attention"

@@ -58,11 +58,11 @@ def sample(
         return likeliest_B.cpu()
     # In float64 on the CPU, which not every device has: the same logits give the same token on
     # every device.
-    scores_BW = logits_BW.cpu().double() - highest_B.cpu().double().unsqueeze(-1)
-    scores_BW /= options.temperature
+    scaled_BW = logits_BW.cpu().double() - highest_B.cpu().double().unsqueeze(-1)
+    scaled_BW /= options.temperature
     if options.top_k > 0:
-        scores_BW = _keep_top_k(scores_BW, options.top_k)
-    weights_BW = scores_BW.exp_()
+        scaled_BW = _keep_top_k(scaled_BW, options.top_k)
+    weights_BW = scaled_BW.exp_()
     if 0.0 < options.top_p < 1.0:
         weights_BW = _keep_top_p(weights_BW, options.top_p)
     return _draw(weights_BW, generators)
@@ -72,18 +72,18 @@ def _require_finite(highest_B: Tensor) -> None:
     for row, highest in enumerate(highest_B.tolist()):
         if not math.isfinite(highest):
             raise RunError(
-                f"the model's scores for the next token are not finite (row {row}: {highest})",
+                f"the model's logits for the next token are not finite (row {row}: {highest})",
                 why="the weights are not finite, or the precision overflowed",
                 hint="try `--precision fp32`, or an earlier checkpoint",
             )
 
 
-def _keep_top_k(scores_BW: Tensor, top_k: int) -> Tensor:
+def _keep_top_k(scaled_BW: Tensor, top_k: int) -> Tensor:
     """Mask the logits below the k-th highest of their row."""
-    if top_k >= scores_BW.shape[-1]:
-        return scores_BW
-    kth_B1 = scores_BW.topk(top_k, dim=-1).values[:, -1:]
-    return scores_BW.masked_fill_(scores_BW < kth_B1, -math.inf)
+    if top_k >= scaled_BW.shape[-1]:
+        return scaled_BW
+    kth_B1 = scaled_BW.topk(top_k, dim=-1).values[:, -1:]
+    return scaled_BW.masked_fill_(scaled_BW < kth_B1, -math.inf)
 
 
 def _keep_top_p(weights_BW: Tensor, top_p: float) -> Tensor:

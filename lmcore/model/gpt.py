@@ -245,14 +245,14 @@ class GPT(CausalLM):
         """
         drawn = []
         for part_TH in hidden_BSH.flatten(0, 1).split(_SAMPLED_TOKENS):
-            scores_TV = self.logits(part_TH).float()
+            logits_TV = self.logits(part_TH).float()
             # The largest logit after adding Gumbel noise is a draw from the softmax.
-            noise_TV = torch.empty_like(scores_TV).exponential_().log_()
-            drawn.append((scores_TV - noise_TV).argmax(dim=-1))
+            noise_TV = torch.empty_like(logits_TV).exponential_().log_()
+            drawn.append((logits_TV - noise_TV).argmax(dim=-1))
         return torch.cat(drawn).view(hidden_BSH.shape[:-1])
 
     def logits(self, hidden_BSH: Tensor) -> Tensor:
-        """Return scores over the padded vocabulary."""
+        """Return the logits of the padded vocabulary."""
         return functional.linear(hidden_BSH, self.head_weight)
 
     def new_cache(self, batch: int, capacity: int, dtype: torch.dtype) -> KeyValueCache:

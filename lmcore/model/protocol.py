@@ -278,7 +278,7 @@ class CausalLM(Model):
 
     @abstractmethod
     def logits(self, hidden_BSH: Tensor) -> Tensor:
-        """Return scores over the padded vocabulary, [B, S, V].
+        """Return the logits of the padded vocabulary, [B, S, V].
 
         Args:
             hidden_BSH: Hidden states after the final norm.

@@ -87,9 +87,11 @@ class _Loss(torch.autograd.Function):
         total = hidden_TH.new_zeros((), dtype=torch.float32)
         for block in _blocks(hidden_TH.shape[0], weight_VH.shape[0]):
             hidden_CH = hidden_TH[block]
-            score_CV = functional.linear(hidden_CH, weight_VH)
-            compute = score_CV.dtype
-            loss_C, grad_CV = _score(score_CV, target_T[block] - first, group, gradient=needs_grad)
+            logits_CV = functional.linear(hidden_CH, weight_VH)
+            compute = logits_CV.dtype
+            loss_C, grad_CV = _cross_entropy(
+                logits_CV, target_T[block] - first, group, gradient=needs_grad
+            )
             total = total.to(loss_C.dtype) + (loss_C * loss_weight_T[block]).sum()
             if grad_CV is None or grad_hidden_TH is None or grad_weight_VH is None:
                 continue
@@ -111,27 +113,27 @@ def _blocks(tokens: int, rows: int) -> list[slice]:
     return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
 
 
-def _score(
-    score_CV: Tensor, local_C: Tensor, group: ProcessGroup, *, gradient: bool
+def _cross_entropy(
+    logits_CV: Tensor, local_C: Tensor, group: ProcessGroup, *, gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return the cross entropy of each token, [C], and its gradient by this rank's logits, [C, V].
 
     Args:
-        score_CV: Logits of this rank.
+        logits_CV: Logits of this rank.
         local_C: Column of the target, outside [0, V) if another rank has it.
         group: Process group of the tensor axis.
         gradient: False: the gradient is not computed, and None.
     """
     from torch import distributed
 
-    score_CV = score_CV if score_CV.dtype == torch.float64 else score_CV.float()
-    largest_C = score_CV.amax(dim=-1)
+    logits_CV = logits_CV if logits_CV.dtype == torch.float64 else logits_CV.float()
+    largest_C = logits_CV.amax(dim=-1)
     distributed.all_reduce(largest_C, distributed.ReduceOp.MAX, group)
-    score_CV = score_CV - largest_C.unsqueeze(-1)
-    here_C = (local_C >= 0) & (local_C < score_CV.shape[-1])
+    logits_CV = logits_CV - largest_C.unsqueeze(-1)
+    here_C = (local_C >= 0) & (local_C < logits_CV.shape[-1])
     column_C1 = local_C.masked_fill(~here_C, 0).unsqueeze(-1)
-    chosen_C = score_CV.gather(-1, column_C1).squeeze(-1).masked_fill(~here_C, 0.0)
-    power_CV = score_CV.exp_()
+    chosen_C = logits_CV.gather(-1, column_C1).squeeze(-1).masked_fill(~here_C, 0.0)
+    power_CV = logits_CV.exp_()
     both_2C = torch.stack([power_CV.sum(dim=-1), chosen_C])
     distributed.all_reduce(both_2C, group=group)
     sum_C, chosen_C = both_2C.unbind(0)

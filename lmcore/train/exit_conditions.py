@@ -40,14 +40,14 @@ class ExitConditions:
         self,
         training: TrainingSection,
         *,
-        save_minutes: float | None = None,
+        save_minutes: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the clock.
 
         Args:
             training: Exit interval and time limit.
-            save_minutes: Minutes between checkpoints; None or 0 for none by time.
+            save_minutes: Minutes between checkpoints; 0 for none by time.
             clock: Returns the time in seconds.
         """
         self.interval = training.exit_interval

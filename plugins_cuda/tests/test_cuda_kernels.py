@@ -104,7 +104,7 @@ def test_liger(op: str, dtype: torch.dtype, install: Any) -> None:
     compare(op, getattr(module, op), dtype)
 
 
-def test_liger_leaves_scores_alone(install: Any) -> None:
+def test_liger_leaves_logits_alone(install: Any) -> None:
     """The kernel that writes over its input gets a copy."""
     install("liger-kernel")
     module = importlib.import_module("lmcore_cuda.kernel.liger")

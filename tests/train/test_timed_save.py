@@ -31,12 +31,12 @@ def saved_in(directory: Path) -> list[str]:
 
 
 def test_announcement(train: Any) -> None:
-    """The start says when the run saves; an interval in steps is not added to."""
+    """The start says when the run saves; both intervals act, given or by default."""
     lines = {
         "": "saving    every 10 minutes and at the end",
-        "--save-interval 2": "saving    every 2 steps and at the end",
+        "--save-interval 2": "saving    every 2 steps, every 10 minutes and at the end",
         "--save-interval-mins 0": "saving    only at the end",
-        "--save-interval 2 --save-interval-mins 0.5": "every 2 steps, every 0.5 minutes and at",
+        "--save-interval 2 --save-interval-mins 0": "saving    every 2 steps and at the end",
     }
     for number, (flags, line) in enumerate(lines.items()):
         assert line in train(str(number), f"--train-iters 1 {flags}").err

@@ -85,7 +85,15 @@ def test_a_dead_owner_on_this_machine_is_replaced_at_once(
     assert left_in(tmp_path) == ["lock"]
 
 
-@pytest.mark.parametrize("text", [None, "", "not json", '{"machine": 1}'])
+@pytest.mark.parametrize("pid", ["-5", "0", "1e400", str(2**40), "null", '"x"'])
+def test_an_owner_of_an_impossible_process_id(pid: str) -> None:
+    """It is unreadable, not an error of the process that looks."""
+    text = owner(pid=12345).replace("12345", pid)
+    assert text != owner(pid=12345)
+    assert LockOwner.parse(text.encode()) is None
+
+
+@pytest.mark.parametrize("text", [None, "", "not json", '{"machine": 1}', "[" * 4000])
 def test_an_owner_elsewhere_counts_while_its_lock_is_touched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import codecs
 import unicodedata
+from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.bounded_file import read_bounded_file
-from lmcore.errors import ConfigError, LmcoreError
+from lmcore.errors import ConfigError, LmcoreError, nearest
 
 if TYPE_CHECKING:
     import yaml
@@ -24,6 +26,18 @@ _MAX_BYTES = 1 << 18
 _MAX_BYTES_IN_PYTHON = 1 << 16
 """The same without libyaml, if PyYAML was built without it."""
 _MAX_DEPTH = 32
+
+_FILES_OF_A_RUN = {
+    "summary.json": "the summary of a run",
+    "metrics.jsonl": "the step records of a run",
+    "environment.json": "the record of a run's environment",
+    "kernels.json": "the record of a run's kernels",
+    "manifest.json": "the manifest of a checkpoint",
+    "tokenizer.json": "a tokenizer",
+}
+_DEEPSPEED_KEYS = {"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"}
+_HUGGING_FACE_KEYS = {"architectures", "model_type"}
+_MANY_KEYS = 3
 
 
 @dataclass(frozen=True)
@@ -49,10 +63,16 @@ class YamlFile:
     text: str
 
 
-def read_file(path: str, problems: list[LmcoreError]) -> YamlFile:
+def read_file(path: str, problems: list[LmcoreError], sections: Collection[str] = ()) -> YamlFile:
     """Return the entries and text of the file at *path*; add its problems to *problems*.
 
     Values are text, lists of text, or None for an empty one.
+
+    Args:
+        path: Path of the file.
+        problems: List to which problems are added.
+        sections: Names that settings have at the top level; a file with many keys and none of
+            these, nor a similar one, is one problem.  Empty: any names.
     """
     import yaml
 
@@ -74,18 +94,64 @@ def read_file(path: str, problems: list[LmcoreError]) -> YamlFile:
         return nothing
     if root is None:
         return nothing
-    if not isinstance(root, yaml.MappingNode):
-        what = f"`{path}` does not hold sections"
-        why = "the top level is not a mapping"
-        hint = "write a section's name and below it, indented, its settings: `training:`"
-    elif [key for key, _ in root.value if key.value in ("architectures", "model_type")]:
-        what = f"`{path}` is not a file of lmcore's settings"
+    if isinstance(root, yaml.MappingNode):
+        foreign = _not_settings(path, [str(key.value) for key, _ in root.value], sections)
+        if foreign is None:
+            return YamlFile(_Reader(path, text, problems).top(root), text)
+    else:
+        foreign = ConfigError(
+            f"`{path}` does not hold sections",
+            why="the top level is not a mapping",
+            hint="write a section's name and below it, indented, its settings: `training:`",
+        )
+    problems.append(foreign)
+    return nothing
+
+
+def _file_of_a_run(path: str) -> ConfigError | None:
+    """Return the error for a directory, or a file that lmcore wrote beside the settings of a run.
+
+    Its hint names the run's `config.yaml`.  None for any other path.
+    """
+    found = Path(path)
+    is_directory, written = found.is_dir(), _FILES_OF_A_RUN.get(found.name)
+    if not is_directory and (written is None or not found.is_file()):
+        return None
+    settings = next(
+        (
+            folder / "config.yaml"
+            for folder in [found, *found.parents[:3]]
+            if (folder / "config.yaml").is_file()
+        ),
+        None,
+    )
+    hint = "an argument without a flag is a YAML file of settings"
+    if settings is not None:
+        hint = f"the settings of the run are in `{settings}`"
+        if is_directory:
+            hint += f"; `--load {path}` loads its checkpoint"
+    if is_directory:
+        return ConfigError(f"`{path}` is a directory, not a file of settings", hint=hint)
+    return ConfigError(f"`{path}` is not a file of settings", why=f"it is {written}", hint=hint)
+
+
+def _not_settings(path: str, keys: list[str], sections: Collection[str]) -> ConfigError | None:
+    """Return the error for a mapping that another program wrote; None if it may be settings."""
+    what = f"`{path}` is not a file of lmcore's settings"
+    if _HUGGING_FACE_KEYS.intersection(keys):
         why = "it describes a model of Hugging Face transformers"
         hint = "write its sizes as flags, or below `model:` of a YAML file; `--preset` names models"
+    elif _DEEPSPEED_KEYS.intersection(keys):
+        why, hint = "it is a configuration of DeepSpeed", f"give it by `--deepspeed-config {path}`"
     else:
-        return YamlFile(_Reader(path, text, problems).top(root), text)
-    problems.append(ConfigError(what, why=why, hint=hint))
-    return nothing
+        names = [key.replace("-", "_") for key in keys]
+        similar = any(name in sections or nearest(name, sections) for name in names)
+        if not sections or len(keys) <= _MANY_KEYS or similar:
+            return None
+        first = ", ".join(f"`{key}`" for key in keys[:_MANY_KEYS])
+        why = f"none of its {len(keys)} keys is a section: {first} and others"
+        hint = "write settings below their sections, as `lmcore config show` prints them"
+    return ConfigError(what, why=why, hint=hint)
 
 
 def _check_depth(text: str, loader: Any) -> None:
@@ -103,7 +169,10 @@ def _check_depth(text: str, loader: Any) -> None:
 
 
 def _text(path: str, problems: list[LmcoreError], max_bytes: int) -> str | None:
-    content = b""
+    known, content = _file_of_a_run(path), b""
+    if known is not None:
+        problems.append(known)
+        return None
     try:
         content = read_bounded_file(path, max_bytes)
         text = content.decode("utf-8-sig")

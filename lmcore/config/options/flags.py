@@ -271,7 +271,7 @@ class _Parser:
             what = f"`{origin or name}` needs a value"
             self.problems.append(ConfigError(what, why=option.expected))
             return
-        text = origin or " ".join((name, *values))
+        text = origin or " ".join((name, *(value or '""' for value in values)))
         self.given.setdefault(option.name, []).append(_Given(values or ("true",), text))
 
     def _negation(self, name: str, inline: tuple[str, ...] | None, origin: str | None) -> None:

@@ -49,7 +49,7 @@ def _sources(loaded: LoadedConfig) -> Problems:
     yield from problems
     yield from overlapping_ranges(sources)
     for blend in sources.blends():
-        if blend.file_list is not None and not Path(blend.file_list).is_file():
+        if blend.file_list is not None and not Path(blend.file_list).exists():
             yield ConfigError(f"{loaded.shown(blend.option)}: no such file", hint="check the path")
         yield from _data_sets(loaded, blend)
         yield from _repeated(loaded, blend)
@@ -86,6 +86,10 @@ def _missing_data(
         alone = blend.sources == (DataSource(prefix),)
         meant = f"{blend.flag} {candidate}" if alone else candidate
         hint = f"did you mean `{meant}`?"
+    elif Path(prefix).is_dir():
+        inside = sorted(str(path)[:-4] for path in Path(prefix).glob("*.idx"))[:5]
+        named = f": {', '.join(f'`{path}`' for path in inside)}" if inside else ""
+        hint = f"give the path of a dataset in this directory without `.bin` or `.idx`{named}"
     which = f": `{prefix}`" if len(blend.sources) > 1 else ""
     return ConfigError(f"{loaded.shown(blend.option)}: no such dataset{which}", why=why, hint=hint)
 

@@ -54,7 +54,7 @@ def _without_type(loaded: LoadedConfig, given: list[str]) -> Problems:
 def _files(loaded: LoadedConfig) -> Problems:
     data = loaded.config.data
     for name, path in (("vocab_file", data.vocab_file), ("merge_file", data.merge_file)):
-        if path is not None and not Path(path).is_file():
+        if path is not None and not Path(path).exists():
             yield ConfigError(f"{loaded.shown(name)}: no such file", hint="check the path")
     paths = {
         "tokenizer_model": data.tokenizer_model,

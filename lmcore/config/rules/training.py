@@ -5,7 +5,7 @@ from __future__ import annotations
 from lmcore.config.option import flag_of
 from lmcore.config.rules.common import Problems, Rule, exclude_each_other
 from lmcore.config.settings import LoadedConfig
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, host_memory
 
 __all__ = ["DEFAULT_TRAIN_ITERS", "TRAINING_RULES", "batch_size_problems", "train_iters"]
 
@@ -93,7 +93,20 @@ def _rates(loaded: LoadedConfig) -> Problems:
         )
 
 
-TRAINING_RULES: tuple[Rule, ...] = (_length, _schedule_units, _warmup, _rates)
+def _micro_batch(loaded: LoadedConfig) -> Problems:
+    """Refuse a micro-batch whose token ids alone, int64, are larger than the host's memory."""
+    samples, length = loaded.config.training.micro_batch_size, loaded.config.model.seq_length
+    size, memory = 8 * samples * (length + 1), host_memory()
+    if size > memory:
+        yield ConfigError(
+            f"{loaded.shown('micro_batch_size')} does not fit the memory of the host",
+            why=f"{samples:,} samples of {length:,} tokens take {size / 2**30:,.0f} GiB; the host "
+            f"has {memory / 2**30:,.0f} GiB",
+            hint="use a smaller one; `--global-batch-size` sets the number of samples of a step",
+        )
+
+
+TRAINING_RULES: tuple[Rule, ...] = (_length, _schedule_units, _warmup, _rates, _micro_batch)
 
 
 def batch_size_problems(loaded: LoadedConfig, data_parallel_size: int) -> Problems:

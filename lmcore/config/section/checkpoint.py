@@ -32,19 +32,22 @@ class CheckpointSection:
         one_start=True,
     )
     save_interval: int | None = option(
-        None, "Steps between checkpoints, all of which are kept.", minimum=1, on_resume=FREE
-    )
-    save_interval_mins: float | None = option(
         None,
-        "Minutes between checkpoints, of which only the newest is kept (but see --keep-last); "
-        "0: none; default: 10, or 0 with --save-interval.",
+        "Steps between checkpoints, all of which are kept; default: none by steps.",
+        minimum=1,
+        on_resume=FREE,
+    )
+    save_interval_mins: float = option(
+        10.0,
+        "Minutes between checkpoints, of which only the newest is kept (but see --keep-last), "
+        "besides those of --save-interval; 0: none.",
         minimum=0,
         on_resume=FREE,
     )
     keep_last: int | None = option(
         None,
-        "Number of checkpoints to keep; a save deletes older ones; default: all but those of "
-        "--save-interval-mins.",
+        "Number of checkpoints to keep; a save deletes first those of --save-interval-mins, then "
+        "the oldest; default: all but those of --save-interval-mins.",
         minimum=1,
         on_resume=FREE,
     )

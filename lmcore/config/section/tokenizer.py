@@ -52,7 +52,7 @@ class TokenizerSection:
     tokenizer_model: str | None = option(
         None,
         "SentencePiece model, or directory of a pretrained tokenizer.",
-        metavar="FILE",
+        metavar="PATH",
         on_resume=FREE,
         needs=_taken("tokenizer_model"),
         paths=INPUT_PATH,

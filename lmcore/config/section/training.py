@@ -110,6 +110,7 @@ class TrainingSection:
         None,
         "Prompt of the sample printed at the end; default: the start of a validation document.",
         on_resume=FREE,
+        may_be_empty=True,
         needs=Need("`--sample-tokens` above 0", lambda run: run.config.training.sample_tokens > 0),
     )
     sample_tokens: int = option(

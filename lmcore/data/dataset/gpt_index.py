@@ -11,7 +11,6 @@ of `lmcore data prepare` have one sequence per document.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import ClassVar
@@ -25,7 +24,7 @@ from lmcore.data.dataset.shuffle import shuffle
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.statistics import SequenceStatistics
 from lmcore.data.native import Counter
-from lmcore.errors import DataError
+from lmcore.errors import DataError, host_memory
 
 __all__ = [
     "FINAL_EPOCH_THRESHOLD",
@@ -41,6 +40,10 @@ __all__ = [
 # Megatron's and Argonne's value; BigScience used 0.95.
 FINAL_EPOCH_THRESHOLD = 0.80
 _INT32_MAX = 2**31 - 1
+_FEWER = (
+    "fewer samples: training takes its steps times the global batch size, validation "
+    "`--eval-iters` times that for each time it runs"
+)
 _UINT32_MAX = 2**32 - 1
 
 Int32 = npt.NDArray[np.int32]
@@ -154,18 +157,18 @@ def build_gpt_index(
         raise DataError(
             f"{num_samples} samples need {plan.epochs} epochs of {end - start} documents",
             why=f"the document index has at most {_INT32_MAX} entries",
-            hint="train on more data or for fewer samples",
+            hint=f"use more data, or {_FEWER}",
         )
     samples = (plan.epochs * tokens - 1) // sequence_length
     dtype: type[np.integer] = np.uint32 if samples < _UINT32_MAX - 1 else np.int64
     size = 4 * plan.epochs * (end - start) + (8 + np.dtype(dtype).itemsize) * samples
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = host_memory()
     if size > memory:  # found now, not after hours of shuffling
         raise DataError(
             f"{num_samples} samples need an index of {size / 2**30:.0f} GiB",
             why=f"this host has {memory / 2**30:.0f} GiB of memory; the samples are "
             f"{plan.epochs} epochs of {end - start} documents",
-            hint="train on fewer samples: fewer steps or a smaller batch",
+            hint=f"use {_FEWER}",
         )
     rng = np.random.RandomState(seed)
     documents = np.tile(np.arange(start, end, dtype=np.int32), plan.epochs)

@@ -11,7 +11,6 @@ Shapes: B micro-batch.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import Any, Protocol, Self
 from torch import Tensor
 
 from lmcore.data.loading.batch import Batch, CausalLMCollation, Collation
+from lmcore.errors import host_memory
 from lmcore.threads import start_optional
 
 __all__ = ["BatchLoader", "SampleSource"]
@@ -209,11 +209,8 @@ class BatchLoader:
 
 
 def _require_memory(sample: Any, micro_batch_size: int) -> None:
-    """Raise `MemoryError` for a micro-batch larger than the memory of the host.
-
-    The system may promise more memory than it has, and end the process when it is used.
-    """
+    """Raise `MemoryError` for a micro-batch larger than the memory of the host."""
     arrays = sample.values() if isinstance(sample, dict) else [sample]
     size = micro_batch_size * sum(getattr(array, "nbytes", 0) for array in arrays)
-    if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+    if size > host_memory():
         raise MemoryError(f"tried to allocate {size} bytes for a micro-batch on the host")

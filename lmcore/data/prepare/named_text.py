@@ -152,12 +152,13 @@ def prepare_named_text(
     except (DataError, OSError) as error:
         if isinstance(error, DataError):
             cause = f"{error.what}: {error.why}" if error.why else error.what
+            hint = error.hint or _hint(text)
         else:
-            cause = f"{error.strerror}: `{error.filename}`"
+            cause, hint = f"{error.strerror}: `{error.filename}`", _hint(text)
+            if error.filename != str(text.path):
+                hint = "check the directory and its permissions"
         raise DataError(
-            f"{text.shown} cannot be prepared in `{directory}`",
-            why=cause,
-            hint=(isinstance(error, DataError) and error.hint) or _hint(text),
+            f"{text.shown} cannot be prepared in `{directory}`", why=cause, hint=hint
         ) from error
 
 

@@ -247,7 +247,7 @@ def activations(plan: RunPlan, runtime: Runtime) -> list[Activation]:
     heads = own.num_attention_heads
     channels = own.ffn_hidden_size * (2 if own.swiglu else 1)
     kinds = [
-        ("scores over the vocabulary", (batch * length, own.padded_vocab_size), 4, "float32"),
+        ("logits", (batch * length, own.padded_vocab_size), 4, "float32"),
         ("attention scores", (batch, heads, length, length * layout.context), narrow, dtype),
         ("feed-forward channels", (batch, length, channels), narrow, dtype),
         ("hidden states", (batch, between, shape.hidden_size), narrow, dtype),

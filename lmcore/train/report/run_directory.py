@@ -57,7 +57,8 @@ class RunDirectory:
         directory = None
         if runtime.rank.rank == 0:
             load = None if settings.finetune else settings.load
-            directory = cls.create(settings.save, plan.config.logging.name, load=load)
+            name, finetune = plan.config.logging.name, settings.finetune
+            directory = cls.create(settings.save, name, load=load, finetune=finetune)
         if processes is None:
             assert directory is not None  # the only process is rank 0
             return directory
@@ -71,23 +72,28 @@ class RunDirectory:
         return directory or cls(Path(path))
 
     @classmethod
-    def create(cls, save: str | None, name: str, *, load: str | None) -> RunDirectory:
+    def create(
+        cls, save: str | None, name: str, *, load: str | None, finetune: bool = False
+    ) -> RunDirectory:
         """Make the directory of a run and lock it.
 
         Args:
             save: Value of `--save`; None for `runs/<date>-<name>`.
             name: Name of the run.
-            load: Value of `--load`: a run may continue in its own directory.
+            load: Checkpoint that the run continues, which may be in its own directory; None for a
+                new run.
+            finetune: True for a run that begins with the weights of another one.
 
         Raises:
-            ConfigError: Another run's checkpoints are there, or another run writes there.
+            ConfigError: Another run's checkpoints are there, or another run writes there, or its
+                lock cannot be read.
             RunError: The directory cannot be made.
         """
         try:
             path = Path(save) if save else _make_new(name)
             run = cls(path, lock=LockFile(path / _LOCK_NAME))
             goes_on = load is not None and _same_run(path, Path(load))
-            run.require_own(goes_on=goes_on)
+            run.require_own(goes_on=goes_on, finetune=finetune)
             run.checkpoints.mkdir(parents=True, exist_ok=True)
             run.take_lock()
         except OSError as cause:
@@ -97,36 +103,52 @@ class RunDirectory:
                 hint="choose another with `--save DIR`",
             ) from cause
         try:
-            run.require_own(goes_on=goes_on)  # a run that ended meanwhile may have saved
+            # A run that ended meanwhile may have saved.
+            run.require_own(goes_on=goes_on, finetune=finetune)
         except ConfigError:
             run.release()
             raise
         return replace(run, data_is_new=not run.data.exists())
 
-    def require_own(self, *, goes_on: bool) -> None:
+    def require_own(self, *, goes_on: bool, finetune: bool = False) -> None:
         """Refuse a directory with checkpoints of another run.
+
+        Args:
+            goes_on: True if the run continues from a checkpoint in the directory.
+            finetune: True for a run that begins with the weights of another one.
 
         Raises:
             ConfigError: There are checkpoints, and the run does not go on from them.
         """
-        if not goes_on and self.has_checkpoints():
-            path = self.path
-            raise ConfigError(
-                f"`--save {path}` holds checkpoints of another run",
-                why="a new run would mix with it",
-                hint=f"continue it with `--load {path} --save {path}`, or choose another directory",
-            )
+        if goes_on or not self.has_checkpoints():
+            return
+        path, why = self.path, "a new run would mix with it"
+        hint = f"continue it with `--load {path} --save {path}`, or choose another directory"
+        if finetune:
+            why = "fine-tuning is a new run, which would mix with it"
+            hint = "choose a new directory with `--save`; to continue the run, omit `--finetune`"
+        raise ConfigError(f"`--save {path}` holds checkpoints of another run", why=why, hint=hint)
 
     def take_lock(self) -> None:
         """Take the lock, which keeps other runs out of the directory until `release`.
 
         Raises:
-            ConfigError: Another run holds it.
+            ConfigError: Another run holds it, or there is something else than a readable file.
             OSError: The file system refuses.
         """
         assert self.lock is not None, "only rank 0 takes it"
-        if self.lock.acquire():
-            return
+        try:
+            if self.lock.acquire():
+                return
+        except OSError as cause:
+            if str(cause.filename) != str(self.lock.path):
+                raise
+            raise ConfigError(
+                f"`{self.path}` cannot be locked against other runs",
+                why=f"`{self.lock.path}` cannot be read: {cause.strerror}",
+                hint=f"remove `{_LOCK_NAME}` if no run writes to the directory, or choose another "
+                "directory with `--save`",
+            ) from cause
         owner = self.lock.owner()
         gone = ""
         if owner is None or not owner.is_here:

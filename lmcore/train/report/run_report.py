@@ -207,8 +207,7 @@ class RunReport:
         """
         plan, state, rank = self.plan, engine.state, self.runtime.rank
         self._describe = functools.partial(self._write_description, engine, datasets)
-        if state.iteration >= plan.train_iters:
-            self._finished = finished_summary(self.directory.path, state.iteration)
+        self._finished = finished_summary(plan, self.directory.path, state.iteration)
         if self.is_main_rank and self._finished is None:
             self._describe()
             name_summary(self.directory.path / "summary.json", os.environ)

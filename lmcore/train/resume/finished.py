@@ -33,22 +33,27 @@ def finished_run(plan: RunPlan) -> str | None:
     if resume is None or plan.config.checkpoint.finetune:
         return None
     manifest, directory = resume.manifest, resume.checkpoint.parent.parent
-    if manifest.iteration < plan.train_iters or _differs(plan, manifest.meta):
-        return None
-    if finished_summary(directory, manifest.iteration) is None:
+    finished = finished_summary(plan, directory, manifest.iteration) is not None
+    if not finished or _differs(plan, manifest.meta):
         return None
     if own_problems(resume.checkpoint, manifest, Channel(None)):
         return None  # training continues from an earlier checkpoint, or names the damage
     return nothing_left(directory, manifest.iteration)
 
 
-def finished_summary(directory: Path, step: int) -> dict[str, Any] | None:
-    """Return the content of `summary.json` of a run that completed at *step*; None if it did not.
+def finished_summary(plan: RunPlan, directory: Path, step: int) -> dict[str, Any] | None:
+    """Return the content of `summary.json` of a run that is finished; None if it is not.
+
+    `finished_run` calls it before torch is imported, if no setting differs, and the run report
+    after the checkpoint was loaded, which is when a change of settings is known to be allowed.
 
     Args:
+        plan: The run.
         directory: The run directory.
         step: Step of the checkpoint from which the run would continue.
     """
+    if step < plan.train_iters:
+        return None
     try:
         summary = json.loads(read_bounded_file(directory / "summary.json", _MAX_BYTES))
         complete = summary["status"] == "completed" and summary["iteration"] == step

@@ -79,9 +79,9 @@ class Encoder(Model):
         places_S = torch.arange(inputs_BS.shape[1], device=inputs_BS.device)
         x_BSH = self.words(inputs_BS) + self.places(places_S) + self.types(types_BS)
         x_BSH = self.norm(self.recompute.run_blocks(self.layers, x_BSH))
-        scores_BSV = functional.linear(x_BSH, self.words.weight, self.output_bias)
+        logits_BSV = functional.linear(x_BSH, self.words.weight, self.output_bias)
         losses = functional.cross_entropy(
-            scores_BSV.flatten(0, 1).float(), originals_BS.flatten(), reduction="none"
+            logits_BSV.flatten(0, 1).float(), originals_BS.flatten(), reduction="none"
         )
         return (losses * hidden_weight_BS.flatten()).sum()
 

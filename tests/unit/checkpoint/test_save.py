@@ -117,6 +117,42 @@ def test_foreign_directory_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptur
     assert "iter_0000010.aside-1" in caplog.text
 
 
+def test_a_damaged_checkpoint_of_the_same_name_is_called_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """It keeps its place until its name is needed; then it is kept under another name."""
+    damaged = save(tmp_path, 10)
+    manifest = damaged / "manifest.json"
+    manifest.write_text(manifest.read_text()[:100])
+    save(tmp_path, 5)
+    assert "aside" not in caplog.text
+    assert manifest.exists()
+    save(tmp_path, 10, value=3.0)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"`{manifest}` is damaged; moved to `iter_0000010.aside-1`" in warning
+    assert "not a checkpoint of lmcore" not in warning
+    assert value_in(damaged) == 3.0
+    assert len((tmp_path / "iter_0000010.aside-1/manifest.json").read_text()) == 100
+
+
+def test_checkpoints_by_time_are_deleted_first(tmp_path: Path):
+    """With `keep_last` they neither displace those by steps nor exceed the number."""
+
+    def put(iteration: int, *, timed: bool) -> list[str]:
+        save_checkpoint(
+            tmp_path, iteration, SMALL, {"timed": timed}, model_shape=SHAPE, keep_last=3
+        )
+        return [name.lstrip("iter_0") for name in names(tmp_path) if name.startswith("iter_")]
+
+    assert put(1, timed=True) == ["1"]
+    assert put(2, timed=False) == ["1", "2"]
+    assert put(3, timed=True) == ["1", "2", "3"]
+    assert put(4, timed=False) == ["2", "3", "4"]
+    assert put(5, timed=True) == ["2", "4", "5"]
+    assert put(6, timed=False) == ["2", "4", "6"]
+    assert put(7, timed=True) == ["4", "6", "7"]
+
+
 def test_keep_last_deletes_the_oldest_saves(tmp_path: Path):
     """`keep_last` leaves the newest N checkpoints and everything that is not a checkpoint."""
     foreign = tmp_path / "iter_0000001"

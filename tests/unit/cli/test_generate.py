@@ -128,7 +128,7 @@ class TestOutput:
         assert len(record["tokens"]) == 3 or record["finished"]
 
     def test_precision(self, generate) -> None:
-        """bf16 writes as many tokens; its rounding shows in the scores, not in the form."""
+        """bf16 writes as many tokens; its rounding shows in the logits, not in the form."""
         flags = ["--prompt", "ab", "--tokens", "4", "--greedy", "--json"]
         (half,) = records(generate(*flags, "--precision", "bf16"))
         (full,) = records(generate(*flags))

@@ -148,6 +148,31 @@ def test_text_that_is_no_path(flag: str, value: str, what: str) -> None:
         load_config(["--train-iters", "1", flag, value])
 
 
+@pytest.mark.parametrize(
+    "flag",
+    [option.flag for option in run_options().values() if option.type is str],
+)
+def test_empty_text(flag: str) -> None:
+    """An empty text, mostly that of an unset variable, is refused, but a prompt may be empty."""
+    name = flag.removeprefix("--").replace("-", "_")
+    if name == "sample_prompt":
+        assert load_config([flag, ""]).value(name) == ""
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_config([flag, ""])
+    assert f'`{flag} ""`' in caught.value.what
+    assert "is empty" in caught.value.what
+    assert "unset" in str(caught.value.hint)
+    assert caught.value.others == ()
+
+
+def test_empty_text_in_a_file(write) -> None:
+    """The same in a file, whose key without a value is still the default."""
+    with pytest.raises(ConfigError, match='`device: ""`: the value is empty'):
+        load_config([write('accelerator:\n  device: ""\n')])
+    assert load_config([write("accelerator:\n  device:\n")]).value("device") is None
+
+
 def test_infinity_is_out_of_range() -> None:
     """The range of a number says that it must be finite if that is what is wrong."""
     with pytest.raises(ConfigError) as caught:

@@ -100,7 +100,10 @@ def test_bound_and_type_in_words() -> None:
     assert OPTIONS["count"].bound == ">= 1 and <= 9"
     assert OPTIONS["rate"].bound == "> 0 and < 1"
     assert OPTIONS["kind"].bound == "one of none, some"
-    assert OPTIONS["numbers"].type_name == "list of integer"
+    assert OPTIONS["numbers"].type_name == "list of integers"
+    assert OPTIONS["numbers"].expected == "expected integers >= 0"
+    assert OPTIONS["rate"].expected == "expected a number > 0 and < 1"
+    assert OPTIONS["count"].type_name == "integer"
     assert OPTIONS["name"].required
     assert not OPTIONS["note"].required
 

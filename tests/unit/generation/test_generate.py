@@ -40,8 +40,8 @@ def by_hand(model: GPT, prompt: Sequence[int], num_tokens: int) -> tuple[int, ..
     ids = list(prompt)
     for _ in range(num_tokens):
         with torch.no_grad():
-            scores = model.logits(model(torch.tensor([ids])))[0, -1, :VOCABULARY].tolist()
-        ids.append(max(range(VOCABULARY), key=scores.__getitem__))
+            logits = model.logits(model(torch.tensor([ids])))[0, -1, :VOCABULARY].tolist()
+        ids.append(max(range(VOCABULARY), key=logits.__getitem__))
     return tuple(ids[len(prompt) :])
 
 
@@ -69,8 +69,8 @@ class TestEquality:
         cached = run(model, PROMPTS, options=options)
         assert cached == run(model, PROMPTS, options=options, use_cache=False)
 
-    def test_scores_with_and_without_cache(self, model: GPT) -> None:
-        """The scores of every step agree to 1e-5 of the largest."""
+    def test_logits_with_and_without_cache(self, model: GPT) -> None:
+        """The logits of every step agree to 1e-5 of the largest."""
         seen: list[list[torch.Tensor]] = []
         head = model.logits
         for use_cache in (True, False):

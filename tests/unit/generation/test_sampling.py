@@ -12,25 +12,25 @@ from lmcore.errors import ConfigError, RunError
 from lmcore.generation.sampling import new_generators, sample
 from lmcore.generation.sampling_options import SamplingOptions
 
-SCORES = [1.0, -0.5, 2.0, 0.0, 2.0, -3.0, 0.7, 1.4]
+LOGITS = [1.0, -0.5, 2.0, 0.0, 2.0, -3.0, 0.7, 1.4]
 DRAWS = 20_000
 # The 1e-6 quantiles of chi-square, by degrees of freedom: a right sampler never fails.
 CHI_SQUARE = {1: 23.93, 2: 27.63, 3: 30.66, 4: 33.38, 5: 35.89, 6: 38.26, 7: 40.52}
 
 
-def probabilities(scores: list[float], temperature: float = 1.0) -> list[float]:
+def probabilities(logits: list[float], temperature: float = 1.0) -> list[float]:
     """The softmax, written out."""
-    weights = [math.exp(score / temperature) for score in scores]
+    weights = [math.exp(logit / temperature) for logit in logits]
     return [weight / sum(weights) for weight in weights]
 
 
 def draws(
-    options: SamplingOptions, scores: list[float] = SCORES, *, seed: int = 0, count: int = DRAWS
+    options: SamplingOptions, logits: list[float] = LOGITS, *, seed: int = 0, count: int = DRAWS
 ) -> list[int]:
-    """Many draws from *scores*, in one batch."""
-    logits = torch.tensor(scores).expand(count, -1)
+    """Many draws from *logits*, in one batch."""
+    logits_BV = torch.tensor(logits).expand(count, -1)
     generators = new_generators(seed, 1) * count
-    return sample(logits, options, generators, vocab_size=len(scores)).tolist()
+    return sample(logits_BV, options, generators, vocab_size=len(logits)).tolist()
 
 
 def assert_distributed(found: list[int], expected: dict[int, float]) -> None:
@@ -50,20 +50,20 @@ class TestDistribution:
 
     @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
     def test_temperature(self, temperature: float) -> None:
-        """Ids come with the softmax of the scores over the temperature."""
+        """Ids come with the softmax of the logits over the temperature."""
         found = draws(SamplingOptions(temperature=temperature))
-        assert_distributed(found, dict(enumerate(probabilities(SCORES, temperature))))
+        assert_distributed(found, dict(enumerate(probabilities(LOGITS, temperature))))
 
     def test_wrong_temperature_would_be_noticed(self) -> None:
         """The comparison is sharp enough to tell 1.0 from 1.1."""
         found = draws(SamplingOptions(temperature=1.1))
         with pytest.raises(AssertionError):
-            assert_distributed(found, dict(enumerate(probabilities(SCORES))))
+            assert_distributed(found, dict(enumerate(probabilities(LOGITS))))
 
     def test_top_k(self) -> None:
         """Only the k highest can come, in their old proportions."""
         found = draws(SamplingOptions(top_k=3, temperature=1.5))
-        kept = probabilities(SCORES, 1.5)
+        kept = probabilities(LOGITS, 1.5)
         assert_distributed(found, {i: kept[i] for i in (2, 4, 7)})
 
     def test_top_k_keeps_ties(self) -> None:
@@ -78,14 +78,14 @@ class TestDistribution:
 
     def test_top_p(self) -> None:
         """The fewest ids that reach p can come; the one that crosses it is among them."""
-        kept = probabilities(SCORES)
-        order = sorted(range(len(SCORES)), key=lambda i: -kept[i])
+        kept = probabilities(LOGITS)
+        order = sorted(range(len(LOGITS)), key=lambda i: -kept[i])
         below = sum(kept[i] for i in order[:3])
         found = draws(SamplingOptions(top_p=below + 0.01))
         assert_distributed(found, {i: kept[i] for i in order[:4]})
 
     def test_top_p_after_temperature(self) -> None:
-        """The probability is that of the tempered scores."""
+        """The probability is that of the tempered logits."""
         # Tempered to 0.1 the two highest have all but nothing of the probability.
         assert_distributed(draws(SamplingOptions(top_p=0.99, temperature=0.1)), {2: 1.0, 4: 1.0})
 
@@ -99,16 +99,16 @@ class TestDistribution:
 
     def test_top_p_in_a_long_tail(self) -> None:
         """If thousands of ids share the probability, the smallest set that reaches p is kept."""
-        scores = [0.0] * 3000 + [-0.1] * 3000
+        logits = [0.0] * 3000 + [-0.1] * 3000
         # Half of the high ones' weight: ties stay, and the low ones do not come.
-        found = draws(SamplingOptions(top_p=0.3), scores, count=200)
+        found = draws(SamplingOptions(top_p=0.3), logits, count=200)
         assert max(found) < 3000
-        found = draws(SamplingOptions(top_p=0.9), scores, count=200)
+        found = draws(SamplingOptions(top_p=0.9), logits, count=200)
         assert max(found) > 3000
 
 
 class TestGreedy:
-    """The highest score wins."""
+    """The highest logit wins."""
 
     @pytest.mark.parametrize(
         "options",
@@ -138,7 +138,7 @@ class TestVocabulary:
         ],
     )
     def test_padding_is_never_drawn(self, options: SamplingOptions) -> None:
-        """Ids from the true size on do not come, even where their scores are the highest."""
+        """Ids from the true size on do not come, even where their logits are the highest."""
         logits = torch.zeros(2000, 16)
         logits[:, 10:] = 50.0
         found = sample(logits, options, new_generators(0, 2000), vocab_size=10)
@@ -151,9 +151,9 @@ class TestVocabulary:
         assert sample(logits, SamplingOptions(), new_generators(0, 1), vocab_size=3).item() < 3
 
     def test_impossible_ids(self) -> None:
-        """An id of score minus infinity never comes."""
-        scores = [-math.inf, 0.0, -math.inf, 0.0, -math.inf]
-        assert_distributed(draws(SamplingOptions(), scores), {1: 1.0, 3: 1.0})
+        """An id with the logit minus infinity never comes."""
+        logits = [-math.inf, 0.0, -math.inf, 0.0, -math.inf]
+        assert_distributed(draws(SamplingOptions(), logits), {1: 1.0, 3: 1.0})
 
 
 class TestSeeds:
@@ -211,7 +211,7 @@ class TestBadScores:
             sample(logits, SamplingOptions(), new_generators(0, 1), vocab_size=4)
 
     def test_tiny_temperature(self) -> None:
-        """The smallest temperature gives the highest score, without an overflow."""
+        """The smallest temperature gives the highest logit, without an overflow."""
         assert set(draws(SamplingOptions(temperature=5e-324), [1.0, 2.0, 1.5])) == {1}
 
 

@@ -93,8 +93,8 @@ def loss_of(p: Mapping[str, Array], **shape: Any) -> float:
 SHAPE = {"layers": 2, "heads": 3, "epsilon": 1e-5}
 
 
-def test_scores(make_model: Callable[..., GPT]) -> None:
-    """Float32 scores agree with the definition to rounding."""
+def test_logits(make_model: Callable[..., GPT]) -> None:
+    """Float32 logits agree with the definition to rounding."""
     model = make_model().eval()
     with torch.no_grad():
         found = model.logits(model(torch.from_numpy(TOKENS))).numpy()
@@ -124,7 +124,7 @@ POSITIONS = np.array([[0, 1, 2, 0, 1, 0, 1], [0, 0, 1, 2, 3, 4, 5]])
 def test_documents_of_a_sample(
     make_model: Callable[..., GPT], positions: Array | None, training: bool
 ) -> None:
-    """With a document-boundary mask, scores and loss equal the definition's."""
+    """With a document-boundary mask, logits and loss equal the definition's."""
     model = make_model(masked=True).train(training)
     given = {"documents_BS": torch.from_numpy(DOCUMENTS)}
     if positions is not None:

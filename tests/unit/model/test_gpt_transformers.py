@@ -73,8 +73,8 @@ def pair(make_model: Callable[..., GPT]) -> tuple[GPT, Any]:
     return ours, theirs
 
 
-def test_scores(pair: tuple[GPT, Any]) -> None:
-    """Both give the same scores."""
+def test_logits(pair: tuple[GPT, Any]) -> None:
+    """Both give the same logits."""
     ours, theirs = pair
     with torch.no_grad():
         found = ours.eval().logits(ours(TOKENS))

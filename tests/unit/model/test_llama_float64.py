@@ -137,7 +137,7 @@ def logits_of(
     positions: Array | None = None,
     documents: Array = ONE_DOCUMENT,
 ) -> Array:
-    """Return the scores of TOKENS under the parameters *p*."""
+    """Return the logits of TOKENS under the parameters *p*."""
     if positions is None:
         positions = np.broadcast_to(np.arange(TOKENS.shape[1]), TOKENS.shape)
     x = p["token_embedding.weight"][TOKENS]
@@ -162,8 +162,8 @@ MakeModel = Callable[..., GPT]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_scores(make_model: MakeModel, name: str) -> None:
-    """Float32 scores agree with the definition to rounding, in training and in evaluation."""
+def test_logits(make_model: MakeModel, name: str) -> None:
+    """Float32 logits agree with the definition to rounding, in training and in evaluation."""
     model = make_model(**VARIANTS[name])
     expected = logits_of(parameters(model), model.shape)
     assert np.abs(expected).max() > 1
@@ -225,7 +225,7 @@ def test_every_gradient(make_model: MakeModel, name: str) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_cache(make_model: MakeModel, name: str) -> None:
-    """Token by token, with keys and values of the groups alone, the scores are the same."""
+    """Token by token, with keys and values of the groups alone, the logits are the same."""
     model = make_model(**VARIANTS[name]).eval()
     tokens = torch.from_numpy(TOKENS)
     cache = model.new_cache(2, TOKENS.shape[1], torch.float32)

@@ -128,8 +128,8 @@ def pair(request: pytest.FixtureRequest) -> tuple[GPT, Any]:
 
 
 @pytest.mark.parametrize("first", [0, 9000])
-def test_scores(pair: tuple[GPT, Any], first: int) -> None:
-    """Both give the same scores, at large positions as far as angles are exact in float32."""
+def test_logits(pair: tuple[GPT, Any], first: int) -> None:
+    """Both give the same logits, at large positions as far as angles are exact in float32."""
     ours, theirs = pair
     positions = torch.arange(first, first + TOKENS.shape[1]).expand(TOKENS.shape)
     with torch.no_grad():

@@ -49,7 +49,7 @@ def test_loss_and_gradients(axis, tensors, block, monkeypatch) -> None:
         assert torch.allclose(one, other, atol=1e-13, rtol=0)
 
 
-def test_large_scores(axis) -> None:
+def test_large_logits(axis) -> None:
     """Scores of thousands neither overflow nor lose the loss."""
     hidden, rows = torch.tensor([[1.0]]), torch.tensor([[5000.0], [4999.0]], requires_grad=True)
     loss = VocabularyLoss(axis, gathered=False)(hidden, rows, torch.tensor([1]), torch.ones(1))
@@ -62,10 +62,10 @@ def test_large_scores(axis) -> None:
 def test_no_gradient_is_computed_for_nobody(axis, tensors, monkeypatch) -> None:
     """Without gradients, only the loss is computed."""
     asked = []
-    real = vocabulary._score
+    real = vocabulary._cross_entropy
     monkeypatch.setattr(
         vocabulary,
-        "_score",
+        "_cross_entropy",
         lambda *args, gradient: asked.append(gradient) or real(*args, gradient=gradient),
     )
     hidden, rows, target, weights = (one.detach() for one in tensors)

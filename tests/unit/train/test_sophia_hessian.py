@@ -36,10 +36,10 @@ def exact(state: Any, arguments: Any) -> dict[str, float]:
     named = dict(model.named_parameters())
     found = dict.fromkeys(named, 0.0)
     hidden = model(tokens)
-    scores = torch.log_softmax(model.logits(hidden), dim=-1)
+    log_probabilities = torch.log_softmax(model.logits(hidden), dim=-1)
     for place in weights[0].nonzero().flatten().tolist():
-        for label in range(scores.shape[-1]):
-            one = scores[0, place, label]
+        for label in range(log_probabilities.shape[-1]):
+            one = log_probabilities[0, place, label]
             gradients = torch.autograd.grad(one, list(named.values()), retain_graph=True)
             for name, gradient in zip(named, gradients, strict=True):
                 found[name] += float(one.detach().exp() * gradient.square().sum()) / 3

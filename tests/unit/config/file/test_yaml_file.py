@@ -97,7 +97,60 @@ def test_missing_file_and_directory(tmp_path: Path) -> None:
     problems: list[LmcoreError] = []
     assert read_file(str(tmp_path / "absent.yaml"), problems).entries == []
     assert read_file(str(tmp_path), problems).entries == []
-    assert [one.why for one in problems] == ["No such file or directory", "Is a directory"]
+    assert problems[0].why == "No such file or directory"
+    assert "is a directory, not a file of settings" in problems[1].what
+
+
+@pytest.mark.parametrize(
+    "path, words",
+    [
+        ("summary.json", "the summary of a run"),
+        ("metrics.jsonl", "the step records of a run"),
+        ("environment.json", "environment"),
+        ("kernels.json", "kernels"),
+        ("tokenizer/tokenizer.json", "a tokenizer"),
+        ("checkpoints/iter_0000003/manifest.json", "the manifest of a checkpoint"),
+        ("checkpoints/iter_0000003", "is a directory"),
+        ("checkpoints", "is a directory"),
+        ("", "is a directory"),
+    ],
+)
+def test_other_files_of_a_run(tmp_path: Path, path: str, words: str) -> None:
+    """A file of a run that holds no settings is one error, which names the run's settings."""
+    found = tmp_path / path
+    if found.suffix:
+        found.parent.mkdir(parents=True, exist_ok=True)
+        # More than any file of settings, and lines that are no YAML together.
+        found.write_text('{"status": "completed", "a": 1, "b": 2, "c": 3}\n' * 9999)
+    else:
+        found.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "config.yaml").write_text("")
+    problems: list[LmcoreError] = []
+    assert read_file(str(found), problems).entries == []
+    (problem,) = problems
+    assert words in problem.render()
+    assert f"`{tmp_path / 'config.yaml'}`" in str(problem.hint)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ('{"status": 1, "step": 2, "loss": 3, "tokens": 4}', "none of its 4 keys is a section"),
+        ('{"train_batch_size": 8, "fp16": {"enabled": true}}', "--deepspeed-config"),
+        ('{"model_type": "gpt2"}', "Hugging Face"),
+    ],
+)
+def test_settings_of_other_programs(tmp_path: Path, text: str, words: str) -> None:
+    """A mapping without any section is one error, not one for each key."""
+    path = tmp_path / "file.json"
+    path.write_text(text)
+    problems: list[LmcoreError] = []
+    assert read_file(str(path), problems, ["model", "training"]).entries == []
+    (problem,) = problems
+    assert words in problem.render()
+    path.write_text('{"modle": {}, "b": 1, "c": 2, "d": 3}')
+    read_file(str(path), problems, ["model", "training"])
+    assert len(problems) == 1, "a misspelt section among others is reported by its name"
 
 
 def test_empty_file_and_byte_order_mark(tmp_path: Path) -> None:

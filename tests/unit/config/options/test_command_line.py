@@ -30,7 +30,7 @@ class Sample:
     lr: float = option(0.1, "Rate.", above=-10)
     top_p: float = option(0.0, "Share.")
     items: tuple[str, ...] = option((), "Items.")
-    text: str | None = option(None, "Text.", short="t")
+    text: str | None = option(None, "Text.", short="t", may_be_empty=True)
     fast: bool = option(False, "Fast.")
     save_optim: bool = option(True, "Save.")
 

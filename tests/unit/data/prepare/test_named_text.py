@@ -79,6 +79,15 @@ def test_missing_file(text: NamedText) -> None:
     assert "reinstall `lmcore-mine`" in caught.value.hint
 
 
+def test_a_directory_that_cannot_be_made(text: NamedText, tmp_path: Path) -> None:
+    """A file where the directory should be is no fault of the installation."""
+    (tmp_path / "cache").write_text("x")
+    with pytest.raises(DataError) as caught:
+        prepare_named_text(text, ByteTokenizer(), tmp_path / "cache" / "texts")
+    assert "reinstall" not in str(caught.value.hint)
+    assert "check the directory" in str(caught.value.hint)
+
+
 def test_prepared_text_is_the_text(text: NamedText, tmp_path: Path) -> None:
     """Its documents joined are the file; each ends with the end-of-document token."""
     prefix = prepare_named_text(text, ByteTokenizer(), tmp_path / "run" / "data")

@@ -132,7 +132,7 @@ def test_single_activations_follow_from_the_shape(make_plan: Any, runtime: Any) 
     plan = make_plan("")
     found = {one.name: (one.shape, one.size) for one in activations(plan, runtime)}
     assert found == {
-        "scores over the vocabulary": ((4 * 16, 264), 4 * 16 * 264 * 4),
+        "logits": ((4 * 16, 264), 4 * 16 * 264 * 4),
         "attention scores": ((4, 2, 16, 16), 4 * 2 * 16 * 16 * 4),
         "feed-forward channels": ((4, 16, 64), 4 * 16 * 64 * 4),
         "hidden states": ((4, 16, 16), 4 * 16 * 16 * 4),
@@ -141,7 +141,7 @@ def test_single_activations_follow_from_the_shape(make_plan: Any, runtime: Any) 
         plan, layout=ParallelLayout(tensor=2, context=2, sequence=True, data=1)
     )
     found = {one.name: (one.shape, one.size) for one in activations(divided, runtime)}
-    assert found["scores over the vocabulary"][0] == (4 * 8, 132)
+    assert found["logits"][0] == (4 * 8, 132)
     assert found["attention scores"][0] == (4, 1, 8, 16)
     assert found["feed-forward channels"][0] == (4, 8, 32)
     assert found["hidden states"][0] == (4, 4, 16)

@@ -42,6 +42,83 @@ def test_another_runs_directory(tmp_path: Path) -> None:
         RunDirectory.create(str(path), "x", load=str(other))
 
 
+def test_fine_tuning_into_the_runs_own_directory(tmp_path: Path) -> None:
+    """The hint does not send the user back to the flags that were refused."""
+    path = occupied(tmp_path / "run")
+    with pytest.raises(ConfigError, match="holds checkpoints") as caught:
+        RunDirectory.create(str(path), "x", load=None, finetune=True)
+    assert "`--load" not in str(caught.value.hint)
+    assert "new directory with `--save`" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "kind, reason",
+    [
+        ("directory", "Is a directory"),
+        ("named pipe", "named pipe"),
+        ("link to nothing", "link to nothing"),
+        ("link to itself", "Too many levels"),
+        ("link to a device", "device"),
+        ("without read permission", "Permission denied"),
+    ],
+)
+def test_something_else_in_place_of_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, reason: str
+) -> None:
+    """It is refused at once with its path and the reason, and nothing is changed."""
+    path = tmp_path / "run/run.lock"
+    path.parent.mkdir()
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "named pipe":
+        os.mkfifo(path)
+    elif kind.startswith("link"):
+        target = {"nothing": "absent", "itself": "run.lock", "a device": "/dev/zero"}
+        path.symlink_to(target[kind.removeprefix("link to ")])
+    else:
+        path.write_text("x")
+        real = os.open
+
+        def refuse(name: object, *arguments: int) -> int:
+            if str(name) == str(path):
+                raise PermissionError(13, "Permission denied", name)
+            return real(name, *arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(os, "open", refuse)
+    before = path.lstat()
+    with pytest.raises(ConfigError, match="cannot be locked") as caught:
+        RunDirectory.create(str(path.parent), "x", load=None)
+    assert f"`{path}`" in str(caught.value.why)
+    assert reason in str(caught.value.why)
+    assert "remove `run.lock`" in str(caught.value.hint)
+    after = path.lstat()
+    assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
+    assert sorted(each.name for each in path.parent.iterdir()) == ["checkpoints", "run.lock"]
+
+
+@pytest.mark.parametrize("text", ["", "garbage", '{"pid": 1}', '{"pid": Infinity}', "[" * 4096])
+def test_a_lock_without_a_readable_owner(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """It counts while it is fresh; afterwards it is taken over with a note, a link by itself."""
+    monkeypatch.setattr("lmcore.lock._BEAT_SECONDS", 0.01)
+    outside = tmp_path / "outside"
+    outside.write_text(text)
+    path = tmp_path / "run/run.lock"
+    path.parent.mkdir()
+    path.symlink_to(outside)
+    with pytest.raises(ConfigError, match="another run writes to") as caught:
+        RunDirectory.create(str(path.parent), "x", load=None)
+    assert "free after 60 s" in str(caught.value.hint)
+    os.utime(outside, (1e9, 1e9))
+    run = RunDirectory.create(str(path.parent), "x", load=None)
+    assert "silent" in caplog.text
+    assert not path.is_symlink()
+    run.release()
+    assert outside.read_text() == text
+    assert outside.stat().st_mtime == 1e9
+
+
 @pytest.mark.parametrize("inside", ["", "checkpoints", "checkpoints/iter_0000005"])
 def test_going_on_in_place(tmp_path: Path, inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run may continue in its own directory, however `--load` names it."""

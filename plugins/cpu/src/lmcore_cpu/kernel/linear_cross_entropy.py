@@ -71,20 +71,21 @@ class _ChunkedLoss(torch.autograd.Function):
             block = slice(start, min(start + rows, tokens))
             hidden_CH, scale_C = hidden_TH[block], loss_weight_T[block]
             target_C1 = target_T[block].unsqueeze(-1)
-            scores_CV = _product(hidden_CH, weight_VH)
-            torch.softmax(scores_CV, -1, out=scores_CV)
-            loss_C = _negative_log(scores_CV, target_C1, hidden_CH, weight_VH, wide)
+            logits_CV = _product(hidden_CH, weight_VH)
+            # The same memory holds the probabilities, and then the gradients of the logits.
+            torch.softmax(logits_CV, -1, out=logits_CV)
+            loss_C = _negative_log(logits_CV, target_C1, hidden_CH, weight_VH, wide)
             losses.append((loss_C * scale_C).sum())
             if not (wants_hidden or wants_weight):
                 continue
-            scores_CV.scatter_add_(-1, target_C1, scores_CV.new_full(target_C1.shape, -1.0))
+            logits_CV.scatter_add_(-1, target_C1, logits_CV.new_full(target_C1.shape, -1.0))
             if grad_hidden_TH is not None:
-                grad_CH = _product(scores_CV, weight_VH.t())
+                grad_CH = _product(logits_CV, weight_VH.t())
                 torch.mul(grad_CH, scale_C.unsqueeze(-1), out=grad_hidden_TH[block])
             if grad_weight_VH is not None:
                 scaled_CH = (hidden_CH * scale_C.unsqueeze(-1)).to(hidden_CH.dtype)
                 beta = 0.0 if start == 0 else 1.0
-                torch.addmm(grad_weight_VH, scores_CV.t(), scaled_CH, beta=beta, out=grad_weight_VH)
+                torch.addmm(grad_weight_VH, logits_CV.t(), scaled_CH, beta=beta, out=grad_weight_VH)
         ctx.save_for_backward(grad_hidden_TH, grad_weight_VH)
         return torch.stack(losses).sum() if losses else hidden_TH.new_zeros((), dtype=wide)
 

@@ -61,7 +61,7 @@ class LigerFusedGateUpSiLUMulFunction(torch.autograd.Function):
 
 
 class LigerCrossEntropyFunction(torch.autograd.Function):
-    """Writes the gradient over the scores that it is given."""
+    """Writes the gradient over the logits that it is given."""
 
     @staticmethod
     def forward(
@@ -79,9 +79,9 @@ class LigerCrossEntropyFunction(torch.autograd.Function):
         return_predicted_tokens=False,
     ):
         assert reduction == "none"
-        scores = _input.float()
-        loss = functional.cross_entropy(scores, target, reduction="none", ignore_index=ignore_index)
-        grad = scores.softmax(-1) - functional.one_hot(target, scores.shape[-1])
+        logits = _input.float()
+        loss = functional.cross_entropy(logits, target, reduction="none", ignore_index=ignore_index)
+        grad = logits.softmax(-1) - functional.one_hot(target, logits.shape[-1])
         _input.data.copy_(grad)
         ctx.save_for_backward(_input.detach())
         return loss.to(_input.dtype), None, None, None

@@ -1,0 +1,50 @@
+"""A file given for a directory, and a directory for a file, are problems that name the option."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmcore.config.load import load_config
+from lmcore.config.section import run_options
+from lmcore.config.validate import problems_of
+from lmcore.errors import LmcoreError
+
+KINDS = {
+    option.flag: option.metavar
+    for option in run_options().values()
+    if option.metavar in {"FILE", "DIR"}
+}
+"""Every option of a run that takes one file or one directory."""
+
+
+@pytest.mark.parametrize("flag", KINDS)
+def test_the_other_kind(flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each option refuses the other kind, and the message does not speak of the installation."""
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("x")
+    Path("folder").mkdir()
+    value = "folder" if KINDS[flag] == "FILE" else "file"
+    needed = {
+        "--vocab-file": ["--tokenizer-type", "BertWordPieceCase"],
+        "--merge-file": ["--vocab-file", "file", "--tokenizer-type", "GPT2BPETokenizer"],
+    }
+    try:
+        loaded = load_config([flag, value, *needed.get(flag, [])])
+        found = problems_of(loaded, world_size=1)
+    except LmcoreError as problem:  # DeepSpeed's file is read with the settings
+        found = [problem]
+    assert len(found) == 1, found
+    text = found[0].render()
+    assert value in text
+    assert "directory" in text
+    assert "reinstall" not in text
+
+
+def test_a_directory_of_datasets(tmp_path: Path) -> None:
+    """A directory in place of a dataset's prefix: the hint names the datasets in it."""
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"text_document{suffix}").touch()
+    (problem,) = problems_of(load_config(["--data-path", str(tmp_path)]), world_size=1)
+    assert f"`{tmp_path}/text_document`" in str(problem.hint)

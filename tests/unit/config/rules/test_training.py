@@ -1,0 +1,20 @@
+"""Rules for the length of a run and its batch size."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmcore.config.load import load_config
+from lmcore.config.rules import training
+from lmcore.config.validate import problems_of
+
+
+@pytest.mark.parametrize("line", ["--micro-batch-size 100000000", "--micro-batch-size 1000000000"])
+def test_a_micro_batch_larger_than_the_host(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the option, before any index of that many samples is built."""
+    monkeypatch.setattr(training, "host_memory", lambda: 64 << 30)
+    (problem,) = problems_of(load_config(line.split()), world_size=1)
+    assert f"`{line}`" in problem.what
+    assert "the host has 64 GiB" in str(problem.why)
+    monkeypatch.setattr(training, "host_memory", lambda: 1 << 60)
+    assert problems_of(load_config(line.split()), world_size=1) == []
