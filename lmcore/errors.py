@@ -62,6 +62,11 @@ class LmcoreError(Exception):
             lines += ["", _hanging("hint: ", self.hint)]
         return printable("\n".join(lines))
 
+    @property
+    def what_and_why(self) -> str:
+        """The mistake and its reason, without the hint."""
+        return f"{self.what}: {self.why}" if self.why else self.what
+
     def __str__(self) -> str:
         return self.render().removeprefix("error: ")
 

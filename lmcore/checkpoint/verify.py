@@ -84,7 +84,7 @@ def newest_verified(
     """
     channel = channel or Channel(None)
     found.require_known_format()
-    problems = {path: _one_line(error) for path, error in found.unreadable.items()}
+    problems = {path: error.what_and_why for path, error in found.unreadable.items()}
     for path, manifest in found.readable:
         agree(identity(path, manifest))
         wrong = all_problems(path, channel, partial(own_problems, path, manifest, channel))
@@ -112,7 +112,7 @@ def verify_checkpoint(checkpoint: Path) -> list[str]:
     try:
         manifest = read_manifest(checkpoint)
     except CheckpointError as error:
-        return [_one_line(error)]
+        return [error.what_and_why]
     problems = own_problems(checkpoint, manifest, Channel(None))
     if problems:
         return problems
@@ -121,7 +121,7 @@ def verify_checkpoint(checkpoint: Path) -> list[str]:
     try:
         read_metadata(checkpoint, manifest)
     except CheckpointError as error:
-        return [_one_line(error)]
+        return [error.what_and_why]
     return []
 
 
@@ -181,7 +181,3 @@ def _file_problem(path: Path, entry: FileEntry, *, content: bool) -> str | None:
     except OSError as error:
         return f"file `{path.name}` cannot be read: {error.strerror}"
     return None
-
-
-def _one_line(error: CheckpointError) -> str:
-    return f"{error.what}: {error.why}" if error.why else error.what

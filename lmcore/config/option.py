@@ -73,7 +73,6 @@ class _Declaration:
     choices: tuple[str, ...] | None = None
     form: str | None = None
     metavar: str | None = None
-    short: str | None = None
     aliases: Mapping[str, str] | None = None
     on_resume: str = "warn"
     needs: tuple[Need, ...] = ()
@@ -93,7 +92,6 @@ def option(
     choices: Sequence[str] | None = None,
     form: str | None = None,
     metavar: str | None = None,
-    short: str | None = None,
     aliases: Mapping[str, str] | None = None,
     on_resume: str = "warn",
     needs: Need | tuple[Need, ...] = (),
@@ -112,7 +110,6 @@ def option(
         choices: Allowed words, if the set is closed.
         form: Pattern with a colon of the values that are allowed besides the choices.
         metavar: Placeholder of the value in the help; default: from the type.
-        short: Letter of a short flag in addition to the long one.
         aliases: Other spellings of choices, each with the choice that it means.
         on_resume: Consequence of a value that differs from the checkpoint's when a run resumes:
             `FREE`, `DROPOUT`, `CHECKED`, or "warn", which names the change in a warning.
@@ -131,7 +128,6 @@ def option(
         tuple(choices) if choices else None,
         form,
         metavar,
-        short,
         aliases,
         on_resume,
         (needs,) if isinstance(needs, Need) else needs,
@@ -174,7 +170,6 @@ class Option:
     below: float | None = None
     choices: tuple[str, ...] | None = None
     metavar: str | None = None
-    short: str | None = None
     plugin: str = ""
     form: str | None = None
     aliases: Mapping[str, str] | None = None

@@ -20,7 +20,6 @@ from lmcore.config.rules.parallel import (
     world_size_problem,
 )
 from lmcore.config.rules.paths import PATH_RULES
-from lmcore.config.rules.precision import PRECISION_RULES
 from lmcore.config.rules.profile import profile_problems
 from lmcore.config.rules.tokenizer import TOKENIZER_RULES
 from lmcore.config.rules.training import TRAINING_RULES, batch_size_problems, train_iters
@@ -33,7 +32,6 @@ RULES: tuple[Rule, ...] = (
     *MODEL_RULES,
     *TRAINING_RULES,
     *OPTIMIZER_RULES,
-    *PRECISION_RULES,
     *TOKENIZER_RULES,
     *DATA_RULES,
     *CHECKPOINT_RULES,

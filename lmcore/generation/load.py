@@ -118,20 +118,17 @@ def load_model(
             f"`{checkpoint}` has {shape.padded_vocab_size}",
             hint="give the tokenizer that the model was trained with",
         )
-    model = load_weights(checkpoint, manifest, runtime, verify=False)
+    model = load_weights(checkpoint, manifest, runtime)
     return LoadedModel(model, tokenizer, manifest, checkpoint)
 
 
-def load_weights(
-    checkpoint: Path, manifest: Manifest, runtime: Runtime, *, verify: bool = True
-) -> CausalLM:
+def load_weights(checkpoint: Path, manifest: Manifest, runtime: Runtime) -> CausalLM:
     """Return the whole model of a checkpoint, on the run's device and in evaluation mode.
 
     Args:
-        checkpoint: Directory `iter_XXXXXXX`, saved in any parallel layout.
+        checkpoint: Directory `iter_XXXXXXX` with verified files, saved in any parallel layout.
         manifest: Manifest of the checkpoint.
         runtime: Device, precision and kernels.
-        verify: True to compare all files with their checksums.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or its model cannot generate.
@@ -146,7 +143,7 @@ def load_weights(
     model.to_empty(device=runtime.device.torch_device)
     runtime.precision.apply(model)
     tensors = {_PREFIX + name: tensor for name, tensor in model.named_parameters()}
-    load_checkpoint(checkpoint, tensors, manifest, verify=verify)
+    load_checkpoint(checkpoint, tensors, manifest, verify=False)
     return model.eval()
 
 

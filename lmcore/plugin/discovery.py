@@ -226,7 +226,7 @@ def _load(point: importlib.metadata.EntryPoint) -> PluginRecord:
 def _failed(record: PluginRecord, error: BaseException) -> PluginRecord:
     reason = describe(error)
     if isinstance(error, LmcoreError):
-        reason = f"{error.what}: {error.why}" if error.why else error.what
+        reason = error.what_and_why
     return dataclasses.replace(
         record,
         state=PluginState.FAILED,

@@ -211,8 +211,7 @@ def _collect(
         try:
             record.call(hook, registry=registry)
         except LmcoreError as error:
-            cause = f"{error.what}: {error.why}" if error.why else error.what
-            failures[record.name] = f"failed at `{hook}`: {cause}"
+            failures[record.name] = f"failed at `{hook}`: {error.what_and_why}"
             logger.warning("plugin %s is left out at `%s`: %s", record.label, hook, error)
             registry.found.clear()
             continue

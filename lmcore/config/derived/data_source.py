@@ -27,6 +27,7 @@ __all__ = [
     "DataSource",
     "Part",
     "RunSources",
+    "is_number",
     "overlapping_ranges",
     "read_sources",
     "without_ending",
@@ -179,7 +180,7 @@ def without_ending(path: str) -> str:
 def _data_path(
     words: Sequence[str], flag: str, problems: list[LmcoreError]
 ) -> tuple[DataSource, ...]:
-    numeric = [_is_number(word) for word in words]
+    numeric = [is_number(word) for word in words]
     if not any(numeric):
         return tuple(DataSource(without_ending(word.strip())) for word in words)
     shown = f"`{flag} {' '.join(words)}`"
@@ -301,7 +302,8 @@ def _range(text: str, path: str, flag: str, problems: list[LmcoreError]) -> tupl
     return start, end
 
 
-def _is_number(word: str) -> bool:
+def is_number(word: str) -> bool:
+    """Return True if *word* is the text of a number."""
     try:
         float(word)
     except ValueError:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lmcore.config.derived.data_source import is_number
 from lmcore.config.option import INPUT_PATH, OUTPUT_PATH, RANGES, Option
 
 __all__ = ["absolute_paths", "map_paths", "path_exists"]
@@ -25,7 +26,7 @@ def map_paths(option: Option, value: Any, function: Callable[[str], str]) -> Any
     if option.paths in {INPUT_PATH, OUTPUT_PATH}:
         return function(value)
     if option.paths != RANGES:
-        return tuple(word if _is_number(word) else function(word.strip()) for word in value)
+        return tuple(word if is_number(word) else function(word.strip()) for word in value)
     groups = value if any(" " in word.strip() for word in value) else [" ".join(value)]
     return tuple(_map_ranges(group, function) for group in groups if group)
 
@@ -48,11 +49,3 @@ def absolute_paths(option: Option, value: Any) -> Any:
 def path_exists(path: str) -> bool:
     """Return True if there is a file or directory *path*, or a dataset with this prefix."""
     return any(Path(path + ending).exists() for ending in ("", ".idx", ".bin"))
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True

@@ -204,7 +204,6 @@ class _Parser:
         self.foreign = foreign
         self.reasons = reasons
         self.by_flag = {option.flag: option for option in options.values()}
-        self.by_flag |= {f"-{option.short}": option for option in options.values() if option.short}
         self.negated = {
             f"--no-{option.flag[2:]}": option
             for option in options.values()

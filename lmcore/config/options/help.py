@@ -49,7 +49,7 @@ def render_help(
         rows = [_row(name, text, columns) for name, text in positionals]
         parts.append("\n".join(["arguments:", *rows]))
     for title, about, options in groups:
-        rows = [_row(_left(option), _right(option), columns) for option in options]
+        rows = [_row(flag_form(option), _right(option), columns) for option in options]
         if title == groups[-1][0]:
             rows.append(_row("-h, --help", "Show this help.", columns))
         head = textwrap.fill(f"{title}: {about}".rstrip(), columns)
@@ -122,11 +122,6 @@ def flag_form(option: Option) -> str:
         return f"--{negatable}{option.flag[2:]}"
     metavar = option.metavar or ("WORD" if option.choices else _METAVARS[option.type])
     return f"{option.flag} {metavar}{' ...' if option.repeated else ''}"
-
-
-def _left(option: Option) -> str:
-    short = f"-{option.short}, " if option.short else ""
-    return short + flag_form(option)
 
 
 def _right(option: Option) -> str:

@@ -1,4 +1,4 @@
-"""Rules for the optimizer: its own options, and layouts that it can train."""
+"""Rules for the optimizer: its options, the loss scale of fp16, and layouts that it can train."""
 
 from __future__ import annotations
 
@@ -21,7 +21,17 @@ def _import_path(loaded: LoadedConfig) -> Problems:
         )
 
 
-OPTIMIZER_RULES: tuple[Rule, ...] = (_import_path,)
+def _loss_scale(loaded: LoadedConfig) -> Problems:
+    accelerator = loaded.config.accelerator
+    if not accelerator.loss_scale and accelerator.initial_loss_scale < accelerator.min_loss_scale:
+        yield ConfigError(
+            f"{loaded.shown('initial_loss_scale')} is less than {loaded.shown('min_loss_scale')}",
+            why="the scale never falls below its minimum",
+            hint="use a smaller `--min-loss-scale`; 1 is the default",
+        )
+
+
+OPTIMIZER_RULES: tuple[Rule, ...] = (_import_path, _loss_scale)
 
 
 def optimizer_layout_problems(loaded: LoadedConfig, layout: ParallelLayout) -> Problems:

@@ -44,8 +44,6 @@ def _option_problems(option: Option) -> Iterator[str]:
     key = option.key
     if key != key.lower() or not key.isascii():
         yield f"`{key}` is not in small letters"
-    if option.short:
-        yield f"`{key}` asks for the flag `-{option.short}`; one-letter flags are lmcore's own"
     if not option.help.strip():
         yield f"`{key}` has no help"
     if option.required:

@@ -151,8 +151,7 @@ def prepare_named_text(
         )
     except (DataError, OSError) as error:
         if isinstance(error, DataError):
-            cause = f"{error.what}: {error.why}" if error.why else error.what
-            hint = error.hint or _hint(text)
+            cause, hint = error.what_and_why, error.hint or _hint(text)
         else:
             cause, hint = f"{error.strerror}: `{error.filename}`", _hint(text)
             if error.filename != str(text.path):

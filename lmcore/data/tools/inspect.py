@@ -111,7 +111,7 @@ def inspect(
         metadata = read_metadata(prefix)
     except DataError as error:
         metadata = None
-        problems.append(_one_line(error))
+        problems.append(error.what_and_why)
     if eod is None and metadata is not None:
         eod = metadata.eod
     checksums = None if metadata is None else metadata.checksums
@@ -217,7 +217,7 @@ def _open(
     except DataError as error:
         if not all(path.is_file() for path in paths):
             raise
-        problems = [_one_line(error)]
+        problems = [error.what_and_why]
     else:
         return dataset, dataset.index, []
     try:
@@ -263,10 +263,6 @@ def _empty_sequences(index: Index) -> int:
 
 def _empty_documents(index: Index) -> int:
     return sum(int(np.count_nonzero(np.diff(bounds) == 0)) for bounds in document_bounds(index))
-
-
-def _one_line(error: DataError) -> str:
-    return f"{error.what}: {error.why}" if error.why else error.what
 
 
 def _differences(indexed: IndexedDataset, metadata: DatasetMetadata) -> list[str]:

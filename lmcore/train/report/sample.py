@@ -84,7 +84,7 @@ def whole_model(checkpoint: Path, runtime: Runtime) -> Model | None:
             checkpoint,
         )
         return None
-    return load_weights(checkpoint, manifest, runtime, verify=False)
+    return load_weights(checkpoint, manifest, runtime)
 
 
 def generate_sample(

@@ -141,7 +141,6 @@ class Empty:
         (section_of(dict, None), "its types cannot be read"),
         (section_of("Nothing", None), "its types cannot be read"),
         (section_of(help_=" "), "`depth` has no help"),
-        (section_of(short="d"), "asks for the flag `-d`"),
         (section_of(name="Depth"), "`Depth` is not in small letters"),
     ],
 )

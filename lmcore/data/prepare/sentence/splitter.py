@@ -41,6 +41,30 @@ class SentenceOptions:
     punkt_model: str | None = None
 
 
+@dataclass(frozen=True)
+class LineSplitter:
+    """Splitter of texts with one sentence per line (`--presplit-sentences`).
+
+    Attributes:
+        keep_newlines: keep the line end as part of a sentence.
+    """
+
+    keep_newlines: bool = False
+
+    def split(self, text: str) -> Sequence[str]:
+        """Return the lines that are not blank."""
+        lines = text.split("\n")
+        if self.keep_newlines:
+            lines = [f"{line}\n" for line in lines[:-1]] + lines[-1:]
+        else:
+            lines = [line.removesuffix("\r") for line in lines]
+        return [line for line in lines if line.strip()]
+
+    def describe(self) -> dict[str, str]:
+        """Return the settings."""
+        return {"splitter": "lines", "keep_newlines": str(self.keep_newlines)}
+
+
 def build_splitter(options: SentenceOptions) -> SentenceSplitter:
     """Build the splitter of *options*.
 
@@ -68,8 +92,6 @@ def build_splitter(options: SentenceOptions) -> SentenceSplitter:
 
             return RuleSplitter(options.lang, options.keep_newlines)
         case "lines":
-            from lmcore.data.prepare.sentence.lines import LineSplitter
-
             return LineSplitter(options.keep_newlines)
         case unknown:
             raise ConfigError(

@@ -30,7 +30,7 @@ class Sample:
     lr: float = option(0.1, "Rate.", above=-10)
     top_p: float = option(0.0, "Share.")
     items: tuple[str, ...] = option((), "Items.")
-    text: str | None = option(None, "Text.", short="t", may_be_empty=True)
+    text: str | None = option(None, "Text.", may_be_empty=True)
     fast: bool = option(False, "Fast.")
     save_optim: bool = option(True, "Save.")
 
@@ -68,8 +68,6 @@ FOREIGN = {
         ("--items a --items b", {"items": ("a", "b")}),
         ("--items=a --items=b", {"items": ("a", "b")}),
         ("--items - -5", {"items": ("-", "-5")}),
-        ("-t x", {"text": "x"}),
-        ("-t=x", {"text": "x"}),
         ("--text -x", {"text": "-x"}),
         ("--text=--lr", {"text": "--lr"}),
         ("--text=", {"text": ""}),

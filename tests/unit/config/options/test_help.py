@@ -20,7 +20,7 @@ class Sample:
     kind: str = option("a", "Kind.", choices=("a", "b"))
     save_optim: bool = option(True, "Save the state.")
     fast: bool = option(False, "Be fast.")
-    files: tuple[str, ...] = option((), "Files to read.", metavar="FILE", short="f")
+    files: tuple[str, ...] = option((), "Files to read.", metavar="FILE")
     a_name_that_is_rather_long: float | None = option(None, "Text " * 20)
 
 
@@ -37,7 +37,7 @@ options: all of them
   --kind WORD                   Kind. [one of a, b; default a]
   --[no-]save-optim             Save the state. [default on]
   --fast                        Be fast.
-  -f, --files FILE ...          Files to read.
+  --files FILE ...              Files to read.
   --a-name-that-is-rather-long X
                                 Text Text Text Text Text Text Text
                                 Text Text Text Text Text Text Text

@@ -127,7 +127,7 @@ class Bench:
         try:
             return create_device(PluginSet((owner,)), chosen, self.config)
         except LmcoreError as error:
-            return f"{error.what}: {error.why}" if error.why else error.what
+            return error.what_and_why
         except SystemExit as error:
             return f"it raised {describe(error)}"
 

@@ -132,7 +132,7 @@ def _usable(impl: OpImpl, name: str, op: Described, device_type: str) -> Iterato
         try:
             function = load_target(impl.load)
         except PluginError as error:
-            problems.append(f"{error.what}: {error.why}" if error.why else error.what)
+            problems.append(error.what_and_why)
         else:
             problem = signature_problem(function, reference_of(op))
             if problem:

@@ -102,7 +102,7 @@ def _registered(hook: str, found: Mapping[str, object], kind: str) -> Check:
 
 
 def _message(error: LmcoreError) -> str:
-    return f"{error.what}: {error.why}" if error.why else error.what
+    return error.what_and_why
 
 
 def _failed(hook: str, detail: str) -> Check:
