@@ -131,6 +131,36 @@ def test_documented_commands_exist(page: Path) -> None:
     assert [problem for words in shown for problem in problems(words)] == []
 
 
+def old_names(text: str) -> set[str]:
+    """Return Megatron's names of renamed flags in paragraphs that do not say whose names they are.
+
+    A row of a table is a paragraph.
+    """
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return {
+        flag
+        for part in re.split(r"\n\n|\n(?=\|)", prose)
+        if "Megatron" not in part
+        for flag in re.findall(r"`(--[a-z][a-z0-9-]*)", part)
+        if flag in megatron.RENAMED
+    }
+
+
+def test_options_have_their_current_names() -> None:
+    """Prose names an option as `--help` does; Megatron's name is said to be that."""
+    named_there = {"megatron-flags.md", "CHANGELOG.md"}
+    pages = [page for page in PAGES if page.suffix == ".md" and page.name not in named_there]
+    found = {
+        page.name: names
+        for page in pages
+        if not page.name.startswith("move-from-") and (names := old_names(page.read_text("utf-8")))
+    }
+    assert found == {}
+    assert old_names("| RMSNorm | `--norm-epsilon` |\n| `--bf16`, as in Megatron | x |") == {
+        "--norm-epsilon"
+    }
+
+
 def test_some_commands_are_documented() -> None:
     """The pages are read: the README shows at least training, preparing data and generating."""
     shown = [words for text in shell_text(ROOT / "README.md") for words in commands(text)]

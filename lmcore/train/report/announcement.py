@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmcore.config.derived.model_math import num_query_groups
+from lmcore.errors import counted
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.pipeline_split import stages_in_words
 from lmcore.train.compilation import compiles_blocks
@@ -47,12 +48,12 @@ def announcement(
     model = plan.config.model
     yield (
         f"model     {ModelShape.from_plan(plan).family}, {plan.parameter_count:,} parameters: "
-        f"{model.num_layers} layers, hidden {model.hidden_size}, {_heads(model)}, vocabulary "
-        f"{plan.vocab_size} padded to {plan.padded_vocab_size}"
+        f"{counted(model.num_layers, 'layer')}, hidden {model.hidden_size}, {_heads(model)}, "
+        f"vocabulary {plan.vocab_size} padded to {plan.padded_vocab_size}"
     )
     yield (
         f"data      {datasets.title}: {datasets.token_count:,} tokens, {datasets.tokenizer.name}, "
-        f"{datasets.document_count:,} documents"
+        f"{counted(datasets.document_count, 'document')}"
     )
     sizes = plan.batch_sizes
     growing = f"{sizes.start} to " if sizes.ramp_samples else ""
@@ -60,7 +61,7 @@ def announcement(
     if checkpoint and plan.config.checkpoint.finetune:
         start = f", from the weights of {checkpoint}"
     yield (
-        f"training  {plan.train_iters} steps of {growing}{sizes.final} x "
+        f"training  {counted(plan.train_iters, 'step')} of {growing}{sizes.final} x "
         f"{model.seq_length} tokens{start}"
     )
     yield f"schedule  {_schedule(plan, resumed=checkpoint is not None)}"
@@ -119,5 +120,7 @@ def _schedule(plan: RunPlan, *, resumed: bool) -> str:
 
 
 def _heads(model: ModelSection) -> str:
-    grouped = f" in {num_query_groups(model)} groups" if model.group_query_attention else ""
-    return f"{model.num_attention_heads} heads{grouped}"
+    heads = counted(model.num_attention_heads, "head")
+    if not model.group_query_attention:
+        return heads
+    return f"{heads} in {counted(num_query_groups(model), 'group')}"

@@ -221,8 +221,11 @@ def test_failed_start_leaves_no_directory(here: Path, flags: str) -> None:
 
 def test_output(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Stdout ends with steps, time, directory, checkpoint and the command for more text."""
-    assert main(arguments(f"{WEB} --save run")) == 0
-    lines = capsys.readouterr().out.splitlines()
+    assert main(arguments(f"{WEB} --save run --progress plain")) == 0
+    captured = capsys.readouterr()
+    assert ": 1 layer, hidden 8, 2 heads, " in captured.err
+    assert "training  2 steps of 2 x 8 tokens" in captured.err
+    lines = captured.out.splitlines()
     assert lines[0].startswith("2 steps in ")
     assert lines[1:] == [
         "run directory   run",
