@@ -113,7 +113,7 @@ def _schedule(plan: RunPlan, *, resumed: bool) -> str:
     if not plan.batch_sizes.ramp_samples:
         warmup, unit = warmup / plan.global_batch_size, "steps"
     words = f"learning rate {settings.lr:g}, warm-up "
-    words += f"over {warmup:,.6g} {unit}" if warmup else "none"
+    words += f"over {warmup:,.6g} {unit if warmup != 1 else unit[:-1]}" if warmup else "none"
     if settings.lr_decay_style == "constant":
         return f"{words}, then constant"
     return f"{words}, {settings.lr_decay_style} decay to {settings.min_lr:g}"
