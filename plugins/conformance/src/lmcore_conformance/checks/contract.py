@@ -260,7 +260,7 @@ def watch_import(entry_point: str) -> dict[str, Any]:
 
 def watch_probe(entry_point: str) -> dict[str, Any]:
     """Return the traces that a probe leaves in a fresh process."""
-    from lmcore.plugin.discovery import new_hook_caller
+    from lmcore.plugin.load import new_hook_caller
 
     caller = new_hook_caller()
     caller.register(_load(entry_point), entry_point)
