@@ -289,6 +289,12 @@ def _no_such_directory(path: Path) -> CheckpointError:
             hint=_WANTED,
         )
     parent = path.parent
+    if path.is_symlink():
+        return CheckpointArgumentError(
+            f"`{path}` is a symbolic link to nothing",
+            why=f"`{path.readlink()}` does not exist",
+            hint=_WANTED,
+        )
     siblings = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
     close = nearest(path.name, siblings)
     return CheckpointArgumentError(

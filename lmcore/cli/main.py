@@ -63,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_closed_streams()
+    _print_every_character()
     try:
         status = _start(arguments)
         sys.stdout.flush()
@@ -106,6 +107,12 @@ def _open_closed_streams() -> None:
             if null != fd:
                 os.close(null)
         setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
+
+
+def _print_every_character() -> None:
+    """Let standard output show what its encoding lacks, such as a byte of a path, as an escape."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _is_launched() -> bool:

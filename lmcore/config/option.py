@@ -7,7 +7,9 @@ A section is a frozen dataclass whose fields are made with `option`.  Flags, YAM
 from __future__ import annotations
 
 import dataclasses
+import errno
 import math
+import os
 import re
 import types
 import typing
@@ -58,6 +60,12 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _LARGEST = 10**12
 """Largest absolute value of an integer without an upper bound of its own: no count, size or
 interval of a run is larger, and products of two such values stay far from infinity."""
+
+_PATHS = frozenset({"FILE", "DIR", "PATH", "PREFIX"})
+"""Placeholders of values that are paths."""
+
+_LONGEST_SHOWN = 80
+"""Largest number of characters of a path in a message."""
 
 _ONE = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 _SEVERAL = {bool: "true or false", int: "integers", float: "numbers", str: "texts"}
@@ -268,6 +276,8 @@ class Option:
             converted = same[0] if same else converted
         if self.paths in {INPUT_PATH, OUTPUT_PATH}:
             _refuse_url(converted, where)
+        if self.paths is not None or self.metavar in _PATHS:
+            _check_names(converted, where)
         self._check_range(converted, where)
         return converted
 
@@ -302,6 +312,25 @@ def _refuse_url(path: str, where: str) -> None:
     if _URL.match(path):
         hint = "give the path of a local or mounted directory"
         raise ConfigError(f"{where}: a URL is not a path", hint=hint)
+
+
+def _check_names(path: str, where: str) -> None:
+    """Refuse a path that no file can have.
+
+    Raises:
+        ConfigError: A name or the path is too long, has a NUL character, or symbolic links lead in
+            a circle.
+    """
+    if len(path) > _LONGEST_SHOWN:
+        where = where.replace(path, f"{path[:_LONGEST_SHOWN]}...")
+    try:
+        os.stat(path)  # noqa: PTH116 - also of a text that is no path
+    except ValueError:
+        raise ConfigError(f"{where}: a path has no NUL character") from None
+    except OSError as error:
+        if error.errno in {errno.ENAMETOOLONG, errno.ELOOP}:
+            why = error.strerror
+            raise ConfigError(f"{where}: no file can have this path", why=why) from None
 
 
 def _digits(bound: float) -> str:

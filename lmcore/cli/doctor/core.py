@@ -21,7 +21,7 @@ _FULL_DISK = 10**8
 
 def core_checks(plugins: PluginSet) -> list[Check]:
     """Return the checks of lmcore itself: interpreter, packages, native code, disk, device."""
-    return [_python(), *_packages(), _native_code(), _disk(Path.cwd()), _device(plugins)]
+    return [_python(), *_packages(), _native_code(), _disk(), _device(plugins)]
 
 
 def _python() -> Check:
@@ -66,8 +66,13 @@ def _native_code() -> Check:
     return Check("native code", CheckStatus.WARNING, native.reason, fix)
 
 
-def _disk(folder: Path) -> Check:
-    free = shutil.disk_usage(folder).free
+def _disk() -> Check:
+    try:
+        folder = Path.cwd()
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        detail = f"the working directory cannot be used: {error.strerror}"
+        return Check("disk", CheckStatus.FAILED, detail, "change to a directory that exists")
     detail = f"{free / 1e9:.1f} GB free for runs in {folder}"
     if free >= _SMALL_DISK:
         return Check("disk", CheckStatus.OK, detail)

@@ -166,6 +166,8 @@ def _missing_hint(prefix: str) -> str:
         return f"`lmcore data repair {prefix}` finds an index of another name, or builds one"
     if Path(f"{prefix}.idx").is_file():
         return "copy the `.bin` with the tokens beside its `.idx`"
+    if Path(f"{prefix}.idx").is_symlink():
+        return f"`{prefix}.idx` is a symbolic link to nothing: check its target"
     directory, name = Path(prefix).parent, Path(prefix).name
     if directory.is_dir():
         stems = sorted(path.stem for path in directory.glob("*.idx") if path.stem.startswith(name))

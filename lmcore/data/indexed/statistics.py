@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import time
 import zlib
 from bisect import bisect_left
@@ -131,7 +132,7 @@ def _compute(indexed: IndexedDataset, start: int, end: int) -> SequenceStatistic
 def _record_path(indexed: IndexedDataset, sequence_range: tuple[int, int], directory: Path) -> Path:
     start, end = sequence_range
     key = f"{indexed.idx_path.resolve()} {start} {end}"
-    return directory / f"facts-{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.json"
+    return directory / f"facts-{hashlib.blake2b(os.fsencode(key), digest_size=12).hexdigest()}.json"
 
 
 def _state(indexed: IndexedDataset) -> dict[str, int]:

@@ -25,7 +25,7 @@ from lmcore.child_process import INTERRUPTED, kill_group, signal_name
 from lmcore.durable import is_abandoned, process_token
 from lmcore.errors import RunError, printable
 from lmcore.runtime.launch.fork import ForkedProcess, can_fork, fork
-from lmcore.runtime.launch.rank import RankInfo, named_ranks
+from lmcore.runtime.launch.rank import AGENT_STORE, RankInfo, named_ranks
 from lmcore.runtime.launch.worker_protocol import (
     LaunchInfo,
     Report,
@@ -195,6 +195,7 @@ class _Workers:
         address = {"MASTER_ADDR": _HOST, "MASTER_PORT": str(self.server.getsockname()[1])}
         own = LaunchInfo(str(report_file), fd).to_env()
         env = {**self.env, **info.to_env(), **address, **own}
+        env.pop(AGENT_STORE, None)  # of an earlier launcher: here rank 0 has the store
         if self.function is not None:
 
             def close() -> None:

@@ -7,7 +7,17 @@ from dataclasses import asdict, dataclass
 
 from lmcore.errors import ConfigError
 
-__all__ = ["RankInfo", "named_ranks", "only_process", "rank_info", "started_by_launcher"]
+__all__ = [
+    "AGENT_STORE",
+    "RankInfo",
+    "named_ranks",
+    "only_process",
+    "rank_info",
+    "started_by_launcher",
+]
+
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Environment variable that is `True` if torchrun has the store of the processes."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from lmcore.errors import ConfigError, LmcoreError, OtherRankError, RunError
-from lmcore.runtime.launch.rank import RankInfo, named_ranks
+from lmcore.runtime.launch.rank import AGENT_STORE, RankInfo, named_ranks
 from lmcore.runtime.launch.worker_protocol import launch_info
 from lmcore.threads import periodically
 
@@ -260,7 +260,8 @@ def _store(rank: RankInfo, timeout: float, env: Mapping[str, str]) -> Store:
 
     host, port = _address(rank, env)
     # torchrun's own store outlives the processes, all of which are its clients.
-    keeps = rank.rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    agent = env.get(AGENT_STORE) == "True"
+    keeps = rank.rank == 0 and not agent
     try:
         store = TCPStore(
             host,
@@ -272,12 +273,17 @@ def _store(rank: RankInfo, timeout: float, env: Mapping[str, str]) -> Store:
             master_listen_fd=launch_info(env).listening_fd if keeps else None,
         )
     except RuntimeError as cause:
-        does = "listen" if keeps else "reach rank 0"
+        does = "listen" if keeps else "reach torchrun's store" if agent else "reach rank 0"
+        hint = (
+            f"if torchrun did not start this process, unset {AGENT_STORE}"
+            if agent
+            else "MASTER_ADDR must be a host of the run that all others reach, where rank 0 is, "
+            "and MASTER_PORT a free port there"
+        )
         raise RunError(
             f"rank {rank.rank} of {rank.world_size} cannot {does} at {host}:{port}",
             why=_first_line(cause),
-            hint="MASTER_ADDR must be a host of the run that all others reach, where rank 0 is, "
-            "and MASTER_PORT a free port there",
+            hint=hint,
         ) from cause
     return PrefixStore("lmcore", store)
 

@@ -81,6 +81,15 @@ def test_misspelt_path_suggests_its_sibling(run: Path):
     assert "iter_00000" in caught.value.hint
 
 
+def test_link_to_nothing(tmp_path: Path):
+    """A symbolic link whose target is missing is named as such; no name is suggested."""
+    (tmp_path / "run").symlink_to("gone")
+    with pytest.raises(CheckpointError, match="a symbolic link to nothing") as caught:
+        find_checkpoint(tmp_path / "run")
+    assert "`gone` does not exist" in caught.value.why
+    assert "did you mean" not in caught.value.hint
+
+
 def test_path_whose_parent_is_missing(tmp_path: Path):
     """A path below a directory that does not exist says so."""
     with pytest.raises(CheckpointError, match="does not exist either") as caught:

@@ -221,6 +221,22 @@ def test_a_closed_standard_stream_changes_no_status(
     assert "Traceback" not in done.stderr
 
 
+def test_a_path_that_is_not_unicode_is_printed(tmp_path: Path) -> None:
+    """A command that has done its work does not fail at the name of its output."""
+    (tmp_path / "x.jsonl").write_text('{"text": "a"}\n')
+    prefix = os.fsdecode(os.fsencode(tmp_path) + b"/o\xff")
+    argv = ["data", "prepare", "--input", str(tmp_path / "x.jsonl"), "--output-prefix", prefix]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *argv, "--tokenizer-type", "ByteTokenizer"],
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},  # as in most locales
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "o\\udcff_text_document" in done.stdout
+
+
 def test_no_file_gets_the_descriptor_of_a_closed_stream() -> None:
     """What a library prints to a closed standard error never ends up in another file."""
     script = (

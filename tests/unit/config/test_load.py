@@ -140,10 +140,13 @@ def test_file_problems(write, text: str, message: str, hint: str | None) -> None
         ("--data-cache-path", "", "the path is empty"),
         ("--save", "s3://bucket/run", "a URL is not a path"),
         ("--load", "https://huggingface.co/gpt2", "a URL is not a path"),
+        ("--load", "x" * 300, r"x{80}\.\.\.`: no file can have this path"),
+        ("--data-path", "/".join(["y" * 200] * 30), "no file can have this path"),
+        ("--vocab-file", "a\0b", "a path has no NUL character"),
     ],
 )
 def test_text_that_is_no_path(flag: str, value: str, what: str) -> None:
-    """An empty path, which would silently be the default, and a URL are refused."""
+    """An empty path, which would silently be the default, and what is no path are refused."""
     with pytest.raises(ConfigError, match=what):
         load_config(["--train-iters", "1", flag, value])
 
@@ -171,6 +174,15 @@ def test_empty_text_in_a_file(write) -> None:
     with pytest.raises(ConfigError, match='`device: ""`: the value is empty'):
         load_config([write('accelerator:\n  device: ""\n')])
     assert load_config([write("accelerator:\n  device:\n")]).value("device") is None
+
+
+@pytest.mark.parametrize("flag", ["--load", "--save", "--data-path", "--data-file-list"])
+def test_symbolic_links_in_a_circle(flag: str, tmp_path: Path) -> None:
+    """A path that leads in a circle is refused with that reason."""
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(ConfigError, match="no file can have this path") as caught:
+        load_config([flag, str(tmp_path / "circle")])
+    assert "symbolic links" in str(caught.value.why)
 
 
 def test_infinity_is_out_of_range() -> None:

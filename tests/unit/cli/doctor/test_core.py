@@ -34,6 +34,16 @@ def test_a_missing_native_builder_is_a_warning_with_its_fix(monkeypatch):
     assert check.fix == "install a C++ compiler (g++), then install lmcore again from its folder"
 
 
+def test_a_deleted_working_directory_is_a_failure(monkeypatch):
+    """The check names it, and the other checks are made."""
+
+    def gone() -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(doctor_core.Path, "cwd", gone)
+    assert checks()["disk"].status is CheckStatus.FAILED
+
+
 @pytest.mark.parametrize("free, status", [(10**12, "ok"), (10**9, "warning"), (10**7, "failed")])
 def test_little_disk_space_is_reported(monkeypatch, free, status):
     """Less than 5 GB is a warning, less than 0.1 GB a failure."""

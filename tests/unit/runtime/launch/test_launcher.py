@@ -55,6 +55,16 @@ def test_places(tmp_path: Path) -> None:
     assert launch_info({LAUNCHED: found[1]["LMCORE_LAUNCHED"]}).listening_fd is None
 
 
+def test_the_store_is_rank_0s(tmp_path: Path) -> None:
+    """A variable of an earlier torchrun does not make every process wait for its store."""
+    script = f"""
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE"):
+            open(f"{tmp_path}/{{rank}}", "w").close()
+    """
+    assert run(script, TORCHELASTIC_USE_AGENT_STORE="True") == 0
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_output(capfd: pytest.CaptureFixture[str]) -> None:
     """Rank 0 prints as it is; of the others only standard error is shown, line by line, marked."""
     assert run("print('out', rank); print('err', rank, file=sys.stderr)") == 0
