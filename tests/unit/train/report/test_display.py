@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lmcore.train.report.announcement import header_lines
 from lmcore.train.report.display import (
     PlainDisplay,
     Progress,
@@ -65,6 +66,19 @@ def test_training_line() -> None:
     assert training_line(ROW, progress(mean_mfu=None)) == (
         MEGATRON + " tokens/s: 4000 | ETA: 1:02:03 |"
     )
+
+
+def test_header_fits_a_narrow_terminal() -> None:
+    """A header line is broken between words and indented below its text."""
+    line = (
+        "model     GPT, 11,504 parameters: 2 layers, hidden 64, 4 heads in 2 groups, vocabulary 257"
+    )
+    for width in (40, 60):
+        rows = header_lines(line, width).splitlines()
+        assert len(rows) > 1
+        assert max(map(len, rows)) <= width
+        assert " ".join(rows).split() == line.split()
+        assert all(row.startswith(" " * len("model     ")) for row in rows[1:])
 
 
 def test_lines_of_skipped_steps() -> None:
