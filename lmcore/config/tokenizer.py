@@ -207,7 +207,8 @@ BUILT_IN_TYPES: Mapping[str, TypeOptions] = MappingProxyType(
         "ByteTokenizer": TypeOptions(),
         "GPT2BPETokenizer": TypeOptions(
             needs=(("vocab_file",), ("merge_file",)),
-            hint="give the tokenizer's `vocab.json` and `merges.txt`, or use "
+            hint="give the tokenizer's `vocab.json` and `merges.txt` (GPT-2's are on "
+            "https://huggingface.co/openai-community/gpt2), or use "
             "`--tokenizer-type ByteTokenizer`, which needs no files",
         ),
         "GPTSentencePieceTokenizer": TypeOptions(needs=(("tokenizer_model",),), hint=_MODEL_HINT),

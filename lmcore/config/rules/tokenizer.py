@@ -22,7 +22,7 @@ def _type(loaded: LoadedConfig) -> Problems:
     options = BUILT_IN_TYPES.get(settings.tokenizer_type)
     if options is None:  # a plugin's
         return
-    for missing in settings.missing(options):
+    if missing := " and ".join(settings.missing(options)):
         yield ConfigError(f"{loaded.shown('tokenizer_type')} needs {missing}", hint=options.hint)
     allowed = " ".join(f"`{flag_of(name)}`" for name in options.allowed)
     for name in given:

@@ -210,8 +210,7 @@ def test_tokenizer_files_go_together(tmp_path: Path) -> None:
     assert found(both) == []
     assert found(f"--tokenizer-type GPT2BPETokenizer {both}") == []
     assert found("--tokenizer-type GPT2BPETokenizer") == [
-        "`--tokenizer-type GPT2BPETokenizer` needs `--vocab-file`",
-        "`--tokenizer-type GPT2BPETokenizer` needs `--merge-file`",
+        "`--tokenizer-type GPT2BPETokenizer` needs `--vocab-file` and `--merge-file`",
     ]
     assert found(f"--tokenizer-type ByteTokenizer {both}") == [
         f"`--vocab-file {vocab}` cannot be combined with `--tokenizer-type ByteTokenizer`",

@@ -149,8 +149,7 @@ def test_published_command() -> None:
         validate(load_config(line.split()))
     assert "`--seq-length 2048` exceeds `--max-position-embeddings 1024`" in caught.value.what
     assert [one.what for one in caught.value.others] == [
-        "`--tokenizer-type GPT2BPETokenizer` needs `--vocab-file`",
-        "`--tokenizer-type GPT2BPETokenizer` needs `--merge-file`",
+        "`--tokenizer-type GPT2BPETokenizer` needs `--vocab-file` and `--merge-file`",
     ]
     assert load_config(line.split()).config.data.train_data == ("c4/en",)
 
