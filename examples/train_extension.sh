@@ -11,11 +11,12 @@ examples=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 run=${1:-runs/extension}
 iters=${ITERS:-200}
 
-# pip builds in place: a copy keeps the sources clean.  With setuptools here it needs no network.
+# pip builds in place: a copy keeps the sources clean.  With a recent setuptools here it needs no network.
 mkdir -p "$run-plugin"
 site=$(cd "$run-plugin" && pwd)
 cp -r "$examples/plugin_extension" "$site/source"
-isolation=$(python -c 'import setuptools' 2>/dev/null && echo --no-build-isolation || true)
+recent='import setuptools, sys; sys.exit(int(setuptools.__version__.split(".")[0]) < 77)'
+isolation=$(python -c "$recent" 2>/dev/null && echo --no-build-isolation || true)
 # Pins for what a build installs cannot be given where it installs nothing.
 [ -z "$isolation" ] || unset PIP_BUILD_CONSTRAINT
 python -m pip install --quiet --disable-pip-version-check --no-deps $isolation \
