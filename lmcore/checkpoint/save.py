@@ -372,13 +372,16 @@ def _failed(checkpoints_dir: Path, iteration: int, needed: int, error: OSError) 
             why=str(error),
             hint="earlier checkpoints are intact; choose another directory with `--save`",
         )
-    try:
-        free = f"{shutil.disk_usage(checkpoints_dir).free:,}"
-    except OSError:
-        free = "an unknown number of"
+    why = f"{error.strerror}: it needs {needed:,} bytes"
+    advice = "free some space (`--keep-last N` deletes older checkpoints after each save)"
+    with contextlib.suppress(OSError):
+        free = shutil.disk_usage(checkpoints_dir).free
+        why += f", {free:,} are free there"
+        if free >= needed:
+            why += "; so its inodes or a quota are used up"
+            advice = "remove files (`df -i` shows the inodes), raise the quota"
     return CheckpointError(
         what,
-        why=f"{error.strerror}: it needs {needed:,} bytes, {free} are free there",
-        hint="free some space (`--keep-last N` deletes older checkpoints after each save) or "
-        "choose another directory with `--save`; earlier checkpoints are intact",
+        why=why,
+        hint=f"{advice} or choose another directory with `--save`; earlier checkpoints are intact",
     )
