@@ -1,7 +1,7 @@
 // lmcore._native: what lmcore.data does in C++ where Python loops and temporary arrays are slow.
 //
-// Everything here has a twin in Python beside its caller that gives the same bytes; the tests
-// compare them.  Input arrays are read in place, never copied or converted; nothing is read or
+// All but the guard of mapped files has a twin in Python beside its caller that gives the same bytes;
+// the tests compare them.  Input arrays are read in place, never copied or converted; nothing is read or
 // written outside them, whatever they hold; the interpreter is free meanwhile.
 
 #include "registration.hpp"
@@ -16,4 +16,5 @@ PYBIND11_MODULE(_native, module) {
   lmcore::register_sample_reader(module);
   lmcore::register_text(module);
   lmcore::register_minhash(module);
+  lmcore::register_mapping_guard(module);
 }

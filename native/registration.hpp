@@ -13,5 +13,6 @@ void register_sentence_mapping(pybind11::module_ &module);
 void register_sample_reader(pybind11::module_ &module);
 void register_text(pybind11::module_ &module);
 void register_minhash(pybind11::module_ &module);
+void register_mapping_guard(pybind11::module_ &module);
 
 }  // namespace lmcore

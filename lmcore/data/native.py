@@ -11,15 +11,19 @@ import os
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 if TYPE_CHECKING:  # commands import this module before numpy
+    import mmap
+
     import numpy as np
     import numpy.typing as npt
 
 __all__ = [
     "Counter",
+    "MappingGuard",
     "NativeBuilders",
     "NativeReader",
     "available",
     "builders",
+    "mapping_guard",
     "reason",
     "threads",
 ]
@@ -39,6 +43,25 @@ class NativeReader(Protocol):
 
     def read(self, sample: int) -> npt.NDArray[np.int64]:
         """Return the tokens of a sample."""
+
+
+class MappingGuard(Protocol):
+    """Guard of mapped files in `lmcore._native`, see `lmcore.data.indexed.mapped_files`."""
+
+    def guard_mapping(self, buffer: mmap.mmap) -> int:
+        """Guard a mapping, and return its number; -1 if too many are guarded."""
+
+    def forget_mapping(self, number: int) -> None:
+        """End the guard of a mapping, which is closed."""
+
+    def begin_read(self) -> None:
+        """Begin a guarded read, in any thread."""
+
+    def end_read(self) -> int:
+        """End a guarded read; return the number of mappings whose reads have failed so far."""
+
+    def is_lost(self, number: int) -> bool:
+        """Return True if a read of the mapping failed."""
 
 
 class NativeBuilders(Protocol):
@@ -139,3 +162,7 @@ def threads() -> int:
 
 builders, reason = _load()
 available: bool = builders is not None
+mapping_guard: MappingGuard | None = (
+    cast("MappingGuard", builders) if hasattr(builders, "guard_mapping") else None
+)
+"""The guard of mapped files; None without compiled code, or with code that was built before it."""

@@ -232,8 +232,8 @@ class BlendedDataset:
             DataError: A file was cut short since it was opened.
             IndexError: *i* is not a position of this blend.
         """
-        self._files.check(i)
-        source, sample = self.locate(i)
+        with self._files.reading(i):
+            source, sample = self.locate(i)
         return self.sources[source].read(sample)
 
     def locate(self, i: int) -> tuple[int, int]:
@@ -249,8 +249,9 @@ class BlendedDataset:
 
     def consumed(self, position: int) -> list[int]:
         """Return the number of samples of each source before *position*."""
-        before = self._source_index[: max(position - self.start, 0)]
-        counts = np.bincount(before, minlength=len(self.sources)).tolist()
+        with self._files.reading("the blend"):
+            before = self._source_index[: max(position - self.start, 0)]
+            counts = np.bincount(before, minlength=len(self.sources)).tolist()
         return [base + int(count) for base, count in zip(self.taken, counts, strict=True)]
 
     @property

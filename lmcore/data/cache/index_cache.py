@@ -121,8 +121,10 @@ def load_or_build(
     what = f"the {request.kind} of {name}"
 
     def make() -> Arrays:
-        indexed.check_files("the sizes of the sequences")
-        with report_progress(what, request.work(known), report) as progress:
+        with (
+            indexed.reading("the sizes of the sequences"),
+            report_progress(what, request.work(known), report) as progress,
+        ):
             return request.build(indexed, progress)
 
     try:

@@ -107,8 +107,8 @@ class GPTDataset:
         Raises:
             DataError: A file was cut short since it was opened.
         """
-        self._files.check(i)
-        return self._reader.read(int(self.index.shuffle_index[i]))
+        with self._files.reading(i):
+            return self._reader.read(int(self.index.shuffle_index[i]))
 
 
 def _order(key: str, request: IndexRequest, tokens: int) -> str:

@@ -90,14 +90,19 @@ class SentenceDataset:
             DataError: A file was cut short since it was opened.
             IndexError: *i* is not the number of a row.
         """
-        self._files.check(i)
         if not 0 <= i < len(self.rows):
             raise IndexError(f"sample {i} of {len(self.rows)}")
-        return [int(value) for value in self.rows[i]]
+        with self._files.reading(i):
+            return [int(value) for value in self.rows[i]]
 
     def sentences(self, first: int, last: int) -> list[npt.NDArray[np.int64]]:
-        """Return the tokens of each sentence from *first* up to, not including, *last*."""
-        return [self._indexed.get(i).astype(np.int64) for i in range(first, last)]
+        """Return the tokens of each sentence from *first* up to, not including, *last*.
+
+        Raises:
+            DataError: A file was cut short since it was opened.
+        """
+        with self._files.reading(f"sentence {first}"):
+            return [self._indexed.get(i).astype(np.int64) for i in range(first, last)]
 
     def random(self, i: int) -> np.random.RandomState:
         """Return a generator seeded for sample *i*, so that each read draws the same numbers."""

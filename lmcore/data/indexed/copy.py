@@ -213,5 +213,6 @@ def _read_and_write(source: int, target: int, start: int, count: int) -> int:
 def _pieces(values: Integers, first: int, last: int) -> Iterator[Integers]:
     files = MappedFiles(values)
     for at in range(first, last, _CHUNK):
-        files.check("the index")
-        yield values[at : min(at + _CHUNK, last)]
+        with files.reading("the index"):
+            piece = values[at : min(at + _CHUNK, last)].copy()
+        yield piece

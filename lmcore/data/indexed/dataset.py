@@ -7,6 +7,7 @@ leaves caching to the operating system.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -130,16 +131,15 @@ class IndexedDataset:
         first, last = self.sequence_range((i, i + 1))
         return self._tokens[self.index.start_of(first) : self.index.start_of(last)]
 
-    def check_files(self, part: str) -> None:
-        """Raise an error if a file was cut short, whose mapped pages then may not be read.
+    def reading(self, part: str) -> AbstractContextManager[None]:
+        """Return a context manager for a block that reads the mapped files.
+
+        Its end raises a `DataError` if a file was cut short: then what the block read is not valid.
 
         Args:
             part: Name of what is to be read, for the message.
-
-        Raises:
-            DataError: A file is shorter than when it was opened.
         """
-        self._files.check(part)
+        return self._files.reading(part)
 
     def _check_bin(self) -> None:
         found, expected = self.bin_path.stat().st_size, self.index.bin_bytes

@@ -38,5 +38,6 @@ def content_fingerprint(
     for number in (
         np.unique(np.linspace(start, end - 1, _PIECES).astype(np.int64)) if end > start else ()
     ):
-        digest.update(np.ascontiguousarray(indexed.get(int(number))[:_PIECE]).data)
+        with indexed.reading(f"sequence {number}"):
+            digest.update(np.ascontiguousarray(indexed.get(int(number))[:_PIECE]).data)
     return digest.hexdigest()

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmcore.bounded_file import open_regular
+from lmcore.data.indexed.mapped_files import MappedFiles
 from lmcore.errors import DataError
 
 __all__ = [
@@ -141,9 +142,10 @@ def read_index(path: str | Path, *, verify: bool = True) -> Index:
             hint="give the prefix of a dataset; if its .bin file is whole, `lmcore data repair` "
             "rebuilds the index",
         )
-    if verify:
-        _check_starts(index)
-    _check_documents(index, verify=verify)
+    with MappedFiles(index.starts).reading("the index"):
+        if verify:
+            _check_starts(index)
+        _check_documents(index, verify=verify)
     return index
 
 

@@ -109,19 +109,21 @@ def _compute(indexed: IndexedDataset, start: int, end: int) -> SequenceStatistic
     digest = hashlib.blake2b(digest_size=16)
     tokens = 0
     for at in range(start, end, _CHUNK):
-        indexed.check_files("the sizes of the sequences")
-        sizes = np.ascontiguousarray(indexed.sizes[at : min(at + _CHUNK, end)])
-        digest.update(np.require(sizes, requirements=["A"]).data)
-        tokens += int(sizes.sum(dtype=np.int64))
+        with indexed.reading("the sizes of the sequences"):
+            sizes = np.ascontiguousarray(indexed.sizes[at : min(at + _CHUNK, end)])
+            digest.update(np.require(sizes, requirements=["A"]).data)
+            tokens += int(sizes.sum(dtype=np.int64))
     documents = indexed.document_indices
     # Not searchsorted, which copies an unaligned array.
-    first, last = bisect_left(documents, start), bisect_left(documents, end)
+    with indexed.reading("the document index"):
+        first, last = bisect_left(documents, start), bisect_left(documents, end)
     digest.update(f"{end - start} sequences, {last - first} documents".encode())
 
     def chunks() -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
         for at in range(first, last, _CHUNK):
-            indexed.check_files("the document index")
-            yield at - first, documents[at : min(at + _CHUNK, last)] - start
+            with indexed.reading("the document index"):
+                chunk = documents[at : min(at + _CHUNK, last)] - start
+            yield at - first, chunk
 
     if any(not np.array_equal(part, np.arange(at, at + len(part))) for at, part in chunks()):
         for _, part in chunks():  # documents of several sequences

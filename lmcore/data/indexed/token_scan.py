@@ -109,11 +109,11 @@ def document_bounds(index: Index) -> Iterator[npt.NDArray[np.int64]]:
     """Yield the bounds of documents in tokens, int64, in pieces that overlap by one bound."""
     files = MappedFiles(index.starts)
     for at in range(0, index.document_count, _DOCUMENTS):
-        files.check("the index")
-        firsts = index.document_indices[at : at + _DOCUMENTS + 1]
-        bounds = np.full(len(firsts), index.tokens, dtype=np.int64)
-        inside = firsts < len(index.sizes)
-        bounds[inside] = index.starts[firsts[inside]] // index.unit
+        with files.reading("the index"):
+            firsts = index.document_indices[at : at + _DOCUMENTS + 1]
+            bounds = np.full(len(firsts), index.tokens, dtype=np.int64)
+            inside = firsts < len(index.sizes)
+            bounds[inside] = index.starts[firsts[inside]] // index.unit
         yield bounds
 
 

@@ -68,7 +68,8 @@ class LazyText:
             np.asarray(np.memmap(text, dtype="u1", mode="r")) if size else np.empty(0, "u1")
         )
         self._files = MappedFiles(self._offsets, self._text)
-        self._check_offsets(size)
+        with self._files.reading("the offsets"):
+            self._check_offsets(size)
 
     def __len__(self) -> int:
         """Return the number of documents."""
@@ -83,9 +84,10 @@ class LazyText:
         """
         if not 0 <= i < len(self):
             raise IndexError(f"document {i} of {len(self)}")
-        self._files.check(f"document {i}")
+        with self._files.reading(f"document {i}"):
+            content = self._text[self._offsets[i] : self._offsets[i + 1]].tobytes()
         try:
-            return str(self._text[self._offsets[i] : self._offsets[i + 1]].tobytes(), "utf-8")
+            return str(content, "utf-8")
         except UnicodeDecodeError:
             raise DataError(
                 f"document {i} of the text at `{self.prefix}` is not UTF-8",

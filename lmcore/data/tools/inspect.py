@@ -183,13 +183,13 @@ def read_documents(
                 if dataset.document_count
                 else "it has no documents",
             )
-        dataset.check_files(f"document {number}")
-        first, last = dataset.document_indices[number : number + 2].tolist()
-        tokens = dataset.document(number).tolist()
+        with dataset.reading(f"document {number}"):
+            first, last = dataset.document_indices[number : number + 2].tolist()
+            sizes, tokens = dataset.sizes[first:last].tolist(), dataset.document(number).tolist()
         documents.append(
             DecodedDocument(
                 number,
-                tuple(dataset.sizes[first:last].tolist()),
+                tuple(sizes),
                 tuple(tokens),
                 None if tokenizer is None else _decode(tokenizer, tokens, number),
             )
