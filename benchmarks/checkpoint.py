@@ -3,8 +3,8 @@
     python benchmarks/checkpoint.py --megabytes 1000 --repeats 5 --directory /some/disk
 
 All variants run in turn inside each repeat, so that a slow moment of the disk hits all of them;
-printed are medians and the ratio to torch's distributed save (load).  Loads read from the page
-cache, which a save has just filled.
+printed are medians, the processor time of all threads, and the ratio to torch's distributed save
+(load).  Loads read from the page cache, which a save has just filled, but for those named `cold`.
 """
 
 from __future__ import annotations
@@ -64,15 +64,29 @@ def save_distributed(tensors: dict[str, torch.Tensor], path: Path, num_threads: 
     dcp_save(dict(tensors), storage_writer=writer, no_dist=True)
 
 
-def seconds(action: Action) -> float:
+Timing = tuple[float, float]
+"""Seconds by the clock, and of processor time."""
+
+
+def seconds(action: Action) -> Timing:
     """Return how long *action* took."""
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
     action()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - used
 
 
-def measure(folder: Path, tensors: dict[str, torch.Tensor], repeats: int) -> dict[str, list[float]]:
-    """Return the seconds of every variant, one figure a repeat."""
+def drop_cache(folder: Path) -> None:
+    """Ask the system to forget the content of the files in *folder*."""
+    os.sync()
+    for path in folder.iterdir():
+        with path.open("rb") as stream:
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def measure(
+    folder: Path, tensors: dict[str, torch.Tensor], repeats: int
+) -> dict[str, list[Timing]]:
+    """Return the times of every variant, one pair a repeat."""
     import torch
     from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
@@ -96,8 +110,12 @@ def measure(folder: Path, tensors: dict[str, torch.Tensor], repeats: int) -> dic
         "load: lmcore, unverified": lambda: load_checkpoint(checkpoint, targets, verify=False),
         "load: lmcore": lambda: load_checkpoint(checkpoint, targets),
         "verify: lmcore": lambda: verify_checkpoint(checkpoint),
+        "verify: lmcore, cold": lambda: verify_checkpoint(checkpoint),
+        "load: lmcore, unverified, cold": lambda: load_checkpoint(
+            checkpoint, targets, verify=False
+        ),
     }
-    timings: dict[str, list[float]] = {name: [] for name in [*saves, *loads]}
+    timings: dict[str, list[Timing]] = {name: [] for name in [*saves, *loads]}
     for repeat in range(repeats + 1):
         for name in rotated(list(saves), repeat):
             path, save = saves[name]
@@ -105,6 +123,8 @@ def measure(folder: Path, tensors: dict[str, torch.Tensor], repeats: int) -> dic
             os.sync()
             timings[name].append(seconds(save))
         for name in rotated(list(loads), repeat):
+            if name.endswith("cold"):
+                drop_cache(checkpoint)
             timings[name].append(seconds(loads[name]))
     # The first round loads modules and warms the disk.
     return {name: taken[1:] for name, taken in timings.items()}
@@ -116,16 +136,19 @@ def rotated(names: list[str], by: int) -> list[str]:
     return names[start:] + names[:start]
 
 
-def report(timings: dict[str, list[float]], megabytes: float) -> None:
-    """Print medians, spread and ratios."""
-    print(f"{'':28}{'MB/s':>7}{'min':>7}{'max':>7}  ratio")
-    for name, taken in timings.items():
+def report(timings: dict[str, list[Timing]], megabytes: float) -> None:
+    """Print medians, spread, processor time and ratios."""
+    print(f"{'':32}{'MB/s':>7}{'min':>7}{'max':>7}{'CPU s/GB':>10}  ratio")
+    walls = {name: [wall for wall, _ in pairs] for name, pairs in timings.items()}
+    for name, taken in walls.items():
         kind = name.split(":", maxsplit=1)[0]
         base = "save: dcp.save, 2 threads" if kind == "save" else "load: dcp.load"
         middle = statistics.median(taken)
+        used = statistics.median(used for _, used in timings[name]) / megabytes * 1000
         print(
-            f"{name:28}{megabytes / middle:7.0f}{megabytes / max(taken):7.0f}"
-            f"{megabytes / min(taken):7.0f}  {statistics.median(timings[base]) / middle:.2f}x"
+            f"{name:32}{megabytes / middle:7.0f}{megabytes / max(taken):7.0f}"
+            f"{megabytes / min(taken):7.0f}{used:10.2f}  "
+            f"{statistics.median(walls[base]) / middle:.2f}x"
         )
 
 
