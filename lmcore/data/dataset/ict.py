@@ -162,7 +162,9 @@ class ICTDataset(SentenceDataset):
         text = np.concatenate(sentences)
         if self._titles is None:
             return self._padded([text[: self._room(0)]])
-        title = self._titles.get(self._first_document + document)[: self._longest_title]
+        number = self._first_document + document
+        with self._titles.reading(f"title {number}"):
+            title = self._titles.get(number)[: self._longest_title].copy()
         return self._padded([title, text[: self._room(len(title) + 1)]])
 
     def _room(self, used: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from lmcore.data.dataset.ict import ICTDataset, ICTSettings, ICTVocabulary
@@ -143,6 +145,18 @@ def test_a_sample_is_the_same_whenever_it_is_read(indexed, titles, tmp_path):
     forward = [made[i].query_tokens_S.tolist() for i in range(30)]
     backward = [made[i].query_tokens_S.tolist() for i in reversed(range(30))]
     assert forward == backward[::-1]
+
+
+@pytest.mark.parametrize("pattern", ["titles.bin", "sentences.bin", "*-mapping.npy"])
+def test_a_file_cut_short_is_an_error(indexed, titles, tmp_path, pattern):
+    """Also within its last page, whose rest would read as zeros."""
+    dataset(indexed, titles, tmp_path)  # builds the index, which is mapped below
+    made = dataset(indexed, titles, tmp_path)
+    (path,) = tmp_path.glob(pattern)
+    os.truncate(path, path.stat().st_size - 2)
+    with pytest.raises(DataError, match="was cut short") as caught:
+        made[0]
+    assert str(path) in caught.value.what
 
 
 def test_other_titles_have_another_mapping(indexed, titles, tmp_path):
