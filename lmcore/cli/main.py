@@ -117,9 +117,9 @@ def _print_every_character() -> None:
 
 def _is_launched() -> bool:
     """Return True if lmcore's launcher started this process, which then reports its errors."""
-    from lmcore.runtime.launch.worker_protocol import LAUNCHED
+    from lmcore.runtime.launch.worker_protocol import launch_info
 
-    return bool(os.environ.get(LAUNCHED))
+    return bool(launch_info(os.environ).report_file)
 
 
 def _reader_is_gone() -> bool:

@@ -11,6 +11,7 @@ its own.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -27,6 +28,7 @@ import numpy.typing as npt
 from lmcore.bounded_file import read_bounded_file
 from lmcore.data.indexed.files import disk_errors
 from lmcore.durable import AtomicFile, sync_file, write_atomically
+from lmcore.errors import DataError
 from lmcore.log import warn_once
 
 __all__ = ["Arrays", "load_arrays", "store_arrays"]
@@ -92,6 +94,12 @@ def load_arrays(stem: Path, *, every_block: bool = False) -> Arrays | None:
         EOFError,
         RecursionError,
     ) as error:
+        if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}:
+            raise DataError(
+                f"cannot open the cached index `{description}`",
+                why=error.strerror,
+                hint="raise the limit on open files (`ulimit -n`)",
+            ) from None
         warn_once(_log, "the cached index `%s` is damaged (%s); rebuilding it", description, error)
         return None
 

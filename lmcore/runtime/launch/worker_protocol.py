@@ -59,9 +59,16 @@ class LaunchInfo:
 
 
 def launch_info(env: Mapping[str, str]) -> LaunchInfo:
-    """Return the launcher's data; the default if there is no launcher."""
+    """Return the launcher's data; the default if there is no launcher.
+
+    A variable that was left by an earlier launcher, whose folder is removed, is ignored.
+    """
     text = env.get(LAUNCHED)
-    return LaunchInfo(**json.loads(text)) if text else LaunchInfo()
+    try:
+        info = LaunchInfo(**json.loads(text)) if text else LaunchInfo()
+        return info if Path(info.report_file).parent.is_dir() else LaunchInfo()
+    except (ValueError, TypeError):
+        return LaunchInfo()
 
 
 @dataclass(frozen=True)

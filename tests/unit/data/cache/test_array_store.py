@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 
@@ -30,6 +31,19 @@ def test_nothing_there_is_none_without_a_word(tmp_path, caplog):
     """A set that was never stored is no reason for a warning."""
     assert load_arrays(tmp_path / "x") is None
     assert not caplog.text
+
+
+def test_too_many_open_files_are_no_damage(tmp_path, monkeypatch):
+    """A process that may open no more files does not build the index again, and again."""
+    store_arrays(tmp_path / "a", {"x": np.arange(3)})
+
+    def refused(*_args, **_options):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(array_files, "_load", refused)
+    with pytest.raises(DataError, match="cannot open the cached index") as caught:
+        load_arrays(tmp_path / "a")
+    assert "ulimit -n" in caught.value.hint
 
 
 def test_files_untouched_since_are_not_read(tmp_path, monkeypatch):

@@ -215,6 +215,8 @@ def test_reports(tmp_path: Path) -> None:
     env = LaunchInfo(str(tmp_path / "0.json"), 5).to_env()
     assert launch_info(env) == LaunchInfo(str(tmp_path / "0.json"), 5)
     assert launch_info({}) == LaunchInfo()
+    for stale in ("x", "[]", '{"report_file": 5}', '{"report_file": "/nowhere/0.json"}'):
+        assert launch_info({LAUNCHED: stale}) == LaunchInfo()
     told = report_error(OtherRankError("rank 1 stopped the run"), env)
     assert read_report(tmp_path / "0.json") == told
     assert (told.secondary, told.status) == (True, 1)
