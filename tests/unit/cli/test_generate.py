@@ -201,6 +201,7 @@ class TestBadInput:
             (["--top-k", "2", "--top-p", "0.5"], "exclude each other"),
             (["--temperature", "0"], "use `--greedy`"),
             (["--tokens", "0"], "out of range"),
+            (["--num-threads", "99999"], "out of range"),
             (["--prompt-file", "/nowhere/prompt.txt"], "cannot read the prompt file"),
             (["--json", "--sample-output-file", "x"], "exclude each other"),
             (["--sample-output-file", "/nowhere/x"], "no such directory"),

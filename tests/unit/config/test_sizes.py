@@ -28,6 +28,13 @@ def test_absurd_size_is_at_most_an_error(option):
             assert f"<= {option.maximum or 10**12}" in str(caught.value.why)
 
 
+@pytest.mark.parametrize("line", ["--num-threads 99999", "--seed 4294967296"])
+def test_values_that_libraries_fail_at(line):
+    """More threads than a process may start, and seeds that NumPy refuses, are out of range."""
+    with pytest.raises(ConfigError, match="out of range"):
+        load_config(line.split())
+
+
 def test_model_that_no_memory_holds():
     """Sizes that are valid one by one, but give a model of 10^16 parameters, are an error."""
     loaded = load_config(["--num-layers", "1000000", "--hidden-size", "100000"])
