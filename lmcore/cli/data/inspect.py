@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -156,7 +157,15 @@ def _description(report: InspectReport) -> list[str]:
     if not report.problems:
         also = "" if report.blocks is None else ", checksums match"
         return [*lines, f"  valid: sizes, pointers and documents are consistent{also}"]
-    return [*lines, *(f"  problem: {text}" for text in report.problems)]
+    lines += [f"  problem: {text}" for text in report.problems]
+    if report.dataset_impl is None:  # the index cannot be read
+        prefix = shlex.quote(report.prefix)
+        command = f"lmcore data repair {prefix} --output-prefix {prefix}-new"
+        lines.append(
+            f"  hint: `{command}` rebuilds the index, if the .bin file is whole and was prepared "
+            "with `--append-eod`"
+        )
+    return lines
 
 
 def _verification(report: InspectReport) -> str:

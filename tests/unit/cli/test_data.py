@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -143,6 +145,19 @@ def test_damaged_data_set(corpus: Path, capsys: pytest.CaptureFixture[str]) -> N
     capsys.readouterr()
     assert run(["inspect", "out_text_document"]) == 1
     assert "problem: " in capsys.readouterr().out
+
+
+def test_unreadable_index(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of another format is named in plain words, with a command that works."""
+    run([*PREPARE, "--append-eod"])
+    Path("out_text_document.idx").write_bytes(b"hello\n")
+    capsys.readouterr()
+    assert run(["inspect", "out_text_document"]) == 1
+    out = capsys.readouterr().out
+    assert "does not begin with `MMIDIDX`" in out
+    assert "b'" not in out
+    (command,) = re.findall(r"`lmcore data (repair .*)`", out)
+    assert run(shlex.split(command)) == 0
 
 
 def test_megatron_names(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:

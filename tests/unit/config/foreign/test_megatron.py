@@ -92,6 +92,7 @@ def test_fixed_flags_change_nothing(flag: str) -> None:
         ("--loss-scale-window 500", "loss_scale_window", 500),
         ("--initial-loss-scale 65536", "initial_loss_scale", 65536.0),
         ("--norm-epsilon 1e-6", "layernorm_epsilon", 1e-6),
+        ("--optimizer adamw", "optimizer", "adam"),
         ("--checkpoint-activations", "recompute", "full"),
         ("--recompute-activations", "recompute", "selective"),
         ("--recompute-granularity full", "recompute", "full"),
