@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata as distribution
 from pathlib import Path
@@ -50,7 +50,7 @@ __all__ = ["TIMED", "save_checkpoint"]
 logger = logging.getLogger(__name__)
 
 TIMED = "timed"
-"""Key in a manifest's `meta` of a checkpoint by time, which the next save deletes."""
+"""Key in a manifest's `meta` of a checkpoint by time, which the second save after it deletes."""
 _MAX_THREADS = 4
 # Below this a second file and thread cost more than they save.
 _BYTES_PER_THREAD = 16 * 1024 * 1024
@@ -85,8 +85,8 @@ def save_checkpoint(
             saves its own.
         model_shape: Shape of the model, which `check_shape` compares before a load.
         keep_last: Number of checkpoints to keep, with this one; of the others, those with a true
-            `TIMED` in their *meta* are deleted first, then the oldest.  None to keep all but those
-            with `TIMED`.
+            `TIMED` in their *meta* are deleted first, then the oldest.  None to keep this one, the
+            one before, and all older ones without `TIMED`.
         damaged: Checkpoints that are known to be damaged: they neither count as kept nor are
             deleted.
         plan: Write plan of this rank; None: it writes everything.
@@ -139,17 +139,21 @@ class _Save:
         self.keep_last = keep_last
         self.damaged = {path.resolve() for path in damaged}
         self.needed = _needed_bytes(plan.tensors)
+        self.target = iteration_path(checkpoints_dir, manifest.iteration)
         self.temporary: Path | None = None
-        self.earlier: list[tuple[Path, Manifest]] = []
+        self.sequence = 1
+        self.obsolete: list[Path] = []
 
     def prepare(self) -> Path:
         """Make room and return the new hidden directory."""
         with self._explained():
             self.directory.mkdir(parents=True, exist_ok=True)
             _clean_up(self.directory)
-            _check_space(self.directory, self.needed)
-            self.earlier = complete_checkpoints(self.directory)
-            self.temporary = hidden_path(iteration_path(self.directory, self.manifest.iteration))
+            earlier = complete_checkpoints(self.directory)
+            self.sequence += max((manifest.sequence for _path, manifest in earlier), default=0)
+            self.obsolete = self._find_obsolete(earlier)
+            self._make_space(earlier)
+            self.temporary = hidden_path(self.target)
             self.temporary.mkdir()
         return self.temporary
 
@@ -181,23 +185,39 @@ class _Save:
         assert self.temporary is not None, "prepare was called"
         with self._explained():
             target = self._publish(self.temporary, parts)
-        iteration = self.manifest.iteration
-        _note_latest(self.directory, iteration)
-        older = [
+        _note_latest(self.directory, self.manifest.iteration)
+        if self.obsolete or self.keep_last is not None:
+            _delete(self.directory, self.obsolete)
+        return target
+
+    def _find_obsolete(self, earlier: Sequence[tuple[Path, Manifest]]) -> list[Path]:
+        """Return the checkpoints that are deleted after this save, the most recent one first."""
+        others = [
             (path, manifest)
-            for path, manifest in self.earlier
-            if path != target
+            for path, manifest in earlier
+            if path != self.target
             and parse_iteration(path.name) is not None
             and path.resolve() not in self.damaged
         ]
         if self.keep_last is None:
-            older = [(path, manifest) for path, manifest in older if manifest.meta.get(TIMED)]
-        else:
-            older.sort(key=lambda item: bool(item[1].meta.get(TIMED)))  # newest first in each kind
-            older = older[self.keep_last - 1 :]
-        if older or self.keep_last is not None:
-            _delete(self.directory, [path for path, _manifest in older])
-        return target
+            return [path for path, manifest in others[1:] if manifest.meta.get(TIMED)]
+        others.sort(key=lambda item: bool(item[1].meta.get(TIMED)))  # newest first in each kind
+        return [path for path, _manifest in others[self.keep_last - 1 :]]
+
+    def _make_space(self, earlier: Sequence[tuple[Path, Manifest]]) -> None:
+        """Delete obsolete checkpoints already before this save if it does not fit otherwise.
+
+        The newest checkpoint stays until this one is complete.
+        """
+        intact = (path for path, _manifest in earlier if path.resolve() not in self.damaged)
+        newest = next(intact, None)
+        for path in self.obsolete[::-1]:
+            if path != newest and shutil.disk_usage(self.directory).free < self.needed:
+                logger.warning("deleted %s before this save: the disk has no room for both", path)
+                _delete(self.directory, [path])
+                self.obsolete.remove(path)
+        if shutil.disk_usage(self.directory).free < self.needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _publish(self, temporary: Path, parts: list[dict[str, Any]]) -> Path:
         from lmcore.checkpoint.dcp_index import write_index
@@ -211,8 +231,7 @@ class _Save:
         ]
         files = {name: FileEntry(*entry) for part in parts for name, entry in part["files"].items()}
         files[METADATA_NAME] = write_index(temporary, self.manifest.tensors, stored)
-        sequence = 1 + max((other.sequence for _path, other in self.earlier), default=0)
-        complete = replace(self.manifest, sequence=sequence, files=dict(sorted(files.items())))
+        complete = replace(self.manifest, sequence=self.sequence, files=dict(sorted(files.items())))
         write_durably(temporary / MANIFEST_NAME, encode_manifest(complete))
         sync_directory(temporary)
         return _publish(self.directory, self.manifest.iteration, temporary)
@@ -357,11 +376,6 @@ def _num_threads(tensors: Mapping[str, torch.Tensor]) -> int:
 def _needed_bytes(tensors: Mapping[str, TensorEntry]) -> int:
     own = sum(num_bytes(entry) for entry in tensors.values())
     return own + _OVERHEAD_PER_TENSOR * len(tensors) + _OVERHEAD
-
-
-def _check_space(checkpoints_dir: Path, needed: int) -> None:
-    if shutil.disk_usage(checkpoints_dir).free < needed:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _failed(checkpoints_dir: Path, iteration: int, needed: int, error: OSError) -> CheckpointError:

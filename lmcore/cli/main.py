@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line *argv*; return its exit status.
 
     Returns:
-        0: success, 1: a failed run, 2: wrong usage or configuration, 130: interrupted.
+        0: success, 1: a failed run, 2: wrong usage or configuration, 130: interrupted, 143:
+        terminated by SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_closed_streams()
@@ -179,12 +180,17 @@ def _start(arguments: list[str]) -> int:
             sys.stdout.flush()
         sys.stderr.write(error.render() + "\n")
         return error.exit_status
-    except SystemExit as exit_:  # from printed help, or from a plugin's command
-        return _exit_status(exit_.code)
+    except SystemExit as exit_:  # from printed help, a plugin's command, or SIGTERM
+        return _exit_status(exit_)
 
 
-def _exit_status(code: object) -> int:
+def _exit_status(exit_: SystemExit) -> int:
     """Return the exit status of a `SystemExit`; a code that is no number is a message."""
+    from lmcore.signals import TerminatedError
+
+    code = exit_.code
+    if isinstance(exit_, TerminatedError) and not _is_launched():  # the launcher says it, once
+        sys.stderr.write("terminated\n")
     if code is None or isinstance(code, int):
         return code or 0
     from lmcore.errors import printable

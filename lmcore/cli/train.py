@@ -17,6 +17,7 @@ from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
 from lmcore.errors import ConfigError, DeviceError, RunError, counted, printable
 from lmcore.plugin.registrations import plugin_sections
+from lmcore.signals import clean_termination
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -36,6 +37,12 @@ def run(argv: list[str]) -> int:
         sections = plugin_sections(find_plugins(argv, probe=False))
         print(render_run_help("lmcore train", SUMMARY, plugins=sections))
         return 0
+    with clean_termination():  # until training handles it, and afterwards
+        return _train(argv)
+
+
+def _train(argv: list[str]) -> int:
+    """Resolve the plan; start the processes of the run, or train in this one."""
     from lmcore.data.blend.check import inspect_sources
     from lmcore.data.prepare.named_text import named_texts
     from lmcore.data.tokenizer.registry import registered_types

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from lmcore.signals import SAME_SIGNAL_SECONDS
+
 if TYPE_CHECKING:
     from lmcore.config.section import TrainingSection
     from lmcore.train.due import Due
@@ -25,8 +27,6 @@ _SAVE_REQUEST = 2.0**-20
 
 The sums over fewer than a million ranks tell them apart, and the all-reduce of a step has no
 further number, which could change the order of its sums."""
-_SAME_SIGNAL_SECONDS = 0.05
-"""Time within which two signals are one: launcher and terminal may both forward it."""
 
 
 class ExitConditions:
@@ -86,7 +86,7 @@ class ExitConditions:
         now = time.monotonic()
         if self.received is None:
             self.received, self._received_at = signal.Signals(number), now
-        elif now - self._received_at > _SAME_SIGNAL_SECONDS:
+        elif now - self._received_at > SAME_SIGNAL_SECONDS:
             self._restore()
             signal.raise_signal(number)
 

@@ -50,6 +50,7 @@ def loads_torch(code: str, *arguments: str) -> bool:
         "lmcore.bounded_file",
         "lmcore.durable",
         "lmcore.lock",
+        "lmcore.signals",
         "lmcore.threads",
         "lmcore.plugin",
         "lmcore.train.datasets",  # what the launcher of a run decides by

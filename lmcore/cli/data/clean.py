@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 
 from lmcore.cli.data.input_options import input_options
 from lmcore.cli.selection import find_plugins
-from lmcore.cli.termination import clean_termination
 from lmcore.cli.text.progress import ProgressLine
 from lmcore.cli.text.terminal import counts_text, size_text, speed_text
 from lmcore.config.option import REQUIRED, option
@@ -20,6 +19,7 @@ from lmcore.config.section.input import InputSection
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError, counted, printable
+from lmcore.signals import clean_termination
 
 if TYPE_CHECKING:
     from lmcore.data.clean.chain import CleanRequest

@@ -39,15 +39,15 @@ class CheckpointSection:
     )
     save_interval_mins: float = option(
         10.0,
-        "Minutes between checkpoints, of which only the newest is kept (but see --keep-last), "
-        "besides those of --save-interval; 0: none.",
+        "Minutes between checkpoints, of which only those among the newest two are kept (but see "
+        "--keep-last), besides those of --save-interval; 0: none.",
         minimum=0,
         on_resume=FREE,
     )
     keep_last: int | None = option(
         None,
         "Number of checkpoints to keep; a save deletes first those of --save-interval-mins, then "
-        "the oldest; default: all but those of --save-interval-mins.",
+        "the oldest; default: the newest two, and all but those of --save-interval-mins.",
         minimum=1,
         on_resume=FREE,
     )

@@ -2,7 +2,8 @@
 
 Rank 0 has the terminal; standard error of the other ranks is copied line by line, with the rank.
 The first process that fails ends the run: its error is shown first and in full, later errors in a
-line each.  Signals are passed on once.  Torch-free.
+line each.  Signals are passed on; after the second one processes that do not end are killed.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from lmcore.runtime.launch.worker_protocol import (
     correct_summary,
     read_report,
 )
+from lmcore.signals import SAME_SIGNAL_SECONDS, TERMINATED
 
 __all__ = ["launch"]
 
@@ -114,7 +116,8 @@ def launch(
             using it.
 
     Returns:
-        0 when all succeed, else the status of the process that failed first; 130 after Ctrl-C.
+        0 when all succeed, else the status of the process that failed first; 130 or 143 if SIGINT
+        or SIGTERM ended the run before it could save.
 
     Raises:
         RunError: A process could not be started.
@@ -169,6 +172,8 @@ class _Workers:
         self.size = num_processes
         self.workers: list[_Worker] = []
         self.received: signal.Signals | None = None
+        self._received_at = 0.0
+        self._is_repeated = False  # the user wants the run to end at once
 
     def __enter__(self) -> Self:
         try:
@@ -224,7 +229,8 @@ class _Workers:
             while not self._all_ended():
                 for worker in self.workers:
                     worker.copy_errors()
-                if deadline is None and any(worker.status for worker in self.workers):
+                ends = self._is_repeated or any(worker.status for worker in self.workers)
+                if deadline is None and ends:
                     deadline = time.monotonic() + _GRACE_SECONDS
                 if deadline is not None and time.monotonic() > deadline:
                     break
@@ -244,6 +250,11 @@ class _Workers:
     @contextlib.contextmanager
     def _signals_passed_on(self) -> Iterator[None]:
         def pass_on(number: int, _frame: object) -> None:
+            now = time.monotonic()
+            if self.received is None:
+                self._received_at = now
+            elif now - self._received_at > SAME_SIGNAL_SECONDS:
+                self._is_repeated = True
             self.received = signal.Signals(number)
             for worker in self.workers:
                 if worker.status is None:
@@ -265,11 +276,12 @@ class _Workers:
     def _status(self, ended: Sequence[_Worker]) -> int:
         """Show what failed, and return the exit status."""
         failed = [worker for worker in ended if worker.status]
-        if not failed:
+        if not failed and len(ended) == len(self.workers):
             return 0
-        if self.received is signal.SIGINT and all(_interrupted(worker) for worker in failed):
-            sys.stderr.write("interrupted\n")
-            return INTERRUPTED
+        if self.received and all(_ended_by_signal(worker) for worker in failed):
+            interrupted = self.received is signal.SIGINT
+            sys.stderr.write("interrupted\n" if interrupted else "terminated\n")
+            return INTERRUPTED if interrupted else TERMINATED
         first = min(failed, key=_precedence)
         sys.stderr.write(printable(_failure_text(first, self.workers)) + "\n")
         main = self.workers[0]  # wrote the summary, with its own error
@@ -287,8 +299,11 @@ def _precedence(worker: _Worker) -> tuple[int, float]:
     return 1 + worker.report.secondary, worker.report.at
 
 
-def _interrupted(worker: _Worker) -> bool:
-    return worker.status in {INTERRUPTED, -signal.SIGINT}
+def _ended_by_signal(worker: _Worker) -> bool:
+    """Return True if a signal that was passed on ended the worker, or another such worker did."""
+    if worker.report is not None:
+        return worker.report.secondary
+    return worker.status in {INTERRUPTED, -signal.SIGINT, TERMINATED, -signal.SIGTERM}
 
 
 _SAME = "the same error"

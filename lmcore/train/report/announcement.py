@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from lmcore.config.derived.model_math import num_query_groups
 from lmcore.errors import counted
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.pipeline_split import stages_in_words
 from lmcore.train.compilation import compiles_blocks
+from lmcore.train.diagnose.memory_breakdown import in_units
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -70,7 +73,13 @@ def announcement(
     times = [f"every {saving.save_interval} steps"] if saving.save_interval else []
     if saving.save_interval_mins:
         times.append(f"every {saving.save_interval_mins:g} minutes")
-    yield f"saving    {', '.join(times)}{' and ' if times else 'only '}at the end"
+    kept = ""
+    if saving.save_interval_mins and saving.keep_last is None:
+        weights = in_units(plan.parameter_count * getattr(torch, runtime.precision.keep).itemsize)
+        state = " plus optimizer state" if saving.save_optim else ""
+        which = "those by steps and the newest two" if saving.save_interval else "two"
+        kept = f"; {which} are kept, each {weights}{state}"
+    yield f"saving    {', '.join(times)}{' and ' if times else 'only '}at the end{kept}"
 
 
 def header_lines(line: str, width: int) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.durable import write_atomically
 from lmcore.errors import ConfigError, RunError
 from lmcore.lock import SILENT_SECONDS, LockFile
+from lmcore.signals import deferred_signals
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -44,10 +45,15 @@ class RunDirectory:
     lock: LockFile | None = None
 
     @classmethod
-    def of_run(cls, plan: RunPlan, runtime: Runtime) -> RunDirectory:
+    def of_run(cls, plan: RunPlan, runtime: Runtime, at_end: contextlib.ExitStack) -> RunDirectory:
         """Make and lock the directory of a run on rank 0; return it on all ranks.
 
         All ranks must call this.
+
+        Args:
+            plan: The run.
+            runtime: This process, connected with the other ranks.
+            at_end: Receives the release of the directory, on rank 0.
 
         Raises:
             ConfigError: `--save` names another run's directory, or one that a live run writes to.
@@ -58,17 +64,14 @@ class RunDirectory:
         if runtime.rank.rank == 0:
             load = None if settings.finetune else settings.load
             name, finetune = plan.config.logging.name, settings.finetune
-            directory = cls.create(settings.save, name, load=load, finetune=finetune)
+            with deferred_signals():  # an interrupt leaves no lock
+                directory = cls.create(settings.save, name, load=load, finetune=finetune)
+                at_end.callback(directory.release)
         if processes is None:
             assert directory is not None  # the only process is rank 0
             return directory
         path = str(directory.path) if directory else None
-        try:
-            path = processes.rendezvous.gather(path, "the run directory")[0]
-        except BaseException:
-            if directory is not None:
-                directory.release()
-            raise
+        path = processes.rendezvous.gather(path, "the run directory")[0]
         return directory or cls(Path(path))
 
     @classmethod
@@ -181,8 +184,9 @@ class RunDirectory:
     def release(self) -> None:
         """Release the lock; remove the directory of a run that never began to train."""
         if self.lock is not None:
-            self.lock.release()
-            self._remove_if_unused()
+            with deferred_signals():
+                self.lock.release()
+                self._remove_if_unused()
 
     def _remove_if_unused(self) -> None:
         """Remove the directory of a run that never began to train.

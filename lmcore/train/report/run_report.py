@@ -25,6 +25,7 @@ from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import LmcoreError, RunError
 from lmcore.plugin import run_end, run_start
 from lmcore.runtime.launch.worker_protocol import name_summary
+from lmcore.signals import TerminatedError
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.report.announcement import announcement, header_lines
@@ -105,9 +106,7 @@ def open_report(
         RunError: The directory cannot be created.
     """
     with contextlib.ExitStack() as stack:
-        directory = RunDirectory.of_run(plan, runtime)
-        if runtime.rank.rank == 0:
-            stack.callback(directory.release)
+        directory = RunDirectory.of_run(plan, runtime, stack)
         display = open_display(plan.config.logging.progress if runtime.rank.rank == 0 else "none")
         stack.callback(display.close)
         yield RunReport(plan, runtime, plugins, directory, display, clock)
@@ -389,7 +388,7 @@ class RunReport:
         result = functools.partial(RunResult, self.directory.path, self.status, steps)
         if self._finished is not None:
             return result(self._finished, None, generates, unchanged=True)
-        summary, sample = self._summary(engine.state), None
+        summary, sample = self._summary(engine.state, self.checkpoint or loaded), None
         if self.is_main_rank:
             self.directory.write_json("summary.json", summary)
             if self.status == "completed":  # a user who ends a run early wants it to end
@@ -409,7 +408,7 @@ class RunReport:
         again = " --no-finetune" if self.plan.config.checkpoint.finetune else ""
         return f"lmcore train {file} --load {run} --save {run}{again}"
 
-    def _summary(self, state: TrainState) -> dict[str, Any]:
+    def _summary(self, state: TrainState, checkpoint: Path | None) -> dict[str, Any]:
         memory, seconds = self.runtime.device.memory_stats, time.monotonic() - self._began
         step, validation = self.validation or (None, None)
         speed = self._speed
@@ -436,7 +435,7 @@ class RunReport:
             "seconds": seconds,
             "duration": duration(seconds),
             "peak_memory_bytes": memory().peak_allocated if memory else None,
-            "checkpoint": str(self.checkpoint) if self.checkpoint else None,
+            "checkpoint": str(checkpoint) if checkpoint else None,
             "sample": None,
         }
 
@@ -447,4 +446,6 @@ def failure_status(error: BaseException) -> str:
         return f"failed: {error.what}"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
+    if isinstance(error, TerminatedError):
+        return "terminated"
     return f"failed: {type(error).__name__}: {error}"

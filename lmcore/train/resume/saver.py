@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from lmcore.checkpoint.layout import iteration_path
 from lmcore.checkpoint.save import TIMED
+from lmcore.signals import TerminatedError
 from lmcore.threads import start_optional
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ class Saver:
         All processes must call it.  Waits for an earlier checkpoint first.
 
         Args:
-            timed: True for a checkpoint of `--save-interval-mins`, which the next save deletes
-                unless `--keep-last` is given.
+            timed: True for a checkpoint of `--save-interval-mins`, which the second save after it
+                deletes unless `--keep-last` is given.
 
         Raises:
             CheckpointError: This checkpoint, or the earlier one, could not be written.
@@ -111,7 +112,7 @@ class Saver:
         """Wait, unless the user interrupts; an error of the run takes precedence over its own."""
         if kind is None:
             self.wait()
-        elif not issubclass(kind, KeyboardInterrupt):
+        elif not issubclass(kind, (KeyboardInterrupt, TerminatedError)):
             try:
                 self.wait()
             except Exception as failure:  # noqa: BLE001 - the run ends with its own error

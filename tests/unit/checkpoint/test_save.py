@@ -26,6 +26,7 @@ from lmcore.checkpoint import (
 )
 from lmcore.checkpoint import save as save_module
 from lmcore.checkpoint import write_plan as share
+from lmcore.checkpoint.manifest import TensorEntry
 from lmcore.durable import process_token
 from lmcore.errors import CheckpointError
 
@@ -180,6 +181,53 @@ def test_keep_last_goes_by_save_order(tmp_path: Path):
     path = save(tmp_path, 15, keep_last=1)
     assert names(tmp_path) == ["iter_0000015", "latest_checkpointed_iteration.txt"]
     assert find_checkpoint(tmp_path) == path
+
+
+def save_by_time(directory: Path, iteration: int, **options: int) -> Path:
+    meta = {save_module.TIMED: True}
+    return save_checkpoint(directory, iteration, SMALL, meta, model_shape=SHAPE, **options)
+
+
+def iterations(directory: Path) -> list[int]:
+    return [int(name[5:]) for name in names(directory) if name.startswith("iter_")]
+
+
+def test_checkpoints_by_time(tmp_path: Path):
+    """Of those by time only one of the newest two saves stays; all others stay."""
+    found = []
+    for iteration in range(1, 8):
+        (save if iteration in {3, 7} else save_by_time)(tmp_path, iteration)
+        found.append(iterations(tmp_path))
+    assert found == [[1], [1, 2], [2, 3], [3, 4], [3, 4, 5], [3, 5, 6], [3, 6, 7]]
+
+
+def test_obsolete_checkpoints_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """On a disk with room for two, the older of two is deleted first, never the newest intact."""
+    room = 2
+    usage = shutil.disk_usage(tmp_path)
+    size = save_module._needed_bytes({"weight": TensorEntry("float32", (8,))})
+
+    def disk_usage(path: Path) -> object:
+        return usage._replace(free=(room - len(iterations(tmp_path))) * size)
+
+    monkeypatch.setattr(save_module.shutil, "disk_usage", disk_usage)
+    for iteration in (1, 2, 3):
+        save_by_time(tmp_path, iteration)
+    assert iterations(tmp_path) == [2, 3]
+    assert f"deleted {tmp_path / 'iter_0000001'} before this save" in caplog.text
+    save(tmp_path, 4, keep_last=1)
+    assert iterations(tmp_path) == [4]
+    room = 1
+    with pytest.raises(CheckpointError, match="could not save"):
+        save(tmp_path, 5, keep_last=1)
+    assert iterations(tmp_path) == [4]
+    room = 2
+    save_by_time(tmp_path, 5)
+    with pytest.raises(CheckpointError, match="could not save"):
+        save(tmp_path, 6, keep_last=1, damaged=[tmp_path / "iter_0000005"])
+    assert iterations(tmp_path) == [4, 5]
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_terminated(corpus: Path, workers: str) -> None:
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
-    assert errors == b""
+    assert errors == b"terminated\n"
     assert list(corpus.parent.glob("out*")) == []
 
 

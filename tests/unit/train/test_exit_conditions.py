@@ -56,7 +56,7 @@ def test_first_signal_asks(number: signal.Signals) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let signals count that come right after each other."""
-    monkeypatch.setattr("lmcore.train.exit_conditions._SAME_SIGNAL_SECONDS", 0.0)
+    monkeypatch.setattr("lmcore.train.exit_conditions.SAME_SIGNAL_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -203,6 +203,44 @@ def test_signals_are_passed_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert sorted(capfd.readouterr().err.splitlines()) == ["1", "[rank 1] 1", "interrupted"]
 
 
+@pytest.mark.parametrize(
+    "number, status, word",
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+@pytest.mark.parametrize("times", [1, 2])
+def test_ended_by_signals(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    status: int,
+    word: str,
+    times: int,
+) -> None:
+    """One signal ends processes that do not handle it, two also those that hang; no error."""
+    monkeypatch.setattr("lmcore.runtime.launch.launcher._GRACE_SECONDS", 0.5)
+    script = f"""
+        handler = signal.SIG_IGN if {times} == 2 else signal.SIG_DFL
+        signal.signal(signal.SIGINT, handler)
+        signal.signal(signal.SIGTERM, handler)
+        open(os.path.join({str(tmp_path)!r}, str(rank)), "w").close()
+        time.sleep(60)
+    """
+
+    def interrupt() -> None:
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.01)
+        for _ in range(times):
+            time.sleep(0.1)
+            os.kill(os.getpid(), number)
+
+    start = time.monotonic()
+    threading.Thread(target=interrupt).start()
+    assert run(script) == status
+    assert time.monotonic() - start < 30
+    assert capfd.readouterr().err == f"{word}\n"
+
+
 def test_what_cannot_be_started(tmp_path: Path) -> None:
     """A program that is not there is an error, not a traceback."""
     with pytest.raises(RunError, match="process 1 of 2 cannot be started") as caught:

@@ -1,0 +1,171 @@
+"""SIGINT and SIGTERM in each phase of a run: it ends in order, and continues as the same run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+FLAGS = (
+    "--train-iters 6 --eval-interval 2 --eval-iters 2 --split 60,20,20 --save-interval 3"
+    " --sample-tokens 4 --hidden-dropout 0.1"
+)
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+AT_ONCE = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
+
+
+@pytest.fixture
+def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sends a signal to this process, when a function is called for the first time."""
+
+    def go(target: str, number: signal.Signals, *, times: int = 1, after: bool = False) -> None:
+        module, _, name = target.partition(":")
+        *owners, last = name.split(".")
+        owner = sys.modules[module]
+        for part in owners:
+            owner = getattr(owner, part)
+        real, sent = getattr(owner, last), []
+
+        def call(*args: Any, **options: Any) -> Any:
+            result = real(*args, **options) if after else None
+            if not sent:
+                sent.append(number)
+                for _ in range(times):
+                    os.kill(os.getpid(), number)
+            return result if after else real(*args, **options)
+
+        monkeypatch.setattr(owner, last, call)
+
+    return go
+
+
+@pytest.fixture
+def whole(train_once: Any) -> Any:
+    """The run that nothing interrupts."""
+    return train_once(FLAGS)
+
+
+@pytest.fixture
+def assert_continues(train: Any, whole: Any, assert_same: Any, monkeypatch: Any) -> Any:
+    """The same command again completes the run that was interrupted."""
+
+    def check(run: Any, *, skipped_validation: int | None = None) -> None:
+        monkeypatch.undo()
+        again = train("run", f"{FLAGS} --load {run.directory}")
+        assert again.status == 0, again.err
+        rows = whole.curve()
+        if skipped_validation is not None:
+            rows[skipped_validation - 1] = (*rows[skipped_validation - 1][:-1], None)
+        assert again.curve() == rows
+        assert_same(again.saved(), whole.saved())
+        for name in ("status", "iteration", "loss", "valid_loss", "test_loss", "sample"):
+            assert again.summary[name] == whole.summary[name], name
+        assert again.summary["checkpoint"].endswith("iter_0000006")
+        assert not (again.directory / "run.lock").exists()
+
+    return check
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(
+    "target, after",
+    [
+        ("lmcore.cli.train:find_plugins", False),
+        ("lmcore.lock:LockFile.acquire", True),
+        ("lmcore.train.run:build_datasets", True),
+        ("lmcore.train.run:restore", False),
+    ],
+)
+def test_before_training(
+    train: Any,
+    signal_at: Any,
+    assert_continues: Any,
+    target: str,
+    after: bool,
+    number: signal.Signals,
+) -> None:
+    """The run ends at once with the shell's status, and leaves no directory and no lock."""
+    signal_at(target, number, after=after)
+    run = train("run", FLAGS)
+    status, word = AT_ONCE[number]
+    assert run.status == status
+    assert run.err.splitlines()[-1] == word
+    assert not run.directory.exists()
+    assert_continues(run)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(
+    "target, step",
+    [
+        ("lmcore.train.loop:StepQueue.submit", 1),
+        ("lmcore.train.loop:Evaluator.validate", 2),
+        ("lmcore.train.resume.snapshot:save_checkpoint", 4),
+    ],
+)
+def test_while_training(
+    train: Any,
+    signal_at: Any,
+    assert_continues: Any,
+    target: str,
+    step: int,
+    number: signal.Signals,
+) -> None:
+    """The run saves and ends with success; a second signal ends it at once."""
+    signal_at(target, number)
+    run = train("run", FLAGS)
+    assert run.status == 0, run.err
+    assert run.summary["status"] == f"received {number.name}"
+    assert run.summary["iteration"] == step
+    assert run.saved(step)
+    # A validation is left out once the run ends.
+    assert_continues(run, skipped_validation=None if step % 2 else step)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(
+    "target",
+    [
+        "lmcore.train.loop:StepQueue.submit",
+        "lmcore.train.loop:Evaluator.validate",
+        "lmcore.train.resume.snapshot:save_checkpoint",
+        "lmcore.checkpoint.save:write_durably",
+    ],
+)
+def test_second_signal(
+    train: Any,
+    signal_at: Any,
+    assert_continues: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    number: signal.Signals,
+) -> None:
+    """The second signal ends the run without a save, and leaves nothing half-written."""
+    monkeypatch.setattr("lmcore.train.exit_conditions.SAME_SIGNAL_SECONDS", 0.0)
+    signal_at(target, number, times=2)
+    run = train("run", FLAGS)
+    status, word = AT_ONCE[number]
+    assert run.status == status
+    assert run.err.splitlines()[-1] == word
+    assert run.summary["status"] == word
+    assert not list((run.directory / "checkpoints").glob(".*"))
+    assert not (run.directory / "run.lock").exists()
+    assert_continues(run)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_after_training(
+    train: Any, signal_at: Any, assert_continues: Any, number: signal.Signals
+) -> None:
+    """A signal between the last save and the summary loses only what the next start repeats."""
+    signal_at("lmcore.train.report.run_report:RunReport.finish", number)
+    run = train("run", FLAGS)
+    status, word = AT_ONCE[number]
+    assert run.status == status
+    assert run.err.splitlines()[-1] == word
+    assert not (run.directory / "summary.json").exists()
+    assert_continues(run)
