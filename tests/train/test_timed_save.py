@@ -36,7 +36,7 @@ def test_announcement(train: Any) -> None:
         "": "every 10 minutes and at the end; two are kept, each 43.25 KiB plus optimizer state\n",
         "--no-save-optim": "every 10 minutes and at the end; two are kept, each 43.25 KiB\n",
         "--keep-last 3": "saving    every 10 minutes and at the end\n",
-        "--save-interval 2": "every 2 steps, every 10 minutes and at the end; those by steps and the ",
+        "--save-interval 2": "every 2 steps, every 10 minutes and at the end; those by steps and ",
         "--save-interval-mins 0": "saving    only at the end",
         "--save-interval 2 --save-interval-mins 0": "saving    every 2 steps and at the end",
     }
