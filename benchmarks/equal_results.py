@@ -44,7 +44,7 @@ LLAMA = (
 CASES = {
     "fp32": (1, DROPOUT),
     "bf16-recompute-full": (1, f"--precision bf16 --recompute full {DROPOUT}"),
-    "fp16-overflow": (1, "--precision fp16 --initial-loss-scale 4294967296"),
+    "fp16-overflow": (1, "--precision fp16 --initial-loss-scale 16777216"),
     "llama-bf16-selective": (1, f"--precision bf16 --recompute selective {LLAMA}"),
     "compiled": (1, "--compile"),
     "documents-rampup": (
@@ -70,7 +70,7 @@ CASES = {
         4,
         (
             "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --precision fp16 "
-            "--initial-loss-scale 4294967296"
+            "--initial-loss-scale 16777216"
         ),
     ),
     "deepspeed-zero1-bf16": (2, "--engine deepspeed --zero-stage 1 --precision bf16"),

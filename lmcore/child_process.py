@@ -86,7 +86,7 @@ def _work_and_exit(work: Callable[[], int]) -> NoReturn:
         status = INTERRUPTED
     except TerminatedError:
         status = TERMINATED
-    except BaseException:  # noqa: BLE001 - no exception may go on in the parent's frames
+    except BaseException:  # noqa: BLE001 - no exception may reach the parent's frames
         with contextlib.suppress(Exception):
             os.write(_STDERR, traceback.format_exc().encode(errors="replace"))
     finally:
@@ -101,7 +101,7 @@ def exit_after(wait: Callable[[], object]) -> None:
         os._exit(_PARENT_GONE)
 
     thread = threading.Thread(target=watch, name="lmcore-parent", daemon=True)
-    start_optional(thread, without="this process goes on if its parent ends")
+    start_optional(thread, without="this process continues if its parent ends")
 
 
 class _Child(Protocol):

@@ -59,7 +59,7 @@ def lmcore_plugin_info() -> PluginInfo:  # type: ignore[empty-body]
 def lmcore_probe(env: Mapping[str, str]) -> Probe:  # type: ignore[empty-body]
     """Look for the plugin's device without initialising it.
 
-    Called by: discovery, for every plugin, in a process of its own that ends afterwards.
+    Called by: discovery, for every plugin, in a separate process that ends afterwards.
     When: before a device is chosen, and in a worker before it accepts the choice; `env` is the
     process environment.
     Ranks: the launcher and every worker.
@@ -238,7 +238,7 @@ def lmcore_doctor(probe: Probe | None) -> Sequence[Check]:  # type: ignore[empty
     """Check the plugin's software and hardware in depth.
 
     Called by: `lmcore doctor`, for every usable plugin.
-    When: in a process of its own with a time limit; torch may be imported.  `probe` is None for a
+    When: in a separate process with a time limit; torch may be imported.  `probe` is None for a
     plugin that brings no device.
     Ranks: the launcher.
     Return: a sequence of `Check`, a line each.

@@ -192,7 +192,7 @@ class LockFile:
             try:
                 os.link(path, self.path)
             except FileExistsError:
-                # A lost answer, asked for again: the link is this one.
+                # The answer was lost and the request repeated: the link is this one.
                 if not _is_at(file, self.path):
                     return False
             except OSError as error:

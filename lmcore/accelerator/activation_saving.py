@@ -28,7 +28,7 @@ _SMALLEST_MOVED = 64 * 1024
 
 
 def recompute(call: Callable[..., Any], *tensors: Tensor, remember: Remember) -> Any:
-    """Return ``call(*tensors)``, keeping of it nothing but *tensors*; backward calls it again.
+    """Return ``call(*tensors)``, keeping only *tensors*; backward calls it again.
 
     The second call ends as soon as everything that the first one kept is there.  Calls may be
     nested.  Gradients of gradients are not supported.
@@ -37,8 +37,8 @@ def recompute(call: Callable[..., Any], *tensors: Tensor, remember: Remember) ->
         call: Draws random numbers and reads the precision's context only from what *remember*
             restores.
         *tensors: Its arguments.
-        remember: Called before the first call; returns a function that makes, for the second, a
-            context like that of the first.
+        remember: Called before the first call; returns a function that makes, for the second, the
+            context of the first again.
 
     Raises:
         RunError: In backward: the second call kept other tensors than the first.
@@ -91,7 +91,7 @@ class _Frame:
         return len(self.kept) - 1
 
     def unpack(self, number: int) -> Tensor:
-        """Return the tensor of a number; the first to be asked for brings all of them back."""
+        """Return the tensor of a number; the first request computes all of them again."""
         if number not in self.values:
             self._call_again()
         return self.values.pop(number)

@@ -1,8 +1,8 @@
 """`Device`: a frozen record of what one device can do.
 
 A plugin's `lmcore_create_device` returns one, usually from `Device.from_torch`, which takes its
-defaults from `torch.accelerator` and `torch.get_device_module`.  The core asks for a capability,
-never for a name.  An ability that is missing is `None` and has its reason in `missing`.
+defaults from `torch.accelerator` and `torch.get_device_module`.  The core tests
+capabilities, never a name.  A missing capability is `None`, with its reason in `missing`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Device:
             all threads on the stream, draws new random numbers when it is played, and lets other
             threads use the device meanwhile.
         new_rng_tracker: Makes the tracker of the device's random numbers; None: the core's own,
-            which needs nothing but the functions above, so that this is never missing.
+            which needs only the functions above, so that it is never missing.
         missing: For each optional ability that is None, the reason.
         facts: Versions and properties for `environment.json`, JSON values only.  `compile_pays`,
             where it is true, has blocks compiled in runs that do not say whether to.

@@ -79,7 +79,7 @@ class Placement:
 
     Attributes:
         method: "uniform": all layers, in groups of `num_layers` that are kept and computed again
-            together; "block": the first `num_layers` layers, each by itself.
+            together; "block": the first `num_layers` layers, one at a time.
         num_layers: number of layers of a group (uniform), or in all (block).
     """
 

@@ -37,7 +37,7 @@ class RngSnapshot:
 
 
 class _Device(Protocol):
-    """The part of a `Device` that has to do with random numbers."""
+    """The part of a `Device` that concerns random numbers."""
 
     @property
     def type(self) -> str: ...

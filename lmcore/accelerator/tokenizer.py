@@ -30,7 +30,7 @@ class Tokenizer(ABC):
         vocab_size: Number of real ids, before the model pads the vocabulary.
         eod: Id that ends a document, or None where the vocabulary has none.
         encodes_any_text: True if `encode` takes every text without lone surrogates; if not,
-            data preparation tries each document by itself, so that it can name the bad one.
+            data preparation tries each document alone, so that it can name the bad one.
     """
 
     name: str

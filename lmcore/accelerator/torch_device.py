@@ -52,8 +52,8 @@ def _hint_for(count: int) -> str:
 def defaults(device_type: str, index: int, *, brought: Collection[str] = ()) -> dict[str, Any]:
     """Return constructor arguments of `Device` for a type that torch has a module for.
 
-    Each function is taken from `torch.get_device_module(device_type)` where that has it.  Where it
-    has not, it stays out; `missing` names the attribute of torch that an optional function lacks.
+    Each function is taken from `torch.get_device_module(device_type)` if the module has it, else
+    left out; `missing` names the attribute of torch that an optional function lacks.
 
     Args:
         device_type: torch's device type.

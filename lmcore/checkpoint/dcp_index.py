@@ -1,7 +1,7 @@
 """Writes `.metadata`, the index of torch's distributed checkpoint format, without torch's classes.
 
 The index is a pickle of dataclasses in `torch.distributed.checkpoint`, whose import takes as long
-as that of the rest of torch.  A pickle names the class of each object, so that an object with the
+as the rest of torch.  A pickle names the class of each object, so that an object with the
 same class name and state serves as well: `torch.distributed.checkpoint` reads the file as its own.
 """
 
@@ -167,7 +167,7 @@ def _holds_objects(container: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> b
 
 
 def _plain(value: object) -> bytes:
-    """Return the opcodes of a value without objects, without a memo of its own."""
+    """Return the opcodes of a value without objects, without memo entries."""
     stream = io.BytesIO()
     pickler = pickle.Pickler(stream, protocol=2)
     pickler.fast = True

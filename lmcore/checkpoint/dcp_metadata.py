@@ -107,7 +107,7 @@ def read_metadata(checkpoint: Path, manifest: Manifest) -> dict[str, list[Stored
         raise CheckpointError(
             f"`{path}` is not an index that lmcore accepts",
             why=str(error) or type(error).__name__,
-            hint="load checkpoints only from people you trust; use an earlier one or a copy",
+            hint="load checkpoints only from sources you trust; use an earlier one or a copy",
         ) from error
 
 

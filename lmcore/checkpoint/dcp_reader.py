@@ -88,7 +88,7 @@ def _read_file(
 
 
 def _fill(copies: Sequence[_Copy], stored: Tensor) -> None:
-    # A function of its own, to free the memory of a chunk before the next chunk is read.
+    # A separate function, to free the memory of a chunk before the next chunk is read.
     for copy in copies:
         copy.target.copy_(box(stored, copy.start, tuple(copy.target.shape)))
 

@@ -4,7 +4,7 @@
     checkpoints/.iter_0000200.tmp-<process>/        being written, or left by a killed process
     checkpoints/.iter_0000100.replaced-<process>/   making room for a new save of that iteration
     checkpoints/.iter_0000050.deleted-<process>/    being deleted
-    checkpoints/latest_checkpointed_iteration.txt   for people and scripts; never trusted here
+    checkpoints/latest_checkpointed_iteration.txt   for users and scripts; never trusted here
 
 Only the hidden names are ever removed, and only by the next save.
 """

@@ -90,7 +90,7 @@ def _check_request(
     if missing:
         more = f"\nand {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         raise CheckpointError(
-            f"checkpoint `{checkpoint}` does not hold {len(missing)} of the tensors asked for",
+            f"checkpoint `{checkpoint}` does not hold {len(missing)} of the requested tensors",
             why="missing: " + "\n".join(f"`{name}`" for name in missing[:_SHOWN]) + more,
             hint=suggestion(missing[0], manifest.tensors),
         )

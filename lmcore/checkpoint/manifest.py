@@ -54,7 +54,7 @@ _LONGEST_FILE_NAME = 255
 
 
 class NewerFormatError(CheckpointError):
-    """Undamaged checkpoint whose format version this lmcore does not know.
+    """Undamaged checkpoint whose format version is newer than this lmcore.
 
     Args:
         what, why, hint: See `LmcoreError`.
@@ -187,7 +187,7 @@ def shortened(text: str) -> str:
 
 
 def check_shape(manifest: Manifest, model_shape: Mapping[str, ShapeValue]) -> None:
-    """Refuse a checkpoint of another model than that of *model_shape*; name every difference.
+    """Refuse a checkpoint whose model is not *model_shape*; name every difference.
 
     Raises:
         CheckpointError: At least one entry differs, or is on one side only.

@@ -125,7 +125,7 @@ def save_checkpoint(
 
 
 class _Save:
-    """One save; all but `write` happens on rank 0 alone."""
+    """One save; rank 0 does everything except `write`."""
 
     def __init__(
         self,
@@ -349,7 +349,7 @@ def _note_latest(checkpoints_dir: Path, iteration: int) -> None:
     try:
         write_atomically(checkpoints_dir / LATEST_NAME, f"{iteration}\n".encode())
     except OSError as error:
-        # For people and scripts only; the checkpoint itself is safe.
+        # For users and scripts only; the checkpoint itself is safe.
         logger.warning("could not update %s: %s", LATEST_NAME, error)
 
 

@@ -33,7 +33,7 @@ class SyncedFile:
 
     A second thread syncs it while it is written, so that `close` waits for the last part only.  A
     failure is kept in `error` and raised by `check` and `close`, never by `write`: torch's
-    serializer would hide it behind an error of its own.
+    serializer would hide it behind another error.
     """
 
     def __init__(self, path: Path) -> None:

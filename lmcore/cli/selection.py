@@ -89,7 +89,7 @@ def select_device(plugins: PluginSet, requested: str | None, rank: RankInfo) -> 
 
 
 def prepare_environment(plugins: PluginSet, selection: Selection, rank: RankInfo) -> None:
-    """Set the environment variables that plugins ask for, before torch is imported.
+    """Set the environment variables that plugins need, before torch is imported.
 
     Raises:
         PluginError: Plugins contradict each other.

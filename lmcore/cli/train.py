@@ -86,7 +86,7 @@ def _train(argv: list[str]) -> int:
         return _start_processes(argv, world_size, plugins, selection)
     prepare_environment(plugins, selection, rank)
     clock.mark("launcher")
-    import torch  # noqa: F401  # timed by itself: everything below needs it
+    import torch  # noqa: F401  # timed separately: everything below needs it
 
     clock.mark("import_torch")
     from lmcore.train.run import run_training
@@ -130,7 +130,7 @@ def _process_count(loaded: LoadedConfig, rank: RankInfo, *, devices: int) -> int
         devices: Number of devices, used if neither a launcher nor `--nproc-per-node` gives one.
 
     Raises:
-        ConfigError: A launcher started another number than the settings ask for.
+        ConfigError: A launcher started another number of processes than the settings give.
     """
     from lmcore.runtime.launch.rank import started_by_launcher
 

@@ -43,7 +43,7 @@ class Need:
     Attributes:
         words: The condition, to follow "needs": "`--profile`".
         met: Returns True if the condition is met, or if it is not known yet.
-        off: Values of the setting that ask for nothing, besides its default.
+        off: Values of the setting that have no effect, besides its default.
         refused: Reason of the error that a setting without its condition is; empty: it is named
             in a note.
     """
@@ -54,7 +54,7 @@ class Need:
     refused: str = ""
 
     def or_off(self, *values: Any) -> Need:
-        """Return this condition for a setting that asks for nothing if it has one of *values*."""
+        """Return this condition for a setting that is off if it has one of *values*."""
         return dataclasses.replace(self, off=values)
 
     def else_error(self, reason: str) -> Need:

@@ -40,7 +40,7 @@ RULES: tuple[Rule, ...] = (
     *PATH_RULES,
     *NEED_RULES,
 )
-"""Rules that need nothing but the settings, in the order in which problems are shown."""
+"""Rules that need only the settings, in the order in which problems are shown."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Load a trained model with its tokenizer from a checkpoint, without training state.
 
 A checkpoint may come from anywhere, so its metadata is checked before memory is allocated: the
-shape against bounds, the tensors against the shape, the tokenizer against that of the run.
+shape against bounds, the tensors against the shape, the tokenizer against the run's.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def load_model(
 
     Raises:
         CheckpointError: There is no checkpoint, it is damaged, or its model cannot generate.
-        ConfigError, DataError: The tokenizer is missing, or is not that of the run.
+        ConfigError, DataError: The tokenizer is missing, or is not the run's.
     """
     found = newest_verified(survey(path))
     warning = found.warning()

@@ -1,4 +1,4 @@
-"""torch's layers without initialization of their own: `Model.initialize` sets every weight.
+"""torch's layers without their initialization: `Model.initialize` sets every weight.
 
 torch's would be overwritten, and on the meta device it imports torch's compiler, 1.2 s at start.
 """

@@ -59,7 +59,7 @@ def _scaled(speed_R: Tensor, factor: float) -> Tensor:
 def rotate(op: Callable[..., Tensor], x_BNSD: Tensor, rotation: Rotation) -> Tensor:
     """Return rotated queries or keys, [B, N, S, D].
 
-    The op takes one sequence of positions: samples with positions of their own are concatenated,
+    The op takes one sequence of positions: samples with different positions are concatenated,
     which copies nothing if the heads of a token are adjacent in memory.
 
     Args:

@@ -31,7 +31,7 @@ class ModelShape:
     Attributes:
         head_dim: Channels of one attention head; 0: hidden_size / num_attention_heads.
         num_query_groups: Number of heads of keys and values; 0: one for each query head.
-        rope_scaling_factor: Ratio of the longest context to that of training; 1: no scaling.
+        rope_scaling_factor: Ratio of the longest context to the context in training; 1: no scaling.
     """
 
     num_layers: int

@@ -74,7 +74,7 @@ def replicate(model: Model, mesh: ParallelMesh) -> Replica:
     `mesh.replicas`.  Replicas must hold the same weights.
 
     Args:
-        model: Model on this rank's device; sharded in place if the layout asks for ZeRO.
+        model: Model on this rank's device; sharded in place with ZeRO.
         mesh: Mesh of the run.
     """
     root = LossModule(model)
@@ -87,7 +87,7 @@ def replicate(model: Model, mesh: ParallelMesh) -> Replica:
 
 
 def _shard(root: LossModule, mesh: ParallelMesh) -> Accumulation:
-    """Shard every layer by itself, and the rest together.
+    """Shard every layer separately, and the rest together.
 
     Stage 1 keeps whole gradients until the last micro-batch, stages 2 and 3 shard them at once;
     stages 1 and 2 keep the weights gathered for a step, stage 3 for a layer.
@@ -116,7 +116,7 @@ def _shard(root: LossModule, mesh: ParallelMesh) -> Accumulation:
 
 
 def shard_stages(stages: Sequence[StageModule], mesh: ParallelMesh) -> None:
-    """Shard the stages of a pipeline in place, if the layout asks for ZeRO.
+    """Shard the stages of a pipeline in place, if the layout has ZeRO.
 
     torch's schedules reduce gradients at the end of a step, so that stage 2 keeps whole gradients
     until then, as stage 1 does.

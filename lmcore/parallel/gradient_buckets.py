@@ -1,7 +1,7 @@
 """`GradientBuckets`: all-reduces of gradients that overlap with the backward pass.
 
 Gradients lie in a few large buffers, in about the order in which backward computes them, and a full
-buffer is all-reduced at once.  The design is that of torch's `DistributedDataParallel`, with the
+buffer is all-reduced at once.  The design is taken from torch's `DistributedDataParallel`, with the
 same restrictions, but without its second of imports and its wrapper around the model.
 """
 

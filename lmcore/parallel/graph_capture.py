@@ -126,7 +126,7 @@ class GraphedMicroBatch:
         graph, stream = self._new_graph(), self._new_stream()
         self._device.synchronize()
         if self._device.empty_cache is not None:
-            self._device.empty_cache()  # the graph has a memory pool of its own
+            self._device.empty_cache()  # the graph has a separate memory pool
         before = torch.accelerator.current_stream()
         stream.wait_stream(before)
         try:

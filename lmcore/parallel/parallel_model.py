@@ -186,7 +186,7 @@ class ParallelModel:
     ) -> list[Tensor]:
         losses = []
         for arguments in micro_batches:
-            # A replay is one launch: backward has no profiler range of its own.
+            # A replay is one launch: backward has no separate profiler range.
             with (
                 self._replica.accumulation(last=False, profiler_range=profiler_range),
                 profiler_range("forward"),

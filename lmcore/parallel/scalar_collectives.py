@@ -65,7 +65,7 @@ class ShardSums:
         """
         mesh, layout = parallel.mesh, parallel.mesh.layout
         self._device = parallel.device
-        # A shard may be empty on one rank only: indices are those of the module's parameters.
+        # A shard may be empty on one rank only: indices count the module's parameters.
         names = [name for name, _ in parallel.model.named_parameters()]
         self._index = {name: index for index, name in enumerate(names)}
         self._count = {  # ranks of the tensor axis that hold the same shard

@@ -19,7 +19,7 @@ from lmcore.errors import ConfigError, LmcoreError, PluginError, suggestion
 __all__ = ["PluginRecord", "PluginSet", "PluginState", "describe"]
 
 CPU = "cpu"
-"""torch's name of the host: the one device type that the core knows, as the last resort."""
+"""torch's name of the host: the only device type that the core names, as the last resort."""
 
 
 class PluginState(StrEnum):

@@ -131,7 +131,7 @@ def _detected(plugins: PluginSet) -> Selection:
         raise DeviceError(
             f"device `{names}` is there and cannot be used",
             why=_evidence(broken),
-            hint=_join(_fix(broken), f"to go on without it: {_usable_device_flags(plugins)}"),
+            hint=_join(_fix(broken), f"to continue without it: {_usable_device_flags(plugins)}"),
         )
     present = [pair for pair in accelerators if pair[1].state is ProbeState.PRESENT]
     if present:
@@ -145,7 +145,7 @@ def _detected(plugins: PluginSet) -> Selection:
         raise DeviceError(
             f"plugin `{names}` is installed and cannot say whether its device is here",
             why="\n".join(_problem_line(one) for one in silent),
-            hint=f"fix or uninstall it; to go on without it: {_usable_device_flags(plugins)}",
+            hint=f"fix or uninstall it; to continue without it: {_usable_device_flags(plugins)}",
         )
     return _select_cpu(plugins, probed, accelerators)
 

@@ -1,6 +1,6 @@
 """`RunDatasets`: the tokenizer, the data sources and the samples of a run.
 
-A run without datasets of its own trains on named texts, by default on the text that comes with
+A run without data settings trains on named texts, by default on the text that comes with
 lmcore, so that every command has data.
 """
 
@@ -333,7 +333,7 @@ def _training(
 
 
 def _test_samples(plan: RunPlan, parts: Mapping[Part, tuple[OpenSource, ...]]) -> int:
-    """Return the number of test samples; log a warning if a test was asked for and there is none.
+    """Return the number of test samples; log a warning if a test was requested and there is none.
 
     The bundled text has no test by default: its default split leaves one document at most.
     """

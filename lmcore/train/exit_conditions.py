@@ -25,7 +25,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _SAVE_REQUEST = 2.0**-20
 """Request of a checkpoint by time, in the place of the time limit, whose request is 1.
 
-The sums over fewer than a million ranks tell them apart, and the all-reduce of a step has no
+The sums over fewer than a million ranks distinguish them, and the all-reduce of a step has no
 further number, which could change the order of its sums."""
 
 

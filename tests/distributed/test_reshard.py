@@ -1,4 +1,4 @@
-"""A checkpoint of any layout is read in any other, and in its own the run goes on bit for bit.
+"""A checkpoint of any layout is read in any other, and in its own the run continues bit for bit.
 
 Each set of processes follows many orders; the tests look at what every rank had.
 """

@@ -1,4 +1,4 @@
-"""The last lines of a run: how to continue it, whether it trained, and where to go on after NaN."""
+"""Last lines of a run: the command that continues it, its result, and the step before a NaN."""
 
 from __future__ import annotations
 

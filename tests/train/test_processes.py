@@ -130,7 +130,7 @@ def test_a_launcher_decides_how_many(start: Any, finish: Any) -> None:
 
 
 def test_told_once_to_end(start: Any, finish: Any, signal_after: Any, tmp_path: Path) -> None:
-    """SIGTERM to the launcher ends all processes at one step; the run saves and can go on."""
+    """SIGTERM to the launcher ends all processes at one step; the run saves and can continue."""
     flags = "--train-iters 100000 --lr-decay-iters 100000 --nproc-per-node 2"
     process = start("run", flags)
     signal_after(process, tmp_path / "run", 3, signal.SIGTERM)

@@ -123,7 +123,7 @@ def test_config_of_a_run_with_its_own_training_data(train: Any, prefixes: list[s
 
 
 def test_new_weights_in_mid_run(train: Any, assert_same: Any, prefixes: list[str]) -> None:
-    """New weights are refused, or asked for; then counts go on, and a resume is exact."""
+    """New weights are refused, or requested; then counts continue, and a resume is exact."""
     a, b, c = prefixes
     flags = f"--train-iters 20 {DROPOUT}"
     old, new = f"--data-path 0.75 {a} 0.25 {b}", f"--data-path 0.5 {b} 0.5 {c}"

@@ -210,7 +210,7 @@ def test_one_of_several_takes_a_dead_owners_lock(tmp_path: Path) -> None:
 def test_an_optional_thread_that_cannot_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The work goes on without it; a consequence that matters is a warning."""
+    """The work continues without it; a consequence that matters is a warning."""
 
     def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

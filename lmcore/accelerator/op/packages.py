@@ -172,7 +172,7 @@ def _refused(kind: PackageKind, why: str) -> Problem:
         f"`--strict-ops`: the kernel package `{kind.name}` cannot be used",
         why=why,
         hint=f"{rebuild}remove it (`pip uninstall {kind.distributions[0]}`), "
-        "or leave `--strict-ops` out and go on without its kernels",
+        "or leave `--strict-ops` out and continue without its kernels",
     )
 
 

@@ -278,7 +278,7 @@ class OpTable:
                     raise PluginError(
                         f"kernel `{resolution.chosen}` of op `{op}` cannot be used",
                         why=f"plugin `{resolution.plugin}`: {why}",
-                        hint="update the plugin, or go on without the kernel: "
+                        hint="update the plugin, or continue without the kernel: "
                         f"`--ops {op}={REFERENCE}`",
                     ) from error
                 reason = " ".join(f"cannot be used: {why}".split())

@@ -2,7 +2,7 @@
 
 A plugin offers the faster ones: `load="lmcore.accelerator.op.torch_kernels:adamw"`.
 
-The dtype of a result is that of the op's input, whatever autocast makes of torch's function.
+A result has the dtype of the op's input, whatever autocast does to torch's function.
 
 Shapes: B batch, S sequence or queries, T tokens or keys, H hidden, I inputs, O outputs, N heads, K
 key/value heads, D head channels, R rotated pairs, F feed-forward, V vocabulary.

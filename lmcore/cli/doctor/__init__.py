@@ -1,7 +1,7 @@
 """`lmcore doctor`: check this installation, and name the fix of whatever is wrong.
 
 The core's checks run here (`lmcore.cli.doctor.core`); each plugin's, and a smoke test of each
-device, in processes of their own (`lmcore.cli.doctor.plugin`, `lmcore.cli.doctor.smoke`).
+device, in separate processes (`lmcore.cli.doctor.plugin`, `lmcore.cli.doctor.smoke`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks of each plugin by `lmcore doctor`: its state, versions, own checks and a smoke test.
 
-Whatever runs the plugin's code or touches a device does so in processes of their own with a time
+Checks that run the plugin's code or touch a device run in separate processes with a time
 limit, so that a crash in native code or a hanging driver is a line of the report and not its end.
 """
 

@@ -1,6 +1,6 @@
 """Smoke test of every present device by `lmcore doctor`, the same for all plugins.
 
-These functions run in processes of their own, see `lmcore.plugin.isolation.subprocess_call`: each
+These functions run in separate processes, see `lmcore.plugin.isolation.subprocess_call`: each
 check is announced before it begins, so that a crash is the crash of that check.  They use the
 contract only, as a run does, so what passes here is what a run will meet.
 """
@@ -117,7 +117,7 @@ def _product(device: Device, name: str, dtype_name: str) -> Check:
 
 
 def _tolerance(dtype: str) -> Tolerance | None:
-    """Return how close a projection's product must come; None for a dtype that it does not know."""
+    """Return the tolerance of a projection's product; None for a dtype without one."""
     from lmcore.accelerator.op.spec import OP_SPECS
 
     return next(spec for spec in OP_SPECS if spec.name == "linear").tolerances.get(dtype)

@@ -211,7 +211,7 @@ def _details(
 
 
 def _not_installed(plugins: PluginSet) -> dict[str, str]:
-    """Return the device packages that lmcore knows and that are not here, by device."""
+    """Return the device packages of lmcore's extras that are not installed, by device."""
     from packaging.utils import canonicalize_name
 
     here = {canonicalize_name(one.distribution) for one in plugins}

@@ -38,7 +38,7 @@ class Sample:
         tokens: Token ids of the continuation.
         num_prompt_tokens: Number of tokens of the prompt.
         finished: True if the model ended the document.
-        seed: Seed that reproduces the sample by itself.
+        seed: Seed that reproduces the sample without the others.
     """
 
     prompt: str
@@ -112,7 +112,7 @@ class LinesOutput(_Whole):
 
 
 class PlainOutput:
-    """Text for people; on a terminal a lone sample is seen growing, its prompt in bold."""
+    """Text for readers; on a terminal a single sample appears as it grows, its prompt in bold."""
 
     def __init__(self, stream: TextIO, *, num_samples: int) -> None:
         self.stream = stream

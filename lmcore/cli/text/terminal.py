@@ -41,7 +41,7 @@ def speed_text(documents: int, megabytes_per_second: float, seconds: float) -> s
 
 
 def wrapped(text: str, width: int, *, first: str = "", rest: str = "") -> str:
-    """Return *text* with each of its lines wrapped by itself.
+    """Return *text* with each of its lines wrapped separately.
 
     Text in backticks is not broken: a terminal breaks it without changing it.  Control characters
     are replaced.

@@ -104,7 +104,7 @@ class RunSources:
     Attributes:
         divided: Blend whose documents `--split` divides into the parts; None if each part has its
             own blend.
-        own: Blend of each part that has its own.
+        own: Blend of each part with separate data.
         bundled: True if no flag names data, so that the run reads the bundled text.
         split: Shares of the documents of `divided` for each part; None if `--split` is malformed.
     """

@@ -57,7 +57,7 @@ class ParallelLayout:
         if sizes.use_distributed_optimizer:
             zero_stage = max(zero_stage, 1)
         if sizes.engine != "native":
-            zero_stage = 0  # the engine shards by itself
+            zero_stage = 0  # the engine does the sharding
         schedule = sizes.pipeline_schedule
         per_stage = sizes.num_layers_per_virtual_pipeline_stage
         stages = 1

@@ -52,7 +52,7 @@ def write_run_file(plan: RunPlan) -> str:
                 digests.append(_digest(option, value))
         width = min(max(len(text) for text, _ in rows), 48)
         owner = options[0].plugin
-        # Without the plugin its section is unknown: it is there only if it has settings.
+        # Without the plugin its section is unknown: it is written only if it has settings.
         mark = "# " if owner and all(text.startswith("  #") for text, _ in rows) else ""
         title = f"{mark}{section}:"
         lines += ["", f"{title}  # settings of the plugin {owner}" if owner else title]

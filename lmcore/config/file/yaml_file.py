@@ -45,7 +45,7 @@ class Entry:
     """One key of a file: section ("" at the top level), key, raw value, line (from 1), comment.
 
     The comment is the text after `#` on the line where the value ends.
-    A section with keys has an entry of its own, with an empty key, before its keys.
+    A section with keys has an entry with an empty key before its keys.
     """
 
     section: str

@@ -282,7 +282,7 @@ def _problems(path: str, content: Mapping[str, Any]) -> Iterator[LmcoreError]:
 
 
 def _number_problems(path: str, content: Mapping[str, Any]) -> Iterator[LmcoreError]:
-    """Check values that do not become a setting by themselves."""
+    """Check values that do not become a setting alone."""
     power = value_at(content, "fp16.initial_scale_power")
     if _enabled(content, "fp16") and power is not None and not _is_power(power):
         yield ConfigError(

@@ -331,19 +331,19 @@ MERGE_FIXED: Mapping[str, Fixed] = {
 
 @functools.cache
 def train_flags() -> Mapping[str, ForeignFlag]:
-    """Return Megatron's flags that `lmcore train` knows."""
+    """Return Megatron's flags that `lmcore train` accepts."""
     return _foreign(RENAMED, FIXED, UNSUPPORTED)
 
 
 @functools.cache
 def prepare_flags() -> Mapping[str, ForeignFlag]:
-    """Return Megatron's flags that `lmcore data prepare` knows."""
+    """Return Megatron's flags that `lmcore data prepare` accepts."""
     return _foreign(PREPARE_RENAMED, PREPARE_FIXED, PREPARE_UNSUPPORTED)
 
 
 @functools.cache
 def merge_flags() -> Mapping[str, ForeignFlag]:
-    """Return Megatron's flags that `lmcore data merge` knows."""
+    """Return Megatron's flags that `lmcore data merge` accepts."""
     return _foreign({}, MERGE_FIXED, {})
 
 

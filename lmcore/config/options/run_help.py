@@ -19,7 +19,7 @@ def render_run_help(
     Args:
         command: The command as typed: "lmcore train".
         summary: Summary of the command, one line.
-        plugins: Sections that plugins add, each a group of its own.
+        plugins: Sections that plugins add, each a separate group.
         epilog: Text printed below the options, before the presets.
     """
     groups: list[Group] = [("start from", "", (PRESET_OPTION,))]

@@ -13,7 +13,7 @@ Problems = Iterator[LmcoreError]
 """Problems of a rule: one for each violation, none if the settings are right."""
 
 Rule = Callable[[LoadedConfig], Problems]
-"""A rule that needs nothing but the settings."""
+"""A rule that needs only the settings."""
 
 
 def exclude_each_other(loaded: LoadedConfig, first: str, second: str) -> Problems:

@@ -71,7 +71,7 @@ def _situation(
 def _unmet(settings: LoadedConfig | RunPlan, situation: Situation) -> Iterator[tuple[Option, Need]]:
     """Yield each option that a flag or file gives, with each of its conditions that is not met.
 
-    A default asks for nothing in a file, nor does a switch that stays as it is, or a value of a
+    A default in a file sets nothing, nor does a switch that keeps its default, or a value of a
     preset that a run recorded.
     """
     for option in settings.options.values():

@@ -118,7 +118,7 @@ def _divisible(
         name: Option that is divided.
         value: Its value, or the default derived for it.
         parts: Number of equal parts.
-        by: Option that asks for the parts.
+        by: Option that sets the number of parts.
         why: Why the parts must be equal.
         together_with: Further values that the hint's size must divide.
     """

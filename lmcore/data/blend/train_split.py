@@ -23,7 +23,7 @@ def split_documents(
     """Return the bounds of the training, validation and test documents.
 
     By the rule `megatron-core` the sum of the shares up to each bound is rounded.  By the rule
-    `legacy` each share is rounded by itself, and the rounding error of their sum shifts every
+    `legacy` each share is rounded separately, and the rounding error of their sum shifts every
     bound but the first.
 
     Args:

@@ -42,7 +42,7 @@ def build_or_wait(
 
     Args:
         lock: Path of the lock file, in the directory that the build writes to.  Hosts without a
-            shared disk see different directories, so each elects a builder of its own.
+            shared disk see different directories, so each host elects a builder.
         find: Function that returns the finished result or None.  It is polled, so it has to be
             cheap when there is no result.
         build: Function that builds the result so that *find* returns it.

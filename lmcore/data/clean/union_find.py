@@ -21,7 +21,7 @@ class UnionFind:
 
     Args:
         path: file for the positions, if they are more than 2**20.
-        count: number of positions, each in a cluster of its own at first.
+        count: number of positions, each a cluster at first.
     """
 
     def __init__(self, path: Path, count: int) -> None:

@@ -96,13 +96,13 @@ class ICTDataset(SentenceDataset):
             each block once.
 
     Raises:
-        DataError: The number of titles is not that of documents, or the documents make no block;
+        DataError: The numbers of titles and documents differ, or the documents make no block;
             see also `load_or_build`.
 
     Source:
-        Lee et al. 2019 (https://arxiv.org/abs/1906.00300).  The blocks are equal to those in
-        Megatron-LM's `ICTDataset`.  The draws within a sample are seeded by its number, so that a
-        resumed run repeats them, unlike with Megatron's single generator.
+        Lee et al. 2019 (https://arxiv.org/abs/1906.00300).  The blocks are equal to the blocks
+        of Megatron-LM's `ICTDataset`.  The draws within a sample are seeded by its number, so that
+        a resumed run repeats them, unlike with Megatron's single generator.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
 """Reader of the `.idx` of an indexed dataset, in both of Megatron's formats.
 
-`mmap` is today's format; `cached` and `lazy` are two names of the older one, which fairseq has in a
-shorter form without documents.  The first bytes of a file identify its format.  `IndexedDataset`
-adds the tokens, `idx_writer` writes the formats, `docs/reference/file-formats.md` describes them.
-Counts in a header are checked against the size of the file before any memory is allocated.
+`mmap` is the current format; `cached` and `lazy` are two names of the older one, which fairseq
+has in a shorter form without documents.  The first bytes of a file identify its format.
+`IndexedDataset` adds the tokens, `idx_writer` writes the formats, and
+`docs/reference/file-formats.md` describes them.  Counts in a header are checked against
+the size of the file before any memory is allocated.
 """
 
 from __future__ import annotations

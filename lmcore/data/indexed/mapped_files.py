@@ -29,7 +29,7 @@ class MappedFiles:
     """Files behind arrays.
 
     Args:
-        arrays: Arrays; those in memory are ignored.
+        arrays: Arrays; arrays in memory are ignored.
     """
 
     def __init__(self, *arrays: npt.NDArray[Any]) -> None:

@@ -294,7 +294,7 @@ class _Totals:
             )
 
     def require_tokens(self) -> None:
-        """Raise `DataError` if a dataset would be empty; that of a partition may be."""
+        """Raise `DataError` if a dataset would be empty; a partition's may be."""
         if self._request.partition is not None:
             return
         files = [file.path for file in self._job.files]

@@ -1,7 +1,7 @@
 """BERT's normalization and pre-tokenization: from a text to the words that WordPiece looks up.
 
 The rules of the BERT release, which Megatron follows: control characters are dropped, CJK
-ideographs and punctuation are words of their own, and an uncased vocabulary has neither capitals
+ideographs and punctuation are separate words, and an uncased vocabulary has neither capitals
 nor accents.  Character classes are Python's own (`unicodedata`), as in the release.  The
 `tokenizers` library differs: it drops private-use and unassigned characters, and lower-cases sigma
 without its context.  `native/wordpiece.cpp` does the same from the tables of `character_page`.

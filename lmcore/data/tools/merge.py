@@ -107,7 +107,7 @@ def chosen_datasets(paths: Sequence[str], directory: str | None) -> list[str]:
 def merge(prefixes: Sequence[str], output_prefix: str, *, overwrite: bool = False) -> MergeReport:
     """Concatenate datasets, in order.
 
-    The result is byte for byte that of preparing all of the input at once.
+    The result is byte for byte what preparing all of the input at once gives.
 
     Args:
         prefixes: paths of the datasets without suffix.

@@ -229,7 +229,7 @@ class _RepairedFiles:
             return None
         checksums = None if metadata is None else metadata.checksums
         if checksums is None or checksums.bin_bytes != self.bin_path.stat().st_size:
-            return index  # none, or those of another dataset
+            return index  # none, or checksums of another dataset
         numbers = range(checksums.blocks)
         problem = checksums.bin_problem(self.bin_path, numbers)
         if problem is not None:

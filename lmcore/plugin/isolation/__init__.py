@@ -1,1 +1,1 @@
-"""Calls of plugin code in processes of their own, so that a crash is reported and survived."""
+"""Calls of plugin code in separate processes, so that a crash is reported and survived."""

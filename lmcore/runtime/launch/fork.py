@@ -86,7 +86,7 @@ def fork(
     shown: bool,
     close: Callable[[], None],
 ) -> ForkedProcess:
-    """Fork a process, in a process group of its own, that runs *function*.
+    """Fork a process, in a new process group, that runs *function*.
 
     Its standard input is closed when this process ends.
 

@@ -41,7 +41,7 @@ _HOST = "127.0.0.1"
 _FOLDER = "lmcore-launch-"
 _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 6.0
-"""Time for the other processes to end by themselves after one has failed."""
+"""Time in which the other processes may end after one has failed, before they are stopped."""
 _READ_BYTES, _MAX_READS = 1 << 16, 16
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -1,6 +1,6 @@
 """Translation of the environment variables of other launchers to torchrun's.
 
-`srun`, `mpiexec` and similar launchers set variables of their own.  `translate` returns torchrun's
+`srun`, `mpiexec` and similar launchers set different variables.  `translate` returns torchrun's
 variables for them, with an address for the rendezvous if the scheduler's variables give one.
 Torch-free.
 """
@@ -18,7 +18,7 @@ from lmcore.errors import ConfigError
 __all__ = ["expand_nodelist", "tasks_on_node", "translate"]
 
 _LOOPBACK = "127.0.0.1"
-_FIRST_PORT, _NUM_PORTS = 20000, 12000  # below the ports that systems give out by themselves
+_FIRST_PORT, _NUM_PORTS = 20000, 12000  # below the ports that systems assign
 _MOST_NODES = 100_000
 _MAX_NODEFILE_BYTES = 1 << 22
 _SET_THEM = "set WORLD_SIZE, RANK, LOCAL_WORLD_SIZE and LOCAL_RANK yourself"
@@ -55,9 +55,9 @@ def translate(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that torchrun would have set, if they are known and not set.
 
     Nothing is returned if torchrun's variables are set, or no launcher is recognised.  DeepSpeed's
-    launcher sets all but one; PALS does not set the number of processes under PMIx, so that the
-    user sets `WORLD_SIZE`.  A job script, which a scheduler runs once, is not a process of a run:
-    only the variables that Slurm's `srun` sets are read.
+    launcher sets all of them except one; PALS does not set the number of processes under PMIx, so
+    that the user sets `WORLD_SIZE`.  A job script, which a scheduler runs once, is not a process
+    of a run: only the variables that Slurm's `srun` sets are read.
 
     Args:
         env: Environment of the process.
@@ -86,7 +86,7 @@ def translate(env: Mapping[str, str]) -> dict[str, str]:
 def _refuse_half(dialect: _Dialect, env: Mapping[str, str]) -> None:
     """Refuse a process that is one of several without its rank on the host.
 
-    It would train by itself, as would all others, and write to the same directory.
+    It would train alone, as would all others, and write to the same directory.
     """
     size, rank = _first(dialect.world_size, env), _first(dialect.rank, env)
     if (

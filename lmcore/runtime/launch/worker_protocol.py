@@ -108,9 +108,9 @@ def report_error(error: BaseException, env: Mapping[str, str]) -> Report:
 
 
 def name_summary(summary: Path, env: Mapping[str, str]) -> None:
-    """Tell the launcher, if there is one, which file has the status of the run.
+    """Name the file with the status of the run to the launcher, if there is one.
 
-    The first failure may be another rank's, which only the launcher knows: `correct_summary`.
+    The first failure may be another rank's, which only the launcher sees: `correct_summary`.
     """
     path = launch_info(env).report_file
     if path:

@@ -1,4 +1,4 @@
-"""Channel: exchanges of JSON values in an order of their own, independent of the rendezvous.
+"""Channel: exchanges of JSON values, independent of the rendezvous and its order.
 
 A thread may use a channel while the process continues, as the writer of checkpoints does.  A
 failure of one process fails on all of them, with its text.

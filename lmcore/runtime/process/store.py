@@ -259,7 +259,7 @@ def _store(rank: RankInfo, timeout: float, env: Mapping[str, str]) -> Store:
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # as above
 
     host, port = _address(rank, env)
-    # torchrun's own store outlives the processes, all of which are its clients.
+    # torchrun's own store outlives the processes, which are all its clients.
     agent = env.get(AGENT_STORE) == "True"
     keeps = rank.rank == 0 and not agent
     try:

@@ -34,7 +34,7 @@ def activities_of(device_type: str) -> list[Any]:
     """Return the activities that torch's profiler can record: host and, if supported, device.
 
     Args:
-        device_type: Device type of the run; types without an activity of their own are PrivateUse1.
+        device_type: Device type of the run; types without a named activity are PrivateUse1.
     """
     from torch.profiler import ProfilerActivity, supported_activities
 
@@ -102,7 +102,7 @@ class Profile:
 
         start, end = self.asked.profile_step_start, self.asked.profile_step_end
         if done >= end:
-            logger.warning("nothing is profiled: the run goes on after step %d", done)
+            logger.warning("nothing is profiled: the run continues after step %d", done)
             return
         self._warm_up = max(start - done, 0)
         self._first, self._done = max(start, done) + 1, done

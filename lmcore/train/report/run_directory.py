@@ -121,7 +121,7 @@ class RunDirectory:
             finetune: True for a run that begins with the weights of another one.
 
         Raises:
-            ConfigError: There are checkpoints, and the run does not go on from them.
+            ConfigError: There are checkpoints, and the run does not continue from them.
         """
         if goes_on or not self.has_checkpoints():
             return
@@ -191,7 +191,7 @@ class RunDirectory:
     def _remove_if_unused(self) -> None:
         """Remove the directory of a run that never began to train.
 
-        Such a run has written nothing but the text that it prepared.
+        Such a run has written only the text that it prepared.
         """
         with contextlib.suppress(OSError):
             rest = set(self.path.iterdir()) - {self.checkpoints}

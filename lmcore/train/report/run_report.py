@@ -66,7 +66,7 @@ class RunResult:
         status: "completed", or the reason for an early end.
         steps: Number of steps in this session; the run may have had more before.
         summary: Content of `summary.json`.
-        sample: Text from the trained model, if one was asked for.
+        sample: Text from the trained model, if requested.
         can_generate: True if the model can continue a text.
         continues: Command that continues a run that ended early; None if there is nothing to do.
         unchanged: True if the run was finished before, and nothing in its directory was changed.
@@ -412,7 +412,7 @@ class RunReport:
         memory, seconds = self.runtime.device.memory_stats, time.monotonic() - self._began
         step, validation = self.validation or (None, None)
         speed = self._speed
-        # If there was nothing left to train, the last numbers are those in `metrics.jsonl`.
+        # If there was nothing left to train, the last numbers are in `metrics.jsonl`.
         before = self._last_row if self.record is None else {}
         return {
             "status": self.status,

@@ -135,7 +135,7 @@ class _Load:
 def _load(
     state: TrainState, plan: RunPlan, runtime: Runtime, manifest: Manifest, load: _Load
 ) -> None:
-    """Load weights, and the optimizer and random states that *plan* asks for."""
+    """Load weights, and the optimizer and random states that *plan* requests."""
     asked = plan.config.checkpoint
     tensors = state.tensors(optimizer=asked.load_optim)
     states: dict[str, Tensor] = {}
@@ -222,11 +222,11 @@ def _check_presence(
         raise CheckpointError(
             "the checkpoint has no optimizer state",
             why="it was saved with `--no-save-optim`",
-            hint="add `--no-load-optim` to go on with a new optimizer",
+            hint="add `--no-load-optim` to continue with a new optimizer",
         )
     if any(name not in manifest.tensors for name in states):
         raise CheckpointError(
             "the checkpoint has no random states for this device",
             why="it was saved with `--no-save-rng`, or on another device",
-            hint="add `--no-load-rng` to go on with new ones",
+            hint="add `--no-load-rng` to continue with new ones",
         )

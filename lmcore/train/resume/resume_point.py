@@ -29,7 +29,7 @@ def find_resume_point(settings: CheckpointSection) -> ResumePoint | None:
         settings: The `checkpoint` section.
 
     Raises:
-        CheckpointError: There is no checkpoint and the settings ask for one, or it is damaged.
+        CheckpointError: There is no checkpoint and the settings require one, or it is damaged.
     """
     if settings.load is None:
         return None

@@ -193,7 +193,7 @@ def _optimizer_difference(plan: RunPlan, manifest: Manifest) -> _Difference | No
     problem = ConfigError(
         f"the checkpoint was written with `--optimizer {saved}`, this run uses `{now}`",
         why="one optimizer cannot use the state of another",
-        hint=f"use `--optimizer {saved}`, or `--no-load-optim` to go on with a new `{now}`",
+        hint=f"use `--optimizer {saved}`, or `--no-load-optim` to continue with a new `{now}`",
     )
     return _Difference(problem, "--no-load-optim")
 
@@ -293,8 +293,8 @@ def _order_difference(plan: RunPlan, manifest: Manifest, order: str) -> _Differe
         why="; ".join(differing)
         or "data, weights, split, seed, sequence length or the number of epochs that the run's "
         "length needs differ; samples would be repeated or left out",
-        hint="give the first run's data settings and length; or go on with new sources or weights "
-        "by `--change-blend`, or in any order by `--override-data-order`",
+        hint="give the first run's data settings and length; or continue with new sources or "
+        "weights by `--change-blend`, or in any order by `--override-data-order`",
     )
     return _Difference(problem, "--change-blend" if recorded else "--override-data-order")
 

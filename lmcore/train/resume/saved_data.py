@@ -51,7 +51,7 @@ def saved_data(plan: RunPlan) -> SavedData | None:
         raise ConfigError(
             f"`--change-blend`: `{checkpoint}` does not say what was read of which source",
             why="it is of a cyclic order, or of an older version",
-            hint="`--override-data-order` goes on without keeping count",
+            hint="`--override-data-order` continues without keeping count",
         )
     return SavedData(
         meta["data_order"],

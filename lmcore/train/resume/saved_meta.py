@@ -37,7 +37,7 @@ def check_saved_run(checkpoint: Path, manifest: Manifest) -> None:
     wrong = [*_problems(manifest.meta)]
     if wrong:
         raise CheckpointError(
-            f"no run can go on from checkpoint `{checkpoint}`",
+            f"no run can continue from checkpoint `{checkpoint}`",
             why="its manifest does not have what a run saves: "
             + ", ".join(f"`meta.{name}`" for name in wrong),
             hint="use another checkpoint, or take its weights alone by `--finetune`",
@@ -61,7 +61,7 @@ def data_rules(checkpoint: Path, manifest: Manifest) -> dict[str, str]:
     for name, known in (("split_rule", SPLIT_RULES), ("blend_rule", BLEND_RULES)):
         if rules[name] not in known:
             raise CheckpointError(
-                f"no run can go on from checkpoint `{checkpoint}`",
+                f"no run can continue from checkpoint `{checkpoint}`",
                 why=f"its `{name}` is {rules[name]!r}; known are {', '.join(known)}",
                 hint=f"use the version that wrote it, lmcore {manifest.lmcore_version}, or take "
                 "its weights alone by `--finetune`",

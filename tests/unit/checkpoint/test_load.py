@@ -143,7 +143,7 @@ def test_missing_names_are_listed(saved: Path, tensors: dict[str, torch.Tensor])
     """All names that the checkpoint does not hold are listed, with the nearest one it has."""
     asked = {**tensors, "model.fp15": torch.zeros(33), "other": torch.zeros(1)}
     error = refused(saved, asked)
-    assert "2 of the tensors" in error.what
+    assert "2 of the requested tensors" in error.what
     assert "`model.fp15`" in error.why
     assert "`other`" in error.why
     assert "did you mean `model.fp16`" in error.hint

@@ -219,7 +219,7 @@ def test_a_small_command_takes_them_too():
 
 
 def test_a_small_commands_flags_stay_its_own():
-    """A plugin whose flag the command has is an error that says how to go on."""
+    """A plugin whose flag the command has is an error that says how to continue."""
 
     @dataclass(frozen=True)
     class Dig:

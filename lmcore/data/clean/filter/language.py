@@ -36,7 +36,7 @@ class LanguageStep:
 
     Raises:
         MissingPackageError: py3langid is not installed.
-        ConfigError: a language that py3langid does not know.
+        ConfigError: a language that py3langid does not have.
     """
 
     def __init__(self, wanted: Sequence[str]) -> None:

@@ -2,8 +2,8 @@
 
 Words are runs of letters, digits and `_` in lower case.  Each 13-gram of an evaluation text is
 searched, or the whole text if it has 8 to 12 words.  Around a match the document is cut: 200
-characters to each side and on to the end of the sentence; the rest on either side stays as a
-document of its own if it has 200 characters.
+characters to each side and on to the end of the sentence; the rest on either side becomes a
+separate document if it has 200 characters.
 
 Source: the OpenWebText scripts of Megatron; Brown et al. 2020, appendix C.
 
@@ -223,7 +223,7 @@ def cut_around(text: str, places: Sequence[tuple[int, int]], margin: int) -> lis
     A cut begins *margin* characters before a place, or earlier, after the last sentence end (`.`,
     `!` or `?`) there; it ends *margin* characters after the place, or later, after the next
     sentence end.  Without one it extends to the beginning or the end of the text.  A place that
-    begins inside a cut has none of its own.
+    begins inside a cut makes no further cut.
     """
     cuts: list[tuple[int, int]] = []
     free = 0  # end of the last cut

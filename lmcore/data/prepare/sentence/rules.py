@@ -46,9 +46,7 @@ class RuleSplitter:
         for piece in sentencex.segment(code_of(self.lang), text):
             if not self.keep_newlines:
                 sentences.append(piece.strip())
-            elif (
-                sentences and not piece.strip()
-            ):  # the separator of paragraphs is a piece of its own
+            elif sentences and not piece.strip():  # the separator of paragraphs is a separate piece
                 sentences[-1] += piece
             else:
                 sentences.append(piece)

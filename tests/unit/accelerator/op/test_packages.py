@@ -217,7 +217,7 @@ def test_strict_ops_refuses_a_misfit(install: str, *, strict: bool) -> None:
     assert old.why == "is for torch 2.8"
     rebuild = "rebuild it (`make it`), " if install else ""
     assert old.hint == (
-        f"{rebuild}remove it (`pip uninstall old`), or leave `--strict-ops` out and go on without "
-        "its kernels"
+        f"{rebuild}remove it (`pip uninstall old`), or leave `--strict-ops` out and continue "
+        "without its kernels"
     )
     assert "no_such_module" in str(broken.why)

@@ -191,7 +191,7 @@ def test_killed_worker_names_the_shard_and_is_resumed(tmp_path, monkeypatch, who
 
 
 def test_full_disk_keeps_complete_shards_alone(tmp_path, whole, caplog):
-    """Where the disk fills up in mid-shard the error says so, and the run can go on with room."""
+    """A disk that fills up in mid-shard is named, and the run can continue with room."""
     names, made = whole
     (tmp_path / "cut").mkdir()
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -161,7 +161,7 @@ def explained(error: BaseException, plan: Any, runtime: Any, *more: Any) -> OutO
 
 
 def test_the_message_has_every_part(trained: Any, device_of: Any, tmp_path: Path) -> None:
-    """Totals, consumers, sizes, torch's words, remedies and how to go on."""
+    """Totals, consumers, sizes, torch's words, remedies and how to continue."""
     plan, state = trained
     (tmp_path / "run/checkpoints/iter_0000002").mkdir(parents=True)
     state.iteration = 2

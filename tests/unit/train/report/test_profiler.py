@@ -77,7 +77,7 @@ def test_at_the_edges(
 @pytest.mark.parametrize(
     "first, last, wanted",
     [
-        (6, 8, "the run goes on after step 6"),
+        (6, 8, "the run continues after step 6"),
         (0, 2, "the run ended before step 4"),
         (0, 3, "the run ended before step 4"),
     ],

@@ -73,7 +73,7 @@ def test_rules_of_the_data_order() -> None:
     assert found == {"split_rule": "megatron-core", "blend_rule": "megatron-core"}
     for wrong in ("newer", ["legacy"], None):
         meta = {"config": {"config": {"data": saved | {"split_rule": wrong}}}}
-        with pytest.raises(CheckpointError, match="no run can go on") as caught:
+        with pytest.raises(CheckpointError, match="no run can continue") as caught:
             data_rules(Path("c"), manifest(meta))
         assert f"`split_rule` is {wrong!r}" in str(caught.value.why)
 
@@ -102,7 +102,7 @@ def test_rules_of_the_data_order() -> None:
 )
 def test_what_is_missing_or_wrong_is_named(path: str, value: Any, named: str) -> None:
     """A manifest of another program, or a damaged one, is an error that says which part."""
-    with pytest.raises(CheckpointError, match="no run can go on from checkpoint `c`") as caught:
+    with pytest.raises(CheckpointError, match="no run can continue from checkpoint `c`") as caught:
         check_saved_run(Path("c"), manifest(changed(path, value)))
     assert f"`meta.{named}`" in str(caught.value.why)
 

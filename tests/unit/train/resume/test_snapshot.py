@@ -1,4 +1,4 @@
-"""A run's state in a checkpoint, and what must agree for a run to go on."""
+"""A run's state in a checkpoint, and what must agree for a run to continue."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_without_random_states(trained: Any, resume: Any) -> None:
 
 
 def test_saved_without_optimizer(trained: Any, resume: Any) -> None:
-    """A checkpoint without optimizer state names the flag that goes on without it."""
+    """A checkpoint without optimizer state names the flag that continues without it."""
     _, order, folder = trained("--no-save-optim")
     with pytest.raises(CheckpointError, match="no optimizer state") as caught:
         resume(folder, order)
@@ -238,7 +238,7 @@ def test_saved_without_optimizer(trained: Any, resume: Any) -> None:
 
 
 def test_saved_without_random_states(trained: Any, resume: Any) -> None:
-    """A checkpoint without random states names the flag that goes on without them."""
+    """A checkpoint without random states names the flag that continues without them."""
     _, order, folder = trained("--no-save-rng")
     with pytest.raises(CheckpointError, match="no random states") as caught:
         resume(folder, order)
@@ -280,7 +280,7 @@ def test_other_shape(trained: Any, resume: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_other_dropout(trained: Any, resume: Any) -> None:
-    """Dropout is no part of the shape: a run may go on with another one."""
+    """Dropout is no part of the shape: a run may continue with another one."""
     _, order, folder = trained()
     after, _ = resume(folder, order, base="--lr 1e-2 --lr-decay-iters 20 --hidden-dropout 0")
     assert after.iteration == 3
@@ -296,7 +296,7 @@ def test_a_manifest_of_another_program(
         "lmcore.checkpoint.layout.read_manifest",
         lambda path: dataclasses.replace(read_manifest(path), meta={"config": "none"}),
     )
-    with pytest.raises(CheckpointError, match="no run can go on") as caught:
+    with pytest.raises(CheckpointError, match="no run can continue") as caught:
         resume(folder, order)
     assert "`meta.data_order`" in str(caught.value.why)
     state, _ = resume(folder, order, "--finetune")
