@@ -1,10 +1,10 @@
 // Guard of reads of mapped files that are cut short: lmcore/data/indexed/mapped_files.py.
 //
-// A read of a page that its file no longer has, or that the disk cannot give, raises SIGBUS.  While
-// a guarded read is in progress, the handler puts zeros in the place of the rest of that mapping and
-// marks it, so that the read ends and its caller raises an error instead of using what it read.  All
-// other bus errors go to the handler that was there before.  The handler only makes system calls and
-// uses lock-free atomics.
+// A read of a page that its file no longer has, or that the disk cannot give, raises SIGBUS.
+// While a guarded read is in progress, the handler puts zeros in the place of the rest of that
+// mapping and marks it, so that the read ends and its caller raises an error instead of using what
+// it read.  All other bus errors go to the handler that was there before.  The handler only makes
+// system calls and uses lock-free atomics.
 
 #include <pthread.h>
 #include <pybind11/pybind11.h>
@@ -38,7 +38,8 @@ std::atomic<bool> passing{false};
 struct sigaction earlier;
 std::uintptr_t page_bytes = 4096;
 
-static_assert(std::atomic<std::uintptr_t>::is_always_lock_free && std::atomic<int>::is_always_lock_free,
+static_assert(std::atomic<std::uintptr_t>::is_always_lock_free &&
+                  std::atomic<int>::is_always_lock_free,
               "the handler may not wait");
 
 void end_by_default(int number) {
