@@ -19,6 +19,7 @@ from pathlib import Path
 
 from lmcore.checkpoint.manifest import (
     MANIFEST_NAME,
+    MEGATRON_FORMAT,
     FileEntry,
     Manifest,
     NewerFormatError,
@@ -169,6 +170,12 @@ class Survey:
                 f"no checkpoint in `{self.path}`",
                 why=f"looked for `iter_XXXXXXX` in `{self.path}` and in its `{CHECKPOINTS_NAME}`",
                 hint=_WANTED,
+            )
+        if set(problems.values()) == {MEGATRON_FORMAT}:
+            return CheckpointError(
+                f"no checkpoint of lmcore in `{self.path}`",
+                why=MEGATRON_FORMAT,
+                hint="load a run that lmcore trained, or leave `--load` out",
             )
         listed = [f"`{path.name}`: {problems[path]}" for path in sorted(problems)]
         return CheckpointError(

@@ -24,6 +24,7 @@ __all__ = [
     "FORMAT_VERSION",
     "JSON",
     "MANIFEST_NAME",
+    "MEGATRON_FORMAT",
     "FileEntry",
     "Manifest",
     "NewerFormatError",
@@ -43,6 +44,8 @@ ShapeValue: TypeAlias = int | float | str | bool | None
 FORMAT = "lmcore-checkpoint"
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
+MEGATRON_FORMAT = "it has the format of Megatron, which this version does not read"
+"""Reason why a checkpoint of another program is not loaded."""
 # Far above any real manifest (about 100 bytes a tensor), far below what hurts to read.
 MAX_MANIFEST_BYTES = 128 * 1024 * 1024
 
@@ -234,6 +237,12 @@ def _read_bounded(path: Path) -> bytes:
     try:
         return read_bounded_file(path, MAX_MANIFEST_BYTES)
     except FileNotFoundError:
+        if any(path.parent.glob("mp_rank_*")) or (path.parent / "common.pt").exists():
+            raise CheckpointError(
+                f"`{path.parent}` is not a checkpoint of lmcore",
+                why=MEGATRON_FORMAT,
+                hint="load a checkpoint that lmcore saved",
+            ) from None
         raise CheckpointError(
             f"`{path.parent}` is not a complete checkpoint",
             why=f"it has no `{MANIFEST_NAME}`, which is written last",

@@ -66,6 +66,19 @@ def test_only_incomplete_ones(run: Path):
     assert "`iter_0000020`: its file `__0_0.distcp` has 100 bytes instead of" in caught.value.why
 
 
+@pytest.mark.parametrize("content", ["mp_rank_00/model_optim_rng.pt", "common.pt"])
+def test_checkpoint_of_megatron(tmp_path: Path, content: str):
+    """It is not called damaged, and nobody is told to copy it again."""
+    file = tmp_path / "iter_0000100" / content
+    file.parent.mkdir(parents=True)
+    file.touch()
+    for path in (tmp_path, tmp_path / "iter_0000100"):
+        with pytest.raises(CheckpointError, match="checkpoint of lmcore") as caught:
+            find_checkpoint(path)
+        assert "format of Megatron" in str(caught.value.why)
+        assert "copy" not in str(caught.value.hint)
+
+
 def test_nothing_there(tmp_path: Path):
     """A directory without checkpoints says where was looked."""
     with pytest.raises(CheckpointError, match="no checkpoint in") as caught:
