@@ -315,12 +315,18 @@ def _refuse_url(path: str, where: str) -> None:
 
 
 def _check_names(path: str, where: str) -> None:
-    """Refuse a path that no file can have.
+    """Refuse a path that no file can have, or whose directory is not accessible.
 
     Raises:
-        ConfigError: A name or the path is too long, has a NUL character, or symbolic links lead in
-            a circle.
+        ConfigError: A name or the path is too long, has a NUL character or an unexpanded `~`,
+            symbolic links lead in a circle, or a directory on the way may not be searched.
     """
+    if path.startswith(("~/", "$")) or path == "~":
+        raise ConfigError(
+            f"{where}: {'`~` is' if path[0] == '~' else 'variables are'} not expanded here",
+            why="only a shell does that, at the start of a word",
+            hint=f"write the full path, or `./{path}` for a directory of this name",
+        )
     if len(path) > _LONGEST_SHOWN:
         where = where.replace(path, f"{path[:_LONGEST_SHOWN]}...")
     try:
@@ -328,9 +334,9 @@ def _check_names(path: str, where: str) -> None:
     except ValueError:
         raise ConfigError(f"{where}: a path has no NUL character") from None
     except OSError as error:
-        if error.errno in {errno.ENAMETOOLONG, errno.ELOOP}:
+        if error.errno in {errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES}:
             why = error.strerror
-            raise ConfigError(f"{where}: no file can have this path", why=why) from None
+            raise ConfigError(f"{where}: this path cannot be used", why=why) from None
 
 
 def _digits(bound: float) -> str:

@@ -172,6 +172,12 @@ def _kind(request: TrainingRequest) -> Kind:
 
 
 def _require_free(directory: Path) -> None:
+    if directory.exists() and directory.samefile("."):
+        raise ConfigError(
+            f"`--output-dir {directory}` is the working directory",
+            why="the new directory would replace it",
+            hint="name a directory below it",
+        )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(
             f"`--output-dir {directory}` exists already",

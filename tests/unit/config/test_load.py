@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -140,9 +142,11 @@ def test_file_problems(write, text: str, message: str, hint: str | None) -> None
         ("--data-cache-path", "", "the path is empty"),
         ("--save", "s3://bucket/run", "a URL is not a path"),
         ("--load", "https://huggingface.co/gpt2", "a URL is not a path"),
-        ("--load", "x" * 300, r"x{80}\.\.\.`: no file can have this path"),
-        ("--data-path", "/".join(["y" * 200] * 30), "no file can have this path"),
+        ("--load", "x" * 300, r"x{80}\.\.\.`: this path cannot be used"),
+        ("--data-path", "/".join(["y" * 200] * 30), "this path cannot be used"),
         ("--vocab-file", "a\0b", "a path has no NUL character"),
+        ("--save", "~/run", "`~` is not expanded here"),
+        ("--data-path", "${DATA}/web", "variables are not expanded here"),
     ],
 )
 def test_text_that_is_no_path(flag: str, value: str, what: str) -> None:
@@ -180,9 +184,21 @@ def test_empty_text_in_a_file(write) -> None:
 def test_symbolic_links_in_a_circle(flag: str, tmp_path: Path) -> None:
     """A path that leads in a circle is refused with that reason."""
     (tmp_path / "circle").symlink_to("circle")
-    with pytest.raises(ConfigError, match="no file can have this path") as caught:
+    with pytest.raises(ConfigError, match="this path cannot be used") as caught:
         load_config([flag, str(tmp_path / "circle")])
     assert "symbolic links" in str(caught.value.why)
+
+
+def test_a_directory_that_may_not_be_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path below it is refused, and no later check of the path fails."""
+
+    def refused(_path: str) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "stat", refused)
+    with pytest.raises(ConfigError, match="this path cannot be used") as caught:
+        load_config(["--save", "closed/run"])
+    assert caught.value.why == "Permission denied"
 
 
 def test_infinity_is_out_of_range() -> None:

@@ -183,6 +183,16 @@ def test_refusals(kind: str, recipe: Recipe, what: str, text: str, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["tr.jsonl"]
 
 
+def test_the_working_directory_is_not_replaced(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty working directory is refused: the process would be left in a deleted one."""
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(ConfigError, match="is the working directory"):
+        train(text, Path(), "GPT2BPETokenizer")
+
+
 def test_directory_in_use(text: str, tmp_path: Path) -> None:
     """A tokenizer is never written over; an empty directory will do."""
     (tmp_path / "new").mkdir()
