@@ -97,7 +97,7 @@ class Runner:
     def __init__(
         self, suite: Suite, out: Path, seconds: float, contenders: Sequence[str] = ()
     ) -> None:
-        """Begin; *contenders* are those of the speed table, none: all."""
+        """Begin; *contenders* are rows of the speed table, none: all."""
         self.suite, self.out, self.contenders = suite, out, tuple(contenders)
         self.end = time.monotonic() + seconds
         self.results: dict[str, Any] = {"device": suite.device}

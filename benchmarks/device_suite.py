@@ -2,7 +2,7 @@
 
 `gpu.py` and `xpu.py` say which device and what is expected of it; started by itself this file tries
 everything at small scale on the CPU, as `--device cpu` does.  Every part runs in processes of its
-own, and one that fails or is out of time is named; the rest goes on.  Results are written after
+own, and one that fails or is out of time is named; the rest continues.  Results are written after
 each part to OUT/results.json; a table comes last, and OUT/report.json and OUT/report.md have what
 may be shown to others (`device_report.py`).
 

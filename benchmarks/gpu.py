@@ -5,7 +5,7 @@
 
 lmcore, lmcore-cuda and lmcore-conformance are installed; `carry.py` takes them to a machine without
 internet, and README.md has the calls where the time of one is short.
-The goals are those of an H100 SXM: 475,000 tokens/s is llm.c's for GPT-2 124M on one of eight GPUs,
+The goals are for an H100 SXM: 475,000 tokens/s is llm.c's for GPT-2 124M on one of eight GPUs,
 49% Megatron-LM's best published MFU on this GPU.
 """
 

@@ -1,6 +1,6 @@
 """Each optimizer's step beside AdamW's, beside the library's own where there is one, and its state.
 
-The parameters are those of a GPT's blocks and embeddings; gradients are random.  The optimizers
+The parameters have the shapes of a GPT's; gradients are random.  The optimizers
 take turns; a figure is the median over the turns.  Shampoo's roots and Sophia's second backward
 are not in a step's time: the former is shown for itself.
 

@@ -2,7 +2,7 @@
 
 The corpora in hand are tens of megabytes; repeating them would fill every cache of words and make
 all tokenizers look faster than they are.  Here each document has the lengths and the punctuation
-of a real one while its words are drawn anew, by frequency, from the words of all corpora; one word
+of a real one while its words are newly drawn, by frequency, from the words of all corpora; one word
 in fifty is replaced by one that nobody has written, two real words joined or one with a letter
 exchanged: new words keep coming, as they do in web text.
 """

@@ -178,7 +178,7 @@ def test_some_commands_are_documented() -> None:
     ],
 )
 def test_planted_mistake_is_found(line: str) -> None:
-    """A misspelt command or flag is found, wherever on the line it stands."""
+    """A misspelt command or flag is found, wherever on the line it is."""
     (words,) = commands(line)
     assert list(problems(words))
 

@@ -355,7 +355,7 @@ print("to the other", file=sys.stderr)
     ids=["code", "safe code", "module", "safe module", "script", "safe script", "sub", "safe sub"],
 )
 def test_a_program_is_started_as_the_interpreter_does(tmp_path, asked, words, safe):
-    """Arguments, path, folder, environment, streams and name are those of an ordinary start."""
+    """Arguments, path, folder, environment, streams and name match an ordinary start."""
     for name in ("package/shown.py", "script.py", "sub/script.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(SHOW, encoding="utf-8")

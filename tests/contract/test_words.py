@@ -1,6 +1,6 @@
 """The core names no vendor: not in code, strings, comments or docstrings.
 
-A word counts wherever it stands alone or as a part of an identifier (`use_xyz`, `XyzDevice`,
+A word counts wherever it is alone or as a part of an identifier (`use_xyz`, `XyzDevice`,
 `xyz:0`, `libxyz2`'s `libxyz` does not).  The unavoidable ones stand in `allowed_words.toml`.
 """
 

@@ -49,7 +49,7 @@ def train(cases: dict[str, str], world_size: int, folder: Path) -> None:
 
 
 def test_the_model_trains(trained: dict[int, Results]) -> None:
-    """Losses fall, and the weights are those of the other family."""
+    """Losses fall, and the weights match the other family."""
     steps = trained[1].steps("alone")
     assert steps[-1][0] < steps[0][0] - 0.05
     names = trained[1].whole("alone", "weights")

@@ -137,19 +137,19 @@ def test_there_is_something_to_compare(kind: str, alone: Results) -> None:
 
 @pytest.mark.parametrize("of_two", marked(CASES[2], FAST[2]))
 def test_two_processes(of_two: str, two: Results, alone: Results) -> None:
-    """Losses, gradients and weights equal those of one process."""
+    """Losses, gradients and weights match one process."""
     assert_equal(of_two, two, alone)
 
 
 @pytest.mark.parametrize("of_four", marked(CASES[4], FAST[4]))
 def test_four_processes(of_four: str, four: Results, alone: Results) -> None:
-    """Losses, gradients and weights equal those of one process."""
+    """Losses, gradients and weights match one process."""
     assert_equal(of_four, four, alone)
 
 
 @pytest.mark.parametrize("of_eight", marked(CASES[8], FAST[8]))
 def test_eight_processes(of_eight: str, eight: Results, alone: Results) -> None:
-    """Losses, gradients and weights equal those of one process."""
+    """Losses, gradients and weights match one process."""
     assert_equal(of_eight, eight, alone)
 
 

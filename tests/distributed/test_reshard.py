@@ -279,7 +279,7 @@ def test_what_is_saved(runs: Runs, saved: str) -> None:
 
 @pytest.mark.parametrize("continued", marked(SIZES, CONTINUED))
 def test_the_same_layout_goes_on(read: Runs, continued: str) -> None:
-    """With dropout, losses, weights and optimizer state equal those of an uninterrupted run."""
+    """With dropout, losses, weights and optimizer state match an uninterrupted run."""
     whole, again = read.ranks(continued), read.ranks(f"{continued}-in-{continued}{LAST}")
     assert [part["losses"] for part in again] == [part["losses"][SAVE:] for part in whole]
     name = f"{continued}-in-{continued}{LAST}"
@@ -332,7 +332,7 @@ def test_another_layout_draws_other_numbers(read: Runs, pair: tuple[str, str]) -
 
 
 def test_sharding_does_not_matter_to_random_numbers(read: Runs) -> None:
-    """Processes that see the same samples go on with theirs, however state is sharded."""
+    """Processes that see the same samples continue with theirs, however state is sharded."""
     for source, layout in AS_BEFORE:
         assert equal(drawn(read, f"{source}-in-{layout}{SAVE}")) == [[True, False], [False, True]]
         both = zip(read.ranks(f"{source}-in-{layout}{SAVE}"), read.ranks(source), strict=True)

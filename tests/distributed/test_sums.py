@@ -63,7 +63,7 @@ def test_nothing_is_averaged(name: str, trained: Path) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_steps_are_the_same(name: str, trained: Path) -> None:
-    """Losses, norms, gradients and weights are those of a backend that averages."""
+    """Losses, norms, gradients and weights match a backend that averages."""
     for usual, summed in zip(
         read(trained, name, "average"), read(trained, name, "sum"), strict=True
     ):

@@ -130,7 +130,7 @@ def train(data_prefix: str, tmp_path: Path) -> Callable[..., Run]:
 def train_once(data_prefix: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
     """Runs `lmcore train` in this process, once for the same flags.
 
-    Tests share the run and only read it: who goes on with it gives `--load`, and another directory.
+    Tests share the run and only read it: to continue it, give `--load` and another directory.
     """
     known: dict[str, Run] = {}
 

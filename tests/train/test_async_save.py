@@ -1,4 +1,4 @@
-"""Runs whose checkpoints are written while they go on: the same checkpoints, and nothing lost."""
+"""Runs whose checkpoints are written during training: the same checkpoints, and nothing lost."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_same_checkpoints(train: Any, assert_same: Any, slow_disk: list[str]) ->
 
 
 def test_resume_from_it(train: Any, assert_same: Any) -> None:
-    """A run goes on from a checkpoint that was written behind its back as if it had not been."""
+    """A run continues from a checkpoint that was written behind its back as if it had not been."""
     flags = f"--train-iters 12 --save-interval 3 {DROPOUT} --async-save"
     whole = train("whole", flags)
     part = train("part", f"{flags} --exit-interval 6")
@@ -113,7 +113,7 @@ def test_terminated_run(
 
 
 def test_killed_run(start: Any, finish: Any, signal_after: Any, train: Any, tmp_path: Any) -> None:
-    """A run that is killed amid a write leaves whole checkpoints, and goes on from the last."""
+    """A run that is killed amid a write leaves whole checkpoints, and continues from the last."""
     flags = f"--train-iters 2000 {DROPOUT} --lr-decay-iters 2000 --save-interval 1 --async-save"
     process = start("run", f"{flags} --keep-last 2")
     signal_after(process, tmp_path / "run", 9, signal.SIGKILL)

@@ -246,7 +246,7 @@ def test_a_run_goes_on_bit_for_bit(run: Any, file: Any, assert_same: Any, precis
 
 
 def test_no_load_optim_is_obeyed(train_once: Any, run: Any, file: Any) -> None:
-    """The optimizer begins anew, weights and counters do not: as in a native process."""
+    """The optimizer begins again, weights and counters do not: as in a native process."""
     plain = "--lr 1e-2 --lr-decay-iters 4 --global-batch-size 8 --train-iters"
     first = train_once(f"{plain} 2")
     again = f"{plain} 4 --no-load-optim --load {first.directory}"

@@ -25,7 +25,7 @@ def divided(start: Any, finish: Any) -> Any:
 
 
 def test_a_divided_model(divided: Any, train: Any, capsys: Any) -> None:
-    """Loss and sample are those of one process; others fine-tune it and generate from it."""
+    """Loss and sample match one process; others fine-tune it and generate from it."""
     alone = train("alone", SAME)
     assert alone.status == 0, alone.err
     assert divided.rows[-1]["loss"] == pytest.approx(alone.rows[-1]["loss"], rel=2e-6)

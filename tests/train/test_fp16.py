@@ -25,7 +25,7 @@ def curve(run: Any) -> list[tuple[Any, ...]]:
 
 
 def test_losses(train: Any) -> None:
-    """Without an overflow the losses are those of fp32 to half precision, and not its bits."""
+    """Without an overflow the losses match fp32 to half precision, and not its bits."""
     flags = "--train-iters 8 --global-batch-size 8"
     full = train("fp32", flags)
     half = train("fp16", f"{flags} --precision fp16 --initial-loss-scale 1024")
@@ -88,7 +88,7 @@ def test_resume(train: Any, train_once: Any, assert_same: Any, cut: int) -> None
 
 
 def test_from_another_precision(train: Any) -> None:
-    """A run that goes on in fp16 begins with a new scale; in fp32 there is none."""
+    """A run that continues in fp16 begins with a new scale; in fp32 there is none."""
     flags = "--train-iters 9 --initial-loss-scale 128"
     first = train("run", f"{flags} --exit-interval 3")
     assert "without effect: `--initial-loss-scale 128.0` (needs a precision" in first.err
@@ -123,7 +123,7 @@ def test_no_scale_helps(spoiled: Any, tmp_path: Path) -> None:
 
 @pytest.mark.distributed
 def test_two_processes(train: Any, start: Any, finish: Any) -> None:
-    """Scale and rates are those of one process, losses to half precision; resume is exact."""
+    """Scale and rates match one process, losses to half precision; resume is exact."""
     flags = "--train-iters 12 --precision fp16 --global-batch-size 8"
     flags += " --loss-scale-window 5 --initial-loss-scale 256"
     alone = train("alone", f"{flags} --micro-batch-size 8")
@@ -143,7 +143,7 @@ def test_two_processes(train: Any, start: Any, finish: Any) -> None:
 
 @pytest.mark.distributed
 def test_one_process_overflows(spoiled: Any, assert_same: Any) -> None:
-    """An overflow in one process alone is every one's: all skip the step, and go on alike."""
+    """An overflow in one process alone is every one's: all skip the step, and continue alike."""
     flags = "--train-iters 9 --global-batch-size 8 --loss-scale-window 3 --precision fp16"
     flags += " --initial-loss-scale 256"
     first = spoiled("first", flags, "2,3,6", "-")

@@ -41,7 +41,7 @@ def flags(optimizer: str) -> str:
 def test_learns_and_goes_on(
     train: Callable[..., Any], assert_same: Callable[..., None], optimizer: str
 ) -> None:
-    """The loss falls; a run stopped at step 7 goes on with the unbroken run's bits.
+    """The loss falls; a run stopped at step 7 continues with the unbroken run's bits.
 
     The unbroken one validates on its way, and the other one saves: neither leaves a trace.
     """
@@ -110,7 +110,7 @@ def test_parts_of_parameters(
 ) -> None:
     """Two processes that hold parts of the parameters train as one that holds them whole.
 
-    With validations, after which schedule-free goes on with other weights than it validated.
+    With validations, after which schedule-free continues with other weights than it validated.
     """
     common = (
         f"--optimizer {optimizer} --lr {RATES[optimizer]} --lr-decay-style constant "

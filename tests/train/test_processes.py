@@ -57,7 +57,7 @@ def assert_same_weights(one: Any, two: Any, *, tolerance: float) -> None:
     ],
 )
 def test_equal_to_one_process(train_once: Any, many: Any, size: int, flags: str) -> None:
-    """Losses, validation losses, gradient norms and the last weights are those of one process."""
+    """Losses, validation losses, gradient norms and the last weights match one process."""
     common = "--global-batch-size 8 --train-iters 6 --eval-interval 3 --eval-iters 2 --split 8,2,0"
     alone = train_once(f"{common} --micro-batch-size 8")
     together = many("together", f"{common} {flags}", size)

@@ -56,7 +56,7 @@ def test_equal_in_pieces(train: Any, train_once: Any) -> None:
 
 @pytest.mark.parametrize("cut", [3, 5, 8])
 def test_resume_on_the_ramp(train: Any, train_once: Any, assert_same: Any, cut: int) -> None:
-    """A run that stops anywhere on the ramp goes on as the unbroken one, bit for bit."""
+    """A run that stops anywhere on the ramp continues as the unbroken one, bit for bit."""
     flags = f"{RAMP} --hidden-dropout 0.1 --eval-interval 4 --eval-iters 1 --split 80,20,0"
     whole = train_once(flags)
     first = train("part", f"{flags} --exit-interval {cut}")
@@ -82,7 +82,7 @@ def test_in_fp16(train: Any) -> None:
 
 @pytest.mark.distributed
 def test_on_several_processes(train: Any, train_once: Any, start: Any, finish: Any) -> None:
-    """Two processes take the steps of one, and one goes on where two stopped on the ramp."""
+    """Two processes take the steps of one, and one continues where two stopped on the ramp."""
     alone = train_once(f"{RAMP} --micro-batch-size 4")
     both = f"{RAMP} --micro-batch-size 2 --nproc-per-node 2"
     together = finish(start("together", both), "together")

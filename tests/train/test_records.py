@@ -244,7 +244,7 @@ def lmcore_run_end(run):
 
 @pytest.fixture
 def hearer(tmp_path: Path) -> dict[str, str]:
-    """An installed plugin that writes down what it is told; the environment that finds it."""
+    """An installed plugin that records what it receives; the environment that finds it."""
     import os
 
     site = tmp_path / "site"

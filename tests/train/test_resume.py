@@ -77,7 +77,7 @@ def test_damage_of_the_newest_checkpoint(train: Any, assert_same: Any, damage: s
 
 
 def test_resume_over_an_epoch(train: Any, assert_same: Any, data_prefix: str) -> None:
-    """The order of the data goes on over the end of an epoch, in steps that stop on either side."""
+    """The data order continues over the end of an epoch, in steps that stop on either side."""
     flags = f"--train-iters 40 --micro-batch-size 16 {DROPOUT}"
     whole = train("whole", flags)
     assert whole.status == 0, whole.err
@@ -92,7 +92,7 @@ def test_resume_over_an_epoch(train: Any, assert_same: Any, data_prefix: str) ->
 
 
 def test_resume_elsewhere(train: Any, assert_same: Any) -> None:
-    """A run may go on in another directory: the first one is left as it was."""
+    """A run may continue in another directory: the first one is left as it was."""
     flags = f"--train-iters 12 {DROPOUT}"
     whole = train("whole", flags)
     first = train("first", f"{flags} --exit-interval 6")
@@ -105,7 +105,7 @@ def test_resume_elsewhere(train: Any, assert_same: Any) -> None:
 
 
 def test_going_back(train: Any, assert_same: Any) -> None:
-    """A run that goes back to an older checkpoint writes the rows after it anew, in place."""
+    """A run that goes back to an older checkpoint writes the rows after it again, in place."""
     flags = f"--train-iters 12 --save-interval 4 {DROPOUT}"
     whole = train("run", flags)
     curve, tensors = whole.curve(), whole.saved(12)
@@ -130,7 +130,7 @@ def test_longer_run(train: Any) -> None:
 
 
 def test_refused_resume_changes_nothing(train: Any, train_once: Any, copy_of: Any) -> None:
-    """A run that must not go on leaves metrics, summary and settings of the first part alone."""
+    """A run that must not continue leaves metrics, summary and settings of the first part alone."""
     first = copy_of(train_once("--train-iters 4"), "run")
     files = {p: p.read_bytes() for p in first.directory.rglob("*") if p.is_file()}
     for flags in ("--train-iters 9", "--train-iters 4 --num-layers 1", "--train-iters 4 --seed 3"):
@@ -155,7 +155,7 @@ def test_finetune_in_place_is_refused(train: Any, train_once: Any, copy_of: Any)
 
 
 def test_restart_command(train: Any, tmp_path: Path) -> None:
-    """One command starts a run and goes on with it: `--load` and `--save` on one new directory."""
+    """One command starts a run and continues it: `--load` and `--save` on one new directory."""
     flags = "--train-iters 8 --exit-interval 4 --load {0} --save {0}"
     directory = tmp_path / "again"
     first = train("again", flags.format(directory))
@@ -169,7 +169,7 @@ def test_restart_command(train: Any, tmp_path: Path) -> None:
 def test_terminated_run(
     start: Any, finish: Any, signal_after: Any, train: Any, assert_same: Any, tmp_path: Any
 ) -> None:
-    """SIGTERM saves and exits with 0; what goes on from there is the run that was never stopped."""
+    """SIGTERM saves and exits with 0; the continued run equals one that was never stopped."""
     flags = f"--train-iters 2000 {DROPOUT} --lr-decay-iters 2000"
     process = start("part", flags)
     signal_after(process, tmp_path / "part", 5, signal.SIGTERM)
@@ -207,7 +207,7 @@ def test_interrupted_twice(start: Any, finish: Any, signal_after: Any, tmp_path:
 
 
 def test_rotary_positions_store_nothing(train: Any) -> None:
-    """A Llama goes on with a longer sequence, and fine-tuned with other angles."""
+    """A Llama continues with a longer sequence, and fine-tuned with other angles."""
     llama = (
         "--position-embedding-type rope --normalization rmsnorm --swiglu "
         "--ffn-hidden-size 24 --group-query-attention --no-add-bias-linear "

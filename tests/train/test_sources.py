@@ -82,7 +82,7 @@ OLDER = "--split-rule legacy --blend-rule lmcore-2026.11"
 
 @pytest.mark.parametrize("kind", ["--data-path", "--train-data-path", "--dataloader-type cyclic"])
 def test_run_of_an_older_version(train: Any, prefixes: list[str], kind: str) -> None:
-    """A checkpoint without rules goes on by the older ones, and so do its successors."""
+    """A checkpoint without rules continues by the older ones, and so do its successors."""
     if kind == "--train-data-path":
         data = f"{kind} 1 {prefixes[0]}"
     else:
@@ -196,7 +196,7 @@ def test_masked_kernel_is_bound(train: Any) -> None:
 
 
 def test_documents_without_ends(train: Any, tmp_path: Path) -> None:
-    """Data without end-of-document tokens cannot be told apart: refused before training."""
+    """Data without end-of-document tokens cannot be distinguished: refused before training."""
     tokenizer = build_tokenizer("ByteTokenizer", vocab_file=None, merge_file=None, vocab_size=None)
     (tmp_path / "x.txt").write_text("abc\n\n" * 2000)
     prepare_text(tmp_path / "x.txt", tokenizer, tmp_path / "x", append_eod=False)
@@ -267,7 +267,7 @@ def test_data_of_two_tokenizers(train: Any, prefixes: list[str], tmp_path: Path)
 def test_order_on_other_numbers_of_processes(
     train: Any, start: Any, finish: Any, prefixes: list[str], more: str
 ) -> None:
-    """A blend that begins on two processes goes on alone with the samples of an unbroken run."""
+    """A blend that begins on two processes continues alone with the samples of an unbroken run."""
     flags = f"--train-iters 8 --global-batch-size 8 {more} --data-path 3 {prefixes[0]} 1 "
     flags += prefixes[1]
     whole = train("whole", flags)

@@ -80,7 +80,7 @@ def test_success(on_terminal: Any) -> None:
 
 
 def test_failure(on_terminal: Any) -> None:
-    """The message of a run that failed stands below the view, on a terminal that works."""
+    """The message of a run that failed is below the view, on a terminal that works."""
     status, drawn = on_terminal("--train-iters 30 --lr 1e30 --clip-grad 0")
     assert status == 1
     assert drawn.count(SHOW) == 1

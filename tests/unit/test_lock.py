@@ -115,7 +115,7 @@ def test_an_owner_elsewhere_counts_while_its_lock_is_touched(
 def test_an_owner_with_another_clock_is_seen_to_live(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lock whose touches look old, but go on, is not taken over."""
+    """A lock whose touches look old, but continue, is not taken over."""
     path = tmp_path / "lock"
     path.write_text(owner(machine="elsewhere"))
     age(path, 1000)

@@ -152,7 +152,7 @@ def test_a_plugin_that_raises_at_import_fails_alone(error):
 
 
 def test_the_first_cause_of_an_import_error_is_shown():
-    """A chain of exceptions names its root, which is what must be mended."""
+    """A chain of exceptions names its root, which is what must be fixed."""
     outer = ImportError("cannot load backend")
     outer.__cause__ = OSError("libchip.so.4: cannot open shared object file")
     reason = record(found(Point("bad", outer)), "bad").reason
@@ -776,7 +776,7 @@ def test_the_device_must_be_one_of_the_promised_type():
 
 
 def test_launch_environment_leaves_the_users_variables(caplog):
-    """Only what is unset is added, and a conflict is told."""
+    """Only what is unset is added, and a conflict is reported."""
     plugins, selection = chip(lmcore_launch_env={"A": "1", "B": "2", "C": "3"})
     with caplog.at_level(logging.INFO):
         added = launch_env(plugins, selection, {"rank": 0}, {"A": "9", "C": "3"})

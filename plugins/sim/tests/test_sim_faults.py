@@ -85,7 +85,7 @@ def test_the_device_is_lost(sim: ModuleType, misbehave: Callable[[str], None]) -
 def test_states_that_are_put_back_are_ignored(
     sim: ModuleType, misbehave: Callable[[str], None]
 ) -> None:
-    """With `no-rng-restore` a restored generator goes on where it was."""
+    """With `no-rng-restore` a restored generator continues where it was."""
     state = sim.get_rng_state()
     first = torch.rand(4, device="sim")
     misbehave("no-rng-restore")

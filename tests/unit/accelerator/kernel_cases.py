@@ -1,6 +1,6 @@
 """Arguments of ops, and comparisons of kernels with the references in float64, gradients included.
 
-Loaded by path: by the tests here, and by those of plugins.  Shapes: B batch, S sequence or queries,
+Loaded by path: by the tests here, and by tests of plugins.  Shapes: B batch, S sequence or queries,
 H hidden, T tokens or keys, V vocabulary, N heads, K key/value heads, D head channels.
 """
 

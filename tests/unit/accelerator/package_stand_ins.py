@@ -1,6 +1,6 @@
 """Stand-ins of kernel packages on the path, with the metadata that pip would have written.
 
-Loaded by path: by the tests here, and by those of plugins.
+Loaded by path: by the tests here, and by tests of plugins.
 """
 
 from __future__ import annotations

@@ -13,6 +13,6 @@ def test_the_first_pattern_counts() -> None:
 
 
 def test_first_line() -> None:
-    """Of several lines the first is told, of an empty message its kind."""
+    """Of several lines the first is reported, of an empty message its kind."""
     assert first_line(RuntimeError(" one\ntwo")) == "one"
     assert first_line(ValueError()) == "ValueError"

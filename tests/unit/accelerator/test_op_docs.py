@@ -29,7 +29,7 @@ def rows(heading: str) -> dict[str, list[str]]:
 
 
 def test_every_attribute_has_its_row():
-    """Flag, default and meaning are those of the declaration, and the ops those that have it."""
+    """Flag, default and meaning match the declaration, and the ops match its uses."""
     found = rows("Attributes")
     assert list(found) == list(attribute_options())
     for name, one in attribute_options().items():

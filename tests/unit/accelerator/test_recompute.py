@@ -96,7 +96,7 @@ def assert_equal(expected: Observed, found: Observed) -> None:
 
 @pytest.mark.parametrize("low", [False, True])
 def test_full_is_exact(rng: RngTracker, low: bool) -> None:
-    """Loss, gradients, later numbers and streams are those of a plain run, under autocast too."""
+    """Loss, gradients, later numbers and streams match a plain run, under autocast too."""
 
     def context() -> Any:
         return torch.autocast("cpu", torch.bfloat16) if low else nullcontext()
@@ -201,7 +201,7 @@ def test_backward_twice(rng: RngTracker) -> None:
 
 
 def test_a_block_that_differs_is_an_error(rng: RngTracker) -> None:
-    """Another shape, and less than before, are told; no gradient of something else comes out."""
+    """Another shape, and less than before, are reported; no wrong gradient comes out."""
     for change in (lambda t: t[:2].exp(), lambda t: t + 1.0):
         calls: list[int] = []
 

@@ -32,7 +32,7 @@ def tracker(device: Device) -> RngTracker:
 
 
 def test_a_stream_begins_at_its_seed(tracker: RngTracker) -> None:
-    """Numbers of a stream are those of a generator with its seed; the device's own go on."""
+    """Numbers of a stream match a generator with its seed; the device's own continue."""
     with tracker.fork("a"):
         assert draw() == seeded(7)
     assert draw() == seeded(1)
@@ -74,7 +74,7 @@ def test_streams_within_streams(tracker: RngTracker) -> None:
 
 
 def test_an_error_inside_leaves_the_device_as_it_was(tracker: RngTracker) -> None:
-    """The device's own numbers go on also when the visit ends in an error."""
+    """The device's own numbers continue also when the visit ends in an error."""
     with pytest.raises(KeyError), tracker.fork("a"):  # noqa: PT012 - what happens inside is the test
         draw()
         raise KeyError("inside")
@@ -135,7 +135,7 @@ def test_snapshot(tracker: RngTracker, inside: str | None) -> None:
 
 
 def test_preserved(tracker: RngTracker) -> None:
-    """Whatever happens inside, the numbers afterwards are those of before."""
+    """Whatever happens inside, the numbers afterwards are the same as before."""
     with pytest.raises(KeyError), tracker.preserved():  # noqa: PT012 - what happens inside is the test
         torch.manual_seed(99)
         with tracker.fork("b"):

@@ -1,4 +1,4 @@
-"""Stagers bring a run's tensors to the host: the same ones, unchanged while training goes on."""
+"""Stagers bring a run's tensors to the host: the same ones, unchanged by training."""
 
 from __future__ import annotations
 

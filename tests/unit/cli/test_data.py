@@ -90,7 +90,7 @@ def test_prepare_and_inspect(corpus: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_next_command_can_be_pasted(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A prefix with a space stands quoted in the command that is proposed."""
+    """A prefix with a space is quoted in the command that is proposed."""
     run(["prepare", "--input", "corpus.jsonl", "--output-prefix", "my text/out", *BYTES])
     out = capsys.readouterr().out
     assert "next: lmcore train --data-path 'my text/out_text_document'" in out

@@ -159,7 +159,7 @@ def test_the_report_of_a_healthy_installation(clinic, doctor):
 
 
 def test_the_text_is_one_aligned_line_for_each_check(clinic, doctor):
-    """Every check begins with its status; a fix stands below it once; the last line counts."""
+    """Every check begins with its status; a fix is below it once; the last line counts."""
     clinic(body="os.kill(os.getpid(), 11)", state="BROKEN")
     status, out = doctor()
     assert status == 1
@@ -266,7 +266,7 @@ def test_a_crash_amid_the_checks_keeps_those_before_it(rows):
 
 
 def test_what_raises_is_a_row_and_the_next_check_goes_on(rows):
-    """An exception on the device is told with its type."""
+    """An exception on the device is reported with its type."""
     found = rows(
         create="def broken(): raise OSError('stuck')\n"
         "    device = dataclasses.replace(device, synchronize=broken)"

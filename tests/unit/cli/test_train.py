@@ -243,7 +243,7 @@ def test_sample_is_printable(here: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_proposed_command_can_be_pasted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A directory with a space stands quoted in the command for more text."""
+    """A directory with a space is quoted in the command for more text."""
     assert main([*arguments(WEB), "--save", "my run"]) == 0
     assert "lmcore generate --load 'my run' --prompt TEXT" in capsys.readouterr().out
 

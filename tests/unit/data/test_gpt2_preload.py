@@ -28,7 +28,7 @@ def files(tmp_path):
 
 @pytest.mark.parametrize("engine", ["auto", "python"])
 def test_tokenizer_is_the_same(files, engine):
-    """Ids, size, end and fingerprint are those of a tokenizer that reads for itself."""
+    """Ids, size, end and fingerprint match a tokenizer that reads for itself."""
     alone = GPT2BPETokenizer(*files, engine=engine)
     given = GPT2BPETokenizer(*files, engine=engine, preload=BpePreload(*files))
     assert given.engine == alone.engine

@@ -146,7 +146,7 @@ def test_message(name, tmp_path, monkeypatch):
     "name, rules", [("merges_foreign", "#version: 0.2\nh e\nq z\n"), ("merges_cut", "h e\nl l\n")]
 )
 def test_merges_message(name, rules, bpe_files, tmp_path, monkeypatch):
-    """A vocabulary and merges that do not belong together are told in the recorded words."""
+    """A vocabulary and merges that do not belong together are reported in the recorded words."""
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -154,7 +154,7 @@ def test_merges_message(name, rules, bpe_files, tmp_path, monkeypatch):
 
 
 def test_vocabulary_message(tmp_path, monkeypatch):
-    """A vocabulary without bytes is told in the recorded words."""
+    """A vocabulary without bytes is reported in the recorded words."""
     monkeypatch.chdir(tmp_path)
     Path("vocab.json").write_text(json.dumps({"a": 0}), encoding="utf-8")
     Path("merges.txt").write_text("", encoding="utf-8")

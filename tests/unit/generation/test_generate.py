@@ -111,7 +111,7 @@ class TestEnd:
     """A document ends at its eod, a row at its tokens."""
 
     def test_stops_at_eod(self, model: GPT) -> None:
-        """A row ends before the first eod, which is not part of it; the others go on."""
+        """A row ends before the first eod, which is not part of it; the others continue."""
         free = tokens(run(model, PROMPTS))
         eod = free[1][4]
         made = run(model, PROMPTS, eod=eod)

@@ -37,7 +37,7 @@ def documents() -> list[tuple[int, slice]]:
 
 
 def test_each_document_as_if_alone(make_model: Callable[..., GPT]) -> None:
-    """Hidden states equal those of each document by itself."""
+    """Hidden states match each document by itself."""
     model = make_model(masked=True).eval()
     with torch.no_grad():
         found = model(TOKENS, **limits())

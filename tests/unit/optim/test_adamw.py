@@ -96,7 +96,7 @@ def test_decay_falls_on_matrices_alone(update: Callable[..., None]) -> None:
 
 
 def test_state_round_trip(update: Callable[..., None]) -> None:
-    """State copied into a fresh optimizer goes on with the same bits."""
+    """State copied into a fresh optimizer continues with the same bits."""
     first = weights()
     trained = make(first, update)
     advance(first, trained, range(5))

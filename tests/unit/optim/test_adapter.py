@@ -220,7 +220,7 @@ def make(bench: Any, path: str, named: dict[str, nn.Parameter], *args: str, **mo
 
 @pytest.mark.parametrize("path", CLASSES)
 def test_goes_on_to_the_bit(bench: Any, path: str) -> None:
-    """Weights and state copied into a fresh optimizer go on as if nothing had happened."""
+    """Weights and state copied into a fresh optimizer continue as if nothing had happened."""
     unbroken = bench.weights()
     bench.advance(unbroken, make(bench, path, unbroken, *CLASSES[path]), range(8))
     first = bench.weights()

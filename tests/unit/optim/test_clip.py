@@ -22,7 +22,7 @@ def norm_of(tensors: list[torch.Tensor]) -> float:
 
 @pytest.mark.parametrize("limit", [0.01, 1.0, 5.0, 1e6])
 def test_matches_torch(limit: float) -> None:
-    """The clipped gradients are those of `clip_grad_norm_`, above the limit and below it."""
+    """The clipped gradients match `clip_grad_norm_`, above the limit and below it."""
     ours = gradients()
     theirs = [nn.Parameter(torch.zeros_like(one)) for one in ours]
     for parameter, gradient in zip(theirs, gradients(), strict=True):

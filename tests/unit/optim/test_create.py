@@ -1,4 +1,4 @@
-"""What all optimizers have in common: state that goes on to the bit, and parts of parameters."""
+"""Properties of all optimizers: state that resumes bitwise, and parts of parameters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_choice_is_described() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_goes_on_to_the_bit(bench: Any, name: str) -> None:
-    """Weights and state copied into a fresh optimizer go on as if nothing had happened."""
+    """Weights and state copied into a fresh optimizer continue as if nothing had happened."""
     unbroken = bench.weights()
     bench.advance(unbroken, bench.make(name, unbroken, **OFTEN), range(10))
     first = bench.weights()

@@ -28,7 +28,7 @@ def test_the_first_steps_of_a_run() -> None:
 
 
 def test_growth_after_the_window() -> None:
-    """A thousand good steps double the scale; the count begins anew with an overflow."""
+    """A thousand good steps double the scale; the count begins again with an overflow."""
     scale = DynamicLossScale(2.0**16)
     assert scales(scale, "." * 1000)[-2:] == [2.0**16, 2.0**17]
     assert scales(scale, "." * 999 + "x" + "." * 999)[-1] == 2.0**17
@@ -44,7 +44,7 @@ def test_hysteresis_refills_by_growth_alone() -> None:
 
 
 def test_against_torchs_scaler() -> None:
-    """With a hysteresis of 1 the dynamics are those of `torch.amp.GradScaler`."""
+    """With a hysteresis of 1 the dynamics match `torch.amp.GradScaler`."""
     generator = torch.Generator().manual_seed(5)
     bad = (torch.rand(400, generator=generator) < 0.2).tolist()
     ours = DynamicLossScale(2.0**20, minimum=2.0**-60, window=3, hysteresis=1)
@@ -94,7 +94,7 @@ def test_without_a_scale() -> None:
 
 @pytest.mark.parametrize("cut", [0, 1, 3, 7, 12])
 def test_continued(cut: int) -> None:
-    """A scale that is restored goes on as the one that was saved."""
+    """A scale that is restored continues as the one that was saved."""
     steps = "x..x....x.xx..."
 
     def fresh() -> DynamicLossScale:

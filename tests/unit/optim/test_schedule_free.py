@@ -40,7 +40,7 @@ def test_matches_the_authors_package(bench: Any) -> None:
 
 
 def test_a_look_at_the_average_leaves_no_trace(bench: Any) -> None:
-    """Training goes on with the same bits after `eval_mode` and `train_mode`, twice included."""
+    """Training continues with the same bits after `eval_mode` and `train_mode`, twice included."""
     looked, plain = bench.weights(), bench.weights()
     first, second = bench.make("schedulefree", looked), bench.make("schedulefree", plain)
     for step in range(6):

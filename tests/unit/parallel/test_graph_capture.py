@@ -95,7 +95,7 @@ def loss_of(model: nn.Module, x_BC: Tensor, weight_B: Tensor) -> Tensor:
 
 
 def test_losses_and_gradients(make: Any, model: nn.Module) -> None:
-    """Losses and gradients equal those of eager execution, before and after the capture."""
+    """Losses and gradients match eager execution, before and after the capture."""
     calls = []
 
     def run(x_BC: Tensor, *, weight_B: Tensor) -> Tensor:

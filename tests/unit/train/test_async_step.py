@@ -137,7 +137,7 @@ LLAMA = (
 def test_computes_the_same(
     run_steps: Any, runtime: Any, late_runtime: Any, weights: Any, flags: str
 ) -> None:
-    """Losses, norms, rates, counters, weights and moments are those of a step read at once."""
+    """Losses, norms, rates, counters, weights and moments match a step read at once."""
     one, plain = run_steps(flags, runtime, lambda step, batches: step(batches).result())
     two, late = run_steps(flags, late_runtime, lambda step, batches: step(batches))
     assert [pending.result() for pending in late] == plain

@@ -87,7 +87,7 @@ def test_all_processes_end_for_one() -> None:
 
 
 def test_a_process_alone_waits_for_the_others() -> None:
-    """Before the others know of a signal the run goes on; it is in the next exchange."""
+    """Before the others know of a signal the run continues; it is in the next exchange."""
     with ExitConditions(TrainingSection()) as exits:
         exits.set_requests((0.0, 0.0, 0.0))
         os.kill(os.getpid(), signal.SIGTERM)

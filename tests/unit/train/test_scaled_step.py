@@ -81,7 +81,7 @@ def test_a_skipped_step(steps: Any, weights: Any) -> None:
 
 
 def test_scale_and_rate_over_skipped_steps(steps: Any) -> None:
-    """The scale reads 2^32, 2^31, 2^30; the rate stands still and goes on where it stood."""
+    """The scale reads 2^32, 2^31, 2^30; the rate stays and continues from there."""
     flags = "--lr 1e-2 --lr-warmup-iters 8 --lr-decay-style constant"
     _, results = steps(flags, 6, DynamicLossScale(), bad=(1, 2, 3, 5))
     assert [one.loss_scale for one in results] == [

@@ -153,7 +153,7 @@ def test_seed_of_parts(runtime: Any) -> None:
 
 
 def test_seeds_of_a_step(runtime: Any) -> None:
-    """A run that goes on with new numbers has others than at its beginning, the same each time."""
+    """A run continued with new numbers has others than at its beginning, the same each time."""
     layout = ParallelLayout(data=3)
     found = {step: draws(runtime, layout, step) for step in (0, 1, 1000)}
     assert len({own for one in found.values() for own, _ in one}) == 9

@@ -81,7 +81,7 @@ def test_accumulation_sees_the_same_samples(
 def test_loss_and_gradients_against_autograd(
     make_plan: Any, make_datasets: Any, make_state: Any, one_step: Any
 ) -> None:
-    """The step's loss and gradients are those of a plain mean over all tokens of the batch."""
+    """The step's loss and gradients match a plain mean over all tokens of the batch."""
     flags = "--global-batch-size 8 --micro-batch-size 2 --clip-grad 0"
     _, (result,), grads = one_step(flags)
     plan = make_plan(flags)

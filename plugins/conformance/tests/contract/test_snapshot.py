@@ -61,7 +61,7 @@ def test_every_hook_is_described_with_all_its_fields():
 
 
 def test_a_docstring_is_read_by_its_lines():
-    """A field goes on over lines; a title inside a line begins none."""
+    """A field continues over lines; a title inside a line begins none."""
     text = "Say it.\n\nCalled by: the core\nand others.\nWhen: at once. Return: not a title.\n"
     assert snapshot.parse_hook_docstring(text) == (
         "Say it.",

@@ -201,7 +201,7 @@ def test_facts_of_a_device() -> None:
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("install", ["make it", ""])
 def test_strict_ops_refuses_a_misfit(install: str, *, strict: bool) -> None:
-    """With `--strict-ops` what does not fit or load is a problem, with what mends it, if any."""
+    """With `--strict-ops` what does not fit or load is a problem, with the fix, if any."""
     kinds = {
         name: PackageKind(name, (name,), (name,), (module,), install)
         for name, module in (("fits", "json"), ("old", "json"), ("broken", "no_such_module"))

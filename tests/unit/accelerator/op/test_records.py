@@ -65,7 +65,7 @@ def test_what_is_no_callable_is_not_loaded(target):
     ],
 )
 def test_a_field_of_a_wrong_kind_is_named(field, value):
-    """A record that cannot work is told from one that can, before anything uses it."""
+    """A record that cannot work is distinguished from one that can, before anything uses it."""
     problem = impl_problem(impl(**{field: value}))
     assert problem is not None
     assert f"its `{field}` is {value!r}" in problem

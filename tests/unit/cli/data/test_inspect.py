@@ -114,7 +114,7 @@ def test_options_of_a_tokenizer_need_its_type(prefix: str) -> None:
 
 
 def test_files_that_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where they are now is told by their flags alone; a tokenizer that is another is warned of."""
+    """Flags alone locate moved files; another tokenizer causes a warning."""
     vocabulary = tmp_path / "vocab.txt"
     vocabulary.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhi\nno\n", encoding="utf-8")
     tokenizer = build_tokenizer("BertWordPieceCase", vocab_file=str(vocabulary))
@@ -143,7 +143,7 @@ def test_another_tokenizer(
 
 
 def test_repair(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A missing index is made anew by what the metadata says; then there is nothing to repair."""
+    """A missing index is made again by what the metadata says; then there is nothing to repair."""
     index = Path(f"{prefix}.idx")
     sound = index.read_bytes()
     index.unlink()

@@ -38,7 +38,7 @@ def test_plain() -> None:
 
 
 def test_several() -> None:
-    """Several samples are told apart, each with the seed that gives it again."""
+    """Several samples are distinguished, each with the seed that gives it again."""
     stream = io.StringIO()
     output = PlainOutput(stream, num_samples=2)
     output.end(SAMPLE)

@@ -62,7 +62,7 @@ def test_no_ramp() -> None:
 def test_as_counted_one_by_one(
     start: int, increment: int, count: int, samples: int, total: int, data: st.DataObject
 ) -> None:
-    """Sizes, steps and samples are those of a count that takes one step after the other."""
+    """Sizes, steps and samples match a count that takes one step after the other."""
     sizes = BatchSizes.of(start + count * increment, (start, increment, samples))
     consumed, taken = 0, [0]
     while True:

@@ -213,7 +213,7 @@ def test_weight_of_a_single_source(write, settings):
 
 
 def test_rule_of_a_changed_blend(write, settings):
-    """A blend that a checkpoint records goes on by its own rule only."""
+    """A blend that a checkpoint records continues by its own rule only."""
     a, b, c = (unique(write, name) for name in "abc")
     older = replace(settings, blend_rule="lmcore-2026.11")
     first = build_samples(sources_of((a, 1.0)), 300, older, name="train")

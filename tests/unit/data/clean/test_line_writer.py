@@ -66,7 +66,7 @@ def test_other_format(tmp_path: Path, name: str) -> None:
 
 
 def test_directory(tmp_path: Path) -> None:
-    """A directory in place of a file is told before any work is done."""
+    """A directory in place of a file is reported before any work is done."""
     with pytest.raises(ConfigError, match="is a directory"):
         LineWriter(str(tmp_path))
 

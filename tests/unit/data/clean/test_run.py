@@ -166,7 +166,7 @@ def test_bad_lines_skipped(
 
 
 def test_missing_key_names_the_flag(corpus: Callable, run_steps: Callable) -> None:
-    """A wrong key is told with the keys that are there and the flag to use."""
+    """A wrong key is reported with the keys that are there and the flag to use."""
     with pytest.raises(DataError, match="key missing") as caught:
         run_steps("exact", corpus([{"txt": "a"}]))
     assert caught.value.hint == "did you mean `--key txt`?"
@@ -265,7 +265,7 @@ def test_paths_that_collide(tmp_path: Path, corpus: Callable) -> None:
 
 
 def test_unknown_step() -> None:
-    """A misspelt step is told with the nearest one."""
+    """A misspelt step is reported with the nearest one."""
     with pytest.raises(ConfigError, match="unknown step `languages`") as caught:
         plan_chain(CleanRequest(("exact", "languages"), ("a",), "b"))
     assert "did you mean `language`?" in str(caught.value.hint)
@@ -286,7 +286,7 @@ def test_a_step_twice(corpus: Callable, run_steps: Callable) -> None:
 
 
 def test_progress(tmp_path: Path, corpus: Callable) -> None:
-    """Each segment tells of its steps and how many documents have come through."""
+    """Each segment reports its steps and how many documents have come through."""
     told: list[CleanProgress] = []
     path = corpus(str(n) for n in range(10))
     request = CleanRequest(

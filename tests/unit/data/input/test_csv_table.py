@@ -102,7 +102,7 @@ def test_huge_field_is_read_up_to_the_bound(tmp_path, read):
 
 
 def test_quote_that_is_never_closed_is_bounded(tmp_path, read):
-    """A stray quote does not swallow the table: it is named with its line, and reading goes on."""
+    """A stray quote does not swallow the table: its line is named, and reading continues."""
     (tmp_path / "x.csv").write_text('text\na\n"b\n' + "c\n" * 100)
     found = read(tmp_path / "x.csv", max_document_bytes=100, skip=True)
     assert found.texts[0] == "a"

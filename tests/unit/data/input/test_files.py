@@ -26,7 +26,7 @@ def test_patterns_are_sorted_and_order_is_kept(tmp_path):
     [("none.jsonl", "no such file"), ("*.csv", "no file matches"), ("", "directory is empty")],
 )
 def test_input_that_is_not_there_is_named(tmp_path, name, message):
-    """A missing file, a pattern without a match and an empty directory are told apart."""
+    """A missing file, a pattern without a match and an empty directory are distinguished."""
     with pytest.raises(DataError, match=message):
         resolve_inputs([str(tmp_path / name)])
 

@@ -57,7 +57,7 @@ def test_paragraphs_are_put_back(tmp_path_factory, paragraphs):
 @pytest.mark.parametrize("unit", ["line", "paragraph"])
 @pytest.mark.parametrize("ending", ["\n", ""])
 def test_long_lines_and_paragraphs_are_passed_over(tmp_path, read, unit, ending):
-    """What is too long is named by its first line; what stands around it is read."""
+    """What is too long is named by its first line; what is around it is read."""
     parts = ["a", "b" * 101, "c" * 100, "d"]
     joint = "\n" if unit == "line" else "\n\n"
     (tmp_path / "x.txt").write_text(joint.join(parts) + ending)

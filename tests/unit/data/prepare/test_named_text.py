@@ -99,7 +99,7 @@ def test_prepared_text_is_the_text(text: NamedText, tmp_path: Path) -> None:
 
 
 def test_prepared_once(text: NamedText, tmp_path: Path) -> None:
-    """The next start finds it; a changed text or another tokenizer prepares it anew."""
+    """The next start finds it; a changed text or another tokenizer prepares it again."""
 
     class Other(ByteTokenizer):
         name = "Other"
@@ -195,7 +195,7 @@ def test_kept_text_serves_without_its_source(
 
 
 def test_changed_source_of_a_kept_text(text: NamedText, tmp_path: Path) -> None:
-    """While the source is there it decides: what was kept of an older one is made anew."""
+    """While the source is there it decides: what was kept of an older one is made again."""
     for content in ("Old.\n" * 50, "New!\n" * 50):
         text.path.write_text(content, encoding="utf-8")
         prefix = prepare_named_text(text, ByteTokenizer(), tmp_path / "a", keep_text=tmp_path)

@@ -85,7 +85,7 @@ def whole(tmp_path):
 def test_resumed_run_writes_the_bytes_of_an_undisturbed_one(
     tmp_path, whole, hand_made, documents, engine
 ):
-    """Stopped anywhere and continued, even twice, the files are those of one run."""
+    """Stopped anywhere and continued, even twice, the files match one run."""
     names, made = whole
     tokenizer = ByteTokenizer()
     if engine == "threads":
@@ -237,7 +237,7 @@ def test_changed_setting_is_refused_with_the_difference(tmp_path, whole, name):
 
 
 def test_changed_tokenizer_or_input_is_refused(tmp_path, whole, bpe_files):
-    """Another vocabulary, and a file that grew, changed or is gone, are all told at once."""
+    """Another vocabulary, and a file that grew, changed or is gone, are all reported at once."""
     names, _ = whole
     with pytest.raises(Stop):
         prepare(request(names, tmp_path / "cut", log_interval=1), stop_after(500))

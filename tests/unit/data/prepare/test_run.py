@@ -186,7 +186,7 @@ def test_hint_names_the_nearest_key_and_the_format_of_an_array(tmp_path):
 
 
 def test_hint_of_a_byte_order_mark_and_of_a_surrogate_is_of_use(tmp_path, hand_made):
-    """A mark in the middle, and half a surrogate pair, are told with what mends them."""
+    """A mark in the middle, and half a surrogate pair, are reported with the fix."""
     source = tmp_path / "in.jsonl"
     source.write_bytes(b'\xef\xbb\xbf{"text": "a"}\n' * 2)
     for tokenizer in (ByteTokenizer(), hand_made):
@@ -269,7 +269,7 @@ def test_impossible_request_is_refused(tmp_path, changes, message):
 
 @pytest.mark.parametrize("other", ["in", "link", "hard", "i*"])
 def test_file_given_twice_is_refused(tmp_path, other):
-    """A file that comes twice, by name, link or pattern, is told before anything is read."""
+    """A file that comes twice, by name, link or pattern, is reported before anything is read."""
     source = lines(tmp_path / "in", {"text": "a"})
     if other == "link":
         (tmp_path / other).symlink_to(source)

@@ -189,7 +189,7 @@ def test_other_vocabularies_are_no_object_of_bytes():
     st.sampled_from([None, 0, 1, "\t"]),
 )
 def test_vocabularies_that_are_taken_are_read_as_python_reads_them(tokens, ascii_only, indent):
-    """Whatever the tokens, their escapes and the blanks: size and ids are those of `json`."""
+    """Whatever the tokens, their escapes and the blanks: size and ids match `json`."""
     vocabulary = {**{c: i for i, c in enumerate(ALPHABET)}, **tokens}
     ids = list(vocabulary.values())
     content = json.dumps(vocabulary, ensure_ascii=ascii_only, indent=indent)

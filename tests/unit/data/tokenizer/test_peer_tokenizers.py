@@ -99,7 +99,7 @@ def test_pretrained(
 
 
 def test_wordpiece(transformers: Any, texts: list[str], shared_data: Path) -> None:
-    """On ordinary text BERT's words are those of `transformers`."""
+    """On ordinary text BERT's words match `transformers`."""
     path = str(shared_data / "tokenizers/bert-base-uncased/vocab.txt")
     theirs = transformers.BertTokenizer(path)
     ours = build_tokenizer("BertWordPieceLowerCase", vocab_file=path)

@@ -140,7 +140,7 @@ def test_nothing_is_truncated_or_padded(make_pretrained: Make, bert_pipeline: Pi
 
 
 def test_a_file_alone(make_pretrained: Make, bert_pipeline: Pipeline, tmp_path: Path) -> None:
-    """`tokenizer.json` brings what stands beside it, a file of another name is read alone."""
+    """`tokenizer.json` brings what is beside it, a file of another name is read alone."""
     folder = make_pretrained(bert_pipeline(), {"eos_token": "[SEP]"})
     whole = build_tokenizer("HFTokenizer", tokenizer_model=folder)
     named = build_tokenizer("HFTokenizer", tokenizer_model=f"{folder}/tokenizer.json")

@@ -113,7 +113,7 @@ def test_another_tokenizer_is_not_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["tokenizer.json", "merges.txt"])
 def test_broken_directory_is_replaced(damage: str, tmp_path: Path) -> None:
-    """What a killed or careless process left broken is written anew."""
+    """What a killed or careless process left broken is written again."""
     tokenizer = bpe(tmp_path / "source")
     save_tokenizer(tokenizer, tmp_path / "tokenizer")
     (tmp_path / "tokenizer" / damage).unlink()
@@ -252,7 +252,7 @@ def pretrained(folder: Path) -> Tokenizer:
 
 
 def lone_file(folder: Path) -> Tokenizer:
-    """A pretrained tokenizer in a file of another name, read without what stands beside it."""
+    """A pretrained tokenizer in a file of another name, read without what is beside it."""
     pretrained(folder)
     (folder / "tokenizer.json").rename(folder / "mine.json")
     return build_tokenizer("PretrainedFromHF", tokenizer_name_or_path=str(folder / "mine.json"))

@@ -103,7 +103,7 @@ def test_report(tmp_path):
 
 
 def test_ends_that_are_missing(tmp_path):
-    """Where the metadata says that documents end with their token and some do not, it is told."""
+    """Documents without the end token that the metadata claims are reported."""
     prefix = write(tmp_path / "e", [[[1, 256]], [[2]], [[3, 300]]])
     describe(prefix)
     problems = inspect(prefix, scan=True).problems

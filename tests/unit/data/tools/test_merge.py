@@ -272,7 +272,7 @@ def test_refused(tmp_path, name):
 
 
 def test_eod_of_other_id_is_refused(tmp_path):
-    """Two vocabularies of one size whose documents end differently are told apart."""
+    """Two vocabularies of one size whose documents end differently are distinguished."""
     parts = _described(tmp_path, (ByteTokenizer(), True), (ByteTokenizer(), True))
     path = metadata_path(parts[1])
     path.write_text(path.read_text().replace('"eod": 256', '"eod": 0'))

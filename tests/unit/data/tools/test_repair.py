@@ -1,4 +1,4 @@
-"""Repairs: what can be known is mended in new files, what cannot is said; nothing is lost."""
+"""Repairs: what can be known is repaired in new files, what cannot is said; nothing is lost."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ sequences = st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_si
 def test_uncounted_ends_are_counted(
     tmp_path_factory, documents, after_empty, known, dataset_impl, group
 ):
-    """The repaired files are those of a tool that counts the ends; the spoilt ones stay."""
+    """The repaired files match a tool that counts the ends; the spoilt ones stay."""
     filled = sum(map(any, documents))
     if not after_empty and (filled < 2 or (filled == 0 and not known)):
         return
@@ -252,7 +252,7 @@ def test_index_that_cannot_be_rebuilt(tmp_path, changes, message):
 
 
 def test_rebuild_on_request(tmp_path):
-    """A sound index is made anew on request; the type of a token is the old one's."""
+    """A sound index is made again on request; the type of a token is the old one's."""
     prefix = write(tmp_path / "x", [[[1], [2, EOD, 3, EOD]]])
     repair(RepairRequest(prefix, output_prefix=f"{tmp_path}/y", rebuild=True, eod=EOD))
     made = IndexedDataset(tmp_path / "y")

@@ -154,7 +154,7 @@ def test_what_a_probe_does_to_its_process_ends_with_it():
 
 
 def test_an_exception_keeps_its_reason_and_traceback():
-    """What a probe raises in the copy is told as if it were raised here."""
+    """What a probe raises in the copy is reported as if it were raised here."""
 
     def probe():
         raise RuntimeError("driver 1 is too old")

@@ -1,4 +1,4 @@
-"""Calls in processes of their own: what comes back, and how a bad end is told."""
+"""Calls in processes of their own: what comes back, and how a bad end is reported."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_crash_keeps_what_came_before_and_says_where():
 
 
 def test_a_crash_after_the_answer_is_a_fault_too():
-    """The value is kept, and the crash at the process's end is told."""
+    """The value is kept, and the crash at the process's end is reported."""
     outcome = call_isolated("subject:crash_at_exit", timeout=30)
     assert outcome.value == "answered"
     assert "killed by SIGSEGV after it had answered" in outcome.fault

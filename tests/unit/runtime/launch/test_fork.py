@@ -162,7 +162,7 @@ def test_failures() -> None:
 
 
 def test_interrupted() -> None:
-    """Ctrl-C at the launcher comes to every copy once, and is told once."""
+    """Ctrl-C at the launcher comes to every copy once, and is reported once."""
     script = """
         def work():
             os.write(2, b"ready\\n")  # at once, so that the copies' lines do not mix

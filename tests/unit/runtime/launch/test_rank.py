@@ -58,7 +58,7 @@ def test_several_processes() -> None:
     ],
 )
 def test_variables_that_are_missing_or_contradict(change: dict[str, str], what: str) -> None:
-    """What cannot be is told, with the variables as they are and a way out."""
+    """Impossible variables are reported, with their values and a way out."""
     env = {**SECOND_OF_FOUR, **change}
     with pytest.raises(ConfigError) as caught:
         rank_info(env)

@@ -50,7 +50,7 @@ def test_a_rank_that_fails_stops_the_others_at_once(ranks):
 
 
 def test_a_bug_stops_the_others_too(ranks):
-    """Its type and text are told."""
+    """Its type and text are reported."""
 
     def body(rendezvous):
         if rendezvous.rank.rank == 0:
@@ -173,7 +173,7 @@ def test_a_taken_port_is_reported():
     ],
 )
 def test_a_wrong_address_is_a_usage_error(change, what):
-    """It is told before anything is tried."""
+    """It is reported before anything is tried."""
     with (
         pytest.raises(ConfigError) as caught,
         join_processes(RankInfo(0, 0, 2, 2), timeout=1.0, env={**ADDRESS, **change}),

@@ -183,7 +183,7 @@ def test_the_message_has_every_part(trained: Any, device_of: Any, tmp_path: Path
 
 
 def test_a_device_that_does_not_count_is_no_fault(trained: Any, device_of: Any) -> None:
-    """Its reason stands where the figures would."""
+    """Its reason is where the figures would."""
     plan, state = trained
     error = explained(torch.OutOfMemoryError(""), plan, device_of(None), state)
     assert "`Chip 9` does not count its memory (it has no counters)" in (error.why or "")

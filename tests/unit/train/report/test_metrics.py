@@ -263,7 +263,7 @@ def test_tensorboard_interval(tmp_path: Path) -> None:
 
 
 def test_tensorboard_is_current(tmp_path: Path) -> None:
-    """The first event, and a full queue, are on disk while the run goes on."""
+    """The first event, and a full queue, are on disk while the run continues."""
     board = TensorBoard(tmp_path / "tb", LoggingSection(tensorboard_queue_size=3))
     board.write(row(1))
     assert len(scalars(tmp_path / "tb")) > 0
@@ -291,7 +291,7 @@ def test_tensorboard_without_rows(tmp_path: Path) -> None:
 def test_tensorboard_on_a_full_disk(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Events that cannot be written end with one warning; the run goes on."""
+    """Events that cannot be written end with one warning; the run continues."""
     board = TensorBoard(tmp_path / "tb", LoggingSection(tensorboard_queue_size=1))
     board.write(row(1))
 

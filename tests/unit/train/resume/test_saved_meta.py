@@ -1,4 +1,4 @@
-"""What a run wants of a checkpoint's manifest before it goes on from it."""
+"""Requirements of a run on the manifest of the checkpoint from which it continues."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_what_is_missing_or_wrong_is_named(path: str, value: Any, named: str) ->
 
 
 def test_a_part_of_nothing_is_empty() -> None:
-    """Whatever stands on the way."""
+    """Any value may be in the path of keys."""
     assert part_of({"a": {"b": {"c": 1}}}, "a", "b") == {"c": 1}
     assert part_of({"a": {"b": 1}}, "a", "b") == {}
     assert part_of({"a": []}, "a", "b") == {}

@@ -65,7 +65,7 @@ def resume(make_plan: Any, make_state: Any, runtime: Any) -> Any:
 
 
 def test_a_loss_scale_goes_on(trained: Any, resume: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scale, its counts and the place in the schedule come back; without the optimizer anew."""
+    """Scale, its counts and the schedule come back; without the optimizer they begin again."""
     create, scales = TrainState.create, iter([1024.0, 2.0, 4.0])
 
     def with_scale(*args: Any) -> TrainState:
@@ -157,7 +157,7 @@ def test_schedule_of_the_checkpoint(
 
 
 def test_schedule_of_this_run(trained: Any, resume: Any) -> None:
-    """`--override-opt-param-scheduler` goes on with this run's rates."""
+    """`--override-opt-param-scheduler` continues with this run's rates."""
     _, order, folder = trained()
     flag = "--override-opt-param-scheduler"
     after, _ = resume(folder, order, flag, base="--lr 2e-2 --lr-decay-style linear")
@@ -208,7 +208,7 @@ def test_finetune(trained: Any, resume: Any, weights: Any, make_plan: Any) -> No
 
 
 def test_without_optimizer(trained: Any, resume: Any, weights: Any) -> None:
-    """`--no-load-optim` leaves the moments at zero and goes on at the step."""
+    """`--no-load-optim` leaves the moments at zero and continues at the step."""
     before, order, folder = trained()
     after, _ = resume(folder, order, "--no-load-optim")
     assert after.iteration == 3
@@ -247,7 +247,7 @@ def test_saved_without_random_states(trained: Any, resume: Any) -> None:
 
 
 def test_streams_of_random_numbers(trained: Any, resume: Any, runtime: Any) -> None:
-    """A stream goes on where the checkpoint left it; one that the checkpoint lacks is an error."""
+    """A stream continues at the checkpoint's state; one that the checkpoint lacks is an error."""
     try:
         runtime.rng.add("experts", 3)
         _, order, folder = trained()
@@ -365,7 +365,7 @@ def test_other_padding(
     multiple: int,
     rows: int,
 ) -> None:
-    """Rows of tokens come back, rows of padding begin anew or are left out, and a line says so."""
+    """Rows of tokens come back, rows of padding begin again or are left out, and a line says so."""
     before, order, folder = trained()
     assert before.parallel.shape.padded_vocab_size == 264
     flags = f"--make-vocab-size-divisible-by {multiple}"

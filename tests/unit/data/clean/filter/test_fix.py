@@ -41,7 +41,7 @@ CHARACTERS = st.sampled_from(
     ],
 )
 def test_fixed(make_document: Callable[..., Document], text: str, mended: str) -> None:
-    """Mojibake, character references, line ends and halves of surrogate pairs are mended."""
+    """Mojibake, character references, line ends and halves of surrogate pairs are repaired."""
     verdict = FixStep().judge(make_document(text))
     assert verdict == (None if text == mended else Replace((mended,)))
 

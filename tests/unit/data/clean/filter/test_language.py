@@ -30,7 +30,7 @@ def english() -> LanguageStep:
 
 @pytest.mark.parametrize("language", TEXTS)
 def test_told(english: LanguageStep, make_document: Callable, language: str) -> None:
-    """A sentence's language is told, and is the reason when it goes."""
+    """A sentence's language is reported, and is the reason when it goes."""
     verdict = english.judge(make_document(TEXTS[language]))
     assert verdict == (None if language == "en" else Drop(language))
 

@@ -87,7 +87,7 @@ def test_short_evaluation_texts(make_document: Callable[..., Document]) -> None:
 
 
 def test_punctuation_and_case_do_not_count(make_document: Callable[..., Document]) -> None:
-    """Words agree whatever stands between them, also after letters that grow in lower case."""
+    """Words agree whatever is between them, also after letters that grow in lower case."""
     spaced = "İİ " + ", ".join(words_of(PLANTED)).upper()
     assert isinstance(step(PLANTED).judge(make_document(spaced)), Drop)
     text = "İ" * 300 + f". {SENTENCE * 12}" + spaced + ". " + SENTENCE * 12
@@ -97,7 +97,7 @@ def test_punctuation_and_case_do_not_count(make_document: Callable[..., Document
 
 
 def test_record_of_a_cut_document(corpus: Callable, run_steps: Callable, tmp_path: Path) -> None:
-    """Pieces keep the other fields and are numbered; what was cut out is told."""
+    """Pieces keep the other fields and are numbered; what was cut out is reported."""
     tasks = tmp_path / "task.jsonl"
     tasks.write_text(json.dumps({"question": PLANTED}) + "\n", encoding="utf-8")
     text = f"{SENTENCE * 12}{PLANTED}. {SENTENCE * 12}"
@@ -170,7 +170,7 @@ def slow_cuts(text: str, texts: list[str], how: NgramSettings) -> list[tuple[int
 def test_equal_to_a_slow_search(
     words: list[str], tasks: list[list[str]], seed: int, margin: int
 ) -> None:
-    """The cuts are those of a search that tries every place of every piece anew."""
+    """The cuts match a search that tries every place of every piece again."""
     choice = random.Random(seed)
     text = "".join(word + choice.choice([" ", " ", ", ", ". ", "! "]) for word in words)
     how = NgramSettings(longest=5, shortest=3, cut=margin, shortest_piece=1, most_pieces=99)

@@ -49,13 +49,13 @@ def test_sentences_are_nltks(nltk_data, parameters, text):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXTS)
 def test_white_space_stays_with_keep_newlines(nltk_data, parameters, text):
-    """With `keep_newlines` they are those of NLTK with Megatron's pattern."""
+    """With `keep_newlines` they match NLTK with Megatron's pattern."""
     expected = punkt.PunktSentenceTokenizer(parameters, lang_vars=Keeping()).tokenize(text)
     assert build_splitter(SentenceOptions(keep_newlines=True)).split(text) == expected
 
 
 def test_line_ends_are_kept_or_not(nltk_data):
-    """What stands between two sentences goes to the first one, or goes."""
+    """What is between two sentences goes to the first one, or goes."""
     text = "They came. \n\nHe spoke. See fig. 3 there."
     plain = build_splitter(SentenceOptions()).split(text)
     assert plain == ["They came.", "He spoke.", "See fig. 3 there."]
@@ -64,7 +64,7 @@ def test_line_ends_are_kept_or_not(nltk_data):
 
 
 def test_text_of_more_than_a_million_characters_is_cut_first(nltk_data, parameters):
-    """As in Megatron a text is cut after every million characters, whatever stands there."""
+    """As in Megatron a text is cut after every million characters, whatever is there."""
     text = ("x" * 998 + ". ") * 1100
     tokenizer = punkt.PunktSentenceTokenizer(parameters)
     expected = tokenizer.tokenize(text[:1_000_000]) + tokenizer.tokenize(text[1_000_000:])
