@@ -75,7 +75,7 @@ def _start(plan: RunPlan) -> str:
             continue
         words.append(option.flags[0 if value else -1])
         if option.type is not bool:
-            words.append(shlex.quote(value))
+            words.append(shlex.quote(str(value)))
     return "".join(f" {_printable(word)}" for word in words)
 
 

@@ -23,7 +23,8 @@ def _kinds(loaded: LoadedConfig) -> Problems:
         elif option.metavar == "DIR" and path.exists() and not path.is_dir():
             found = "this is a file, not a directory"
         if found is not None:
-            yield ConfigError(f"{loaded.shown(option.name)}: {found}", hint=option.help)
+            hint = f"`{option.flag} {option.metavar}`: {option.help}"
+            yield ConfigError(f"{loaded.shown(option.name)}: {found}", hint=hint)
 
 
 PATH_RULES: tuple[Rule, ...] = (_kinds,)

@@ -49,6 +49,8 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         what, why = f"cannot write `{path}`", error.strerror or str(error)
+        if isinstance(error, FileExistsError):  # of `mkdir(exist_ok=True)`
+            why = f"`{error.filename}` is a file, not a directory"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             hint = "make room on the disk and start again; no incomplete file is left"
             raise DiskFullError(what, why=why, hint=hint) from error

@@ -138,7 +138,7 @@ def _matches(pattern: str, chosen: Format | None) -> list[str]:
         return files
     if glob.has_magic(pattern):
         raise DataError(f"no file matches `{pattern}`")
-    raise DataError(f"no such file: `{pattern}`", hint="check `--input`")
+    raise DataError(f"no such file: `{pattern}`", hint="check the path")
 
 
 def _named_format(path: str) -> Format | None:
@@ -208,7 +208,7 @@ def _nothing_below(directory: str, everything: Sequence[str], chosen: Format | N
     endings = ", ".join(ending for ending, known in _ENDINGS.items() if chosen in {None, known})
     what = f"no {chosen} file in `{directory}`" if chosen else f"no known file in `{directory}`"
     if not everything:
-        return DataError(what, why="the directory is empty", hint="check `--input`")
+        return DataError(what, why="the directory is empty", hint="check the path")
     return DataError(
         what,
         why=f"it contains {len(everything)} files such as `{everything[0]}`; known: {endings}",

@@ -338,4 +338,6 @@ def _listed(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return " ".join(map(str, value)) or "none" if isinstance(value, list) else str(value).lower()
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "none"
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

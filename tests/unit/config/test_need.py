@@ -38,202 +38,161 @@ TWO = "--nproc-per-node 2"
 PIPELINE = f"{TWO} --pipeline-model-parallel-size 2 --global-batch-size 32"
 OWN = "--train-data shakespeare"
 
-CASES = {
-    # option: (flag that is given, other settings with which it has an effect, and without)
-    "num_query_groups": ("--num-query-groups 2", "--group-query-attention", ""),
-    "rotary_base": ("--rotary-base 500", "--position-embedding-type rope", ""),
-    "rotary_percent": ("--rotary-percent 0.5", "--position-embedding-type rope", ""),
-    "use_rope_scaling": ("--use-rope-scaling", "--position-embedding-type rope", ""),
-    "rope_scaling_factor": (
-        "--rope-scaling-factor 4",
+CASES = [
+    ("--group-query-attention", "", "--num-query-groups 2"),
+    (
+        "--position-embedding-type rope",
+        "",
+        "--rotary-base 500, --rotary-percent 0.5, --use-rope-scaling",
+    ),
+    (
         "--position-embedding-type rope --use-rope-scaling",
         "--position-embedding-type rope",
+        "--rope-scaling-factor 4",
     ),
-    "add_qkv_bias": ("--add-qkv-bias", "--no-add-bias-linear", ""),
-    "rampup_batch_size": (
-        "--rampup-batch-size 8 8 16",
-        f"{SAMPLES} --global-batch-size 16",
-        "--global-batch-size 16",
-    ),
-    "eval_interval": ("--eval-interval 5", "", "--eval-iters 0"),
-    "eval_iters": ("--eval-iters 5", "", "--eval-interval 0"),
-    "manual_gc_interval": ("--manual-gc-interval 5", "", "--no-manual-gc"),
-    "sample_prompt": ("--sample-prompt A", "", "--sample-tokens 0"),
-    "valid_data": ("--valid-data shakespeare", OWN, f"{OWN} --eval-iters 0"),
-    "test_data": (
-        "--test-data shakespeare",
+    ("--no-add-bias-linear", "", "--add-qkv-bias"),
+    (f"{SAMPLES} --global-batch-size 16", "--global-batch-size 16", "--rampup-batch-size 8 8 16"),
+    ("", "--eval-iters 0", "--eval-interval 5"),
+    ("", "--eval-interval 0", "--eval-iters 5"),
+    ("", "--no-manual-gc", "--manual-gc-interval 5"),
+    ("", "--sample-tokens 0", "--sample-prompt A"),
+    (OWN, f"{OWN} --eval-iters 0", "--valid-data shakespeare"),
+    (
         f"{OWN} --valid-data shakespeare",
         f"{OWN} --valid-data shakespeare --eval-iters 0",
+        "--test-data shakespeare",
     ),
-    "valid_data_path": (
-        "--valid-data-path {data}",
+    (
         "--train-data-path {data}",
         "--train-data-path {data} --eval-interval 0",
+        "--valid-data-path {data}, --valid-weighted-split-paths V:_1_0:0.5_{data}",
     ),
-    "test_data_path": (
-        "--test-data-path {data}",
+    (
         "--train-data-path {data} --eval-interval 0",
         "--train-data-path {data} --eval-iters 0",
+        "--test-data-path {data}, --test-weighted-split-paths T:_1_0:0.5_{data}",
     ),
-    "valid_weighted_split_paths": (
-        "--valid-weighted-split-paths V:_1_0:0.5_{data}",
-        "--train-data-path {data}",
-        "--train-data-path {data} --eval-interval 0",
-    ),
-    "test_weighted_split_paths": (
-        "--test-weighted-split-paths T:_1_0:0.5_{data}",
-        "--train-data-path {data} --eval-interval 0",
-        "--train-data-path {data} --eval-iters 0",
-    ),
-    "lazy_loader": ("--lazy-loader", OWN, "--data-path {data}"),
-    "split": ("--split 90,5,5", "", "--train-data-path {data} --eval-iters 0"),
-    "reset_position_ids": ("--reset-position-ids", "", "--position-embedding-type none"),
-    "vocab_file": (
-        "--vocab-file {text}",
-        "--tokenizer-type BertWordPieceCase",
-        "--tokenizer-type ByteTokenizer",
-    ),
-    "merge_file": (
-        "--merge-file {text}",
+    (OWN, "--data-path {data}", "--lazy-loader"),
+    ("", "--train-data-path {data} --eval-iters 0", "--split 90,5,5"),
+    ("", "--position-embedding-type none", "--reset-position-ids"),
+    ("--tokenizer-type BertWordPieceCase", "--tokenizer-type ByteTokenizer", "--vocab-file {text}"),
+    (
         "--tokenizer-type GPT2BPETokenizer --vocab-file {text}",
         "--tokenizer-type ByteTokenizer",
+        "--merge-file {text}",
     ),
-    "tokenizer_model": (
-        "--tokenizer-model {text}",
+    (
         "--tokenizer-type SentencePieceTokenizer",
         "--tokenizer-type ByteTokenizer",
+        "--tokenizer-model {text}",
     ),
-    "tokenizer_name_or_path": (
-        "--tokenizer-name-or-path {text}",
+    (
         "--tokenizer-type HFTokenizer",
         "--tokenizer-type ByteTokenizer",
+        "--tokenizer-name-or-path {text}",
     ),
-    "vocab_extra_ids": (
-        "--vocab-extra-ids 2",
+    (
         "--tokenizer-type BertWordPieceCase --vocab-file {text}",
         "--tokenizer-type ByteTokenizer",
+        "--vocab-extra-ids 2",
     ),
-    "add_special_tokens": (
-        "--no-add-special-tokens",
+    (
         "--tokenizer-type Llama2Tokenizer --tokenizer-model {text}",
         "--tokenizer-type ByteTokenizer",
+        "--no-add-special-tokens",
     ),
-    "parse_special_tokens": (
-        "--parse-special-tokens",
+    (
         "--tokenizer-type SentencePieceTokenizer --tokenizer-model {text}",
         "--tokenizer-type ByteTokenizer",
+        "--parse-special-tokens",
     ),
-    "optimizer_args": ("--optimizer-args eps=1", "--optimizer torch.optim:NAdam", ""),
-    "optimizer_elementwise": ("--optimizer-elementwise", "--optimizer torch.optim:NAdam", ""),
-    "min_lr": ("--min-lr 1e-4", "", "--lr-decay-style constant"),
-    "lr_decay_iters": (
-        "--lr-decay-iters 9",
-        "",
-        "--lr-decay-style inverse-square-root --lr-warmup-fraction 0",
-    ),
-    "lr_decay_samples": (
-        "--lr-decay-samples 60",
+    ("--optimizer torch.optim:NAdam", "", "--optimizer-args eps=1, --optimizer-elementwise"),
+    ("", "--lr-decay-style constant", "--min-lr 1e-4"),
+    ("", "--lr-decay-style inverse-square-root --lr-warmup-fraction 0", "--lr-decay-iters 9"),
+    (
         SAMPLES,
         f"{SAMPLES} --lr-decay-style constant --lr-warmup-samples 8",
+        "--lr-decay-samples 60",
     ),
-    "lr_warmup_iters": ("--lr-warmup-iters 2", "", SAMPLES),
-    "lr_warmup_samples": ("--lr-warmup-samples 8", SAMPLES, ""),
-    "lr_cooldown_fraction": (
-        "--lr-cooldown-fraction 0.5",
-        "--lr-decay-style constant-cooldown",
+    ("", SAMPLES, "--lr-warmup-iters 2"),
+    (SAMPLES, "", "--lr-warmup-samples 8"),
+    ("--lr-decay-style constant-cooldown", "", "--lr-cooldown-fraction 0.5"),
+    ("--optimizer lamb", "--optimizer sgd", "--adam-beta1 0.8"),
+    ("", "--optimizer sophia", "--adam-beta2 0.8"),
+    ("--optimizer muon", "--optimizer sgd", "--adam-eps 1e-7"),
+    ("--optimizer sgd", "", "--sgd-momentum 0.8"),
+    ("--optimizer muon", "", "--muon-momentum 0.8, --no-muon-nesterov, --muon-num-ns-steps 6"),
+    (
+        "--optimizer sophia",
         "",
+        "--sophiag-beta1 0.8, --sophiag-beta2 0.8, --sophiag-rho 0.8, --sophiag-hessian-interval 5",
     ),
-    "adam_beta1": ("--adam-beta1 0.8", "--optimizer lamb", "--optimizer sgd"),
-    "adam_beta2": ("--adam-beta2 0.8", "", "--optimizer sophia"),
-    "adam_eps": ("--adam-eps 1e-7", "--optimizer muon", "--optimizer sgd"),
-    "sgd_momentum": ("--sgd-momentum 0.8", "--optimizer sgd", ""),
-    "muon_momentum": ("--muon-momentum 0.8", "--optimizer muon", ""),
-    "muon_nesterov": ("--no-muon-nesterov", "--optimizer muon", ""),
-    "muon_num_ns_steps": ("--muon-num-ns-steps 6", "--optimizer muon", ""),
-    "sophiag_beta1": ("--sophiag-beta1 0.8", "--optimizer sophia", ""),
-    "sophiag_beta2": ("--sophiag-beta2 0.8", "--optimizer sophia", ""),
-    "sophiag_rho": ("--sophiag-rho 0.8", "--optimizer sophia", ""),
-    "sophiag_hessian_interval": ("--sophiag-hessian-interval 5", "--optimizer sophia", ""),
-    "shampoo_eps": ("--shampoo-eps 1e-9", "--optimizer shampoo", ""),
-    "shampoo_max_preconditioner_dim": (
-        "--shampoo-max-preconditioner-dim 8",
+    (
         "--optimizer shampoo",
         "",
+        "--shampoo-eps 1e-9, --shampoo-max-preconditioner-dim 8",
     ),
-    "shampoo_precondition_frequency": (
-        "--shampoo-precondition-frequency 8",
-        "--optimizer shampoo",
+    ("--optimizer shampoo", "", "--shampoo-precondition-frequency 8"),
+    (
+        "--load RUN",
         "",
+        "--no-load-optim, --finetune, --override-opt-param-scheduler, --change-blend",
     ),
-    "load_optim": ("--no-load-optim", "--load RUN", ""),
-    "load_rng": ("--no-load-rng", "--load RUN", "--load RUN --finetune"),
-    "finetune": ("--finetune", "--load RUN", ""),
-    "exit_on_missing_checkpoint": ("--no-exit-on-missing-checkpoint", "--load RUN", ""),
-    "use_checkpoint_opt_param_scheduler": (
-        "--use-checkpoint-opt-param-scheduler",
+    ("--load RUN", "", "--no-exit-on-missing-checkpoint"),
+    (
         "--load RUN",
         "--load RUN --finetune",
+        "--no-load-rng, --use-checkpoint-opt-param-scheduler, --override-data-order",
     ),
-    "override_opt_param_scheduler": ("--override-opt-param-scheduler", "--load RUN", ""),
-    "change_blend": ("--change-blend", "--load RUN", ""),
-    "override_data_order": ("--override-data-order", "--load RUN", "--load RUN --finetune"),
-    "change_tokenizer": ("--change-tokenizer", "--load RUN --finetune", ""),
-    "loss_scale": ("--loss-scale 8", "--precision fp16", "--precision bf16"),
-    "initial_loss_scale": ("--initial-loss-scale 8", "--precision fp16", "--precision bf16"),
-    "min_loss_scale": ("--min-loss-scale 8", "--precision fp16", "--precision fp32"),
-    "loss_scale_window": (
-        "--loss-scale-window 8",
-        "--precision fp16",
-        "--precision fp16 --loss-scale 8",
-    ),
-    "hysteresis": ("--hysteresis 8", "--precision fp16", "--precision fp32"),
-    "recompute_method": ("--recompute-method block", "--recompute full", ""),
-    "recompute_num_layers": (
-        "--recompute-num-layers 2",
-        "--recompute full",
-        "--recompute selective",
-    ),
-    "sequence_parallel": ("--sequence-parallel", f"{TWO} --tensor-model-parallel-size 2", TWO),
-    "num_layers_per_virtual_pipeline_stage": (
-        "--num-layers-per-virtual-pipeline-stage 1",
-        PIPELINE,
-        "",
-    ),
-    "pipeline_schedule": ("--pipeline-schedule gpipe", PIPELINE, TWO),
-    "use_distributed_optimizer": ("--use-distributed-optimizer", TWO, "--nproc-per-node 1"),
-    "zero_stage": ("--zero-stage 3", TWO, f"{TWO} --tensor-model-parallel-size 2"),
-    "data_parallel_replicas": (
-        "--data-parallel-replicas 2",
-        "--nproc-per-node 4 --zero-stage 1",
-        "--nproc-per-node 4",
-    ),
-    "cpu_offload": ("--cpu-offload", "--engine deepspeed", ""),
-    "deepspeed_config": ("--deepspeed-config {json}", "--engine deepspeed", ""),
-    "distributed_backend": ("--distributed-backend gloo", TWO, "--nproc-per-node 1"),
-    "distributed_timeout_minutes": (
-        "--distributed-timeout-minutes 5",
+    ("--load RUN --finetune", "", "--change-tokenizer"),
+    ("--precision fp16", "--precision bf16", "--loss-scale 8, --initial-loss-scale 8"),
+    ("--precision fp16", "--precision fp32", "--min-loss-scale 8, --hysteresis 8"),
+    ("--precision fp16", "--precision fp16 --loss-scale 8", "--loss-scale-window 8"),
+    ("--recompute full", "", "--recompute-method block"),
+    ("--recompute full", "--recompute selective", "--recompute-num-layers 2"),
+    (f"{TWO} --tensor-model-parallel-size 2", TWO, "--sequence-parallel"),
+    (PIPELINE, "", "--num-layers-per-virtual-pipeline-stage 1"),
+    (PIPELINE, TWO, "--pipeline-schedule gpipe"),
+    (
         TWO,
         "--nproc-per-node 1",
+        "--use-distributed-optimizer, --distributed-backend gloo, --distributed-timeout-minutes 5",
     ),
-    "name": ("--name mine", "", "--save DIR"),
-    "tensorboard_dir": ("--tensorboard-dir DIR", "", "--no-tensorboard"),
-    "tensorboard_log_interval": ("--tensorboard-log-interval 5", "", "--no-tensorboard"),
-    "tensorboard_queue_size": ("--tensorboard-queue-size 5", "", "--no-tensorboard"),
-    "profile_step_start": ("--profile-step-start 9", "--profile", ""),
-    "profile_step_end": ("--profile-step-end 100", "--profile", "--train-iters 5"),
-    "profile_ranks": ("--profile-ranks 0", "--profile", ""),
-    "profile_memory": ("--profile-memory", "--profile", ""),
-    "profile_shapes": ("--profile-shapes", "--profile", ""),
-    "profile_stacks": ("--profile-stacks", "--profile", ""),
+    (TWO, f"{TWO} --tensor-model-parallel-size 2", "--zero-stage 3"),
+    ("--nproc-per-node 4 --zero-stage 1", "--nproc-per-node 4", "--data-parallel-replicas 2"),
+    ("--engine deepspeed", "", "--cpu-offload, --deepspeed-config {json}"),
+    ("", "--save DIR", "--name mine"),
+    (
+        "",
+        "--no-tensorboard",
+        "--tensorboard-dir DIR, --tensorboard-log-interval 5, --tensorboard-queue-size 5",
+    ),
+    (
+        "--profile",
+        "",
+        "--profile-step-start 9, --profile-ranks 0, --profile-memory, --profile-shapes",
+    ),
+    ("--profile", "", "--profile-stacks"),
+    ("--profile", "--train-iters 5", "--profile-step-end 100"),
+]
+"""Settings with which some options have an effect, settings with which they have none, and the
+flags of these options."""
+
+GIVEN = {
+    flag.split()[0].removeprefix("--"): (flag, effective, idle)
+    for effective, idle, flags in CASES
+    for flag in flags.split(", ")
 }
-"""Settings with which each conditional option has an effect, and settings without which not."""
 
 
 def test_every_option_has_decided() -> None:
     """A new option is always effective, or declares its condition and has a case."""
     options = run_options()
     assert {name for name, option in options.items() if not option.needs} == ALWAYS
-    assert {name for name, option in options.items() if option.needs} == CASES.keys()
+    flags = {flag[2:]: name for name, option in options.items() for flag in option.flags}
+    assert {name for name, option in options.items() if option.needs} == {
+        flags[flag] for flag in GIVEN
+    }
 
 
 @pytest.fixture
@@ -258,11 +217,11 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], st
     return check
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_setting_without_effect_is_named(found: Callable[[str], str], name: str) -> None:
+@pytest.mark.parametrize("flag", GIVEN)
+def test_a_setting_without_effect_is_named(found: Callable[[str], str], flag: str) -> None:
     """It is in the note or an error without its condition, and in neither with it."""
-    given, effective, idle = CASES[name]
-    shown = "`" + given.split()[0]
+    given, effective, idle = GIVEN[flag]
+    shown = f"`--{flag}"
     assert shown not in found(f"{given} {effective}")
     assert shown in found(f"{given} {idle}")
 

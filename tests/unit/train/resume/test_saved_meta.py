@@ -58,7 +58,8 @@ def test_what_older_versions_did_not_save(path: str) -> None:
 
 def test_precision_that_was_not_recorded(make_plan: Any) -> None:
     """The default of a run of an older version, which is not recorded, is no changed setting."""
-    for saved, found in ((None, []), ("bf16", ["`precision` bf16 -> fp32"])):
+    # The name of a plugin's policy is shown as it is.
+    for saved, found in ((None, []), ("MyFP8", ["`precision` MyFP8 -> fp32"])):
         meta = {"config": {"config": {"accelerator": {"precision": saved}}}}
         changes = changed_settings(make_plan(""), manifest(meta), precision="fp32")
         assert [text for text in changes if "precision" in text] == found
