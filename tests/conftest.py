@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -17,6 +18,8 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Processes that tests start without lmcore's launcher need not make one in the home directory.
+    os.environ.setdefault("LMCORE_SECRET", "the secret of all runs of the tests")
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lmcore.parallel.tensor_layout import Chunk, TensorLayout
-    from lmcore.runtime.process.store import Rendezvous
+    from lmcore.runtime.process.rendezvous import Rendezvous
 
 __all__ = ["WritePlan", "WritePlanner", "num_bytes"]
 

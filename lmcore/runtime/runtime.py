@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lmcore.config.section import Config
     from lmcore.plugin import PluginSet, Selection
     from lmcore.runtime.launch.rank import RankInfo
-    from lmcore.runtime.process.store import Rendezvous
+    from lmcore.runtime.process.rendezvous import Rendezvous
 
 __all__ = ["Runtime", "start_runtime"]
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from lmcore.data.indexed.dataset import IndexedDataset
     from lmcore.data.loading.batch import Collation
     from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
-    from lmcore.runtime.process.store import Rendezvous
+    from lmcore.runtime.process.rendezvous import Rendezvous
 
 __all__ = ["RunDatasets", "build_datasets", "choose_texts", "choose_tokenizer"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lmcore.checkpoint import WritePlanner
 from lmcore.runtime.process.consistency import check_equal
-from lmcore.runtime.process.store import Rendezvous, join_processes
+from lmcore.runtime.process.rendezvous import Rendezvous, join_processes
 from lmcore.runtime.runtime import start_runtime
 from lmcore.train.datasets import build_datasets
 from lmcore.train.diagnose.out_of_memory import out_of_memory_explained
@@ -81,6 +81,8 @@ def run_training(
             checkpoint = restore(state, plan, runtime, order=order_fingerprint, planner=planner)
             check_learning_rate(plan, state.schedule, state.scheduled_samples)
             engine.begin()
+            if rendezvous is not None:
+                rendezvous.watch.activity = lambda: f"step {state.iteration + 1}"
 
             def snapshot() -> Snapshot:
                 return take_snapshot(

@@ -12,7 +12,8 @@ import pytest
 
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.launch.worker_protocol import LaunchInfo
-from lmcore.runtime.process.store import Rendezvous, join_processes
+from lmcore.runtime.process.rendezvous import Rendezvous, join_processes
+from lmcore.runtime.store import new_secret, serve_in_thread
 
 
 def _no_fsync(descriptor: int) -> None:
@@ -43,8 +44,7 @@ def free_port() -> int:
 def ranks():
     """Return a function that calls *body* on every rank, and gives each one's result or error.
 
-    Ranks are threads of one process: torch's store does not mind.  Its socket is open before the
-    first of them comes, as a launcher has it: who finds none would try again in half a second.
+    Ranks are threads of one process.  The store is there before the first of them, as a launcher's.
     """
 
     def run(
@@ -52,7 +52,8 @@ def ranks():
     ) -> list[Any]:
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-        handed = LaunchInfo(listening_fd=listener.detach())
+        secret = new_secret()
+        handed = LaunchInfo(secret=secret)
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **handed.to_env()}
 
         def one(rank: int) -> Any:
@@ -63,7 +64,10 @@ def ranks():
             except Exception as error:  # noqa: BLE001 - compared by the test
                 return error
 
-        with ThreadPoolExecutor(world_size) as pool:
+        with (
+            serve_in_thread(listener, bytes.fromhex(secret)),
+            ThreadPoolExecutor(world_size) as pool,
+        ):
             return list(pool.map(one, range(world_size)))
 
     return run

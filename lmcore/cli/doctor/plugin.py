@@ -27,6 +27,7 @@ from lmcore.plugin.isolation.subprocess_call import (
 from lmcore.plugin.record import CPU
 from lmcore.plugin.selection import HANDED_DOWN, chosen_plugin
 from lmcore.runtime.launch.rank import RankInfo
+from lmcore.runtime.store import SECRET, new_secret
 
 __all__ = ["plugin_checks"]
 
@@ -104,7 +105,7 @@ def _all_reduce(record: PluginRecord, plugins: PluginSet, timeout: float) -> Che
     """Return what became of an all-reduce over two processes, or over as many as devices allow."""
     assert record.probe is not None
     size = 2 if record.probe.device_type == CPU else min(2, record.probe.count)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), SECRET: new_secret()}
     calls = []
     for rank in range(size):
         try:

@@ -33,12 +33,14 @@ from lmcore.runtime.launch.worker_protocol import (
     correct_summary,
     read_report,
 )
+from lmcore.runtime.store import StoreServer, new_secret
 from lmcore.signals import SAME_SIGNAL_SECONDS, TERMINATED
 
 __all__ = ["launch"]
 
 _HOST = "127.0.0.1"
 _FOLDER = "lmcore-launch-"
+_BACKLOG = 4096
 _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 6.0
 """Time in which the other processes may end after one has failed, before they are stopped."""
@@ -48,7 +50,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass
 class _Worker:
-    """Worker process; `ended` is the time at which its end was seen."""
+    """Worker process.
+
+    Attributes:
+        ended: Time at which its end was seen.
+        stopped: True if it was stopped, as by SIGSTOP, when another had failed.
+    """
 
     rank: int
     process: subprocess.Popen[bytes] | ForkedProcess
@@ -56,6 +63,7 @@ class _Worker:
     ended: float | None = None
     report: Report | None = None
     unfinished: bytes = b""
+    stopped: bool = False
 
     @property
     def status(self) -> int | None:
@@ -126,7 +134,7 @@ def launch(
         function = None
     with (
         tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{process_token()}-") as folder,
-        socket.create_server((_HOST, 0)) as server,
+        socket.create_server((_HOST, 0), backlog=_BACKLOG) as server,
         _Workers(command, function, num_processes, env, Path(folder), server) as workers,
     ):
         _remove_abandoned(Path(folder).parent)
@@ -170,6 +178,7 @@ class _Workers:
         self.command, self.function = command, function
         self.env, self.folder, self.server = env, folder, server
         self.size = num_processes
+        self.secret = new_secret()
         self.workers: list[_Worker] = []
         self.received: signal.Signals | None = None
         self._received_at = 0.0
@@ -196,18 +205,16 @@ class _Workers:
     def _start(self, rank: int) -> _Worker:
         info = RankInfo(rank, rank, self.size, self.size)
         report_file = self.folder / f"{rank}.json"
-        fd = self.server.fileno() if rank == 0 else None
         address = {"MASTER_ADDR": _HOST, "MASTER_PORT": str(self.server.getsockname()[1])}
-        own = LaunchInfo(str(report_file), fd).to_env()
+        own = LaunchInfo(str(report_file), self.secret).to_env()
         env = {**self.env, **info.to_env(), **address, **own}
-        env.pop(AGENT_STORE, None)  # of an earlier launcher: here rank 0 has the store
+        env.pop(AGENT_STORE, None)  # of an earlier launcher: here this process has the store
         if self.function is not None:
 
             def close() -> None:
                 for worker in self.workers:
                     worker.close()
-                if fd is None:
-                    self.server.close()
+                self.server.close()
 
             forked = fork(self.function, env, shown=rank == 0, close=close)
             return _Worker(rank, forked, report_file)
@@ -217,7 +224,6 @@ class _Workers:
             stdin=subprocess.PIPE,  # closed when the launcher ends
             stdout=None if rank == 0 else subprocess.DEVNULL,
             stderr=None if rank == 0 else subprocess.PIPE,
-            pass_fds=[] if fd is None else [fd],
             process_group=0,  # a terminal's Ctrl-C comes here alone, and is passed on once
         )
         return _Worker(rank, process, report_file)
@@ -225,7 +231,9 @@ class _Workers:
     def wait(self) -> int:
         """Wait for all processes and return the run's status; if one fails, end all others."""
         deadline: float | None = None
-        with self._signals_passed_on():
+        # Made after the processes, which must not have its files.
+        store = StoreServer(self.server, bytes.fromhex(self.secret))
+        with self._signals_passed_on(), contextlib.closing(store):
             while not self._all_ended():
                 for worker in self.workers:
                     worker.copy_errors()
@@ -234,8 +242,10 @@ class _Workers:
                     deadline = time.monotonic() + _GRACE_SECONDS
                 if deadline is not None and time.monotonic() > deadline:
                     break
-                time.sleep(_POLL_SECONDS)
+                store.serve(_POLL_SECONDS)
         ended = [worker for worker in self.workers if worker.ended is not None]
+        for worker in self.workers:
+            worker.stopped = worker.ended is None and _is_stopped(worker.process.pid)
         self._kill()
         for worker in self.workers:
             worker.report = read_report(worker.report_file)
@@ -290,6 +300,13 @@ class _Workers:
         ):
             correct_summary(self.folder, _summary_status(first, len(self.workers)))
         return first.report.status if first.report else 1
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return True if the process is stopped by a signal or a debugger; False if unknown."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] in "Tt"
+    return False
 
 
 def _precedence(worker: _Worker) -> tuple[int, float]:
@@ -351,6 +368,8 @@ def _in_short(worker: _Worker, shown: str) -> str:
             return _SAME
         first_line = worker.report.text.splitlines()[0].removeprefix("error: ")
         return "stopped because of it" if worker.report.secondary else first_line
+    if worker.stopped:
+        return "stopped by a signal, as by SIGSTOP or a debugger, and ended"
     if worker.ended is None:
         return "still running, and ended"
     status = worker.status or 0

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from lmcore.bounded_file import read_bounded_file
@@ -47,11 +47,11 @@ class LaunchInfo:
 
     Attributes:
         report_file: File for the worker's error; empty if the process is not a worker.
-        listening_fd: File descriptor of the open socket of the rendezvous, on rank 0.
+        secret: Secret of the store of the run, which the launcher has; in hexadecimal digits.
     """
 
     report_file: str = ""
-    listening_fd: int | None = None
+    secret: str = field(default="", repr=False)
 
     def to_env(self) -> dict[str, str]:
         """Return the environment variable for `launch_info`."""

@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmcore.errors import LmcoreError, OtherRankError
-from lmcore.runtime.process.store import connection, error_fields
+from lmcore.runtime.process.rendezvous import connection, error_fields
+from lmcore.runtime.store import StoreError
 
 if TYPE_CHECKING:
-    from lmcore.runtime.process.store import Rendezvous
+    from lmcore.runtime.process.rendezvous import Rendezvous
 
 __all__ = ["Channel"]
 
@@ -87,11 +88,11 @@ class Channel:
     def _follow(self, turn: str, part: dict[str, Any], about: str) -> Any:
         """Send this rank's part to rank 0 and return its answer."""
         assert self._rendezvous is not None
-        store, answer = self._rendezvous.store, f"{turn}/answer{self.rank}"
+        answer = f"{turn}/answer{self.rank}"
         with connection(self.world_size):
-            store.set(f"{turn}/{self.rank}", json.dumps(part))
+            self._rendezvous.store.set(f"{turn}/{self.rank}", json.dumps(part))
             self._rendezvous.wait_for({0: answer}, about, heartbeats={0: self._beats(0)})
-            return json.loads(store.get(answer))
+            return self._rendezvous.read(answer)
 
     def _lead(
         self,
@@ -130,16 +131,16 @@ class Channel:
         with connection(self.world_size):
             beats = {rank: self._beats(rank) for rank in keys}
             self._rendezvous.wait_for(keys, about, heartbeats=beats)
-            parts = [json.loads(store.get(key)) for key in keys.values()]
+            parts = [self._rendezvous.read(key) for key in keys.values()]
             # A rank that has sent this part has read its last answer.
             for key in (*keys.values(), *self._answered):
-                store.delete_key(key)
+                store.delete(key)
         self._answered = []
         return parts
 
     def _answer(self, turn: str, answers: Sequence[Any]) -> None:
         assert self._rendezvous is not None
-        with contextlib.suppress(RuntimeError):  # no other process is left
+        with contextlib.suppress(StoreError):  # no other process is left
             for rank in range(1, self.world_size):
                 key = f"{turn}/answer{rank}"
                 self._rendezvous.store.set(key, json.dumps(answers[rank]))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.errors import DeviceError, LmcoreError, RunError
 from lmcore.plugin import verify
 from lmcore.runtime.launch.rank import named_ranks
-from lmcore.runtime.process.store import Rendezvous
+from lmcore.runtime.process.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
     from lmcore.accelerator.op.table import OpTable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.errors import DeviceError, PluginError
 from lmcore.plugin import choose_comm_backend, comm_backends
 from lmcore.runtime.launch.rank import RankInfo
-from lmcore.runtime.process.store import Rendezvous
+from lmcore.runtime.process.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -101,8 +101,10 @@ def start_processes(
         RunError: Another rank stopped.
     """
     from torch import distributed
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public all the same
 
+    from lmcore.runtime.store.torch_store import TorchStore
+
+    store = TorchStore(rendezvous.store, "group/")  # torch calls it as long as there are groups
     backend = backend_of(plugins, selection, device, wanted)
     _register(backend, selection)
     # Before the group is created: a backend that looks later may take another rank's device.
@@ -111,7 +113,7 @@ def start_processes(
     try:
         distributed.init_process_group(
             backend.name,
-            store=PrefixStore("group", rendezvous.store),
+            store=store,
             rank=rendezvous.rank.rank,
             world_size=rendezvous.rank.world_size,
             timeout=timedelta(seconds=timeout),

@@ -13,7 +13,7 @@ from lmcore.errors import CheckpointError
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.config.section import CheckpointSection
-    from lmcore.runtime.process.store import Rendezvous
+    from lmcore.runtime.process.rendezvous import Rendezvous
 
 __all__ = ["find_resume_point", "verify_resume_point"]
 

@@ -10,6 +10,7 @@ from typing import Any
 from lmcore.errors import LmcoreError
 from lmcore.plugin.isolation.subprocess_call import Call, Outcome, call_together
 from lmcore.runtime.launch.rank import RankInfo
+from lmcore.runtime.store import SECRET, new_secret
 from lmcore_conformance.child import SETUP_SECONDS
 from lmcore_conformance.declaration import Declaration
 from lmcore_conformance.registry import Check
@@ -121,6 +122,7 @@ class Runner:
             calls = [Call(target, arguments, self.target.environment())]
             return call_together(calls, timeout=timeout)
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        address[SECRET] = new_secret()
         places = [RankInfo(rank, rank, _RANKS, _RANKS) for rank in range(_RANKS)]
         calls = [
             Call(

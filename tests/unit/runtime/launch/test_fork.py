@@ -78,13 +78,11 @@ def test_what_a_copy_has(tmp_path: Path) -> None:
         assert found == ["the launcher", "yes", True, int(pid)]
 
 
-def test_only_rank_0_has_the_socket() -> None:
-    """Whoever asks at the run's address when rank 0 has gone is refused, and does not wait."""
+def test_no_rank_has_the_socket() -> None:
+    """The launcher alone has the store: a stopped rank cannot keep its port open."""
     script = """
         import socket
         def work():
-            if os.environ["RANK"] == "0":
-                return 0
             time.sleep(0.5)
             address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             try:
@@ -92,10 +90,18 @@ def test_only_rank_0_has_the_socket() -> None:
             except ConnectionRefusedError:
                 return 0
             return 7
-        # The launcher holds the socket too, as long as it runs: here it lets go of it.
+        # The launcher holds the socket as long as it runs: here it lets go of it.
         import lmcore.runtime.launch.launcher as module
         wait = module._Workers.wait
-        module._Workers.wait = lambda workers: (workers.server.close(), wait(workers))[1]
+
+        def closed(workers):
+            descriptor = workers.server.fileno()
+            replacement = socket.socket()
+            os.dup2(replacement.fileno(), descriptor)
+            replacement.close()
+            return wait(workers)
+
+        module._Workers.wait = closed
         go(work)
     """
     status, _, err = ended(script)

@@ -35,15 +35,15 @@ def run(script: str, size: int = 2, **env: str) -> int:
 
 
 def test_places(tmp_path: Path) -> None:
-    """Each process gets its place, and all the same address; rank 0 has the socket open."""
+    """Each process gets its place, and all the same address and secret of the store."""
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT LMCORE_LAUNCHED"
     script = f"""
         import json
         found = {{name: os.environ[name] for name in "{names}".split()}}
-        if rank == 0:
-            import socket
-            fd = json.loads(found["LMCORE_LAUNCHED"])["listening_fd"]
-            found["port"] = socket.socket(fileno=os.dup(fd)).getsockname()[1]
+        from lmcore.runtime.store import StoreClient
+        secret = bytes.fromhex(json.loads(found["LMCORE_LAUNCHED"])["secret"])
+        store = StoreClient(found["MASTER_ADDR"], int(found["MASTER_PORT"]), secret, timeout=60.0)
+        found["here"] = store.add("here", 1)
         open(os.path.join({str(tmp_path)!r}, str(rank)), "w").write(json.dumps(found))
     """
     assert run(script, 3) == 0
@@ -51,8 +51,9 @@ def test_places(tmp_path: Path) -> None:
     assert [one["RANK"] for one in found] == [one["LOCAL_RANK"] for one in found] == ["0", "1", "2"]
     assert {one["WORLD_SIZE"] + one["LOCAL_WORLD_SIZE"] for one in found} == {"33"}
     assert len({(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in found}) == 1
-    assert str(found[0]["port"]) == found[0]["MASTER_PORT"]
-    assert launch_info({LAUNCHED: found[1]["LMCORE_LAUNCHED"]}).listening_fd is None
+    assert sorted(one["here"] for one in found) == [1, 2, 3]
+    (secret,) = {json.loads(one["LMCORE_LAUNCHED"])["secret"] for one in found}
+    assert secret not in repr(LaunchInfo(secret=secret))
 
 
 def test_the_store_is_rank_0s(tmp_path: Path) -> None:
@@ -250,8 +251,8 @@ def test_what_cannot_be_started(tmp_path: Path) -> None:
 
 def test_reports(tmp_path: Path) -> None:
     """A worker's error comes to the launcher as it is; of a bug its traceback."""
-    env = LaunchInfo(str(tmp_path / "0.json"), 5).to_env()
-    assert launch_info(env) == LaunchInfo(str(tmp_path / "0.json"), 5)
+    env = LaunchInfo(str(tmp_path / "0.json"), "5e").to_env()
+    assert launch_info(env) == LaunchInfo(str(tmp_path / "0.json"), "5e")
     assert launch_info({}) == LaunchInfo()
     for stale in ("x", "[]", '{"report_file": 5}', '{"report_file": "/nowhere/0.json"}'):
         assert launch_info({LAUNCHED: stale}) == LaunchInfo()

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from lmcore.errors import CheckpointError, OtherRankError, RunError
-from lmcore.runtime.process import store as store_module
+from lmcore.runtime.process import rendezvous as rendezvous_module
 from lmcore.runtime.process.channel import Channel
 
 
@@ -27,7 +27,7 @@ def test_each_rank_gets_its_answer(ranks):
             for turn in range(3)
         ]
         rendezvous.barrier()
-        return found, rendezvous.store.num_keys()
+        return found, rendezvous.store.count()
 
     found = ranks(body, 3)
     assert [answers for answers, _ in found] == [[30, 30, 30], [31, 31, 31], [32, 32, 32]]
@@ -37,7 +37,7 @@ def test_each_rank_gets_its_answer(ranks):
         for _ in range(30):
             channel.exchange(lambda: 0, lambda parts: parts, "nothing")
         rendezvous.barrier()
-        return rendezvous.store.num_keys()
+        return rendezvous.store.count()
 
     assert max(ranks(more, 3)) < 40
 
@@ -128,8 +128,8 @@ def test_a_bug_is_reported_too(ranks):
 @pytest.mark.parametrize("absent", [0, 1])
 def test_a_rank_that_does_not_come(ranks, absent, monkeypatch):
     """It is named after the timeout."""
-    monkeypatch.setattr(store_module, "_HEARTBEAT_SECONDS", 0.1)
-    monkeypatch.setattr(store_module, "_VERDICT_SECONDS", 0.5)
+    monkeypatch.setattr(rendezvous_module, "_HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(rendezvous_module, "_VERDICT_SECONDS", 0.5)
     others = threading.Barrier(3)
 
     def body(rendezvous):
@@ -150,8 +150,8 @@ def test_a_rank_that_does_not_come(ranks, absent, monkeypatch):
 
 def test_long_work_is_waited_for(ranks, monkeypatch):
     """Work that takes longer than the timeout shows signs of life, on any rank."""
-    monkeypatch.setattr(store_module, "_HEARTBEAT_SECONDS", 0.1)
-    monkeypatch.setattr(store_module, "_VERDICT_SECONDS", 0.1)
+    monkeypatch.setattr(rendezvous_module, "_HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(rendezvous_module, "_VERDICT_SECONDS", 0.1)
 
     def body(rendezvous):
         rendezvous.barrier()

@@ -11,7 +11,7 @@ import pytest
 
 from lmcore.errors import ConfigError, DataError, OtherRankError, RunError
 from lmcore.runtime.launch.rank import RankInfo, named_ranks
-from lmcore.runtime.process.store import join_processes
+from lmcore.runtime.process.rendezvous import join_processes
 
 ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -80,7 +80,7 @@ def test_rank_0_goes_first(ranks):
 
 def test_work_longer_than_the_timeout(ranks, monkeypatch):
     """Rank 0 may take its time, as long as it shows signs of life."""
-    monkeypatch.setattr("lmcore.runtime.process.store._HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr("lmcore.runtime.process.rendezvous._HEARTBEAT_SECONDS", 0.1)
 
     def body(rendezvous):
         rendezvous.barrier()
@@ -111,7 +111,7 @@ def test_rank_0_fails_at_its_work(ranks):
 @pytest.mark.parametrize("late, named", [(1, "rank 1"), (0, "rank 0")])
 def test_a_rank_that_does_not_come_is_named(ranks, late, named, monkeypatch):
     """After the timeout everyone stops, and says for whom it waited, and at what."""
-    monkeypatch.setattr("lmcore.runtime.process.store._VERDICT_SECONDS", 0.1)
+    monkeypatch.setattr("lmcore.runtime.process.rendezvous._VERDICT_SECONDS", 0.1)
     both = threading.Barrier(2)
 
     def body(rendezvous):

@@ -1,0 +1,491 @@
+"""Rendezvous: the processes of a run meet at its key-value store and exchange JSON values.
+
+The store needs no communication backend, so that a process that cannot use its device can report
+that, and a process that waits can name the missing ranks.  Tensors are exchanged by the process
+group, see `lmcore.runtime.process.group`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import json
+import logging
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from lmcore.errors import ConfigError, LmcoreError, OtherRankError, RunError, printable
+from lmcore.runtime.launch.rank import AGENT_STORE, RankInfo, named_ranks
+from lmcore.runtime.launch.worker_protocol import launch_info
+from lmcore.runtime.process.watch import (
+    RankState,
+    Watch,
+    calls_of,
+    collect_states,
+    ranks_behind,
+    show_states,
+)
+from lmcore.runtime.store import StoreClient, StoreError, run_secret, serve_in_thread
+from lmcore.threads import periodically
+
+__all__ = ["Rendezvous", "connection", "error_fields", "join_processes"]
+
+logger = logging.getLogger(__name__)
+
+_FAILED = "failed"
+_LEFT = "left"
+_ALL_LEFT = "all left"
+_LOOPBACK = "127.0.0.1"
+_BACKLOG = 4096
+_AGENT_PORT = "lmcore/port"
+"""Key of torchrun's own store with the port of the run's store."""
+_VERDICT_SECONDS = 5.0
+"""Time that the other ranks wait longer than rank 0, which is the one that can name who is missing.
+"""
+_HEARTBEAT_SECONDS = 1.0
+"""Pause between two heartbeats of a working process, and between two checks for others'."""
+_FAILURE_SECONDS = 2.0
+"""Time that a process whose connection broke waits for the report of the rank that stopped."""
+_LOST_PEER_MESSAGES = ("onnection closed by peer", "onnection reset by peer", "roken pipe")
+_TIMED_OUT_MESSAGES = ("imed out waiting", "timed out")
+_MAX_NAMED = 4
+_LAST_SECONDS = 30.0
+_LAST_SECONDS_AFTER_FAILURE = 2.0
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """The connection of the processes of a run through the store.
+
+    Attributes:
+        rank: Rank of this process.
+        timeout: Time limit of each exchange, in seconds.
+        store: Store of the run, which also connects process groups.
+        keeps_store: True if this process has the store, and must be the last to leave.
+        watch: Signs of life of this rank.
+    """
+
+    rank: RankInfo
+    timeout: float
+    store: StoreClient
+    keeps_store: bool
+    watch: Watch
+    _turns: Iterator[int] = field(default_factory=itertools.count, repr=False)
+
+    def gather(self, value: Any, about: str = "an exchange") -> list[Any]:
+        """Return every rank's JSON *value*, in the order of ranks; all ranks must call it.
+
+        Args:
+            value: JSON value of this rank.
+            about: Subject of the exchange, for the message if a rank is missing.
+
+        Raises:
+            RunError: A rank stopped, or did not answer within the timeout.
+        """
+        turn = next(self._turns)
+        keys = [f"{turn}/{rank}" for rank in range(self.rank.world_size)]
+        result = f"{turn}/all"
+        with connection(self.rank.world_size):
+            self.store.set(keys[self.rank.rank], json.dumps(value))
+            if self.rank.rank == 0:
+                self.wait_for(dict(enumerate(keys)), about)
+                values = [self.read(key) for key in keys]
+                self.store.set(result, json.dumps(values))
+                return values
+            self.wait_for({0: result}, about)
+            found: list[Any] = self.read(result)
+            return found
+
+    def read(self, key: str) -> Any:
+        """Return the JSON value at *key* of the store; null if there is none."""
+        return json.loads(self.store.get(key) or b"null")
+
+    def turn(self) -> int:
+        """Return the number of a new exchange; all ranks must call it."""
+        return next(self._turns)
+
+    def barrier(self, about: str = "a barrier") -> None:
+        """Wait until every rank has called it.
+
+        Raises:
+            RunError: A rank stopped, or did not call it within the timeout.
+        """
+        self.gather(None, about)
+
+    @contextlib.contextmanager
+    def first_process(self, about: str) -> Iterator[None]:
+        """Let rank 0 run the block alone, then the other ranks; all ranks must call it.
+
+        The other ranks wait as long as rank 0 sends heartbeats, however long the work takes.
+
+        Args:
+            about: Work of rank 0, for the message if its heartbeats end.
+
+        Raises:
+            RunError: Rank 0 stopped, or sent no heartbeat within the timeout.
+        """
+        turn = next(self._turns)
+        done, heartbeats = f"{turn}/done", f"{turn}/beats"
+        if self.rank.rank == 0:
+            with connection(self.rank.world_size), self.heartbeats(heartbeats):
+                yield
+            self.store.set(done, "")
+            return
+        with connection(self.rank.world_size):
+            self.wait_for({0: done}, about, heartbeats={0: heartbeats})
+        yield
+
+    @contextlib.contextmanager
+    def heartbeats(self, key: str) -> Iterator[None]:
+        """Count up the number at *key* in the store, once a second, while the block runs."""
+
+        def beat() -> None:
+            with contextlib.suppress(RuntimeError):  # the process with the store has gone
+                self.store.add(key, 1)
+
+        lost = "other ranks may take this one for dead after --distributed-timeout-minutes"
+        with periodically(beat, _HEARTBEAT_SECONDS, name="lmcore-alive", without=lost):
+            yield
+
+    def wait_for(
+        self,
+        keys: Mapping[int, str],
+        about: str,
+        *,
+        heartbeats: Mapping[int, str] | None = None,
+    ) -> None:
+        """Wait until each rank has set its key in the store.
+
+        The timeout of a rank starts again with each of its heartbeats.
+
+        Args:
+            keys: Key in the store by rank.
+            about: Subject of the exchange, for the message if a rank is missing.
+            heartbeats: Key in the store that each rank counts up while it works, by rank.
+
+        Raises:
+            RunError: A rank stopped, or did not set its key within the timeout.
+        """
+        seconds = self.timeout + (0.0 if self.rank.rank == 0 else _VERDICT_SECONDS)
+        names = list(keys.values())
+        slice_seconds = min(_HEARTBEAT_SECONDS, seconds)
+        deadlines = dict.fromkeys(keys, time.monotonic() + seconds)
+        counts = dict.fromkeys(keys, -1)
+        while not self.store.wait(names, slice_seconds, stop=[_FAILED]):
+            failure = self.reported_failure()
+            # Checked again: a rank that fails because of a value passes the value on first.
+            if failure and not self.store.check(names):
+                raise failure
+            now = time.monotonic()
+            for rank, key in (heartbeats or {}).items():
+                count = self.store.add(key, 0)
+                if count != counts[rank]:
+                    counts[rank], deadlines[rank] = count, now + seconds
+            missing = [
+                rank
+                for rank, key in keys.items()
+                if now > deadlines[rank] and not self.store.check([key])
+            ]
+            if missing:
+                raise self._missing(missing, about)
+
+    def show_states(self, error: BaseException) -> list[RankState] | None:
+        """Print the Python stacks of all ranks; None if the store does not answer.
+
+        Args:
+            error: Error of this rank, whose traceback is its stack.
+        """
+        try:
+            states = collect_states(self.store.within(_FAILURE_SECONDS), self.rank.world_size)
+        except StoreError:
+            return None
+        calls = calls_of(traceback.extract_tb(error.__traceback__))
+        own = "\n".join(["main thread", *(f"  {call}" for call in calls)])
+        states[self.rank.rank] = replace(states[self.rank.rank], stacks=own)
+        sys.stderr.write(f"{printable(show_states(states))}\n")
+        return states
+
+    def no_answer(self, error: BaseException) -> RunError:
+        """Return the error of a collective that did not end in time; shows all ranks' stacks.
+
+        Args:
+            error: Error of the collective.
+        """
+        states = self.show_states(error)
+        me = self.rank.rank
+        what = f"a collective of rank {me} did not end within {self.timeout:g} s"
+        where = f"rank {me} was in {_innermost_call(error)}"
+        limit = "the limit is `--distributed-timeout-minutes`"
+        if states is None:
+            return RunError(
+                what,
+                why=f"{where}; rank 0, which has the store of the run, does not answer: its "
+                "process is stopped or its host frozen",
+                hint=f"look at the host of rank 0; {limit}",
+            )
+        silent = [rank for rank, state in enumerate(states) if state.stacks is None]
+        lines = [where]
+        if silent:
+            lines.append(
+                f"no answer from {named_ranks(silent)}: a stopped process or a frozen host"
+            )
+        lines += [
+            f"rank {rank}: {states[rank].activity}, {behind}"
+            for rank, behind in list(ranks_behind(states).items())[:_MAX_NAMED]
+        ]
+        return RunError(
+            what, why="\n".join(lines), hint=f"the Python stacks of all ranks are above; {limit}"
+        )
+
+    def _missing(self, ranks: Sequence[int], about: str) -> RunError:
+        who = named_ranks(ranks)
+        return _NoAnswerError(
+            f"{who} did not answer within {self.timeout:g} s",
+            why=f"rank {self.rank.rank} of {self.rank.world_size} waited for {about}",
+            hint=f"look at the last lines of {who}: dead, hanging, never started, or slow",
+        )
+
+    def report_failure(self, error: BaseException) -> None:
+        """Report to the other ranks that this rank stops; the first report counts."""
+        report = {"rank": self.rank.rank, **error_fields(error)}
+        with contextlib.suppress(StoreError):  # no other process is left
+            self._soon().compare_set(_FAILED, "", json.dumps(report))
+
+    def reported_failure(self, *, wait: float = 0.0) -> RunError | None:
+        """Return the failure that another rank reported; None if there is none.
+
+        Args:
+            wait: Time to wait for a report, in seconds, if the connection has broken already.
+        """
+        with contextlib.suppress(StoreError):  # the process with the store has gone
+            store = self._soon()
+            if store.wait([_FAILED], wait):
+                report = store.get(_FAILED)
+                if report:
+                    return _stopped(json.loads(report))
+        return None
+
+    def _soon(self) -> StoreClient:
+        """Return the store for requests that a stopped process with the store must not delay."""
+        return self.store.within(min(_FAILURE_SECONDS, self.timeout))
+
+    def leave(self, *, failed: bool) -> None:
+        """Disconnect; the process with the store waits for others that may still read it."""
+        seconds = _LAST_SECONDS_AFTER_FAILURE if failed else _LAST_SECONDS
+        deadline = time.monotonic() + min(seconds, self.timeout)
+        with contextlib.suppress(StoreError):  # the process with the store has gone before
+            store = self._soon()
+            if store.add(_LEFT, 1) == self.rank.world_size:
+                store.set(_ALL_LEFT, "")
+            if self.keeps_store:
+                store.wait([_ALL_LEFT], max(0.0, deadline - time.monotonic()))
+        self.store.close()
+
+
+class _NoAnswerError(RunError):
+    """A rank that did not take part in an exchange within the timeout."""
+
+
+@contextlib.contextmanager
+def join_processes(
+    rank: RankInfo, *, timeout: float, env: Mapping[str, str] = os.environ
+) -> Iterator[Rendezvous]:
+    """Connect this process with the other ranks of its run, until the block ends.
+
+    An exception that leaves the block stops the other ranks at their next exchange, with its text.
+
+    Args:
+        rank: Rank of this process.
+        timeout: Time limit for the other processes, here and in every exchange, in seconds.
+        env: Environment with MASTER_ADDR and MASTER_PORT.
+
+    Raises:
+        ConfigError: The address is missing or wrong.
+        RunError: Other processes cannot be reached, or did not all connect.
+    """
+    with _store(rank, timeout, env) as (store, keeps_store):
+        watch = Watch(rank.rank, store)
+        rendezvous = Rendezvous(rank, timeout, store, keeps_store, watch)
+        failed = True
+        try:
+            with watch.running():
+                try:
+                    rendezvous.barrier("all processes of the run to start")
+                    yield rendezvous
+                except RuntimeError as error:
+                    failure = _other_ranks_failure(error, rendezvous)
+                    if failure:
+                        raise failure from error
+                    raise
+                except _NoAnswerError as error:
+                    rendezvous.show_states(error)
+                    raise
+            failed = False
+        except BaseException as error:
+            rendezvous.report_failure(error)
+            raise
+        finally:
+            rendezvous.leave(failed=failed)
+
+
+def _other_ranks_failure(error: RuntimeError, rendezvous: Rendezvous) -> RunError | None:
+    """Return the failure of another rank that explains torch's *error*; None if there is none."""
+    failure = rendezvous.reported_failure(wait=_FAILURE_SECONDS) or _lost_peer(error)
+    if failure is None and any(message in str(error) for message in _TIMED_OUT_MESSAGES):
+        failure = rendezvous.no_answer(error)
+    return failure
+
+
+@contextlib.contextmanager
+def _store(
+    rank: RankInfo, timeout: float, env: Mapping[str, str]
+) -> Iterator[tuple[StoreClient, bool]]:
+    """Give the store of the run, and whether this process has it.
+
+    lmcore's launcher has it for the processes that it starts; in other runs rank 0 has it.
+    """
+    host, port = _address(rank, env)
+    handed = launch_info(env).secret
+    secret = bytes.fromhex(handed) if handed else run_secret(env)
+    keeps_store = rank.rank == 0 and not handed
+    if rank.world_size == rank.local_world_size:
+        host = _LOOPBACK
+    with contextlib.ExitStack() as stack:
+        agent = None if handed else _torchrun_store(rank, timeout, env)
+        try:
+            if keeps_store:
+                listener = _listen(host, 0 if agent else port)
+                stack.enter_context(serve_in_thread(listener, secret))
+                if agent:
+                    agent.set(_agent_key(env), str(listener.getsockname()[1]))
+            if agent:
+                port = int(agent.get(_agent_key(env)))
+            store = StoreClient(host, port, secret, timeout=timeout)
+        except (OSError, RuntimeError) as cause:
+            does = "listen" if keeps_store else "reach rank 0"
+            raise RunError(
+                f"rank {rank.rank} of {rank.world_size} cannot {does} at {host}:{port}",
+                why=_first_line(cause),
+                hint="MASTER_ADDR must be the host of rank 0, which all others reach, and "
+                "MASTER_PORT a free port there",
+            ) from cause
+        yield store, keeps_store
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket at the address, or at all addresses if the host lacks it."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        return socket.create_server(("", port), family=family, backlog=_BACKLOG)
+
+
+def _torchrun_store(rank: RankInfo, timeout: float, env: Mapping[str, str]) -> Any:
+    """Return the store of torchrun, which occupies the port of the run; None if there is none.
+
+    Raises:
+        RunError: There is none, though the environment says so.
+    """
+    if env.get(AGENT_STORE) != "True":
+        return None
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public all the same
+
+    host, port = _address(rank, env)
+    try:
+        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout))
+    except RuntimeError as cause:
+        raise RunError(
+            f"rank {rank.rank} of {rank.world_size} cannot reach torchrun's store at {host}:{port}",
+            why=_first_line(cause),
+            hint=f"if torchrun did not start this process, unset {AGENT_STORE}",
+        ) from cause
+
+
+def _agent_key(env: Mapping[str, str]) -> str:
+    return f"{_AGENT_PORT}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def _address(rank: RankInfo, env: Mapping[str, str]) -> tuple[str, int]:
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not env.get(name, "").strip()]
+    if missing:
+        raise ConfigError(
+            f"this process is one of {rank.world_size} and `{'`, `'.join(missing)}` is not set",
+            why="the processes find each other at that address",
+            hint="start them with a launcher that sets it, such as torchrun",
+        )
+    port = env["MASTER_PORT"].strip()
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
+        raise ConfigError(
+            f"`MASTER_PORT={port}` is not a port",
+            hint="use a free one between 1024 and 65535, the same for all processes",
+        )
+    return env["MASTER_ADDR"].strip(), int(port)
+
+
+@contextlib.contextmanager
+def connection(world_size: int) -> Iterator[None]:
+    """Turn the error of a lost store into an `OtherRankError`: its process has gone."""
+    try:
+        yield
+    except StoreError as cause:
+        raise OtherRankError(
+            "the connection to rank 0 is lost",
+            why=_first_line(cause),
+            hint=f"rank 0 of {world_size} may have died: look at its last lines",
+        ) from cause
+
+
+def _stopped(report: Mapping[str, Any]) -> OtherRankError:
+    text = f"{report['what']}\n{report['why']}" if report["why"] else report["what"]
+    return OtherRankError(
+        f"rank {report['rank']} stopped the run",
+        why=f"it says: {text}",
+        hint="its own output has the rest",
+    )
+
+
+def _lost_peer(error: RuntimeError) -> OtherRankError | None:
+    """Return the error of a collective whose other side has gone without a report."""
+    if not any(message in str(error) for message in _LOST_PEER_MESSAGES):
+        return None
+    return OtherRankError(
+        "another process of this run has gone in the middle of an exchange",
+        why=_first_line(error),
+        hint="it may have died: look for the rank that ended first, and at its last lines",
+    )
+
+
+def _innermost_call(error: BaseException) -> str:
+    """Return the innermost call of lmcore in the traceback of *error*, and torch's that it made."""
+    calls = traceback.extract_tb(error.__traceback__)
+    ours = [index for index, call in enumerate(calls) if "lmcore" in Path(call.filename).parts]
+    if not ours:
+        return "an unknown call"
+    call = calls[ours[-1]]
+    text = f"`{call.name}` ({Path(call.filename).name}, line {call.lineno})"
+    made = [call.name for call in calls[ours[-1] + 1 :] if call.name != "wrapper"]
+    return f"`{made[0]}`, called by {text}" if made else text
+
+
+def error_fields(error: BaseException) -> dict[str, str | None]:
+    """Return what, why and hint of an error, as JSON."""
+    if isinstance(error, LmcoreError):
+        return {"what": error.what, "why": error.why, "hint": error.hint}
+    message = f"{type(error).__name__}: {error}".rstrip(": ")
+    return {"what": message, "why": None, "hint": None}
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0].strip() or type(error).__name__

@@ -1,0 +1,186 @@
+"""Watch: what each rank does, and the Python stacks of all ranks when one does not answer.
+
+A thread of each rank sends a sign of life to the store once a second, with the step and the number
+of collectives that the rank has begun.  A rank that waits in vain asks for the stacks of all ranks:
+the one that is frozen is the one that sends none, and the one that is late shows where it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmcore.runtime.launch.rank import named_ranks
+from lmcore.runtime.store import StoreClient, StoreError
+from lmcore.threads import start_optional
+
+__all__ = ["RankState", "Watch", "calls_of", "collect_states", "ranks_behind", "show_states"]
+
+_SECONDS = 1.0
+"""Time between two signs of life."""
+_STACK_SECONDS = 3.0
+"""Time that a rank has to send its stacks."""
+_WANTED = "stacks/wanted"
+_MAX_FRAMES = 24
+_UNKNOWN = "unknown"
+_IDLE = frozenset({"lmcore-parent", "lmcore-store", "lmcore-alive", "lmcore-lock"})
+"""Names of threads that do nothing that could hang the run."""
+
+
+class Watch:
+    """Thread that sends the signs of life of this rank, and its stacks when they are wanted.
+
+    Args:
+        rank: Rank of this process.
+        store: Store of the run.
+
+    Attributes:
+        activity: Function that returns the work of this rank, such as "step 7".
+    """
+
+    def __init__(self, rank: int, store: StoreClient) -> None:
+        self.activity: Callable[[], str] = str
+        self._rank, self._store = rank, store
+        self._main = threading.get_ident()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Send signs of life while the block runs; without a thread for them, it runs as well."""
+        self._send_sign()
+        thread = threading.Thread(target=self._run, name="lmcore-watch", daemon=True)
+        lost = "this rank cannot show where it is if the run hangs"
+        started = start_optional(thread, without=lost)
+        try:
+            yield
+        finally:
+            if started:
+                with contextlib.suppress(StoreError):
+                    self._store.set(self._over, "")
+                thread.join()
+
+    @property
+    def _over(self) -> str:
+        return f"watch/{self._rank}/over"
+
+    def _run(self) -> None:
+        with contextlib.suppress(StoreError):  # the process with the store has gone
+            wanted = False
+            while not self._store.wait([self._over], _SECONDS, stop=[] if wanted else [_WANTED]):
+                self._send_sign()
+                if not wanted and self._store.check([_WANTED]):
+                    wanted = True
+                    self._store.set(f"stacks/{self._rank}", _stacks(self._main))
+
+    def _send_sign(self) -> None:
+        sign = {"activity": self.activity(), "collectives": _collectives()}
+        self._store.set(f"watch/{self._rank}", json.dumps(sign))
+
+
+@dataclass(frozen=True)
+class RankState:
+    """State of a rank of a run that hangs, as far as it is known.
+
+    Attributes:
+        activity: Work at its last sign of life, such as "step 7".
+        collectives: Number of collectives that it had begun, by process group.
+        stacks: Its Python stacks, the main thread's first; None if it did not answer.
+    """
+
+    activity: str
+    collectives: Mapping[str, int]
+    stacks: str | None
+
+
+def collect_states(store: StoreClient, world_size: int) -> list[RankState]:
+    """Ask all ranks for their stacks, and return what is known of each.
+
+    Raises:
+        StoreError: The process with the store does not answer.
+    """
+    store.set(_WANTED, "")
+    ranks = range(world_size)
+    store.wait([f"stacks/{rank}" for rank in ranks], _STACK_SECONDS)
+    states = []
+    for rank in ranks:
+        sign: Mapping[str, Any] = json.loads(store.get(f"watch/{rank}") or b"{}")
+        stacks = store.get(f"stacks/{rank}")
+        states.append(
+            RankState(
+                activity=sign.get("activity") or _UNKNOWN,
+                collectives=sign.get("collectives") or {},
+                stacks=None if stacks is None else stacks.decode(errors="replace"),
+            )
+        )
+    return states
+
+
+def show_states(states: Sequence[RankState]) -> str:
+    """Return the states as text: equal stacks once, with their ranks."""
+    groups: dict[str, list[int]] = {}
+    for rank, state in enumerate(states):
+        groups.setdefault(state.stacks or "no answer: stopped, or frozen", []).append(rank)
+    lines = []
+    for stacks, ranks in groups.items():
+        lines.append(f"{named_ranks(ranks)}:")
+        lines += [f"  {line}" for line in stacks.splitlines()]
+    return "\n".join(lines)
+
+
+def ranks_behind(states: Sequence[RankState]) -> dict[int, str]:
+    """Return the ranks that have begun fewer collectives of a group than another rank."""
+    most: dict[str, int] = {}
+    for state in states:
+        for group, count in state.collectives.items():
+            most[group] = max(most.get(group, 0), count)
+    return {
+        rank: f"collective {count} of {most[group]} that other ranks began in group {group}"
+        for rank, state in enumerate(states)
+        for group, count in state.collectives.items()
+        if count < most[group]
+    }
+
+
+def _collectives() -> dict[str, int]:
+    """Return the number of collectives that this rank has begun, by process group."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_initialized():
+        return {}
+    found = {}
+    # What torch's own reports of hanging ranks show; there is no public name for it.
+    with contextlib.suppress(AttributeError, RuntimeError):  # a group is made or destroyed just now
+        for group, name in list(distributed.distributed_c10d._world.pg_names.items()):  # noqa: SLF001
+            with contextlib.suppress(RuntimeError, TypeError):  # a backend that does not count
+                found[str(name)] = int(group._get_sequence_number_for_group())  # noqa: SLF001
+    return found
+
+
+def _stacks(main: int) -> str:
+    """Return the Python stacks of this process: the thread *main* first, the latest call last.
+
+    Threads that wait for something to do, as all but the main thread mostly are, are left out.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = []
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):  # noqa: SLF001
+        name = names.get(ident, str(ident))
+        if ident == main:
+            parts.append("main thread")
+        elif ident == threading.get_ident() or name in _IDLE:
+            continue
+        else:
+            parts.append(f"thread `{name}`")
+        parts += [f"  {line}" for line in calls_of(traceback.extract_stack(frame))]
+    return "\n".join(parts)
+
+
+def calls_of(stack: traceback.StackSummary) -> list[str]:
+    """Return a line for each of the innermost calls of a stack, the latest last."""
+    calls = [call for call in stack if Path(call.filename).name != "threading.py"]
+    return [f"{call.name} ({call.filename}, line {call.lineno})" for call in calls[-_MAX_FRAMES:]]

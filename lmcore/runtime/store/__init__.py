@@ -1,0 +1,20 @@
+"""Store: the keys and values by which the processes of a run find and inform each other.
+
+A server in the launcher, or on rank 0, keeps them; every process is a client.  Both prove that they
+know the secret of the run before anything is read, and each message carries a code that only the
+secret makes.  Torch-free but for the adapter of process groups.
+"""
+
+from lmcore.runtime.store.client import StoreClient, StoreError
+from lmcore.runtime.store.secret import SECRET, new_secret, run_secret
+from lmcore.runtime.store.server import StoreServer, serve_in_thread
+
+__all__ = [
+    "SECRET",
+    "StoreClient",
+    "StoreError",
+    "StoreServer",
+    "new_secret",
+    "run_secret",
+    "serve_in_thread",
+]

@@ -1,0 +1,339 @@
+"""Server of the store: one thread, any number of connections, bounded memory for strangers."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from lmcore.runtime.store.wire import (
+    LENGTH_BYTES,
+    MAGIC,
+    MAX_MESSAGE_BYTES,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    REFUSAL,
+    Authenticator,
+    WireError,
+    pack,
+    proof,
+    unpack,
+)
+
+__all__ = ["StoreServer", "serve_in_thread"]
+
+logger = logging.getLogger(__name__)
+
+_READ_BYTES = 1 << 18
+_MAX_STRANGERS = 128
+"""Connections without proof of the secret; the oldest gives way to a new one."""
+_PROOF_SECONDS = 10.0
+"""Time for the proof after a connection was accepted."""
+_LONGEST_POLL = 1.0
+_YES, _NO = b"1", b"0"
+
+
+@dataclass(eq=False)
+class _Connection:
+    """One accepted connection; `incoming` is None until its secret is proved."""
+
+    stream: socket.socket
+    nonce: bytes
+    deadline: float
+    received: bytearray = field(default_factory=bytearray)
+    unsent: bytearray = field(default_factory=bytearray)
+    incoming: Authenticator | None = None
+    outgoing: Authenticator | None = None
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A request that is answered when all of its keys, or one of `stop`, exist, or at a time."""
+
+    connection: _Connection
+    keys: list[bytes]
+    stop: list[bytes]
+    deadline: float
+
+
+class StoreServer:
+    """Key-value store for processes that know its secret.
+
+    Args:
+        listener: Listening socket, which the server closes at the end.
+        secret: Secret of the run.
+    """
+
+    def __init__(self, listener: socket.socket, secret: bytes) -> None:
+        self._listener, self._secret = listener, secret
+        self._values: dict[bytes, bytes] = {}
+        self._connections: dict[_Connection, None] = {}
+        self._waiting: list[_Waiting] = []
+        self._selector = selectors.DefaultSelector()
+        listener.settimeout(0.0)
+        self._stopped, self._stop = socket.socketpair()
+        self._selector.register(listener, selectors.EVENT_READ, None)
+        self._selector.register(self._stopped, selectors.EVENT_READ, None)
+        self._requests: dict[bytes, Callable[..., bytes]] = {
+            b"set": self._set,
+            b"get": self._get,
+            b"add": self._add,
+            b"append": self._append,
+            b"compare_set": self._compare_set,
+            b"delete": self._delete,
+            b"count": self._count,
+        }
+
+    def serve(self, seconds: float) -> bool:
+        """Answer requests for *seconds*, or until `stop` is called; return False after `stop`."""
+        end = time.monotonic() + seconds
+        while True:
+            self._answer_late()
+            now = time.monotonic()
+            pending = [waiting.deadline for waiting in self._waiting]
+            pause = max(0.0, min([end, now + _LONGEST_POLL, *pending]) - now)
+            for key, mask in self._selector.select(pause):
+                if key.fileobj is self._stopped:
+                    return False
+                if key.fileobj is self._listener:
+                    self._accept()
+                    continue
+                if mask & selectors.EVENT_WRITE and key.data in self._connections:
+                    self._send(key.data)
+                if mask & selectors.EVENT_READ and key.data in self._connections:
+                    self._receive(key.data)
+            if time.monotonic() >= end:
+                return True
+
+    def stop(self) -> None:
+        """Make `serve` return at once; may be called from another thread."""
+        self._stop.close()
+
+    def close(self) -> None:
+        """Close all connections and the listening socket."""
+        for connection in list(self._connections):
+            self._drop(connection)
+        self._selector.close()
+        for stream in (self._listener, self._stop, self._stopped):
+            stream.close()
+
+    def value(self, key: str) -> bytes | None:
+        """Return the value of a key, in the server's own process; None if there is none."""
+        return self._values.get(key.encode())
+
+    def _accept(self) -> None:
+        try:
+            stream, _ = self._listener.accept()
+        except OSError:  # no file descriptor is left, or the other side has gone
+            self._drop_oldest_stranger()
+            return
+        stream.settimeout(0.0)
+        with contextlib.suppress(OSError):
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = _Connection(stream, os.urandom(NONCE_BYTES), time.monotonic() + _PROOF_SECONDS)
+        strangers = sum(known.incoming is None for known in self._connections)
+        if strangers >= _MAX_STRANGERS:
+            self._drop_oldest_stranger()
+        self._connections[connection] = None
+        self._selector.register(stream, selectors.EVENT_READ, connection)
+        self._queue(connection, MAGIC + connection.nonce)
+
+    def _drop_oldest_stranger(self) -> None:
+        for connection in self._connections:
+            if connection.incoming is None:
+                self._drop(connection)
+                return
+
+    def _drop(self, connection: _Connection) -> None:
+        if connection not in self._connections:
+            return
+        del self._connections[connection]
+        self._selector.unregister(connection.stream)
+        connection.stream.close()
+        self._waiting = [item for item in self._waiting if item.connection is not connection]
+
+    def _receive(self, connection: _Connection) -> None:
+        try:
+            data = connection.stream.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(connection)
+            return
+        connection.received += data
+        try:
+            if connection.incoming is None:
+                self._check_proof(connection)
+            while connection.incoming is not None and self._take_message(connection):
+                pass
+        except WireError as error:
+            logger.debug("store: a connection is closed: %s", error)
+            self._drop(connection)
+
+    def _check_proof(self, connection: _Connection) -> None:
+        size = NONCE_BYTES + PROOF_BYTES
+        if len(connection.received) < size:
+            return
+        nonce = bytes(connection.received[:NONCE_BYTES])
+        given = bytes(connection.received[NONCE_BYTES:size])
+        nonces = connection.nonce + nonce
+        if not hmac.compare_digest(given, proof(self._secret, b"client", connection.nonce, nonce)):
+            self._queue(connection, REFUSAL)
+            raise WireError("it does not know the secret of the run")
+        del connection.received[:size]
+        connection.incoming = Authenticator(self._secret, b"client", nonces)
+        connection.outgoing = Authenticator(self._secret, b"server", nonces)
+        self._queue(connection, proof(self._secret, b"server", connection.nonce, nonce))
+
+    def _take_message(self, connection: _Connection) -> bool:
+        """Answer the next request that has arrived whole; return True if there was one."""
+        received = connection.received
+        if len(received) < LENGTH_BYTES:
+            return False
+        length = int.from_bytes(received[:LENGTH_BYTES], "big")
+        if length > MAX_MESSAGE_BYTES:
+            raise WireError(f"a message of {length:,} bytes")
+        end = LENGTH_BYTES + length
+        if len(received) < end + PROOF_BYTES:
+            return False
+        assert connection.incoming is not None
+        content = bytes(received[LENGTH_BYTES:end])
+        content = connection.incoming.open(content, bytes(received[end : end + PROOF_BYTES]))
+        del received[: end + PROOF_BYTES]
+        name, *arguments = unpack(content) or [b""]
+        if name == b"wait":
+            self._wait(connection, *arguments)
+            return connection in self._connections
+        request = self._requests.get(name)
+        if request is None:
+            raise WireError("an unknown request")
+        try:
+            answer = request(*arguments)
+        except (TypeError, ValueError) as error:
+            raise WireError(f"a malformed request: {error}") from None
+        self._answer(connection, answer)
+        return connection in self._connections
+
+    def _answer(self, connection: _Connection, answer: bytes) -> None:
+        assert connection.outgoing is not None
+        self._queue(connection, connection.outgoing.seal(answer))
+
+    def _queue(self, connection: _Connection, data: bytes) -> None:
+        connection.unsent += data
+        self._send(connection)
+
+    def _send(self, connection: _Connection) -> None:
+        try:
+            sent = connection.stream.send(connection.unsent) if connection.unsent else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._drop(connection)
+            return
+        del connection.unsent[:sent]
+        write = selectors.EVENT_WRITE if connection.unsent else 0
+        self._selector.modify(connection.stream, selectors.EVENT_READ | write, connection)
+
+    def _answer_late(self) -> None:
+        """Answer requests that waited long enough, and drop strangers that gave no proof."""
+        now = time.monotonic()
+        for waiting in [waiting for waiting in self._waiting if waiting.deadline <= now]:
+            self._waiting.remove(waiting)
+            self._answer(waiting.connection, _NO)
+        for connection in list(self._connections):
+            if connection.incoming is None and connection.deadline <= now:
+                self._drop(connection)
+
+    def _wait(self, connection: _Connection, *arguments: bytes) -> None:
+        try:
+            milliseconds, num_keys, *keys = arguments
+            deadline = time.monotonic() + int(milliseconds) / 1000
+            split = int(num_keys)
+        except ValueError:
+            raise WireError("a malformed request to wait") from None
+        waiting = _Waiting(connection, keys[:split], keys[split:], deadline)
+        if not self._answer_if_there(waiting):
+            self._waiting.append(waiting)
+
+    def _answer_if_there(self, waiting: _Waiting) -> bool:
+        complete = all(key in self._values for key in waiting.keys)
+        if complete or any(key in self._values for key in waiting.stop):
+            self._answer(waiting.connection, _YES if complete else _NO)
+            return True
+        return False
+
+    def _added(self, key: bytes) -> None:
+        """Answer the requests that waited for *key* and have nothing left to wait for."""
+        concerned = [item for item in self._waiting if key in item.keys or key in item.stop]
+        for waiting in concerned:
+            if waiting in self._waiting and self._answer_if_there(waiting):
+                with contextlib.suppress(ValueError):  # dropped while it was answered
+                    self._waiting.remove(waiting)
+
+    def _set(self, key: bytes, value: bytes) -> bytes:
+        new = key not in self._values
+        self._values[key] = value
+        if new:
+            self._added(key)
+        return _YES
+
+    def _get(self, key: bytes) -> bytes:
+        value = self._values.get(key)
+        return pack([] if value is None else [value])
+
+    def _add(self, key: bytes, amount: bytes) -> bytes:
+        number = int(self._values.get(key, b"0")) + int(amount)
+        self._set(key, str(number).encode())
+        return str(number).encode()
+
+    def _compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
+        """Set *key* if it has the expected value, or is missing and none is expected."""
+        value = self._values.get(key)
+        if value is None and expected:
+            return expected
+        if value is None or value == expected:
+            self._set(key, desired)
+            return desired
+        return value
+
+    def _append(self, key: bytes, value: bytes) -> bytes:
+        return self._set(key, self._values.get(key, b"") + value)
+
+    def _delete(self, key: bytes) -> bytes:
+        return _NO if self._values.pop(key, None) is None else _YES
+
+    def _count(self) -> bytes:
+        return str(len(self._values)).encode()
+
+
+@contextlib.contextmanager
+def serve_in_thread(listener: socket.socket, secret: bytes) -> Iterator[StoreServer]:
+    """Serve the store in a daemon thread while the block runs.
+
+    Raises:
+        RuntimeError: The system gives no more threads.
+    """
+    server = StoreServer(listener, secret)
+
+    def run() -> None:
+        while server.serve(_LONGEST_POLL):
+            pass
+
+    thread = threading.Thread(target=run, name="lmcore-store", daemon=True)
+    try:
+        thread.start()
+        yield server
+    finally:
+        server.stop()
+        if thread.ident is not None:
+            thread.join()
+        server.close()

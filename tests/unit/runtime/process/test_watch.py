@@ -1,0 +1,73 @@
+"""Signs of life and stacks of the ranks of a run that hangs."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from lmcore.runtime.process.watch import RankState, collect_states, ranks_behind, show_states
+
+
+def wait_here(event: threading.Event) -> None:
+    """Be in a function with a name of its own."""
+    event.wait(60)
+
+
+def test_each_rank_shows_where_it_is(ranks):
+    """The rank that asks gets the stacks of all, and what they do."""
+    over = threading.Event()
+    both = threading.Barrier(2)
+
+    def body(rendezvous):
+        rendezvous.watch.activity = lambda: f"step {rendezvous.rank.rank + 7}"
+        both.wait(60)
+        if rendezvous.rank.rank == 1:
+            wait_here(over)
+            return None
+        time.sleep(1.2)  # a sign of life after the activity is known
+        try:
+            return collect_states(rendezvous.store, 2)
+        finally:
+            over.set()
+
+    states, _ = ranks(body, timeout=60.0)
+    assert [state.activity for state in states] == ["step 7", "step 8"]
+    main = states[1].stacks.split("thread `")[0]
+    assert main.startswith("main thread\n")
+    assert "wait_here (" in main
+    assert "test_watch.py, line " in main
+
+
+def test_a_rank_without_an_answer(ranks):
+    """It is waited for a few seconds, and shown without stacks."""
+
+    def body(rendezvous):
+        if rendezvous.rank.rank == 1:
+            return None
+        assert rendezvous.store.wait(["watch/1/over"], 30.0)
+        return collect_states(rendezvous.store, 2)
+
+    states, _ = ranks(body, timeout=60.0)
+    assert states[0].stacks
+    assert states[1].stacks is None
+
+
+def test_equal_stacks_are_shown_once():
+    """A thousand ranks at the same place are one paragraph."""
+    states = [RankState("step 3", {}, "main thread\n  step (a.py, line 1)")] * 1000
+    states[17] = RankState("step 2", {}, None)
+    text = show_states(states)
+    assert text.count("a.py") == 1
+    assert "ranks 0-16, 18-999:" in text
+    assert "rank 17:\n  no answer" in text
+
+
+def test_ranks_behind():
+    """Each group is compared among the ranks that are in it."""
+    states = [
+        RankState("step 3", {"world": 9, "data": 4}, ""),
+        RankState("step 3", {"world": 8, "data": 4}, ""),
+        RankState("step 3", {"world": 9, "tensor": 1}, ""),
+        RankState("unknown", {}, None),
+    ]
+    assert ranks_behind(states) == {1: "collective 8 of 9 that other ranks began in group world"}
