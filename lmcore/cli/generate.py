@@ -23,14 +23,9 @@ from lmcore.cli.text.sample_output import (
     open_output_file,
     standard_output,
 )
+from lmcore.config.foreign.generate import generate_flags
 from lmcore.config.option import REQUIRED, option, options_of
-from lmcore.config.options.command_line import (
-    ForeignFlag,
-    Translation,
-    parse_with_plugins,
-    wants_help,
-)
-from lmcore.config.section import ModelSection, OptimizerSection, TrainingSection
+from lmcore.config.options.command_line import parse_with_plugins, wants_help
 from lmcore.config.section.accelerator import MAX_THREADS, plugin_off_option
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
@@ -136,7 +131,7 @@ def run(argv: list[str]) -> int:
         argv,
         command="lmcore generate",
         plugins=plugin_sections(plugins),
-        foreign=_FOREIGN,
+        foreign=generate_flags({option.flag for option in options_of(GenerateSection)}),
         epilog=_EPILOG,
     )
     from lmcore.checkpoint import find_checkpoint
@@ -360,44 +355,3 @@ class _Sampler:
             )
             for request, generation in zip(requests, made, strict=True)
         ]
-
-
-def _as(flag: str) -> Translation:
-    return Translation(flags=(flag,))
-
-
-def _run_flags() -> dict[str, ForeignFlag]:
-    """Return the flags of a training run that scripts pass to generation too."""
-    ours = {one.flag for one in options_of(GenerateSection)}
-    sections = {"model": ModelSection, "training": TrainingSection, "optimizer": OptimizerSection}
-    return {
-        one.flag: ForeignFlag(
-            "0" if one.type is bool else "1",
-            lambda _: Translation(no_effect="the checkpoint defines the model"),
-        )
-        for name, section in sections.items()
-        for one in options_of(section, name=name)
-        if one.flag not in ours
-    }
-
-
-_FOREIGN = {
-    **_run_flags(),
-    "--recompute": ForeignFlag("0", lambda _: _as("--no-cache"), today="--no-cache"),
-    "--genfile": ForeignFlag(
-        "1",
-        lambda values: Translation(flags=("--sample-output-file", *values)),
-        today="--sample-output-file",
-    ),
-    "--out-seq-length": ForeignFlag(
-        "1",
-        lambda values: Translation(
-            problem=ConfigError(
-                f"`--out-seq-length {' '.join(values)}` is not supported",
-                why="it counts the tokens of the prompt too",
-                hint="use `--tokens N`, the number of tokens after the prompt",
-            )
-        ),
-        today="--tokens",
-    ),
-}
