@@ -39,7 +39,7 @@ class PrecisionPolicy:
         context: Returns the context in which a forward pass runs.
         prepare: Called once with the built model, to exchange modules or change parameters in
             place; names, shapes and values of the parameters stay.  None: nothing to do.
-        check: raises if something specific to the policy is not in force; None: nothing.
+        check: raises if something specific to the policy is not applied; None: nothing.
         output: dtype of the results of products, if it is not `compute` (scaled 8-bit formats).
         loss_scaling: True if gradients need a dynamic loss scale.
         summary: the method, for messages: "autocast".
@@ -266,7 +266,7 @@ def _expect(
 def _not_in_force(policy: PrecisionPolicy, device: Device, why: str) -> DeviceError:
     other = "`--precision fp32`" if policy.name != "fp32" else "another `--precision`"
     return DeviceError(
-        f"precision `{policy.name}` is not in force on device `{device.type}`",
+        f"precision `{policy.name}` is not applied on device `{device.type}`",
         why=why,
         hint=f"use {other}, or fix the device's support for {policy.compute}",
     )
@@ -278,7 +278,7 @@ def _verify_model(policy: PrecisionPolicy, model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and _dtype_name(parameter.dtype) != policy.keep:
             raise DeviceError(
-                f"precision `{policy.name}` is not in force in the model",
+                f"precision `{policy.name}` is not applied in the model",
                 why=f"`{name}` is {_dtype_name(parameter.dtype)}, not {policy.keep}",
             )
     projections = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
@@ -293,7 +293,7 @@ def _verify_model(policy: PrecisionPolicy, model: nn.Module) -> None:
         found = _dtype_name(least(x_RI).dtype)
     if found != policy.activations:
         raise DeviceError(
-            f"precision `{policy.name}` is not in force in the model",
+            f"precision `{policy.name}` is not applied in the model",
             why=f"a projection gives {found}, not {policy.activations}; its kernel or a module "
             "put in its place computes in another dtype",
             hint="see `kernels.json` or `lmcore ops explain linear`; `--ops linear=reference`",

@@ -52,7 +52,7 @@ def start_policies(
     Raises:
         ConfigError: The device does not offer a policy, or it cannot be combined with another
             option.
-        DeviceError: A policy is not in force.
+        DeviceError: A policy is not applied.
         PluginError: Two plugins offer the same policy.
     """
     section = config.accelerator

@@ -106,7 +106,7 @@ def start_runtime(
 
     Raises:
         ConfigError: The device cannot run the configuration; with all problems.
-        DeviceError: A policy is not in force, or random numbers are not restored; the device has
+        DeviceError: A policy is not applied, or random numbers are not restored; the device has
             no communication backend, or not all ranks have it.
         PluginError: The plugin broke its contract.
         RunError: The processes differ, or a process stopped.

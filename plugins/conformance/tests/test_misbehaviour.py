@@ -87,7 +87,7 @@ def failing(results: Any) -> set[str]:
             "false-bf16",
             "train.precision-in-force",
             {"train.precision-in-force"},
-            "`bf16`: precision `bf16` is not in force",
+            "`bf16`: precision `bf16` is not applied",
         ),
     ],
 )

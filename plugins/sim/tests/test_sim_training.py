@@ -161,7 +161,7 @@ def test_a_checkpoint_speaks(train: Any, run_python: RunPython, tmp_path: Path) 
 @pytest.mark.parametrize(
     "flags, env, expected",
     [
-        ("--precision bf16", {"LMCORE_SIM_FAULTS": "no-autocast"}, "`bf16` is not in force"),
+        ("--precision bf16", {"LMCORE_SIM_FAULTS": "no-autocast"}, "`bf16` is not applied"),
         ("", {"LMCORE_SIM_FAULTS": "no-rng-restore"}, "does not restore its random numbers"),
         ("--precision bf16", {"LMCORE_SIM_FAULTS": "wrong:mm=1.1"}, "computes wrong products"),
         ("", {"LMCORE_SIM_FAULTS": "lose@400"}, "the sim device is lost"),

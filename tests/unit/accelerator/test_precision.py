@@ -79,7 +79,7 @@ def test_autocast_that_is_silently_off_is_an_error(
 ) -> None:
     """A context that does nothing does not pass for half precision."""
     monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: contextlib.nullcontext())
-    with pytest.raises(DeviceError, match="`bf16` is not in force") as caught:
+    with pytest.raises(DeviceError, match="`bf16` is not applied") as caught:
         autocast(device).verify(device)
     assert caught.value.why == "products under it are float32, not bfloat16"
     assert "--precision fp32" in str(caught.value.hint)
@@ -96,7 +96,7 @@ def test_autocast_of_an_absent_device_is_an_error(device: Device) -> None:
         return torch.autocast(absent, dtype=torch.bfloat16)
 
     policy = replace(autocast(device), context=context)
-    with pytest.raises(DeviceError, match="`bf16` is not in force"):
+    with pytest.raises(DeviceError, match="`bf16` is not applied"):
         policy.verify(device)
 
 
@@ -117,7 +117,7 @@ def test_full_precision_inside_autocast_is_an_error(device: Device) -> None:
 )
 def test_a_promise_that_is_not_kept(device: Device, promise: dict[str, Any], why: str) -> None:
     """Each dtype that a policy states is compared with what is there."""
-    with pytest.raises(DeviceError, match="is not in force") as caught:
+    with pytest.raises(DeviceError, match="is not applied") as caught:
         replace(autocast(device), **promise).verify(device)
     assert caught.value.why == why
 
@@ -173,7 +173,7 @@ def test_gradients_that_do_not_exist(device: Device) -> None:
         assert isinstance(model, nn.Sequential)
         model.append(Cut())
 
-    with pytest.raises(DeviceError, match="not in force") as caught:
+    with pytest.raises(DeviceError, match="not applied") as caught:
         replace(full_precision_policy(), prepare=prepare).verify(device)
     assert caught.value.why == "gradients of weights do not exist"
 
@@ -184,7 +184,7 @@ def test_a_check_of_its_own(device: Device) -> None:
     policy = replace(full_precision_policy(), check=lambda: asked.append(1))
     policy.verify(device)
     assert asked == [1]
-    with pytest.raises(DeviceError, match="not in force"):
+    with pytest.raises(DeviceError, match="not applied"):
         replace(policy, compute="bfloat16").verify(device)
 
 
@@ -259,7 +259,7 @@ def test_apply_refuses_other_parameters(spoil: Callable[[nn.Module], object]) ->
 
 def test_apply_sees_what_the_model_does(device: Device) -> None:
     """Weights of another dtype, and a projection whose kernel ignores the context, are errors."""
-    with pytest.raises(DeviceError, match="in force in the model") as caught:
+    with pytest.raises(DeviceError, match="applied in the model") as caught:
         full_precision_policy().apply(model().double())
     assert caught.value.why == "`0.weight` is float64, not float32"
 
@@ -268,7 +268,7 @@ def test_apply_sees_what_the_model_does(device: Device) -> None:
             with torch.autocast("cpu", enabled=False):
                 return super().forward(x)
 
-    with pytest.raises(DeviceError, match="in force in the model") as caught:
+    with pytest.raises(DeviceError, match="applied in the model") as caught:
         autocast(device).apply(nn.Sequential(nn.Linear(8, 8), Deaf(4, 4)))
     assert "a projection gives float32, not bfloat16" in str(caught.value.why)
     autocast(device).apply(model())

@@ -125,7 +125,7 @@ def test_a_dtype_that_the_device_lacks() -> None:
 
 def test_a_policy_that_is_not_in_force() -> None:
     """A precision that only says what it does ends the start."""
-    with pytest.raises(DeviceError, match="precision `half` is not in force"):
+    with pytest.raises(DeviceError, match="precision `half` is not applied"):
         start("--precision half", **{PRECISION: [named("half", "bfloat16")]})
 
 
