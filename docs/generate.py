@@ -221,8 +221,8 @@ def _renamed(table: Mapping[str, megatron.Renamed]) -> str:
     rows = []
     for name, one in table.items():
         only = f" {' or '.join(one.only)}" if one.only else ""
-        rows.append((f"`{name}{only}`", f"`{one.today}`"))
-    return _table(("flag", "today"), rows)
+        rows.append((f"`{name}{only}`", f"`{one.replacement}`"))
+    return _table(("flag", "here"), rows)
 
 
 def _fixed(table: Mapping[str, megatron.Fixed]) -> str:

@@ -317,8 +317,8 @@ class _SettingsFile:
 
     def _key_hint(self, entry: Entry) -> str:
         foreign = train_flags().get("--" + entry.key.replace("_", "-"))
-        if foreign is not None and foreign.today:
-            return f"today it is `{foreign.today.removeprefix('--').replace('-', '_')}`"
+        if foreign is not None and foreign.replacement:
+            return f"here it is `{foreign.replacement.removeprefix('--').replace('-', '_')}`"
         own = [key for section, key in self.keys if section == entry.section]
         close = nearest(entry.key, own)
         if close is not None:

@@ -21,12 +21,12 @@ def generate_flags(own: Collection[str]) -> dict[str, ForeignFlag]:
     return {
         **_run_flags(own),
         "--recompute": ForeignFlag(
-            "0", lambda _: Translation(flags=("--no-cache",)), today="--no-cache"
+            "0", lambda _: Translation(flags=("--no-cache",)), replacement="--no-cache"
         ),
         "--genfile": ForeignFlag(
             "1",
             lambda values: Translation(flags=("--sample-output-file", *values)),
-            today="--sample-output-file",
+            replacement="--sample-output-file",
         ),
         "--out-seq-length": ForeignFlag(
             "1",
@@ -37,7 +37,7 @@ def generate_flags(own: Collection[str]) -> dict[str, ForeignFlag]:
                     hint="use `--tokens N`, the number of tokens after the prompt",
                 )
             ),
-            today="--tokens",
+            replacement="--tokens",
         ),
     }
 

@@ -35,13 +35,13 @@ class Renamed:
     """A flag with another name here.
 
     Attributes:
-        today: Flag of lmcore, with its value if that is fixed: "--precision bf16".
+        replacement: Flag of lmcore, with its value if that is fixed: "--precision bf16".
         only: Values that have an equivalent; None: every value is passed on.
         hint: Hint for any other value.
-        whole: True if `today` needs no further value; None: if it contains one.
+        whole: True if `replacement` needs no further value; None: if it contains one.
     """
 
-    today: str
+    replacement: str
     only: tuple[str, ...] | None = None
     hint: str = ""
     whole: bool | None = None
@@ -354,9 +354,11 @@ def _foreign(
     for name, rename in renamed.items():
         whole = rename.whole
         if whole is None:
-            whole = " " in rename.today or rename.today in _SWITCHES
+            whole = " " in rename.replacement or rename.replacement in _SWITCHES
         arity = "1" if rename.only else ("0" if whole else "+")
-        flags[name] = ForeignFlag(arity, functools.partial(_rename, name, rename), rename.today)
+        flags[name] = ForeignFlag(
+            arity, functools.partial(_rename, name, rename), rename.replacement
+        )
     for name, same in fixed.items():
         arity = "0" if same.only == () else ("1" if same.only else "?")
         flags[name] = ForeignFlag(arity, functools.partial(_accept, name, same))
@@ -372,7 +374,7 @@ def _rename(name: str, rename: Renamed, values: tuple[str, ...]) -> Translation:
             problem=UnsupportedFlagError(f"`{typed}` is not supported", hint=rename.hint)
         )
     passed = () if rename.only else values
-    return Translation((*rename.today.split(), *passed))
+    return Translation((*rename.replacement.split(), *passed))
 
 
 def _accept(name: str, same: Fixed, values: tuple[str, ...]) -> Translation:

@@ -103,12 +103,12 @@ class ForeignFlag:
     Attributes:
         values: Number of values: "0", "1", "?" (none or one), "+" (one or more) or "*" (any).
         translate: Function from the values as typed to their meaning here.
-        today: Flag of lmcore that replaces it, for messages; None if there is none.
+        replacement: Flag of lmcore that replaces it, for messages; None if there is none.
     """
 
     values: str
     translate: Callable[[tuple[str, ...]], Translation]
-    today: str | None = None
+    replacement: str | None = None
 
 
 @dataclass(frozen=True)
@@ -327,14 +327,14 @@ class _Parser:
         if close in self.by_flag:
             return f"did you mean `{close}`?"
         negative = name.startswith("--no-")
-        renamed = {flag: one.today for flag, one in self.foreign.items() if one.today}
+        renamed = {flag: one.replacement for flag, one in self.foreign.items() if one.replacement}
         known = [*self.by_flag, *self.negated, *renamed, "--help"]
         known = [flag for flag in known if flag.startswith("--no-") == negative]
         close = nearest(name if name.startswith("--") else f"-{name}", known)
         if close is None:
             return None
-        now = f", today `{renamed[close]}`" if close in renamed else ""
-        return f"did you mean `{close}`{now}?"
+        here = f", which is `{renamed[close]}` here" if close in renamed else ""
+        return f"did you mean `{close}`{here}?"
 
     def convert(self) -> tuple[dict[str, Any], dict[str, str]]:
         """Return values and texts by option name; add conflicts and wrong types to the problems."""

@@ -52,7 +52,7 @@ def test_tables_are_disjoint() -> None:
 @pytest.mark.parametrize("flag", RENAMED)
 def test_renamed_flags_lead_to_an_option(flag: str) -> None:
     """A renamed flag is translated to an option here."""
-    assert RENAMED[flag].today.split()[0] in own_flags()
+    assert RENAMED[flag].replacement.split()[0] in own_flags()
 
 
 @pytest.mark.parametrize("flag", UNSUPPORTED)
@@ -168,7 +168,7 @@ def test_published_llama() -> None:
 
 def test_tables_of_data_preparation() -> None:
     """`lmcore data prepare` knows the names of the preparing scripts."""
-    assert prepare_flags()["--json-key"].today == "--json-keys"
+    assert prepare_flags()["--json-key"].replacement == "--json-keys"
     assert set(prepare_flags()) <= set(train_flags()) | {"--vocab"}
 
 

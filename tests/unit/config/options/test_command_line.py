@@ -113,7 +113,7 @@ def test_words_without_a_flag(line: str, words: tuple[str, ...]) -> None:
     [
         ("--lrr 1", ["unknown flag `--lrr` did you mean `--lr`?"]),
         ("--sav-optim", ["unknown flag `--sav-optim` did you mean `--save-optim`?"]),
-        ("--rat 3", ["unknown flag `--rat` did you mean `--rate`, today `--lr`?"]),
+        ("--rat 3", ["unknown flag `--rat` did you mean `--rate`, which is `--lr` here?"]),
         ("--gon 3", ["unknown flag `--gon` `--help`"]),
         ("--sam", ["unknown flag `--sam` `--help`"]),
         ("--learning-rate 3", ["unknown flag `--learning-rate` did you mean `--lr`?"]),
