@@ -26,6 +26,7 @@ BASES = {
     "samples": "--train-samples 32 --global-batch-size 8 --split 80,10,10 --lr-warmup-samples 8",
     "wordpiece": f"{LENGTH} --data-path {{null}} --tokenizer-type BertWordPieceCase"
     " --vocab-file {vocabulary}",
+    "shampoo": f"{LENGTH} --optimizer shampoo",
     "blend": f"{LENGTH} --data-path 0.6 {{same}} 0.3 {{other}} 0.1 {{third}}",
     # The rules round 55% of the 15 documents to 8 and 9.
     "rounding": "--train-iters 4 --global-batch-size 8 --split 55,9,36",
@@ -55,6 +56,8 @@ CHECKED_CHANGES: Mapping[str, tuple[str, str]] = {
     "add_qkv_bias": ("rotary", "--add-qkv-bias"),
     "layernorm_epsilon": ("gpt", "--layernorm-epsilon 1e-6"),
     "global_batch_size": ("gpt", "--global-batch-size 4"),
+    "rampup_batch_size": ("samples", "--rampup-batch-size 4 4 40"),
+    "shampoo_max_preconditioner_dim": ("shampoo", "--shampoo-max-preconditioner-dim 8"),
     "seed": ("gpt", "--seed 5"),
     "data_path": ("gpt", "--data-path {other}"),
     "train_data_path": ("gpt", "--train-data-path {other} --split -"),
@@ -142,6 +145,30 @@ def test_a_checked_setting_is_refused(
     assert run.status != 0, run.err
     assert "checkpoint" in run.err
     assert not (run.directory / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "first, then",
+    [
+        ("", "--rampup-batch-size 4 4 40"),
+        ("--rampup-batch-size 4 4 12", "--rampup-batch-size -"),
+        ("", "--global-batch-size 4"),
+    ],
+)
+def test_steps_that_do_not_fit_the_samples_are_refused(
+    train: Any, train_once: Any, first: str, then: str
+) -> None:
+    """Samples would run out before the last step, or be left over; the hint's flags continue."""
+    base = changed("--train-samples 48 --global-batch-size 8 --save-interval 2", first)
+    saved = train_once(base)
+    load = f"--load {saved.directory}/checkpoints/iter_0000002"
+    run = train("changed", changed(f"{base} {load}", then))
+    assert run.status == 2, run.err
+    assert "the batch sizes are not the checkpoint's" in run.err
+    (flags,) = re.findall(r"the first run's `(.*)`", run.err)
+    run = train("same", changed(changed(f"{base} {load}", then), flags))
+    assert run.status == 0, run.err
+    assert run.curve() == saved.curve()[2:]
 
 
 def test_equal_settings_are_not_named(train: Any, train_once: Any, paths: dict[str, str]) -> None:

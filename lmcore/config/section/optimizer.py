@@ -178,6 +178,7 @@ class OptimizerSection:
         1024,
         "Largest side of a `shampoo` block, which has its own preconditioners.",
         minimum=1,
+        on_resume=CHECKED,
         needs=_SHAMPOO,
     )
     shampoo_precondition_frequency: int = option(

@@ -46,6 +46,7 @@ class TrainingSection:
         "over SAMPLES samples; needs train_samples.",
         minimum=1,
         metavar="START INCREMENT SAMPLES",
+        on_resume=CHECKED,
         needs=_SAMPLES,
     )
     eval_interval: int = option(

@@ -215,10 +215,16 @@ def _warn_padding(manifest: Manifest, plan: RunPlan) -> None:
 def _check_presence(
     manifest: Manifest, tensors: Mapping[str, Any], states: Mapping[str, Any]
 ) -> None:
-    lacks_optimizer = any(
-        name.startswith("optimizer.") and name not in manifest.tensors for name in tensors
-    )
-    if lacks_optimizer:
+    lacking = [
+        name for name in tensors if name.startswith("optimizer.") and name not in manifest.tensors
+    ]
+    if lacking and any(name.startswith("optimizer.") for name in manifest.tensors):
+        raise CheckpointError(
+            "the optimizer's state in the checkpoint has other tensors than this run's",
+            why=f"it lacks `{lacking[0]}`: settings of the optimizer differ",
+            hint="give the first run's, or add `--no-load-optim` to go on with a new optimizer",
+        )
+    if lacking:
         raise CheckpointError(
             "the checkpoint has no optimizer state",
             why="it was saved with `--no-save-optim`",

@@ -98,6 +98,7 @@ def check_same_run(
             found.append(_optimizer_difference(plan, manifest))
         found.append(_schedule_difference(plan, manifest, schedule))
         found.append(_order_difference(plan, manifest, order))
+        found.append(_batch_difference(plan, manifest))
     differences = [difference for difference in found if difference is not None]
     if len(differences) == 1:
         raise differences[0].problem
@@ -297,6 +298,28 @@ def _order_difference(plan: RunPlan, manifest: Manifest, order: str) -> _Differe
         "weights by `--change-blend`, or in any order by `--override-data-order`",
     )
     return _Difference(problem, "--change-blend" if recorded else "--override-data-order")
+
+
+def _batch_difference(plan: RunPlan, manifest: Manifest) -> _Difference | None:
+    """Return the difference of the batch sizes if the steps left do not fit the samples left."""
+    counters, sizes = manifest.meta["counters"], plan.batch_sizes
+    consumed, left = counters["consumed_samples"], plan.train_iters - counters["iteration"]
+    end = consumed + sizes.samples(max(left, 0), consumed)
+    by_samples = plan.config.training.train_samples is not None
+    unused = by_samples and plan.train_samples - end >= sizes.at(end)
+    if end <= max(plan.train_samples, consumed) and not unused:
+        return None
+    settings = part_of(manifest.meta, "config", "config", "training")
+    ramp = " ".join(map(str, settings.get("rampup_batch_size") or ("none",)))
+    flags = f"--global-batch-size {settings.get('global_batch_size')} --rampup-batch-size {ramp}"
+    problem = ConfigError(
+        "the batch sizes are not the checkpoint's",
+        why=f"the checkpoint's {counters['iteration']:,} steps consumed {consumed:,} of "
+        f"{plan.train_samples:,} samples; with this run's batch sizes the other "
+        f"{max(left, 0):,} steps would end at {end:,}",
+        hint=f"give the first run's `{flags}`",
+    )
+    return _Difference(problem)
 
 
 def warn_changed_settings(plan: RunPlan, manifest: Manifest, *, precision: str) -> None:
