@@ -39,7 +39,7 @@ from lmcore.checkpoint.manifest import (
 from lmcore.checkpoint.synced_file import num_io_threads, write_durably
 from lmcore.checkpoint.write_plan import WritePlan, WritePlanner, num_bytes
 from lmcore.durable import hidden_path, publish_directory, sync_directory, write_atomically
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointError, RunError
 from lmcore.runtime.process.channel import Channel
 
 if TYPE_CHECKING:
@@ -109,19 +109,35 @@ def save_checkpoint(
     about = f"the checkpoint of iteration {iteration}"
     temporary = channel.exchange(
         lambda: None,
-        lambda parts: [str(save.prepare())] * len(parts),
+        lambda parts: [save.prepare().name] * len(parts),
         about,
         undo=save.remove,
     )
     target = channel.exchange(
-        lambda: save.write(Path(temporary), tensors, channel.rank),
-        lambda parts: [str(save.finish(parts))] * len(parts),
+        lambda: save.write(_inside(checkpoints_dir, temporary), tensors, channel.rank),
+        lambda parts: [save.finish(parts).name] * len(parts),
         about,
         undo=save.remove,
     )
+    saved = _inside(checkpoints_dir, target)
     if channel.rank == 0:
-        logger.info("saved %s", target)
-    return Path(target)
+        logger.info("saved %s", saved)
+    return saved
+
+
+def _inside(directory: Path, name: str) -> Path:
+    """Return the path of *name*, which another rank sent, in *directory*.
+
+    Raises:
+        RunError: It would lead elsewhere.
+    """
+    if not name or Path(name).name != name or name == "..":
+        raise RunError(
+            f"another rank sent `{name}` as the name of a checkpoint's directory",
+            why=f"it is no name in `{directory}`",
+            hint="check that all ranks run the same version of lmcore",
+        )
+    return directory / name
 
 
 class _Save:
@@ -387,6 +403,13 @@ def _failed(checkpoints_dir: Path, iteration: int, needed: int, error: OSError) 
             hint="earlier checkpoints are intact; choose another directory with `--save`",
         )
     why = f"{error.strerror}: it needs {needed:,} bytes"
+    if error.errno == errno.EFBIG:
+        return CheckpointError(
+            what,
+            why=f"{why}, and the file system or a limit of the process allows no file that large",
+            hint="raise the limit (`ulimit -f` shows it) or choose another directory with "
+            "`--save`; earlier checkpoints are intact",
+        )
     advice = "free some space (`--keep-last N` deletes older checkpoints after each save)"
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(checkpoints_dir).free

@@ -28,7 +28,7 @@ from lmcore.checkpoint import save as save_module
 from lmcore.checkpoint import write_plan as share
 from lmcore.checkpoint.manifest import TensorEntry
 from lmcore.durable import process_token
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointError, RunError
 
 SHAPE = {"hidden_size": 8}
 SMALL = {"weight": torch.arange(8.0)}
@@ -398,7 +398,7 @@ import resource, signal, sys
 from pathlib import Path
 import torch
 from lmcore.checkpoint import save_checkpoint
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointError, RunError
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 weights = {f"w{number}": torch.ones(50_000) for number in range(8)}
@@ -418,7 +418,7 @@ def test_write_limit_of_the_system(tmp_path: Path, run_python: Callable):
     assert result.returncode == 0, result.stderr
     what = f"error: could not save the checkpoint of iteration 20 in `{tmp_path}`\n"
     assert result.stdout.count(what + "why: File too large: it needs 1,6") == 3
-    assert result.stdout.count("hint: free some space") == 3
+    assert result.stdout.count("hint: raise the limit (`ulimit -f`") == 3
     assert names(tmp_path) == ["iter_0000010", "latest_checkpointed_iteration.txt"]
     assert find_checkpoint(tmp_path) == earlier
     assert value_in(earlier) == 1.0
@@ -521,3 +521,29 @@ def test_no_process_group(tmp_path: Path):
     """Saving and loading need no process group and leave none behind."""
     value_in(save(tmp_path, 1))
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("sent", ["../elsewhere", "/etc", "..", "a/b", ""])
+def test_a_path_from_another_rank_is_not_used(tmp_path: Path, sent: str):
+    """Rank 0 sends the name of the directory to write; a path that leads elsewhere is refused."""
+
+    class Answered:
+        rank, world_size = 1, 2
+
+        def exchange(self, work, combine, about, *, undo):
+            work()
+            return sent
+
+    (tmp_path / "elsewhere").mkdir()
+    plan = share.WritePlan({"weight": ("weight", None)}, {}, [])
+    with pytest.raises(RunError, match="another rank sent"):
+        save_checkpoint(
+            tmp_path / "checkpoints",
+            1,
+            dict(SMALL),
+            {},
+            model_shape=SHAPE,
+            plan=plan,
+            channel=Answered(),
+        )
+    assert not list((tmp_path / "elsewhere").iterdir())
