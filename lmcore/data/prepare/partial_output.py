@@ -140,6 +140,10 @@ class PartialOutput:
         """
         if not self.state.shards:
             self.remove()
+            if isinstance(cause, KeyboardInterrupt):
+                _log.warning(
+                    "no shard was complete, so nothing is kept; a smaller `--shard-mib` keeps more"
+                )
             return
         for output, counts in zip(self.keys, self.state.keys, strict=True):
             output.abandon(counts)

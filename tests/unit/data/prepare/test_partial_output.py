@@ -124,6 +124,21 @@ def test_only_complete_shards_are_left(tmp_path, whole):
     assert not list(folder.glob("*.idx"))
 
 
+def test_interruption_before_the_first_shard(tmp_path, whole, caplog):
+    """Nothing is left of the output, and a warning says so."""
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    names, _ = whole
+    large = request(names, tmp_path / "cut", log_interval=1, shard_bytes=2**30)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(large, interrupt)
+    assert "nothing is kept" in caplog.text
+    assert "--shard-mib" in caplog.text
+    assert list(tmp_path.glob("cut*")) == []
+
+
 def test_killed_process_is_resumed(tmp_path, whole):
     """Killed outright in the middle, with half a shard written, the run continues to the end."""
     names, made = whole

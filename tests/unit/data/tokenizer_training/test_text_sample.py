@@ -118,5 +118,10 @@ def test_first_bad_document_stops(tmp_path: Path) -> None:
 def test_no_text(content: str, tmp_path: Path) -> None:
     """Input without a letter of text is an error."""
     (tmp_path / "in.jsonl").write_text(content, encoding="utf-8")
-    with pytest.raises(DataError, match="no text"):
-        read_sample([str(tmp_path / "in.jsonl")], keys=("text",), limit=BIG)
+    path = str(tmp_path / "in.jsonl")
+    with pytest.raises(DataError, match="no text") as caught:
+        read_sample([path], keys=("text",), limit=BIG)
+    assert str(caught.value.why).endswith(f" in `{path}`")
+    with pytest.raises(DataError, match="no text") as caught:
+        read_sample([path, path], keys=("text",), limit=BIG)
+    assert str(caught.value.why).endswith(" in 2 inputs")
