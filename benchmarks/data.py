@@ -5,7 +5,7 @@ r"""`lmcore data prepare` beside Megatron's preparing scripts and the libraries'
 
 With `--bert-vocab-file` BERT's WordPiece is measured beside BPE, each with one worker.
 
-Every contender is a process of its own, started cold, on the same unique text (`unique_text.py`);
+Every contender is a separate process, started cold, on the same unique text (`unique_text.py`);
 they take turns, and the output of all must be the same bytes.  Wall seconds say what a user waits
 on this machine as it is; processor seconds say the same of a machine that nobody else uses, and
 are what ratios should be read by where several people share one.

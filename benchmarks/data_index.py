@@ -1,6 +1,6 @@
 """Sample indices: lmcore beside megatron-core, on the same files, compared byte for byte.
 
-Both map one dataset of many documents, each in a process of its own.  They take turns at every
+Both map one dataset of many documents, each in a separate process.  They take turns at every
 task, so that a change of the machine's speed falls on both; the figures are medians over the turns,
 and the medians of the ratios within a turn.  What they build is compared by hash before.
 
@@ -279,7 +279,7 @@ def serve(name: str, work: Work) -> None:
 
 
 class Contender:
-    """One contender in a process of its own."""
+    """One contender in a separate process."""
 
     def __init__(self, name: str, python: str, work: Work) -> None:
         """Start the process and wait until it has opened the datasets."""

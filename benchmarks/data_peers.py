@@ -3,7 +3,7 @@
 `preprocess_data.py` and its fast path are not in the megatron-core package.  Here they are as far
 as they matter: the same imports, a pool of processes that each parse a line and call the
 tokenizer, or gigatoken's batches; and megatron-core's own IndexedDatasetBuilder, fed document by
-document.  Run by `data.py` in processes of their own:
+document.  Run by `data.py` in separate processes:
 
     python data_peers.py default|fast INPUT PREFIX VOCAB MERGES WORKERS
 

@@ -1,4 +1,4 @@
-"""Contenders of `device_suite.py`: loops on an accelerator, each measured in a process of its own.
+"""Contenders of `device_suite.py`: loops on an accelerator, each measured in a separate process.
 
 `bare` is lmcore's model and kernels in a hand-written loop, for the cost of the framework;
 `transformers` is the best loop over that library's model that its documentation shows: the whole

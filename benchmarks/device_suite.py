@@ -1,6 +1,6 @@
 """What an accelerator does with lmcore, in one call: conformance, kernels, speed, loss curves.
 
-`gpu.py` and `xpu.py` say which device and what is expected of it; started by itself this file tries
+`gpu.py` and `xpu.py` say which device and what is expected of it; started alone this file tries
 everything at small scale on the CPU, as `--device cpu` does.  Every part runs in processes of its
 own, and one that fails or is out of time is named; the rest continues.  Results are written after
 each part to OUT/results.json; a table comes last, and OUT/report.json and OUT/report.md have what
@@ -58,7 +58,7 @@ CURVE_LIMIT = 0.02
 
 CURVE_FLAGS = ("--lr", "5e-4", "--lr-warmup-iters", "10")
 """A calm run: bf16 and float32 on the CPU are 0.0003 apart.  The default one has steps that throw
-it far off, and no two precisions go on alike from there."""
+it far off, and no two precisions continue alike from there."""
 
 
 def versions() -> dict[str, str]:

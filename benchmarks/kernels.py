@@ -65,7 +65,7 @@ class Inputs:
     """Random inputs of a size on a device."""
 
     def __init__(self, size: Size, device: Device, dtype: torch.dtype) -> None:
-        """Draw with a generator of its own, so that every contender sees the same."""
+        """Draw with a separate generator, so that every contender sees the same."""
         import torch
 
         self.size, self.device, self.dtype = size, device.torch_device, dtype

@@ -67,7 +67,7 @@ CONTENDERS: dict[str, Callable[..., Step]] = {
 
 
 class Contender:
-    """One contender in a process of its own, so that no other's settings reach it."""
+    """One contender in a separate process, so that no other's settings reach it."""
 
     def __init__(self, name: str, shape: str, threads: int) -> None:
         """Start the process and wait until it has taken two steps."""

@@ -1,4 +1,4 @@
-"""The plugin's own code on the simulated device: whole commands, in processes of their own.
+"""The plugin's own code on the simulated device: whole commands, in separate processes.
 
 The plugin of `on_sim/` calls the hooks of lmcore-xpu; only facts of the machine, `torch.xpu` and
 XCCL are stood for.
@@ -65,7 +65,7 @@ def environment(tmp_path_factory):
 
 @pytest.fixture
 def lmcore(environment, tmp_path):
-    """Function that runs a command in a process of its own, and returns its output."""
+    """Function that runs a command in a separate process, and returns its output."""
 
     def run(*arguments: str, status: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
         done = warm.run(

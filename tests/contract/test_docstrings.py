@@ -30,6 +30,7 @@ def test_docstrings_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
         ('def f():\n    """Names of files."""', (2, "begins with no verb")),
         ('def f():\n    """`x` squared."""', (2, "begins with no verb")),
         ('"""Names.\n\nThose of a run."""', (3, "says")),
+        ('"""Rows of a run that goes on."""', (1, "says")),
         ('def f():\n    """Fit.\n\n    Args:\n        size: Of the step.\n    """', (5, "says")),
         ('def f():\n    """Fit.\n\n    Returns:\n        Whether it fits.\n    """', (5, "says")),
     ],

@@ -105,7 +105,7 @@ FAST = least(
 reads from each.  A checkpoint has whole tensors: how they were cut is nothing to who reads them."""
 
 CONTINUED = ["one", "tp", "tp-sp", "cp", "interleaved", "zero2", "zero3", "lamb", "tp-pp", "hybrid"]
-"""Layouts that go on in the fast set, one of each axis at least, saving in both ways."""
+"""Layouts that continue in the fast set, one of each axis at least, saving in both ways."""
 
 
 def parameters(pairs: list[tuple[str, str]]) -> Any:

@@ -1,4 +1,4 @@
-"""The suite as users start it: pytest in a process of its own, its output and exit status."""
+"""The suite as users start it: pytest in a separate process, its output and exit status."""
 
 from __future__ import annotations
 

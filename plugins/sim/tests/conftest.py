@@ -84,7 +84,7 @@ def environment(built: None, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 def run_python(
     environment: dict[str, str], tmp_path: Path
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return what runs Python with arguments in a process of its own."""
+    """Return what runs Python with arguments in a separate process."""
 
     def run(*arguments: str, seconds: float = 100, **env: str) -> subprocess.CompletedProcess[str]:
         return warm.run(

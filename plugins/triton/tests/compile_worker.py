@@ -1,6 +1,6 @@
 """Compile every Triton kernel for a GPU that is not here, and record what a compiled block sees.
 
-Run as `compile_worker.py CAPABILITY compiled widest traced`, in a process of its own: Triton
+Run as `compile_worker.py CAPABILITY compiled widest traced`, in a separate process: Triton
 decides at import whether its kernels are interpreted.  A stand-in for the driver names the GPU;
 launches are turned into compilations of exactly what would have been launched.  Prints one JSON
 object.

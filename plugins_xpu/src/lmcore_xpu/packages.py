@@ -92,7 +92,7 @@ def _of_another_torch(name: str, version: str, torch: TorchBuild, instead: str) 
 
 
 def _own_version(distribution: importlib.metadata.Distribution) -> str:
-    """Return the extension's version; its build for CPUs has that in a file of its own."""
+    """Return the extension's version; its build for CPUs has that in a separate file."""
     file = Path(str(distribution.locate_file("intel_extension_for_pytorch/_version.py")))
     try:
         found = _EXTENSION_VERSION.search(file.read_text(encoding="utf-8", errors="replace"))

@@ -33,7 +33,8 @@ _NO_VERB = re.compile(
     re.VERBOSE,
 )
 _PHRASE = re.compile(
-    r"""\b(told|tells|hears|stands?(?!-)|mend(s|ed|ing)?|anew|whoever|of\ which|those\ (of|that)
+    r"""\b(told|tells|hears|stands?(?!-)|mend(s|ed|ing)?|anew|whoever|go(es)?\ on
+    |of\ which|those\ (of|that)
     |who\ errs)\b
     |^\s+\w+(,\ \*{0,2}\w+)*:\s+(?-i:Of|From|Whether|What|Which|How|Where)\b""",
     re.IGNORECASE | re.VERBOSE | re.MULTILINE,

@@ -108,7 +108,7 @@ class Environment:
         return self.start(*COMMAND, *arguments, **env)
 
     def run_with_forks(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run `lmcore WORDS`; if it is forked, so is what it calls in processes of their own."""
+        """Run `lmcore WORDS`; if it is forked, so is what it calls in separate processes."""
         command = COMMAND if self.virtual else ("-c", COMMAND_WITH_FORKS)
         return self.start(*command, *arguments, **env)
 

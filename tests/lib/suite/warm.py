@@ -3,7 +3,7 @@
 Importing torch takes more than a second, and most programs that tests start do little else.
 `WarmPopen` and `run` take the place of `subprocess.Popen` and `subprocess.run` for commands that
 begin with `sys.executable`: a server process, one for each test process, forks for each of them.
-The program is a process of its own, with its own arguments, environment, folder and streams.
+The program is a separate process, with its own arguments, environment, folder and streams.
 
 A launcher of several processes, as `lmcore train` is, forks in its turn: nothing has been done with
 the torch that it finds imported.

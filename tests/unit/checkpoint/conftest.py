@@ -55,7 +55,7 @@ def saved(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> Path:
 
 @pytest.fixture(scope="session")
 def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a piece of Python in a process of its own, where a warning is an error."""
+    """Runs a piece of Python in a separate process, where a warning is an error."""
 
     def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         strict = "import warnings; warnings.simplefilter('error')\n" + textwrap.dedent(code)

@@ -19,7 +19,7 @@ from lmcore_conformance.result import Result, Status
 __all__ = ["RankBench", "run_group"]
 
 _COLLECTIVE_SECONDS = 30.0
-"""Until a collective that some rank misses fails by itself."""
+"""Seconds after which a collective that some rank misses fails."""
 
 _SHORT_SECONDS = 3.0
 """The same, where a check lets a rank miss one."""

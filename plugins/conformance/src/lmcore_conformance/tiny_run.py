@@ -237,7 +237,7 @@ class TinyRuns:
 
 @contextlib.contextmanager
 def tiny_runs(bench: Bench) -> Iterator[TinyRuns]:
-    """Return runs that write into a folder of their own, which is gone afterwards."""
+    """Return runs that write into a separate folder, which is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="lmcore-conformance-") as folder:
         yield TinyRuns(bench, Path(folder))
 

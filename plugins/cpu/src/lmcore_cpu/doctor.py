@@ -1,4 +1,4 @@
-"""Checks of `lmcore doctor` on the CPU; they run in a process of their own."""
+"""Checks of `lmcore doctor` on the CPU; they run in a separate process."""
 
 from __future__ import annotations
 

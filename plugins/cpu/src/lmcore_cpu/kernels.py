@@ -32,7 +32,7 @@ def _float32(context: OpContext) -> Reject | None:
 
 
 def _eager(context: OpContext) -> Reject | None:
-    """Refuse compiled blocks, which have a variant of their own."""
+    """Refuse compiled blocks, which have a separate variant."""
     if context.attributes.get("compile"):
         return Reject("is not for compiled blocks; `onednn-compile` is")
     return _float32(context)

@@ -1,4 +1,4 @@
-"""Calls in processes of their own: what comes back, and how a bad end is reported."""
+"""Calls in separate processes: what comes back, and how a bad end is reported."""
 
 from __future__ import annotations
 

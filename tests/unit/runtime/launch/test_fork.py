@@ -1,6 +1,6 @@
 """Ranks that are copies of their launcher: what they have of it, how they end, when there are none.
 
-Each case is a launcher in a process of its own, which has not imported torch before.
+Each case is a launcher in a separate process, which has not imported torch before.
 """
 
 from __future__ import annotations

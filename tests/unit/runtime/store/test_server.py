@@ -105,7 +105,7 @@ def test_threads_share_a_client(client: StoreClient) -> None:
 
 
 def test_another_secret_is_refused(address: tuple[str, int], client: StoreClient) -> None:
-    """It is refused at once, and the store goes on."""
+    """It is refused at once, and the store continues."""
     begin = time.monotonic()
     with pytest.raises(StoreError, match="another secret"):
         StoreClient(*address, b"another secret of another run", timeout=30.0)

@@ -210,7 +210,7 @@ def compiled(bench: Bench) -> str:
 
 @contextmanager
 def _recorded(bench: Bench) -> Iterator[Any]:
-    """Record what is queued within the context, on a stream of its own; give the graph."""
+    """Record what is queued within the context, on a separate stream; give the graph."""
     graph, stream = bench.device.require("new_graph")(), bench.device.require("new_stream")()
     bench.device.synchronize()
     with stream:

@@ -330,7 +330,7 @@ def mixed_precision(bench: Bench) -> str:
     seconds=150,
 )
 def command(bench: Bench) -> str:
-    """Run both commands, each in a process of its own."""
+    """Run both commands, each in a separate process."""
     device = bench.selection.plugin
     with TemporaryDirectory(prefix="lmcore-conformance-") as folder:
         run = Path(folder) / "run"

@@ -1,6 +1,6 @@
 """`lmcore plugin check`: checks a plugin against the contract, and names each fault.
 
-The plugin is loaded and called in a process of its own (`lmcore_conformance.plugin_check.trial`)
+The plugin is loaded and called in a separate process (`lmcore_conformance.plugin_check.trial`)
 with a time limit, so that a crash in its native code, or a hang, is a finding like any other.
 """
 
