@@ -234,7 +234,9 @@ def _schedule_difference(
     if not differing or accepted:
         return None
     rows = (
-        f"`{_SCHEDULE_OPTIONS[name]}`: checkpoint {saved.get(name)}, this run {now[name]}"
+        "`{}`: checkpoint {}, this run {}".format(
+            _SCHEDULE_OPTIONS[name], *_rounded(saved.get(name), now[name])
+        )
         for name in differing
     )
     hint = "`--override-opt-param-scheduler` continues with this run's schedule"
@@ -247,6 +249,12 @@ def _schedule_difference(
         "changed)",
     )
     return _Difference(problem, "--override-opt-param-scheduler")
+
+
+def _rounded(*values: Any) -> list[str]:
+    """Return two values for a message, rounded to 10 digits unless they would look equal."""
+    short = [f"{value:.10g}" if isinstance(value, float) else str(value) for value in values]
+    return short if len(set(short)) == len(values) else [str(value) for value in values]
 
 
 def check_learning_rate(plan: RunPlan, schedule: LearningRateSchedule, scheduled: int) -> None:

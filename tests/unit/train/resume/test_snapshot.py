@@ -18,6 +18,7 @@ from lmcore.errors import CheckpointError, ConfigError
 from lmcore.optim.loss_scale import DynamicLossScale
 from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.resume import restore as restoring
+from lmcore.train.resume import same_run
 from lmcore.train.resume.restore import draws_alike, restore
 from lmcore.train.resume.snapshot import take_snapshot
 from lmcore.train.state import TrainState
@@ -132,7 +133,7 @@ def test_changed_schedule(trained: Any, resume: Any) -> None:
     with pytest.raises(ConfigError, match="schedule is not the checkpoint's") as caught:
         resume(folder, order, base=base)
     assert caught.value.why == (
-        "`lr`: checkpoint 0.01, this run 0.02; `lr_warmup_samples`: checkpoint 4.0, this run 6.0; "
+        "`lr`: checkpoint 0.01, this run 0.02; `lr_warmup_samples`: checkpoint 4, this run 6; "
         "`lr_decay_samples`: checkpoint 80, this run 120"
     )
     for flag in (
@@ -141,6 +142,13 @@ def test_changed_schedule(trained: Any, resume: Any) -> None:
         "--override-opt-param-scheduler",
     ):
         assert flag in str(caught.value.hint)
+
+
+def test_numbers_of_a_changed_schedule() -> None:
+    """Rounding errors are not shown, but differences that are as small."""
+    assert same_run._rounded(1.2000000000000002, 2.4000000000000004) == ["1.2", "2.4"]
+    assert same_run._rounded(1.2000000000000002, 1.2) == ["1.2000000000000002", "1.2"]
+    assert same_run._rounded("linear", 126_953_125) == ["linear", "126953125"]
 
 
 def test_schedule_of_the_checkpoint(
