@@ -127,19 +127,19 @@ def train(data_prefix: str, tmp_path: Path) -> Callable[..., Run]:
 
 
 @pytest.fixture(scope="session")
-def train_once(data_prefix: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+def train_once(data_prefix: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     """Runs `lmcore train` in this process, once for the same flags.
 
     Tests share the run and only read it: to continue it, give `--load` and another directory.
     """
-    known: dict[str, Run] = {}
+    known: dict[tuple[str, str | None], Run] = {}
 
-    def go(flags: str) -> Run:
-        if flags not in known:
-            run = train_here(tmp_path_factory.mktemp("shared") / "run", flags, data_prefix)
+    def go(flags: str, prefix: str | None = data_prefix) -> Run:
+        if (flags, prefix) not in known:
+            run = train_here(tmp_path_factory.mktemp("shared") / "run", flags, prefix)
             assert run.status == 0, run.err
-            known[flags] = run
-        return known[flags]
+            known[flags, prefix] = run
+        return known[flags, prefix]
 
     return go
 
