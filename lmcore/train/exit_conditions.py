@@ -96,6 +96,13 @@ class ExitConditions:
         return self.received is not None
 
     @property
+    def signal_reason(self) -> str:
+        """Reason for the end of a run by a signal, outside of its steps."""
+        if self.received is None:
+            return "another process received a signal"
+        return f"received {self.received.name}"
+
+    @property
     def ending(self) -> bool:
         """True if a signal ends the run, by the sums over all ranks of the last step."""
         return any((self._sums or self.requests())[: len(_SIGNALS)])

@@ -100,7 +100,10 @@ def train(
         _save(state, saver, report, queue)
     profile.on_step(state.iteration, ends=True)
     if exit_reason is None:
-        report.test_result(state.iteration, evaluator.test())
+        test = evaluator.test()
+        if test is None and datasets.test is not None:
+            report.reason = exits.signal_reason  # not complete: the next start evaluates the test
+        report.test_result(state.iteration, test)
 
 
 def _save(

@@ -158,6 +158,20 @@ def test_second_signal(
 
 
 @pytest.mark.parametrize("number", SIGNALS)
+def test_in_the_test(
+    train: Any, signal_at: Any, assert_continues: Any, number: signal.Signals
+) -> None:
+    """A run without its test loss is not complete: the next start evaluates the test set."""
+    signal_at("lmcore.train.loop:Evaluator.test", number)
+    run = train("run", FLAGS)
+    assert run.status == 0, run.err
+    assert run.summary["status"] == f"received {number.name}"
+    assert run.summary["test_loss"] is None
+    assert "continue " in run.out
+    assert_continues(run)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_after_training(
     train: Any, signal_at: Any, assert_continues: Any, number: signal.Signals
 ) -> None:

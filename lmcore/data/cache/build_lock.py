@@ -19,6 +19,7 @@ from typing import TypeVar
 from lmcore.data.indexed.files import disk_errors
 from lmcore.errors import DataError
 from lmcore.lock import LockFile
+from lmcore.signals import deferred_signals
 
 __all__ = ["build_or_wait"]
 
@@ -56,13 +57,14 @@ def build_or_wait(
     start = alive = time.monotonic()
     next_message, pause = start + _FIRST_MESSAGE, _FIRST_POLL
     while True:
-        with disk_errors(lock):
-            acquired = guard.acquire()
         try:
+            with disk_errors(lock), deferred_signals():  # an interrupt leaves no lock
+                acquired = guard.acquire()
             if acquired and find() is None:
                 build()
         finally:
-            guard.release()
+            with deferred_signals():
+                guard.release()
         found = find()
         if found is not None:
             return found

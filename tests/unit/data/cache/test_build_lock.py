@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -64,6 +65,25 @@ def test_a_failed_build_frees_the_lock(tmp_path):
     with pytest.raises(RuntimeError):
         build_or_wait(tmp_path / "lock", lambda: None, fail, what="x")
     assert wait(tmp_path) == "built"
+
+
+@pytest.mark.parametrize("name", ["acquire", "release"])
+def test_an_interrupt_leaves_no_lock(tmp_path, monkeypatch, name):
+    """Ctrl-C while the lock is taken or released counts afterwards."""
+    real = getattr(build_lock.LockFile, name)
+
+    def interrupted(lock):
+        if name == "release":
+            os.kill(os.getpid(), signal.SIGINT)
+        result = real(lock)
+        if name == "acquire":
+            os.kill(os.getpid(), signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(build_lock.LockFile, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        wait(tmp_path)
+    assert not (tmp_path / "lock").exists()
 
 
 def test_who_waits_takes_what_a_live_builder_makes(tmp_path, monkeypatch, caplog):
