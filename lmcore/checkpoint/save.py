@@ -321,7 +321,9 @@ def _move_aside(target: Path, reason: str) -> None:
         for number in range(1, 1_000_000)
         if not (path := target.with_name(f"{target.name}.aside-{number}")).exists()
     )
-    logger.warning("%s; moved to `%s`: the name is needed for a new checkpoint", reason, aside.name)
+    logger.warning(
+        "%s; `%s` is now `%s`, as a new checkpoint needs its name", reason, target.name, aside.name
+    )
     target.rename(aside)
 
 

@@ -131,7 +131,7 @@ def test_a_damaged_checkpoint_of_the_same_name_is_called_damaged(
     assert manifest.exists()
     save(tmp_path, 10, value=3.0)
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert f"`{manifest}` is damaged; moved to `iter_0000010.aside-1`" in warning
+    assert f"`{manifest}` is damaged; `iter_0000010` is now `iter_0000010.aside-1`" in warning
     assert "not a checkpoint of lmcore" not in warning
     assert value_in(damaged) == 3.0
     assert len((tmp_path / "iter_0000010.aside-1/manifest.json").read_text()) == 100
