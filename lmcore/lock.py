@@ -133,7 +133,7 @@ class LockFile:
         While it is held, a daemon thread touches it.
 
         Raises:
-            OSError: The file system refuses, or the path is not that of a readable file; then the
+            OSError: The file system refuses, or the path is not a readable file; then the
                 error's `filename` is the path of the lock.
         """
         for _ in range(_ATTEMPTS):

@@ -121,7 +121,7 @@ class PrecisionPolicy:
                 raise PluginError(
                     f"precision `{self.name}` changed parameters of the model: "
                     f"{', '.join(f'`{name}`' for name in odd[:4])}",
-                    why="checkpoints and the optimizer know parameters by name and shape",
+                    why="checkpoints and the optimizer identify parameters by name and shape",
                     hint="report this to the authors of the plugin that offers it",
                 )
         self.verify_model(model)

@@ -90,7 +90,7 @@ def defaults(device_type: str, index: int, *, brought: Collection[str] = ()) -> 
             values["new_graph"] = _graph_maker()
         except (AttributeError, RuntimeError) as cause:
             missing["new_graph"] = first_line(cause)
-    missing["peak_flops"] = "the plugin does not know this device's peak"
+    missing["peak_flops"] = "the plugin has no figure for this device's peak"
     values["missing"] = missing
     return values
 
@@ -115,7 +115,7 @@ def _module(device_type: str) -> Any:
         return torch.get_device_module(device_type)
     except (RuntimeError, AttributeError) as cause:
         raise DeviceError(
-            f"torch {torch.__version__} does not know a device type `{device_type}`",
+            f"torch {torch.__version__} has no device type `{device_type}`",
             why=str(cause).splitlines()[0],
             hint="import the package that brings it to torch before the device is created",
         ) from cause

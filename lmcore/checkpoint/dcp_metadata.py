@@ -181,7 +181,7 @@ class _Converter:
         stated = _mapping(fields.get("state_dict_metadata"), "state_dict_metadata")
         if stated.keys() != self._tensors.keys():
             odd = sorted(str(name)[:80] for name in stated.keys() ^ self._tensors.keys())
-            _refuse(f"its tensors are not those of the manifest: {', '.join(odd[:10])}")
+            _refuse(f"its tensors differ from the manifest's: {', '.join(odd[:10])}")
         ranges = self._ranges(_mapping(fields.get("storage_data"), "storage_data"))
         found: dict[str, list[StoredChunk]] = {}
         for name, entry in stated.items():

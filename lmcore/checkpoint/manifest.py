@@ -160,7 +160,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         saves = document.get("sequence")
         raise NewerFormatError(
             f"checkpoint `{checkpoint}` was written by a newer lmcore",
-            why=f"its format version is {version}; this lmcore knows up to {FORMAT_VERSION}",
+            why=f"its format version is {version}; this lmcore reads up to {FORMAT_VERSION}",
             hint=f"install lmcore {_quoted(document.get('lmcore_version'))} or newer, or name an "
             "older checkpoint: `--load RUN/checkpoints/iter_XXXXXXX`",
             sequence=saves if isinstance(saves, int) else None,

@@ -197,7 +197,7 @@ def _check_flags(section: GenerateSection) -> None:
     if section.json and section.sample_output_file is not None:
         raise ConfigError(
             "`--json` and `--sample-output-file` exclude each other",
-            why="the file has JSON lines in a format of its own",
+            why="the file has JSON lines in a format of lmcore's",
             hint="write `--json > FILE` for all values of a sample",
         )
 

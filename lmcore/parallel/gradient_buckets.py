@@ -160,5 +160,5 @@ def _two_parts(name: str) -> RunError:
     return RunError(
         f"the gradient of `{name}`, or of a parameter in the same bucket, came in two parts",
         why="the first part was already being all-reduced",
-        hint="a recompute policy that runs backward passes of its own does so: try another one",
+        hint="a recompute policy that runs its own backward passes does so: try another one",
     )

@@ -305,7 +305,7 @@ def _no_such_backend(
     offered = ", ".join(f"`{one.name}`" for one in backends) or "none"
     return DeviceError(
         f"`--distributed-backend {wanted}` cannot be used on this device",
-        why="\n".join(reasons) or f"its plugin does not know it; it offers {offered}",
+        why="\n".join(reasons) or f"its plugin does not have it; it offers {offered}",
         hint=f"leave it out: `{usable[0]}` is used then" if usable else "see `lmcore doctor`",
     )
 

@@ -79,7 +79,7 @@ def _document_masks(plan: RunPlan, tokenizer: Tokenizer) -> DocumentMasks | None
     flags = [f"`--{name.replace('_', '-')}`" for name, wanted in asked.items() if wanted]
     if not flags:
         return None
-    what = f"{' and '.join(flags)} cannot tell where documents end"
+    what = f"{' and '.join(flags)} cannot detect where documents end"
     if tokenizer.eod is None:
         why = f"the tokenizer `{tokenizer.name}` has no end-of-document token"
         raise ConfigError(what, why=why, hint="leave the flag out, or use another tokenizer")

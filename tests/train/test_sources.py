@@ -202,7 +202,7 @@ def test_documents_without_ends(train: Any, tmp_path: Path) -> None:
     prepare_text(tmp_path / "x.txt", tokenizer, tmp_path / "x", append_eod=False)
     run = train("run", f"--data-path {tmp_path}/x_text_document --reset-position-ids")
     assert run.status == 2
-    assert "`--reset-position-ids` cannot tell where documents end" in run.err
+    assert "`--reset-position-ids` cannot detect where documents end" in run.err
     assert "was prepared without end-of-document tokens" in run.err
 
 

@@ -873,7 +873,7 @@ def test_a_backend_is_chosen_by_name():
     assert error.value.hint == "leave it out: `fast` is used then"
     with pytest.raises(DeviceError) as error:
         choose_comm_backend([dead], "slow")
-    assert error.value.why == "its plugin does not know it; it offers `dead`"
+    assert error.value.why == "its plugin does not have it; it offers `dead`"
     assert error.value.hint == "see `lmcore doctor`"
 
 

@@ -86,7 +86,7 @@ class CleanSection(TokenizerSection, InputSection):
     )
     seed: int = option(1234, "Seed of near and shuffle.", minimum=0)
     scratch: str | None = option(
-        None, "Directory for temporary files; default: that of the output.", metavar="DIR"
+        None, "Directory for temporary files; default: the output's.", metavar="DIR"
     )
     url_key: str = option("url", "url: key of the URL.", metavar="KEY")
     url_rules: tuple[str, ...] = option(

@@ -164,7 +164,7 @@ def _is_saved(directory: Path, record: Mapping[str, Any], *, refuse: bool) -> bo
             f"`{directory}` holds another tokenizer",
             why=f"a `{there['type']}` with fingerprint {there['fingerprint'][:16]}; this run has a "
             f"`{record['type']}` with {record['fingerprint'][:16]}",
-            hint="save the run in a directory of its own",
+            hint="save the run in another directory",
         )
     names = [there[option] for option in _NAMES if there.get(option) is not None]
     paths = [f"{name}/tokenizer.json" if name == "pretrained" else name for name in names]

@@ -86,7 +86,7 @@ def only_process(env: Mapping[str, str]) -> RankInfo:
         raise ConfigError(
             f"this process is one of {world}, and this command runs in one",
             why="the environment has WORLD_SIZE, as a launcher such as torchrun sets it",
-            hint="start it by itself, or unset WORLD_SIZE",
+            hint="start it alone, or unset WORLD_SIZE",
         )
     return rank_info(env)
 

@@ -33,14 +33,14 @@ _RETRY_SECONDS = 0.05
 class StoreError(RuntimeError):
     """The server of the store did not answer, has gone, or does not know the secret.
 
-    It is a `RuntimeError`, as torch's errors of its own stores are.
+    It is a `RuntimeError`, as are the errors of torch's stores.
     """
 
 
 class StoreClient:
     """Connection of a process to the store of its run.
 
-    Values are bytes; text is encoded.  Each request uses a connection of its own while it lasts,
+    Values are bytes; text is encoded.  Each request uses a separate connection while it lasts,
     so that threads do not wait for each other.
 
     Args:

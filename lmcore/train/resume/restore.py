@@ -222,7 +222,7 @@ def _check_presence(
         raise CheckpointError(
             "the optimizer's state in the checkpoint has other tensors than this run's",
             why=f"it lacks `{lacking[0]}`: settings of the optimizer differ",
-            hint="give the first run's, or add `--no-load-optim` to go on with a new optimizer",
+            hint="give the first run's, or add `--no-load-optim` to continue with a new optimizer",
         )
     if lacking:
         raise CheckpointError(

@@ -179,7 +179,7 @@ def test_a_function_of_every_device_is_required_by_name(chip_module):
 @pytest.mark.parametrize("index", [None, 0])
 def test_an_unknown_device_type_is_a_device_error(index):
     """The message says that a package may have to be imported first."""
-    with pytest.raises(DeviceError, match="does not know a device type `nosuch`") as error:
+    with pytest.raises(DeviceError, match="has no device type `nosuch`") as error:
         Device.from_torch("nosuch", index)
     assert "import the package" in error.value.hint
 

@@ -41,7 +41,7 @@ def test_newer_format_is_named(saved: Path):
     rewrite(saved, lambda document: document.update(format_version=2, lmcore_version="9.1"))
     with pytest.raises(CheckpointError, match="newer lmcore") as caught:
         read_manifest(saved)
-    assert caught.value.why == "its format version is 2; this lmcore knows up to 1"
+    assert caught.value.why == "its format version is 2; this lmcore reads up to 1"
     assert str(caught.value.hint).startswith("install lmcore `9.1` or newer")
 
 
