@@ -98,11 +98,14 @@ def _micro_batch(loaded: LoadedConfig) -> Problems:
     samples, length = loaded.config.training.micro_batch_size, loaded.config.model.seq_length
     size, memory = 8 * samples * (length + 1), host_memory()
     if size > memory:
+        given = [name for name in ("micro_batch_size", "seq_length") if loaded.given(name)]
+        shown = " with ".join(loaded.shown(name) for name in given or ["micro_batch_size"])
         yield ConfigError(
-            f"{loaded.shown('micro_batch_size')} does not fit the memory of the host",
+            f"{shown} does not fit the memory of the host",
             why=f"{samples:,} samples of {length:,} tokens take {size / 2**30:,.0f} GiB; the host "
             f"has {memory / 2**30:,.0f} GiB",
-            hint="use a smaller one; `--global-batch-size` sets the number of samples of a step",
+            hint="use a smaller micro-batch or shorter samples; `--global-batch-size` sets the "
+            "number of samples of a step",
         )
 
 

@@ -41,8 +41,8 @@ __all__ = [
 FINAL_EPOCH_THRESHOLD = 0.80
 _INT32_MAX = 2**31 - 1
 _FEWER = (
-    "fewer samples: training takes its steps times the global batch size, validation "
-    "`--eval-iters` times that for each time it runs"
+    "fewer samples: training takes the global batch size in each step, a validation `--eval-iters` "
+    "times the global batch size"
 )
 _UINT32_MAX = 2**32 - 1
 
