@@ -7,6 +7,7 @@ is a bug and keeps its traceback.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import re
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stderr.write("interrupted\n")
         return _INTERRUPTED
     except Exception as error:
-        failed = _stdout_error(error)
+        failed = _stdout_error(error) or _path_error(error)
         if _is_launched():
             from lmcore.runtime.launch.worker_protocol import report_error
 
@@ -150,6 +151,18 @@ def _stdout_error(error: Exception) -> LmcoreError | None:
             _discard_stdout()
             return LmcoreError(f"cannot write to standard output: {error.strerror}")
     return None
+
+
+def _path_error(error: Exception) -> LmcoreError | None:
+    """Return the message for a path that the system refuses, unlike a bug; else None."""
+    refused = {errno.EACCES, errno.ENAMETOOLONG, errno.ELOOP}
+    if not isinstance(error, OSError) or error.errno not in refused or error.filename is None:
+        return None
+    from lmcore.errors import LmcoreError
+
+    shown = os.fsdecode(error.filename) if not isinstance(error.filename, int) else error.filename
+    hint = "check the path and its permissions"
+    return LmcoreError(f"cannot use `{shown}`", why=error.strerror, hint=hint)
 
 
 def _discard_stdout() -> None:

@@ -15,13 +15,16 @@ from lmcore.config.options.run_help import render_run_help
 from lmcore.config.resolve import resolve
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
-from lmcore.errors import ConfigError, DeviceError, RunError, counted, printable
+from lmcore.errors import ConfigError, DeviceError, LmcoreError, RunError, counted, printable
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.signals import clean_termination
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lmcore.config.plan import RunPlan
     from lmcore.config.settings import LoadedConfig
+    from lmcore.data.prepare.named_text import NamedText
     from lmcore.plugin import PluginSet, Selection
     from lmcore.runtime.launch.rank import RankInfo
     from lmcore.train.report.run_report import RunResult
@@ -68,11 +71,15 @@ def _train(argv: list[str]) -> int:
         selection = select_device(plugins, config.accelerator.device, rank)
     except DeviceError as problem:
         problems.append(problem)
+    texts: Mapping[str, NamedText] = {}
+    try:
+        texts = choose_texts(sources, named_texts(plugins), may_be_gone=config.data.lazy_loader)
+    except LmcoreError as problem:
+        problems += [problem, *getattr(problem, "others", ())]
     devices = selection.probe.count if selection is not None else 1
     world_size = _process_count(loaded, rank, devices=devices)
     valid = validate(loaded, world_size=world_size, further=problems)
     assert selection is not None  # its absence is among the problems
-    texts = choose_texts(sources, named_texts(plugins), may_be_gone=config.data.lazy_loader)
     tokenizer = choose_tokenizer(config.data, sources, registered_types(plugins))
     plan = resolve(
         valid,

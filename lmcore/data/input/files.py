@@ -6,6 +6,7 @@ from the first characters, for Parquet and Arrow from the first bytes, with any 
 
 from __future__ import annotations
 
+import errno
 import glob
 import logging
 import os
@@ -175,9 +176,21 @@ def _files_below(directory: str, chosen: Format | None) -> list[str]:
 
 
 def _walk(directory: str) -> Iterator[str]:
-    """Yield the files below *directory*, through links, except hidden ones and markers."""
+    """Yield the files below *directory*, through links, except hidden ones and markers.
+
+    Raises:
+        DataError: A directory cannot be read, or a link leads nowhere: its documents would be lost.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise DataError(
+            f"cannot read `{error.filename}`",
+            why=error.strerror,
+            hint="its documents would be left out: check the path and its permissions",
+        )
+
     seen = set()
-    for folder, folders, files in os.walk(directory, followlinks=True):
+    for folder, folders, files in os.walk(directory, followlinks=True, onerror=refuse):
         real = os.path.realpath(folder)
         if real in seen:  # a link to a parent directory
             folders.clear()
@@ -186,8 +199,12 @@ def _walk(directory: str) -> Iterator[str]:
         folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
         for name in files:
             path = os.path.join(folder, name)  # noqa: PTH118  # as fast as the walk
-            if not name.startswith((".", "_")) and Path(path).is_file():
+            if name.startswith((".", "_")):
+                continue
+            if Path(path).is_file():
                 yield path
+            elif not Path(path).exists():
+                refuse(OSError(errno.ENOENT, "it is a symbolic link to nothing", path))
 
 
 def _require_one_format(directory: str, files: Sequence[str]) -> None:

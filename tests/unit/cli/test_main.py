@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -257,6 +258,23 @@ def test_other_full_disk_keeps_its_traceback(
     monkeypatch.setattr(entry, "_start", lambda arguments: (_ for _ in ()).throw(error))
     with pytest.raises(OSError, match="full"):
         main(["try"])
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENAMETOOLONG, errno.ELOOP])
+def test_a_path_that_the_system_refuses_is_a_message(
+    number: int,
+    command: Callable[[Callable[[list[str]], int]], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A directory that may not be searched is the user's to fix, wherever a command meets it."""
+
+    def refused(_arguments: list[str]) -> int:
+        raise OSError(number, os.strerror(number), "closed/run")
+
+    command(refused)
+    assert main(["try"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: cannot use `closed/run`\nwhy: {os.strerror(number)}")
 
 
 def test_memory_error_is_a_message(

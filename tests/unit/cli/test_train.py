@@ -150,6 +150,17 @@ CASES: dict[str, tuple[int, str, Any]] = {
 }
 
 
+def test_an_unknown_text_comes_with_the_other_errors(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A published command, as it is: all that has to be changed is named in one start."""
+    flags = "--train-data c4/en --tokenizer-type GPT2BPETokenizer --hidden-size 15"
+    assert main(["train", *flags.split()]) == 2
+    err = capsys.readouterr().err
+    assert "`--train-data c4/en`" in err
+    assert err.count("error: ") == 3
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_bad_input(
     name: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

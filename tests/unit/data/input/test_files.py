@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import logging
+import os
 
 import pytest
 
@@ -122,3 +123,30 @@ def test_unknown_format_names_the_nearest(tmp_path):
     """A format that is none is answered with those there are."""
     with pytest.raises(ConfigError, match="did you mean `parquet`"):
         find_inputs(["-"], "parket")
+
+
+def test_nothing_below_a_directory_is_left_out_in_silence(tmp_path, monkeypatch):
+    """A link to nothing and a directory that cannot be read are errors: documents would be lost."""
+    (tmp_path / "in/closed").mkdir(parents=True)
+    (tmp_path / "in/a.jsonl").write_text("{}")
+    assert [file.path for file in find_inputs([str(tmp_path / "in")])] == [
+        str(tmp_path / "in/a.jsonl")
+    ]
+    (tmp_path / "in/b.jsonl").symlink_to("gone")
+    with pytest.raises(DataError, match=r"b\.jsonl") as caught:
+        find_inputs([str(tmp_path / "in")])
+    assert "a symbolic link to nothing" in caught.value.why
+    with pytest.raises(DataError, match="cannot read"):
+        find_inputs([str(tmp_path / "in/b.jsonl")])
+    (tmp_path / "in/b.jsonl").unlink()
+    scandir = os.scandir
+
+    def refused(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(DataError, match="closed") as caught:
+        find_inputs([str(tmp_path / "in")])
+    assert caught.value.why == "Permission denied"
