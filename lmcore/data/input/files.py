@@ -131,6 +131,8 @@ def _can_be_read(path: Path) -> bool:
 def _matches(pattern: str, chosen: Format | None) -> list[str]:
     """Return the files that match a pattern, and the files below matching directories."""
     matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  # absolute ones, too
+    for path in matches:
+        _refuse_broken_link(path)
     files = [path for path in matches if Path(path).is_file()]
     if not files:
         for path in matches:
@@ -181,16 +183,8 @@ def _walk(directory: str) -> Iterator[str]:
     Raises:
         DataError: A directory cannot be read, or a link leads nowhere: its documents would be lost.
     """
-
-    def refuse(error: OSError) -> None:
-        raise DataError(
-            f"cannot read `{error.filename}`",
-            why=error.strerror,
-            hint="its documents would be left out: check the path and its permissions",
-        )
-
     seen = set()
-    for folder, folders, files in os.walk(directory, followlinks=True, onerror=refuse):
+    for folder, folders, files in os.walk(directory, followlinks=True, onerror=_refuse):
         real = os.path.realpath(folder)
         if real in seen:  # a link to a parent directory
             folders.clear()
@@ -203,8 +197,26 @@ def _walk(directory: str) -> Iterator[str]:
                 continue
             if Path(path).is_file():
                 yield path
-            elif not Path(path).exists():
-                refuse(OSError(errno.ENOENT, "it is a symbolic link to nothing", path))
+            else:
+                _refuse_broken_link(path)
+
+
+def _refuse_broken_link(path: str) -> None:
+    if not Path(path).exists():
+        _refuse(OSError(errno.ENOENT, "it is a symbolic link to nothing", path))
+
+
+def _refuse(error: OSError) -> None:
+    """Raise the error of a path whose documents would be left out.
+
+    Raises:
+        DataError: Always.
+    """
+    raise DataError(
+        f"cannot read `{error.filename}`",
+        why=error.strerror,
+        hint="its documents would be left out: check the path and its permissions",
+    )
 
 
 def _require_one_format(directory: str, files: Sequence[str]) -> None:
