@@ -3,7 +3,8 @@
 A lock file names its owner by machine, process namespace, process id and start time, and is touched
 every few seconds.  An owner on the same machine is dead if its process is gone; an owner elsewhere
 (another host, another container) if its lock was not touched for a minute, by the clock of the file
-system.  The lock of a dead owner is taken over.
+system.  The lock of a dead owner is taken over, and so is a copy of a lock, in a directory that was
+copied while its owner ran: it has another inode than it says.
 
 A new lock appears complete by one hard link, which network file systems do atomically.  Processes
 that take over the same lock exclude each other by `flock` as far as the file system supports it.
@@ -52,18 +53,20 @@ class LockOwner:
         host: Name of the host, for messages.
         pid: Process id.
         started: Start time of the process, in seconds after the machine's boot.
+        inode: Inode of the lock file, which a copy of the file does not have; 0 if unknown.
     """
 
     machine: str
     host: str
     pid: int
     started: float
+    inode: int = 0
 
     @classmethod
-    def this_process(cls) -> LockOwner:
-        """Return the owner of the locks of this process."""
+    def this_process(cls, inode: int = 0) -> LockOwner:
+        """Return this process as the owner of the lock file *inode*."""
         pid = os.getpid()
-        return cls(machine(), socket.gethostname(), pid, process_start(pid))
+        return cls(machine(), socket.gethostname(), pid, process_start(pid), inode)
 
     @classmethod
     def read(cls, path: Path) -> LockOwner | None:
@@ -84,6 +87,7 @@ class LockOwner:
                 str(values["host"]),
                 int(values["pid"]),
                 float(values["started"]),
+                int(values.get("inode", 0)),
             )
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
@@ -208,7 +212,7 @@ class LockFile:
         except FileExistsError:
             return False
         try:
-            file.write(_description())
+            file.write(_description(file))
             file.flush()
         except OSError:
             with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk
@@ -242,6 +246,8 @@ class LockFile:
         """Return why the owner of an open lock file counts as dead; None if it lives."""
         owner = LockOwner.parse(lock.read(_MAX_BYTES))
         if owner is not None and owner.is_here:
+            if owner.inode not in {0, os.fstat(lock.fileno()).st_ino}:
+                return f"it is a copy of the lock of {owner}"
             return f"{owner} is gone" if owner.is_gone() else None
         silent = self._silent_seconds(lock)
         if silent <= SILENT_SECONDS:
@@ -265,7 +271,7 @@ class LockFile:
         path = hidden_path(self.path, f"new-{os.urandom(6).hex()}")
         file = path.open("xb")
         try:
-            file.write(_description())
+            file.write(_description(file))
             file.flush()
             yield path, file
         finally:
@@ -280,8 +286,8 @@ class LockFile:
                     os.utime(self.path)
 
 
-def _description() -> bytes:
-    return json.dumps(vars(LockOwner.this_process())).encode()
+def _description(file: BinaryIO) -> bytes:
+    return json.dumps(vars(LockOwner.this_process(os.fstat(file.fileno()).st_ino))).encode()
 
 
 def _is_at(file: BinaryIO, path: Path) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lmcore.lock import LockFile
 from lmcore.train.report.run_report import RunReport
 
 FLAGS = "--train-iters 6 --save-interval 4"
@@ -53,7 +54,7 @@ def test_another_run_in_its_place_ends_the_run(train: Any, monkeypatch: pytest.M
             directory = self.directory.path
             directory.rename(directory.with_name("elsewhere"))
             directory.mkdir()
-            shutil.copy(directory.with_name("elsewhere") / "run.lock", directory)
+            LockFile(directory / "run.lock").acquire()
         step(self, record, validation)
 
     monkeypatch.setattr(RunReport, "step", exchange)
@@ -73,10 +74,9 @@ def test_a_lost_lock(train: Any, monkeypatch: pytest.MonkeyPatch, owner: str) ->
     def lose(self: RunReport, record: Any, validation: Any = None) -> None:
         lock = self.directory.path / "run.lock"
         if record.step == 3:
-            content = lock.read_bytes()
             lock.unlink()
             if owner == "another run":
-                lock.write_bytes(content)
+                LockFile(lock).acquire()
         step(self, record, validation)
         locked.append(lock.exists())
 

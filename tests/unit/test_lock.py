@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -241,3 +242,20 @@ def test_work_in_threads(monkeypatch: pytest.MonkeyPatch, *, refused: bool) -> N
     assert threads.map_in_threads(str, [], 4) == []
     with pytest.raises(ZeroDivisionError):
         threads.map_in_threads(lambda item: 1 // item, [2, 0, 1], 2)
+
+
+def test_a_copy_is_free(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A directory that was copied with its lock does not belong to the owner of the original."""
+    original = LockFile(tmp_path / "lock")
+    assert original.acquire()
+    shutil.copy(tmp_path / "lock", tmp_path / "copy")
+    copy = LockFile(tmp_path / "copy")
+    assert copy.acquire()
+    assert "it is a copy of the lock of process" in caplog.text
+    assert original.is_held()
+    assert not LockFile(tmp_path / "lock").acquire()
+    (tmp_path / "lock").rename(tmp_path / "renamed")
+    assert not LockFile(tmp_path / "renamed").acquire(), "a renamed lock is the same lock"
+    copy.release()
+    assert not (tmp_path / "copy").exists()
+    original.release()
