@@ -171,6 +171,22 @@ def test_steps_that_do_not_fit_the_samples_are_refused(
     assert run.curve() == saved.curve()[2:]
 
 
+@pytest.mark.parametrize("name", ["seed", "seq_length", "split", "dataloader_type"])
+def test_the_hint_of_another_order_works(
+    train: Any, train_once: Any, paths: dict[str, str], name: str
+) -> None:
+    """`--change-blend` is not offered where it is refused; the setting is named."""
+    base, change = CHECKED_CHANGES[name]
+    flags = BASES[base].format(**paths)
+    load = f"--load {train_once(flags).directory}/checkpoints/iter_0000002"
+    flags = changed(flags, f"{change} {load}")
+    run = train("changed", flags)
+    hint = run.err.rpartition("hint: ")[2]
+    assert f"`--{name.replace('_', '-')}` is " in run.err
+    assert "--change-blend" not in hint
+    assert train("changed", f"{flags} --override-data-order").status == 0
+
+
 def test_equal_settings_are_not_named(train: Any, train_once: Any, paths: dict[str, str]) -> None:
     """A run that resumes with its own settings gets no warning."""
     for base in BASES.values():

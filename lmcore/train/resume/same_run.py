@@ -44,6 +44,9 @@ _NOT_IN_THE_WEIGHTS = ("init_method_std", "attention_dropout", "hidden_dropout")
 _ROTARY = ("rotary_base", "rope_scaling_factor")
 """Fields of a rotary model that fine-tuning may change, too: a longer context needs it."""
 
+_ORDER_OF_A_SOURCE = ("seed", "seq_length", "split", "final_epoch_threshold", "dataloader_type")
+"""Options that change the order of each source's samples, which `--change-blend` keeps."""
+
 _SCHEDULE_OPTIONS = {
     "style": "lr_decay_style",
     "highest": "lr",
@@ -297,13 +300,22 @@ def _order_difference(plan: RunPlan, manifest: Manifest, order: str) -> _Differe
         for name, rule in rules.items()
         if (now := getattr(plan.config.data, name)) != rule
     ]
+    config = part_of(manifest.meta, "config", "config")
+    for option in (plan.options[name] for name in _ORDER_OF_A_SOURCE):
+        saved, now = part_of(config, option.section).get(option.key), plan.value(option)
+        if saved is not None and saved != now:
+            recorded = False  # `--change-blend` would refuse it
+            differing.append(f"`{option.flag}` is {saved} in the checkpoint, {now} in this run")
+    any_order = "`--override-data-order` continues in this run's order"
     problem = ConfigError(
         "this run would see the samples in another order than the checkpoint's",
         why="; ".join(differing)
         or "data, weights, split, seed, sequence length or the number of epochs that the run's "
         "length needs differ; samples would be repeated or left out",
         hint="give the first run's data settings and length; or continue with new sources or "
-        "weights by `--change-blend`, or in any order by `--override-data-order`",
+        "weights by `--change-blend`, or in any order by `--override-data-order`"
+        if recorded
+        else f"give the first run's data settings; {any_order}",
     )
     return _Difference(problem, "--change-blend" if recorded else "--override-data-order")
 
