@@ -7,6 +7,8 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -90,7 +92,8 @@ def test_deeply_nested_records(tmp_path: Path):
     deep = "[" * 50_000
     assert LockOwner.parse(deep[:4096].encode()) is None
     (tmp_path / "summary.json").write_text(deep)
-    assert finished_summary(tmp_path, 1) is None
+    plan: Any = SimpleNamespace(train_iters=1)
+    assert finished_summary(plan, tmp_path, 1) is None
     (tmp_path / "summary").write_text(str(tmp_path / "summary.json"))
     correct_summary(tmp_path, "failed: memory")
     assert (tmp_path / "summary.json").read_text() == deep
