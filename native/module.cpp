@@ -8,7 +8,7 @@
 
 PYBIND11_MODULE(_native, module) {
   module.doc() = "What lmcore.data does in C++; lmcore.data.native says whether it is used.";
-  module.attr("INTERFACE") = 3;  // as in lmcore/data/native.py
+  module.attr("INTERFACE") = 4;  // as in lmcore/data/native.py
   lmcore::register_sample_index(module);
   lmcore::register_blend(module);
   lmcore::register_shuffle(module);
