@@ -35,7 +35,7 @@ LAYERS = [
     ["config"],
     ["lock"],
     ["child_process"],
-    ["bounded_file", "durable", "log", "threads"],
+    ["bounded_file", "durable", "log", "signals", "threads"],
     ["errors"],
 ]
 
