@@ -53,6 +53,8 @@ _VERDICT_SECONDS = 5.0
 """
 _HEARTBEAT_SECONDS = 1.0
 """Pause between two heartbeats of a working process, and between two checks for others'."""
+_HEARTBEAT_LIMIT = 5.0
+"""Time limit of a heartbeat, for which the end of the work waits."""
 _FAILURE_SECONDS = 2.0
 """Time that a process whose connection broke waits for the report of the rank that stopped."""
 _LOST_PEER_MESSAGES = ("onnection closed by peer", "onnection reset by peer", "roken pipe")
@@ -147,10 +149,11 @@ class Rendezvous:
     @contextlib.contextmanager
     def heartbeats(self, key: str) -> Iterator[None]:
         """Count up the number at *key* in the store, once a second, while the block runs."""
+        store = self.store.within(min(_HEARTBEAT_LIMIT, self.timeout))
 
         def beat() -> None:
-            with contextlib.suppress(RuntimeError):  # the process with the store has gone
-                self.store.add(key, 1)
+            with contextlib.suppress(StoreError):  # the process with the store is gone or frozen
+                store.add(key, 1)
 
         lost = "other ranks may take this one for dead after --distributed-timeout-minutes"
         with periodically(beat, _HEARTBEAT_SECONDS, name="lmcore-alive", without=lost):
@@ -313,7 +316,7 @@ def join_processes(
         RunError: Other processes cannot be reached, or did not all connect.
     """
     with _store(rank, timeout, env) as (store, keeps_store):
-        watch = Watch(rank.rank, store)
+        watch = Watch(rank.rank, rank.world_size, store)
         rendezvous = Rendezvous(rank, timeout, store, keeps_store, watch)
         failed = True
         try:

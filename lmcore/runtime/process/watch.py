@@ -1,8 +1,8 @@
 """Watch: what each rank does, and the Python stacks of all ranks when one does not answer.
 
-A thread of each rank sends a sign of life to the store once a second, with the step and the number
-of collectives that the rank has begun.  A rank that waits in vain asks for the stacks of all ranks:
-the one that is frozen is the one that sends none, and the one that is late shows where it is.
+A thread of each rank sends a sign of life to the store about once a second, with the step and the
+number of collectives that the rank has begun.  A rank that waits in vain asks for the stacks of
+all ranks: a frozen one sends none, and a late one shows where it is.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from lmcore.threads import start_optional
 
 __all__ = ["RankState", "Watch", "calls_of", "collect_states", "ranks_behind", "show_states"]
 
-_SECONDS = 1.0
-"""Time between two signs of life."""
+_SECONDS, _RANKS = 1.0, 32
+"""Time between two signs of life of a rank in a run of up to so many ranks; in larger runs more, so
+that the process with the store has not more to do."""
+_END_SECONDS = 2.0
+"""Time to end the thread: the process with the store may not answer."""
 _STACK_SECONDS = 3.0
 """Time that a rank has to send its stacks."""
 _WANTED = "stacks/wanted"
@@ -39,15 +42,17 @@ class Watch:
 
     Args:
         rank: Rank of this process.
+        world_size: Number of processes.
         store: Store of the run.
 
     Attributes:
         activity: Function that returns the work of this rank, such as "step 7".
     """
 
-    def __init__(self, rank: int, store: StoreClient) -> None:
+    def __init__(self, rank: int, world_size: int, store: StoreClient) -> None:
         self.activity: Callable[[], str] = str
         self._rank, self._store = rank, store
+        self._seconds = _SECONDS * max(1.0, world_size / _RANKS)
         self._main = threading.get_ident()
 
     @contextlib.contextmanager
@@ -62,8 +67,8 @@ class Watch:
         finally:
             if started:
                 with contextlib.suppress(StoreError):
-                    self._store.set(self._over, "")
-                thread.join()
+                    self._store.within(_END_SECONDS).set(self._over, "")
+                thread.join(_END_SECONDS)
 
     @property
     def _over(self) -> str:
@@ -72,7 +77,9 @@ class Watch:
     def _run(self) -> None:
         with contextlib.suppress(StoreError):  # the process with the store has gone
             wanted = False
-            while not self._store.wait([self._over], _SECONDS, stop=[] if wanted else [_WANTED]):
+            while not self._store.wait(
+                [self._over], self._seconds, stop=[] if wanted else [_WANTED]
+            ):
                 self._send_sign()
                 if not wanted and self._store.check([_WANTED]):
                     wanted = True

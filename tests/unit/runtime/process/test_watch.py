@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 
-from lmcore.runtime.process.watch import RankState, collect_states, ranks_behind, show_states
+from lmcore.runtime.process.watch import (
+    RankState,
+    Watch,
+    collect_states,
+    ranks_behind,
+    show_states,
+)
+from lmcore.runtime.store import StoreClient, StoreServer
 
 
 def wait_here(event: threading.Event) -> None:
@@ -71,3 +80,19 @@ def test_ranks_behind():
         RankState("unknown", {}, None),
     ]
     assert ranks_behind(states) == {1: "collective 8 of 9 that other ranks began in group world"}
+
+
+def test_it_ends_though_the_store_is_frozen():
+    """The process with the store may be the stopped one: the timeout of a minute is not spent."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = StoreServer(listener, b"secret")
+    thread = threading.Thread(target=server.serve, args=(120.0,))
+    thread.start()
+    with contextlib.closing(server):
+        client = StoreClient(*listener.getsockname(), b"secret", timeout=60.0)
+        with Watch(0, 2, client).running():
+            server.stop()
+            thread.join()
+            begin = time.monotonic()
+        assert time.monotonic() - begin < 20
+    client.close()
