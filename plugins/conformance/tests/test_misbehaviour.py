@@ -36,7 +36,7 @@ def failing(results: Any) -> set[str]:
             "forgets-rng",
             "device.rng-state device.seed",
             {"device.rng-state"},
-            "the state that was put back is not the one that is got",
+            "the restored state is not the one that is read",
         ),
         (
             "live-state",

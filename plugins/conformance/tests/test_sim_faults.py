@@ -51,7 +51,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
             "times the tolerance",
         ),
         ("wrong:mm=1.001", "device.transfer", "device.dtype.float32", "what is allowed"),
-        ("no-rng-restore", "device.seed", "device.rng-state", "is not the one that is got"),
+        ("no-rng-restore", "device.seed", "device.rng-state", "is not the one that is read"),
         ("no-autocast", "train.repeat", "train.precision-in-force", "`bf16`"),
         ("lose:mm@1", "device.transfer", "device.dtype.float32", "lost"),
         (

@@ -122,7 +122,7 @@ def test_the_distribution_says_who_and_what(kind):
         ("My-Chip", "did you mean `my_chip`?"),
         ("lmcore-mychip", "did you mean `mychip`?"),
         ("3chip", "a letter first"),
-        ("", "a letter first"),
+        ("", "the value is empty"),
         ("chip__two", "did you mean `chip_two`?"),
         ("chip/../x", "did you mean `chip_x`?"),
         ("ch\u00efp", "small letters"),
