@@ -41,11 +41,13 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def ranks():
+def ranks(monkeypatch: pytest.MonkeyPatch):
     """Return a function that calls *body* on every rank, and gives each one's result or error.
 
+    A rank that asks for stacks does not wait long for a missing one's.
     Ranks are threads of one process.  The store is there before the first of them, as a launcher's.
     """
+    monkeypatch.setattr("lmcore.runtime.process.watch._STACK_SECONDS", 0.3)
 
     def run(
         body: Callable[[Rendezvous], Any], world_size: int = 2, timeout: float = 10.0

@@ -22,8 +22,9 @@ def wait_here(event: threading.Event) -> None:
     event.wait(60)
 
 
-def test_each_rank_shows_where_it_is(ranks):
+def test_each_rank_shows_where_it_is(ranks, monkeypatch):
     """The rank that asks gets the stacks of all, and what they do."""
+    monkeypatch.setattr("lmcore.runtime.process.watch._STACK_SECONDS", 60.0)
     over = threading.Event()
     both = threading.Barrier(2)
 
@@ -82,8 +83,9 @@ def test_ranks_behind():
     assert ranks_behind(states) == {1: "collective 8 of 9 that other ranks began in group world"}
 
 
-def test_it_ends_though_the_store_is_frozen():
+def test_it_ends_though_the_store_is_frozen(monkeypatch):
     """The process with the store may be the stopped one: the timeout of a minute is not spent."""
+    monkeypatch.setattr("lmcore.runtime.process.watch._END_SECONDS", 0.3)
     listener = socket.create_server(("127.0.0.1", 0))
     server = StoreServer(listener, b"secret")
     thread = threading.Thread(target=server.serve, args=(120.0,))

@@ -27,7 +27,7 @@ SECRET = b"the secret of these tests, a run's"
 @pytest.fixture
 def address() -> Iterator[tuple[str, int]]:
     """Address of a store that is served."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)  # as a launcher's
     address = listener.getsockname()
     with serve_in_thread(listener, SECRET):
         yield address
