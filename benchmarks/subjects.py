@@ -66,7 +66,7 @@ class Parts:
         """Make device, data, model and state; *flags* are added to those of the shape."""
         from lmcore.cli.selection import choose_device, find_plugins
         from lmcore.runtime.launch.rank import rank_info
-        from lmcore.runtime.process.rendezvous import join_processes
+        from lmcore.runtime.process.join import join_processes
 
         plugins, rank = find_plugins([]), rank_info(os.environ)
         self.plugins = plugins

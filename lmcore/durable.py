@@ -158,8 +158,8 @@ def machine() -> str:
 def is_abandoned(path: Path) -> bool:
     """Return True if the process that gave *path* its hidden name has ended.
 
-    The id of a process says nothing outside its machine and process namespace: files of another one
-    are abandoned if neither they nor the files inside have changed for an hour.
+    A process id has no meaning outside its machine and process namespace: files of another
+    namespace are abandoned if neither they nor the files inside have changed for an hour.
     """
     found = _TOKEN.search(path.name)
     own_place, own_pid, _ = process_token().split("-")

@@ -4,7 +4,7 @@ A lock file names its owner by machine, process namespace, process id and start 
 every few seconds.  An owner on the same machine is dead if its process is gone; an owner elsewhere
 (another host, another container) if its lock was not touched for a minute, by the clock of the file
 system.  The lock of a dead owner is taken over, and so is a copy of a lock, in a directory that was
-copied while its owner ran: it has another inode than it says.
+copied while its owner ran: its inode differs from the recorded one.
 
 A new lock appears complete by one hard link, which network file systems do atomically.  Processes
 that take over the same lock exclude each other by `flock` as far as the file system supports it.

@@ -1,4 +1,4 @@
-"""`RngTracker`: named streams of one device's random numbers, and states that can be put back.
+"""`RngTracker`: named streams of one device's random numbers, and states that can be restored.
 
 Dropout must draw the same numbers when a block is computed again, and other ones, or deliberately
 the same, on devices that share a layer.  Both are done by exchanging the state of the device's one

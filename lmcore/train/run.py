@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from lmcore.checkpoint import WritePlanner
 from lmcore.runtime.process.consistency import check_equal
-from lmcore.runtime.process.rendezvous import Rendezvous, join_processes
+from lmcore.runtime.process.join import join_processes
+from lmcore.runtime.process.rendezvous import Rendezvous
 from lmcore.runtime.runtime import start_runtime
 from lmcore.train.datasets import build_datasets
 from lmcore.train.diagnose.out_of_memory import out_of_memory_explained

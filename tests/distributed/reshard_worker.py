@@ -34,7 +34,7 @@ from lmcore.parallel.tensor_parallel import STREAM
 from lmcore.plugin import Selection, discover
 from lmcore.plugin.selection import HANDED_DOWN
 from lmcore.runtime.launch.rank import rank_info
-from lmcore.runtime.process.rendezvous import join_processes
+from lmcore.runtime.process.join import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
 from lmcore.train.engine import build_engine
 from lmcore.train.resume.restore import restore

@@ -27,7 +27,7 @@ from lmcore.plugin import Selection, discover
 from lmcore.plugin.selection import HANDED_DOWN
 from lmcore.runtime.launch.rank import rank_info
 from lmcore.runtime.launch.worker_protocol import end_with_launcher
-from lmcore.runtime.process.rendezvous import join_processes
+from lmcore.runtime.process.join import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
 
 REDUCTIONS = ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single")

@@ -25,7 +25,7 @@ from lmcore.runtime.process.consistency import (
     check_versions,
 )
 from lmcore.runtime.process.group import Processes, start_processes
-from lmcore.runtime.process.rendezvous import join_processes
+from lmcore.runtime.process.join import join_processes
 
 JOIN_SECONDS = 40.0  # a busy machine may be slow to start
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from changed_flags import changed
 
 from lmcore.cli.main import main
 from lmcore.config.option import CHECKED
@@ -112,16 +113,6 @@ def paths(data_prefix: str, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         "null": str(folder / "null"),
         "list": str(folder / "list.txt"),
     }
-
-
-def changed(base: str, change: str) -> str:
-    """Return the flags of *base* with those of *change* in the place of flags of the same name."""
-    settings: dict[str, str] = {}
-    for text in f" {base} {change}".split(" --")[1:]:
-        flag, _, value = text.partition(" ")
-        settings.pop(flag.removeprefix("no-"), None)
-        settings[flag] = value.strip()
-    return " ".join(f"--{flag} {value}" for flag, value in settings.items() if value != "-")
 
 
 def test_every_checked_setting_has_a_case() -> None:

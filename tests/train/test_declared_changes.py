@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from changed_flags import changed
 
 from lmcore.config.option import CHECKED, FREE
 from lmcore.config.section import run_options
@@ -192,16 +193,6 @@ def paths(data_prefix: str, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         found[name] = str(folder / f"{name}.yaml")
         Path(found[name]).write_text(text, "utf-8")
     return found
-
-
-def changed(base: str, change: str) -> str:
-    """Return the flags of *base* with those of *change* in the place of flags of the same name."""
-    settings: dict[str, str] = {}
-    for text in f" {base} {change}".split(" --")[1:]:
-        flag, _, value = text.partition(" ")
-        settings.pop(flag.removeprefix("no-"), None)
-        settings[flag] = value.strip()
-    return " ".join(f"--{flag} {value}" for flag, value in settings.items() if value != "-")
 
 
 WITHOUT_PREFIX = ("parts", "weighted", "names")

@@ -12,7 +12,8 @@ import pytest
 
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.launch.worker_protocol import LaunchInfo
-from lmcore.runtime.process.rendezvous import Rendezvous, join_processes
+from lmcore.runtime.process.join import join_processes
+from lmcore.runtime.process.rendezvous import Rendezvous
 from lmcore.runtime.store import new_secret, serve_in_thread
 
 

@@ -59,7 +59,7 @@ def plugin_checks(record: PluginRecord, plugins: PluginSet, timeout: float) -> l
 
 
 def _versions(record: PluginRecord) -> list[Check]:
-    """Return what the plugin wants, and what it says is installed below torch."""
+    """Return the versions that the plugin requires, and the installed ones below torch."""
     found = installed_versions(record)
     return [
         Check("works with", CheckStatus.OK, wanted_versions(record)),

@@ -170,7 +170,7 @@ def _reduce(timeout: float) -> Check:
     from lmcore.runtime.launch.rank import rank_info
     from lmcore.runtime.process.consistency import check_device
     from lmcore.runtime.process.group import backend_of, start_processes
-    from lmcore.runtime.process.rendezvous import join_processes
+    from lmcore.runtime.process.join import join_processes
 
     plugins, selection = _handed_down()
     place = rank_info(os.environ)

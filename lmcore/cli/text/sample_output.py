@@ -38,7 +38,7 @@ class Sample:
         tokens: Token ids of the continuation.
         num_prompt_tokens: Number of tokens of the prompt.
         finished: True if the model ended the document.
-        seed: Seed that reproduces the sample without the others.
+        seed: Seed that reproduces this sample alone.
     """
 
     prompt: str

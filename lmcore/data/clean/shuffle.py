@@ -1,8 +1,8 @@
 """Step `shuffle`: documents in random order, with a part of them in memory at a time.
 
 Every document gets a random key of 64 bits and goes to one of 64 files by its first bits; the files
-are sorted one after another, and one that is too large is partitioned again.  The order is that of
-the keys, for any memory size.
+are sorted one after another, and one that is too large is partitioned again.  The order of
+the keys decides, for any memory size.
 """
 
 from __future__ import annotations

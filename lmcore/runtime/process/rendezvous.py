@@ -8,24 +8,19 @@ group, see `lmcore.runtime.process.group`.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import json
 import logging
-import os
-import socket
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from lmcore.errors import ConfigError, LmcoreError, OtherRankError, RunError, printable
-from lmcore.runtime.launch.rank import AGENT_STORE, RankInfo, named_ranks
-from lmcore.runtime.launch.worker_protocol import launch_info
+from lmcore.errors import LmcoreError, OtherRankError, RunError, printable
+from lmcore.runtime.launch.rank import RankInfo, named_ranks
 from lmcore.runtime.process.watch import (
     RankState,
     Watch,
@@ -34,20 +29,23 @@ from lmcore.runtime.process.watch import (
     ranks_behind,
     show_states,
 )
-from lmcore.runtime.store import StoreClient, StoreError, run_secret, serve_in_thread
+from lmcore.runtime.store import StoreClient, StoreError
 from lmcore.threads import periodically
 
-__all__ = ["Rendezvous", "connection", "error_fields", "join_processes"]
+__all__ = [
+    "FAILURE_SECONDS",
+    "NoAnswerError",
+    "Rendezvous",
+    "connection",
+    "error_fields",
+    "first_line",
+]
 
 logger = logging.getLogger(__name__)
 
 _FAILED = "failed"
 _LEFT = "left"
 _ALL_LEFT = "all left"
-_LOOPBACK = "127.0.0.1"
-_BACKLOG = 4096
-_AGENT_PORT = "lmcore/port"
-"""Key of torchrun's own store with the port of the run's store."""
 _VERDICT_SECONDS = 5.0
 """Time that the other ranks wait longer than rank 0, which is the one that can name who is missing.
 """
@@ -55,10 +53,8 @@ _HEARTBEAT_SECONDS = 1.0
 """Pause between two heartbeats of a working process, and between two checks for others'."""
 _HEARTBEAT_LIMIT = 5.0
 """Time limit of a heartbeat, for which the end of the work waits."""
-_FAILURE_SECONDS = 2.0
+FAILURE_SECONDS = 2.0
 """Time that a process whose connection broke waits for the report of the rank that stopped."""
-_LOST_PEER_MESSAGES = ("onnection closed by peer", "onnection reset by peer", "roken pipe")
-_TIMED_OUT_MESSAGES = ("imed out waiting", "timed out")
 _MAX_NAMED = 4
 _LAST_SECONDS = 30.0
 _LAST_SECONDS_AFTER_FAILURE = 2.0
@@ -208,7 +204,7 @@ class Rendezvous:
             error: Error of this rank, whose traceback is its stack.
         """
         try:
-            states = collect_states(self.store.within(_FAILURE_SECONDS), self.rank.world_size)
+            states = collect_states(self.store.within(FAILURE_SECONDS), self.rank.world_size)
         except StoreError:
             return None
         calls = calls_of(traceback.extract_tb(error.__traceback__))
@@ -251,7 +247,7 @@ class Rendezvous:
 
     def _missing(self, ranks: Sequence[int], about: str) -> RunError:
         who = named_ranks(ranks)
-        return _NoAnswerError(
+        return NoAnswerError(
             f"{who} did not answer within {self.timeout:g} s",
             why=f"rank {self.rank.rank} of {self.rank.world_size} waited for {about}",
             hint=f"look at the last lines of {who}: dead, hanging, never started, or slow",
@@ -279,7 +275,7 @@ class Rendezvous:
 
     def _soon(self) -> StoreClient:
         """Return the store for requests that a stopped process with the store must not delay."""
-        return self.store.within(min(_FAILURE_SECONDS, self.timeout))
+        return self.store.within(min(FAILURE_SECONDS, self.timeout))
 
     def leave(self, *, failed: bool) -> None:
         """Disconnect; the process with the store waits for others that may still read it."""
@@ -294,147 +290,8 @@ class Rendezvous:
         self.store.close()
 
 
-class _NoAnswerError(RunError):
+class NoAnswerError(RunError):
     """A rank that did not take part in an exchange within the timeout."""
-
-
-@contextlib.contextmanager
-def join_processes(
-    rank: RankInfo, *, timeout: float, env: Mapping[str, str] = os.environ
-) -> Iterator[Rendezvous]:
-    """Connect this process with the other ranks of its run, until the block ends.
-
-    An exception that leaves the block stops the other ranks at their next exchange, with its text.
-
-    Args:
-        rank: Rank of this process.
-        timeout: Time limit for the other processes, here and in every exchange, in seconds.
-        env: Environment with MASTER_ADDR and MASTER_PORT.
-
-    Raises:
-        ConfigError: The address is missing or wrong.
-        RunError: Other processes cannot be reached, or did not all connect.
-    """
-    with _store(rank, timeout, env) as (store, keeps_store):
-        watch = Watch(rank.rank, rank.world_size, store)
-        rendezvous = Rendezvous(rank, timeout, store, keeps_store, watch)
-        failed = True
-        try:
-            with watch.running():
-                try:
-                    rendezvous.barrier("all processes of the run to start")
-                    yield rendezvous
-                except RuntimeError as error:
-                    failure = _other_ranks_failure(error, rendezvous)
-                    if failure:
-                        raise failure from error
-                    raise
-                except _NoAnswerError as error:
-                    rendezvous.show_states(error)
-                    raise
-            failed = False
-        except BaseException as error:
-            rendezvous.report_failure(error)
-            raise
-        finally:
-            rendezvous.leave(failed=failed)
-
-
-def _other_ranks_failure(error: RuntimeError, rendezvous: Rendezvous) -> RunError | None:
-    """Return the failure of another rank that explains torch's *error*; None if there is none."""
-    failure = rendezvous.reported_failure(wait=_FAILURE_SECONDS) or _lost_peer(error)
-    if failure is None and any(message in str(error) for message in _TIMED_OUT_MESSAGES):
-        failure = rendezvous.no_answer(error)
-    return failure
-
-
-@contextlib.contextmanager
-def _store(
-    rank: RankInfo, timeout: float, env: Mapping[str, str]
-) -> Iterator[tuple[StoreClient, bool]]:
-    """Give the store of the run, and whether this process has it.
-
-    lmcore's launcher has it for the processes that it starts; in other runs rank 0 has it.
-    """
-    host, port = _address(rank, env)
-    handed = launch_info(env).secret
-    secret = bytes.fromhex(handed) if handed else run_secret(env)
-    keeps_store = rank.rank == 0 and not handed
-    if rank.world_size == rank.local_world_size:
-        host = _LOOPBACK
-    with contextlib.ExitStack() as stack:
-        agent = None if handed else _torchrun_store(rank, timeout, env)
-        try:
-            if keeps_store:
-                listener = _listen(host, 0 if agent else port)
-                stack.enter_context(serve_in_thread(listener, secret))
-                if agent:
-                    agent.set(_agent_key(env), str(listener.getsockname()[1]))
-            if agent:
-                port = int(agent.get(_agent_key(env)))
-            store = StoreClient(host, port, secret, timeout=timeout)
-        except (OSError, RuntimeError) as cause:
-            does = "listen" if keeps_store else "reach rank 0"
-            raise RunError(
-                f"rank {rank.rank} of {rank.world_size} cannot {does} at {host}:{port}",
-                why=_first_line(cause),
-                hint="MASTER_ADDR must be the host of rank 0, which all others reach, and "
-                "MASTER_PORT a free port there",
-            ) from cause
-        yield store, keeps_store
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket at the address, or at all addresses if the host lacks it."""
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        if error.errno != errno.EADDRNOTAVAIL:
-            raise
-        return socket.create_server(("", port), family=family, backlog=_BACKLOG)
-
-
-def _torchrun_store(rank: RankInfo, timeout: float, env: Mapping[str, str]) -> Any:
-    """Return the store of torchrun, which occupies the port of the run; None if there is none.
-
-    Raises:
-        RunError: There is none, though the environment says so.
-    """
-    if env.get(AGENT_STORE) != "True":
-        return None
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public all the same
-
-    host, port = _address(rank, env)
-    try:
-        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout))
-    except RuntimeError as cause:
-        raise RunError(
-            f"rank {rank.rank} of {rank.world_size} cannot reach torchrun's store at {host}:{port}",
-            why=_first_line(cause),
-            hint=f"if torchrun did not start this process, unset {AGENT_STORE}",
-        ) from cause
-
-
-def _agent_key(env: Mapping[str, str]) -> str:
-    return f"{_AGENT_PORT}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-
-
-def _address(rank: RankInfo, env: Mapping[str, str]) -> tuple[str, int]:
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not env.get(name, "").strip()]
-    if missing:
-        raise ConfigError(
-            f"this process is one of {rank.world_size} and `{'`, `'.join(missing)}` is not set",
-            why="the processes find each other at that address",
-            hint="start them with a launcher that sets it, such as torchrun",
-        )
-    port = env["MASTER_PORT"].strip()
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
-        raise ConfigError(
-            f"`MASTER_PORT={port}` is not a port",
-            hint="use a free one between 1024 and 65535, the same for all processes",
-        )
-    return env["MASTER_ADDR"].strip(), int(port)
 
 
 @contextlib.contextmanager
@@ -445,7 +302,7 @@ def connection(world_size: int) -> Iterator[None]:
     except StoreError as cause:
         raise OtherRankError(
             "the connection to rank 0 is lost",
-            why=_first_line(cause),
+            why=first_line(cause),
             hint=f"rank 0 of {world_size} may have died: look at its last lines",
         ) from cause
 
@@ -456,17 +313,6 @@ def _stopped(report: Mapping[str, Any]) -> OtherRankError:
         f"rank {report['rank']} stopped the run",
         why=f"it says: {text}",
         hint="its own output has the rest",
-    )
-
-
-def _lost_peer(error: RuntimeError) -> OtherRankError | None:
-    """Return the error of a collective whose other side has gone without a report."""
-    if not any(message in str(error) for message in _LOST_PEER_MESSAGES):
-        return None
-    return OtherRankError(
-        "another process of this run has gone in the middle of an exchange",
-        why=_first_line(error),
-        hint="it may have died: look for the rank that ended first, and at its last lines",
     )
 
 
@@ -490,5 +336,6 @@ def error_fields(error: BaseException) -> dict[str, str | None]:
     return {"what": message, "why": None, "hint": None}
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its type."""
     return str(error).partition("\n")[0].strip() or type(error).__name__

@@ -35,7 +35,7 @@ from lmcore.plugin.selection import HANDED_DOWN
 from lmcore.runtime.launch.rank import rank_info
 from lmcore.runtime.launch.worker_protocol import end_with_launcher
 from lmcore.runtime.policies import start_policies
-from lmcore.runtime.process.rendezvous import join_processes
+from lmcore.runtime.process.join import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
 from lmcore.train.engine import build_engine
 from lmcore.train.state import TrainState, seed_everything

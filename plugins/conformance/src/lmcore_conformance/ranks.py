@@ -10,7 +10,7 @@ from dataclasses import replace
 from lmcore.runtime.launch.rank import rank_info
 from lmcore.runtime.process.consistency import check_device
 from lmcore.runtime.process.group import Processes, start_processes
-from lmcore.runtime.process.rendezvous import join_processes
+from lmcore.runtime.process.join import join_processes
 from lmcore_conformance.bench import Bench
 from lmcore_conformance.child import SETUP_SECONDS, Told, make_check
 from lmcore_conformance.registry import Check, all_checks

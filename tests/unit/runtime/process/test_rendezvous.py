@@ -11,7 +11,7 @@ import pytest
 
 from lmcore.errors import ConfigError, DataError, OtherRankError, RunError
 from lmcore.runtime.launch.rank import RankInfo, named_ranks
-from lmcore.runtime.process.rendezvous import join_processes
+from lmcore.runtime.process.join import join_processes
 
 ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 

@@ -1,0 +1,182 @@
+"""Joining: a process finds the store of its run, and connects with the other ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+from lmcore.errors import ConfigError, OtherRankError, RunError
+from lmcore.runtime.launch.rank import AGENT_STORE, RankInfo
+from lmcore.runtime.launch.worker_protocol import launch_info
+from lmcore.runtime.process.rendezvous import (
+    FAILURE_SECONDS,
+    NoAnswerError,
+    Rendezvous,
+    first_line,
+)
+from lmcore.runtime.process.watch import Watch
+from lmcore.runtime.store import StoreClient, run_secret, serve_in_thread
+
+__all__ = ["join_processes"]
+
+_LOOPBACK = "127.0.0.1"
+_BACKLOG = 4096
+_AGENT_PORT = "lmcore/port"
+"""Key of torchrun's own store with the port of the run's store."""
+_LOST_PEER_MESSAGES = ("onnection closed by peer", "onnection reset by peer", "roken pipe")
+_TIMED_OUT_MESSAGES = ("imed out waiting", "timed out")
+
+
+@contextlib.contextmanager
+def join_processes(
+    rank: RankInfo, *, timeout: float, env: Mapping[str, str] = os.environ
+) -> Iterator[Rendezvous]:
+    """Connect this process with the other ranks of its run, until the block ends.
+
+    An exception that leaves the block stops the other ranks at their next exchange, with its text.
+
+    Args:
+        rank: Rank of this process.
+        timeout: Time limit for the other processes, here and in every exchange, in seconds.
+        env: Environment with MASTER_ADDR and MASTER_PORT.
+
+    Raises:
+        ConfigError: The address is missing or wrong.
+        RunError: Other processes cannot be reached, or did not all connect.
+    """
+    with _store(rank, timeout, env) as (store, keeps_store):
+        watch = Watch(rank.rank, rank.world_size, store)
+        rendezvous = Rendezvous(rank, timeout, store, keeps_store, watch)
+        failed = True
+        try:
+            with watch.running():
+                try:
+                    rendezvous.barrier("all processes of the run to start")
+                    yield rendezvous
+                except RuntimeError as error:
+                    failure = _other_ranks_failure(error, rendezvous)
+                    if failure:
+                        raise failure from error
+                    raise
+                except NoAnswerError as error:
+                    rendezvous.show_states(error)
+                    raise
+            failed = False
+        except BaseException as error:
+            rendezvous.report_failure(error)
+            raise
+        finally:
+            rendezvous.leave(failed=failed)
+
+
+def _other_ranks_failure(error: RuntimeError, rendezvous: Rendezvous) -> RunError | None:
+    """Return the failure of another rank that explains torch's *error*; None if there is none."""
+    failure = rendezvous.reported_failure(wait=FAILURE_SECONDS) or _lost_peer(error)
+    if failure is None and any(message in str(error) for message in _TIMED_OUT_MESSAGES):
+        failure = rendezvous.no_answer(error)
+    return failure
+
+
+@contextlib.contextmanager
+def _store(
+    rank: RankInfo, timeout: float, env: Mapping[str, str]
+) -> Iterator[tuple[StoreClient, bool]]:
+    """Give the store of the run, and whether this process has it.
+
+    lmcore's launcher has it for the processes that it starts; in other runs rank 0 has it.
+    """
+    host, port = _address(rank, env)
+    handed = launch_info(env).secret
+    secret = bytes.fromhex(handed) if handed else run_secret(env)
+    keeps_store = rank.rank == 0 and not handed
+    if rank.world_size == rank.local_world_size:
+        host = _LOOPBACK
+    with contextlib.ExitStack() as stack:
+        agent = None if handed else _torchrun_store(rank, timeout, env)
+        try:
+            if keeps_store:
+                listener = _listen(host, 0 if agent else port)
+                stack.enter_context(serve_in_thread(listener, secret))
+                if agent:
+                    agent.set(_agent_key(env), str(listener.getsockname()[1]))
+            if agent:
+                port = int(agent.get(_agent_key(env)))
+            store = StoreClient(host, port, secret, timeout=timeout)
+        except (OSError, RuntimeError) as cause:
+            does = "listen" if keeps_store else "reach rank 0"
+            raise RunError(
+                f"rank {rank.rank} of {rank.world_size} cannot {does} at {host}:{port}",
+                why=first_line(cause),
+                hint="MASTER_ADDR must be the host of rank 0, which all others reach, and "
+                "MASTER_PORT a free port there",
+            ) from cause
+        yield store, keeps_store
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket at the address, or at all addresses if the host lacks it."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        return socket.create_server(("", port), family=family, backlog=_BACKLOG)
+
+
+def _torchrun_store(rank: RankInfo, timeout: float, env: Mapping[str, str]) -> Any:
+    """Return the store of torchrun, which occupies the port of the run; None if there is none.
+
+    Raises:
+        RunError: There is none, though the environment says so.
+    """
+    if env.get(AGENT_STORE) != "True":
+        return None
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public all the same
+
+    host, port = _address(rank, env)
+    try:
+        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout))
+    except RuntimeError as cause:
+        raise RunError(
+            f"rank {rank.rank} of {rank.world_size} cannot reach torchrun's store at {host}:{port}",
+            why=first_line(cause),
+            hint=f"if torchrun did not start this process, unset {AGENT_STORE}",
+        ) from cause
+
+
+def _agent_key(env: Mapping[str, str]) -> str:
+    return f"{_AGENT_PORT}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def _address(rank: RankInfo, env: Mapping[str, str]) -> tuple[str, int]:
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not env.get(name, "").strip()]
+    if missing:
+        raise ConfigError(
+            f"this process is one of {rank.world_size} and `{'`, `'.join(missing)}` is not set",
+            why="the processes find each other at that address",
+            hint="start them with a launcher that sets it, such as torchrun",
+        )
+    port = env["MASTER_PORT"].strip()
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
+        raise ConfigError(
+            f"`MASTER_PORT={port}` is not a port",
+            hint="use a free one between 1024 and 65535, the same for all processes",
+        )
+    return env["MASTER_ADDR"].strip(), int(port)
+
+
+def _lost_peer(error: RuntimeError) -> OtherRankError | None:
+    """Return the error of a collective whose other side has gone without a report."""
+    if not any(message in str(error) for message in _LOST_PEER_MESSAGES):
+        return None
+    return OtherRankError(
+        "another process of this run has gone in the middle of an exchange",
+        why=first_line(error),
+        hint="it may have died: look for the rank that ended first, and at its last lines",
+    )
