@@ -26,6 +26,7 @@ class CommBackend:
         supports_average: True if reductions can average; otherwise the core sums and divides.
         needs_device_id: True if the device is passed to the creation of the process group.
         facts: versions, JSON values only.
+        plugin: Name of the plugin, "lmcore" for the core's own; filled in by the core.
     """
 
     name: str
@@ -36,6 +37,7 @@ class CommBackend:
     supports_average: bool = True
     needs_device_id: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
+    plugin: str = ""
 
 
 def registered_comm_backends(device: Device) -> list[CommBackend]:

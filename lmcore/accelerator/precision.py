@@ -45,6 +45,7 @@ class PrecisionPolicy:
         summary: the method, for messages: "autocast".
         priority: The device's highest is the default.
         available: Returns None, or the reason why it cannot be used here.
+        plugin: Name of the plugin, "lmcore" for the core's own; filled in by the core.
     """
 
     name: str
@@ -59,6 +60,7 @@ class PrecisionPolicy:
     summary: str = ""
     priority: int = 0
     available: Callable[[], str | None] = lambda: None
+    plugin: str = ""
 
     @property
     def activations(self) -> str:
@@ -89,6 +91,7 @@ class PrecisionPolicy:
             "loss_scaling": self.loss_scaling,
             "prepares_model": self.prepare is not None,
             "words": self.words,
+            "plugin": self.plugin,
         }
 
     def verify(self, device: Device) -> None:

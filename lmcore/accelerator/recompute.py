@@ -45,6 +45,7 @@ class RecomputePolicy:
         block: Runs a group of whole layers; None: they are called.
         attention: Runs the attention op of a layer; None: it is called.
         available: returns None, or the reason why the policy cannot be used here.
+        plugin: Name of the plugin, "lmcore" for the core's own; filled in by the core.
     """
 
     name: str
@@ -52,6 +53,7 @@ class RecomputePolicy:
     block: Callable[..., Any] | None = None
     attention: Callable[..., Any] | None = None
     available: Callable[[], str | None] = lambda: None
+    plugin: str = ""
 
     def describe(self) -> dict[str, Any]:
         """Return the record's data as JSON values."""
@@ -60,6 +62,7 @@ class RecomputePolicy:
             "name": self.name,
             "summary": self.summary,
             "applies_to": [part for part, run in runs.items() if run is not None],
+            "plugin": self.plugin,
         }
 
     def verify(self, device: Device) -> None:

@@ -33,6 +33,7 @@ class CheckpointStager:
         available: Returns None, or the reason why it cannot be used here.
         copies: True if the result of `stage` does not change when training continues; False if the
             live tensors themselves may be returned.
+        plugin: Name of the plugin, "lmcore" for the core's own; filled in by the core.
     """
 
     name: str
@@ -40,11 +41,12 @@ class CheckpointStager:
     priority: int = 0
     available: Callable[[], str | None] = lambda: None
     copies: bool = True
+    plugin: str = ""
 
 
 def host_copy_stager() -> CheckpointStager:
     """Return `host-copy`, the core's own: a new host tensor for each tensor, on any device."""
-    return CheckpointStager("host-copy", _copy_to_host)
+    return CheckpointStager("host-copy", _copy_to_host, plugin="lmcore")
 
 
 def _copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -57,6 +57,9 @@ DEFAULT_OFFERS: Mapping[str, Callable[[Device], list[Any]]] = {
 }
 """Offers of the core for a device whose plugin does not implement the hook."""
 
+_OWNED = (CommBackend, OpImpl, PrecisionPolicy, RecomputePolicy, CheckpointStager)
+"""Records whose field `plugin` the core fills in."""
+
 
 def launch_env(
     plugins: PluginSet,
@@ -263,7 +266,7 @@ def build_op_table(
     for record in plugins.participants(selection.plugin):
         offered = _offered(record, selection, hook, OpImpl, device=device)
         try:
-            table.register(dataclasses.replace(impl, plugin=record.name) for impl in offered)
+            table.register(offered)
         except PluginError as error:
             _skip_or_raise(record, selection, hook, error)
     table.prefer(preferences or {})
@@ -351,12 +354,21 @@ def _offered(
     if not record.implements(hook):
         default = DEFAULT_OFFERS.get(hook)
         is_device_plugin = record.name == selection.plugin
-        return default(arguments["device"]) if default and is_device_plugin else []
+        found = default(arguments["device"]) if default and is_device_plugin else []
+        return _owned(found, "lmcore")
     try:
-        return _checked_list(record, hook, record.call(hook, **arguments), kind)
+        found = _checked_list(record, hook, record.call(hook, **arguments), kind)
+        return _owned(found, record.name)
     except LmcoreError as error:
         _skip_or_raise(record, selection, hook, error)
         return []
+
+
+def _owned(offers: list[T], plugin: str) -> list[T]:
+    return [
+        dataclasses.replace(one, plugin=plugin) if isinstance(one, _OWNED) else one
+        for one in offers
+    ]
 
 
 def _skip_or_raise(

@@ -23,6 +23,7 @@ from lmcore.runtime.process.consistency import check_device, check_versions
 from lmcore.runtime.process.group import Processes, start_processes
 
 if TYPE_CHECKING:
+    from lmcore.accelerator.communication import CommBackend
     from lmcore.accelerator.device import Device
     from lmcore.accelerator.op.table import OpTable
     from lmcore.accelerator.precision import PrecisionPolicy
@@ -79,10 +80,14 @@ class Runtime:
             "device": self.device.describe(),
             "precision": self.precision.describe(),
             "recompute": self.recompute.describe(),
-            "checkpoint_stager": self.stager.name,
+            "checkpoint_stager": _named(self.stager),
             "rank": self.rank.to_dict(),
-            "comm_backend": self.processes.backend.name if self.processes else None,
+            "comm_backend": _named(self.processes.backend) if self.processes else None,
         }
+
+
+def _named(offer: CheckpointStager | CommBackend) -> dict[str, str]:
+    return {"name": offer.name, "plugin": offer.plugin}
 
 
 @contextlib.contextmanager

@@ -333,6 +333,12 @@ def test_it_is_quiet_and_recorded(run: Any) -> None:
     record = json.loads((done.directory / "deepspeed.json").read_text())
     assert record["config"]["zero_optimization"] == {"stage": 3}
     assert record["config"]["train_batch_size"] == 8
+    environment = json.loads((done.directory / "environment.json").read_text())
+    assert environment["comm_backend"] == {"name": "gloo", "plugin": "cpu"}
+    assert (
+        environment["plugins"][0]["brings"].items()
+        >= {"device": "cpu", "comm_backend": "gloo"}.items()
+    )
 
 
 def test_a_native_run_does_not_import_it(arguments: Any) -> None:

@@ -657,9 +657,9 @@ def call_list(hook, plugins, selection):
 
 @pytest.mark.parametrize("hook", LISTS)
 def test_list_hooks_return_what_the_plugin_offers(hook):
-    """A list of the right kind arrives; kernels carry the name of their plugin."""
+    """A list of the right kind arrives; what a run binds carries the name of its plugin."""
     one = LISTS[hook][1]
-    wanted = replace(one, plugin="chip") if isinstance(one, OpImpl) else one
+    wanted = one if isinstance(one, Problem) else replace(one, plugin="chip")
     assert call_list(hook, *chip(**{hook: [one]})) == (wanted,)
     if hook not in DEFAULT_OFFERS:
         assert call_list(hook, *chip()) == ()
@@ -682,6 +682,7 @@ def test_the_core_offers_what_a_devices_plugin_leaves_out():
     assert choose_precision(precisions, None).name == "fp32"
     names = [one.name for one in recompute_policies(plugins, selection, device)]
     assert {"none", "full", "selective", "rare"} <= set(names)
+    assert {one.plugin for one in precisions} == {"lmcore"}
     assert comm_backends(plugins, selection, device) == ()  # torch has none registered for it
     host = replace(device, type="cpu")
     assert [one.name for one in comm_backends(plugins, selection, host)] == ["gloo"]

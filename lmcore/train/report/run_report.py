@@ -31,6 +31,7 @@ from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.report.announcement import announcement, header_lines
 from lmcore.train.report.display import Display, PlainDisplay, SilentDisplay, duration
 from lmcore.train.report.metrics import MetricsFile, TensorBoard
+from lmcore.train.report.plugins_of_run import plugins_of_run
 from lmcore.train.report.profiler import Profile
 from lmcore.train.report.run_directory import RunDirectory
 from lmcore.train.report.sample import Sample, can_generate, take_sample
@@ -240,9 +241,10 @@ class RunReport:
 
     def _write_description(self, engine: Engine, datasets: RunDatasets) -> None:
         """Write the files that are known before the first step."""
-        directory = self.directory
-        directory.write_text("config.yaml", write_run_file(self.plan))
-        directory.write_json("environment.json", self.runtime.environment())
+        directory, plan = self.directory, self.plan
+        directory.write_text("config.yaml", write_run_file(plan))
+        plugins = plugins_of_run(plan, self.runtime, self.plugins, datasets.tokenizer.name)
+        directory.write_json("environment.json", self.runtime.environment() | {"plugins": plugins})
         directory.write_json("kernels.json", self.runtime.ops.to_dict())
         for name, content in engine.run_files.items():
             directory.write_json(name, content)
