@@ -70,6 +70,7 @@ def test_words(device: Device) -> None:
         "loss_scaling": False,
         "prepares_model": False,
         "words": fp8.words,
+        "plugin": "",
     }
     assert double_precision_policy().describe()["prepares_model"]
 
