@@ -99,6 +99,11 @@ def _plugin(name: str) -> str:
         rows.append((level, *map(str, figures), claimed, one["verdict"]))
     head = ("level", "checks", "passed", "failed", "gaps", "not run", "claimed", "verdict")
     parts = [f"### `{name}`", about, _table(head, rows)]
+    parts += [
+        f"{one['level']} is {one['verdict']}: {_codes(one['left'])} not run."
+        for one in found["levels"]
+        if one.get("left")
+    ]
     if name in reasons:
         parts.append(f"What was not run: {reasons[name]}.")
     if found["gaps"]:
@@ -109,6 +114,10 @@ def _plugin(name: str) -> str:
         parts.append(_table(("failed", "what was found"), rows))
     parts.append(f"> {found['badge']}")
     return "\n\n".join(parts)
+
+
+def _codes(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _requirements(checks: Sequence[Check]) -> str:

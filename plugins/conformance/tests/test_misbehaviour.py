@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
+
+from lmcore.plugin import PluginRecord, PluginSet, PluginState
+from lmcore_conformance.declaration import Declaration
+from lmcore_conformance.registry import all_checks
+from lmcore_conformance.report import make_report, render
+from lmcore_conformance.result import Result, Status
+from lmcore_conformance.target import Target
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
@@ -120,6 +128,49 @@ def test_a_wrong_collective(run: Any) -> None:
     assert "rank 1: sum of torch.float32: 1 of 1001 numbers are wrong" in (
         results["distributed.all-reduce"].findings
     )
+
+
+def test_a_missing_backend_is_said_once(run: Any) -> None:
+    """One check of level 4 fails and says what to declare; no process is started for the others."""
+    begin = time.monotonic()
+    results = run("no-backend", "distributed.*", "parallel.*", "train.processes")
+    assert time.monotonic() - begin < 30
+    assert failing(results) == {"train.processes"}
+    assert results["train.processes"].detail == (
+        "undeclared gap: the device does not offer a communication backend (its plugin brings none,"
+        " and torch has none for this device type)"
+    )
+    others = [result for result in results.values() if result.status == "not run"]
+    assert len(others) == len(results) - 2  # the fake declares that it cannot average
+    assert {result.detail for result in others} == {"not reached: `train.processes` failed"}
+
+
+def test_a_declared_missing_backend_is_a_gap(run: Any) -> None:
+    """With the declaration, level 4 is not claimed, and nothing fails."""
+    declaration = Declaration(closed={"distributed": "one chip per machine"})
+    results = run("no-backend", "distributed.*", "train.processes", declaration=declaration)
+    assert {result.status for result in results.values()} == {"declared gap"}
+
+
+def test_the_cores_host_copy_is_a_stager(run: Any) -> None:
+    """A plugin without a checkpoint stager reaches level 1."""
+    result = run("no-stager", "device.stagers")["device.stagers"]
+    assert (result.status, result.detail) == ("passed", "host-copy")
+
+
+def test_an_incomplete_level_names_its_checks() -> None:
+    """The table has the checks that were not run, with the reason, and so has the JSON."""
+    checks = all_checks()
+    names = [check.id for check in checks if check.level == "L1"]
+    results = {name: Result(name, Status.PASSED) for name in names}
+    results["device.seed"] = Result("device.seed", Status.NOT_RUN, "no generator here")
+    record = PluginRecord("x", "x", "lmcore-x", "1", PluginState.USABLE)
+    report = make_report(
+        Target("x", "x", record, PluginSet(()), None), Declaration(), checks, results
+    )
+    (level,) = (level for level in report.to_dict()["levels"] if level["level"] == "L1")
+    assert (level["verdict"], list(level["left"])) == ("incomplete", ["device.seed"])
+    assert "  device.seed: no generator here" in render(report)
 
 
 def test_a_collective_that_hangs(run: Any) -> None:

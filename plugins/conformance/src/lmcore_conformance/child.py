@@ -28,7 +28,7 @@ FLAGS: Mapping[str, Sequence[str]] = MappingProxyType({"deterministic": ("--dete
 """By group, the flags of the run whose device it is to have."""
 
 Told = dict[str, Any]
-"""{"ready": True}, {"begins": id} or {"ends": result}."""
+"""{"ready": True}, {"begins": id}, {"ends": result} or {"backend": reason why there is none}."""
 
 
 def run_group(
@@ -59,6 +59,8 @@ def run_group(
         result = make_check(check, bench)
         faulthandler.cancel_dump_traceback_later()
         yield {"ends": result.to_dict()}
+    if group == "create":
+        yield {"backend": REQUIREMENTS["distributed"].why_missing(bench)}
 
 
 def make_check(check: Check, bench: Any) -> Result:

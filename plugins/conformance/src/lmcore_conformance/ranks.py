@@ -60,11 +60,6 @@ def run_group(
     with join_processes(place, timeout=SETUP_SECONDS / 2) as rendezvous:
         check_device(rendezvous, bench.selection, bench.plugins)
         arguments = (bench.plugins, bench.selection, bench.device, rendezvous)
-        backends = [backend for backend in bench.backends if backend.available() is None]
-        if not backends:
-            for check in wanted:
-                yield {"ends": _no_backend(check, bench).to_dict()}
-            return
         with start_processes(*arguments, timeout=seconds) as processes:
             bench.processes = replace(
                 processes, rendezvous=replace(rendezvous, timeout=_COLLECTIVE_SECONDS)
@@ -79,12 +74,6 @@ def run_group(
                 faulthandler.cancel_dump_traceback_later()
                 if Status.FAILED in states:
                     return  # nobody knows what the others still wait for
-
-
-def _no_backend(check: Check, bench: Bench) -> Result:
-    reasons = [f"`{backend.name}`: {backend.available()}" for backend in bench.backends]
-    why = "; ".join(reasons) or "its plugin brings no communication backend"
-    return Result(check.id, Status.GAP, f"processes cannot exchange tensors: {why}")
 
 
 def _made(check: Check, bench: RankBench) -> Result:

@@ -18,6 +18,9 @@ from lmcore_conformance.target import Target
 
 __all__ = ["LevelReport", "Report", "make_report", "render"]
 
+_NAMED = 4
+"""Checks that the table names for one reason."""
+
 
 @dataclass(frozen=True)
 class LevelReport:
@@ -30,6 +33,7 @@ class LevelReport:
             were not run.
         verdict: "reached" where every check that no requirement excuses has passed, none has
             failed and none was not run; "failed", "incomplete", "in part" or "not claimed" else.
+        left: ids of the checks that were not run, if other checks of the level were.
     """
 
     level: str
@@ -40,6 +44,7 @@ class LevelReport:
     gaps: int
     not_run: int
     verdict: str
+    left: tuple[str, ...] = ()
 
     @property
     def claimed(self) -> float:
@@ -193,7 +198,12 @@ def _level(level: str, checks: Sequence[Check], results: Mapping[str, Result]) -
         count[Status.GAP],
         count[Status.NOT_RUN],
         verdict,
+        () if verdict == "not run" else _not_run(own, results),
     )
+
+
+def _not_run(checks: Sequence[Check], results: Mapping[str, Result]) -> tuple[str, ...]:
+    return tuple(check.id for check in checks if results[check.id].status is Status.NOT_RUN)
 
 
 def render(report: Report) -> list[str]:
@@ -219,9 +229,21 @@ def render(report: Report) -> list[str]:
     failed = [check for check in report.checks if check["status"] == Status.FAILED]
     if failed:
         lines += ["", "failed:", *(f"  {check['id']}: {check['detail']:.160}" for check in failed)]
+    left = [name for level in report.levels for name in level.left]
+    if left:
+        lines += ["", "not run:", *_shortened(report, left)]
     if report.gaps:
         lines += ["", "declared gaps:", *(f"  {gap}" for gap in _listed(report.gaps))]
     return [*lines, "", report.badge]
+
+
+def _shortened(report: Report, names: Sequence[str]) -> Iterable[str]:
+    """Yield a line for each reason why checks were not run, with the first of them."""
+    details = {check["id"]: check["detail"] for check in report.checks}
+    for reason in dict.fromkeys(details[name] for name in names):
+        same = [name for name in names if details[name] == reason]
+        more = f" and {len(same) - _NAMED} more" if len(same) > _NAMED else ""
+        yield f"  {', '.join(same[:_NAMED])}{more}: {reason or 'not selected'}"
 
 
 def _listed(gaps: Mapping[str, str]) -> Iterable[str]:

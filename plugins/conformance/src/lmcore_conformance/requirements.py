@@ -21,17 +21,20 @@ class Requirement:
         summary: the ability, in words.
         offered: True if the device's records offer it; None if only its checks can show that.
         ability: The attribute of `Device` that it is, if it is one.
+        reason: Returns why it is missing, if the device's record does not say so.
     """
 
     summary: str
     offered: Callable[[Bench], bool] | None = None
     ability: str = ""
+    reason: Callable[[Bench], str] | None = None
 
     def why_missing(self, bench: Bench) -> str | None:
         """Return why the device does not offer it; None if it does, or if that is not known."""
         if self.offered is None or self.offered(bench):
             return None
         reason = bench.device.missing.get(self.ability, "")
+        reason = self.reason(bench) if self.reason else reason
         return f"the device does not offer {self.summary}" + (f" ({reason})" if reason else "")
 
 
@@ -60,6 +63,15 @@ def _mixed(bench: Bench) -> bool:
     )
 
 
+def _backend(bench: Bench) -> bool:
+    return any(backend.available() is None for backend in bench.backends)
+
+
+def _no_backend(bench: Bench) -> str:
+    reasons = [f"`{backend.name}`: {backend.available()}" for backend in bench.backends]
+    return "; ".join(reasons) or "its plugin brings none, and torch has none for this device type"
+
+
 REQUIREMENTS = MappingProxyType(
     {
         "memory_stats": _ability("bytes in use", "memory_stats"),
@@ -85,7 +97,7 @@ REQUIREMENTS = MappingProxyType(
             _recompute("offload", "full-offload"),
         ),
         "deterministic": Requirement("bitwise repeatable training with `--deterministic`"),
-        "distributed": Requirement("a communication backend"),
+        "distributed": Requirement("a communication backend", _backend, reason=_no_backend),
         "all_to_all": Requirement("the collective `all_to_all`"),
         "reduce_scatter": Requirement("the collective `reduce_scatter`"),
         "gather_scatter": Requirement("the collectives `gather`, `scatter` and `reduce`"),

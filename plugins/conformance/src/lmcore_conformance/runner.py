@@ -25,6 +25,9 @@ CREATE = "device.create"
 DISTRIBUTED = "distributed"
 """Groups of this name, or beginning with it, run in several processes at once."""
 
+_BACKEND = "distributed"
+"""The requirement of checks that need a communication backend."""
+
 _RANKS = 2
 
 
@@ -53,6 +56,7 @@ class Runner:
         self.checks = {check.id: check for check in checks}
         self.results: dict[str, Result] = {}
         self.logs: dict[str, str] = {}
+        self._no_backend: str | None = None
         self._wanted = set(self.checks)
 
     def choose(self, ids: Iterable[str]) -> None:
@@ -84,6 +88,10 @@ class Runner:
             for check in pending:
                 self.results[check.id] = Result(check.id, Status.NOT_RUN, obstacle)
             return
+        if self._no_backend:
+            without = [check for check in pending if _BACKEND in check.requires]
+            self._judge_without_backend(without, self._no_backend)
+            pending = [check for check in pending if check not in without]
         while pending:
             try:
                 outcomes = self._call(group, pending)
@@ -93,6 +101,19 @@ class Runner:
                 return
             self._take(pending, outcomes)
             pending = [check for check in pending if check.id not in self.results]
+
+    def _judge_without_backend(self, checks: Sequence[Check], reason: str) -> None:
+        """Keep one failure for a missing backend that is not declared; no process is started."""
+        for check in checks:
+            result = self._permitted(check, Result(check.id, Status.GAP, reason))
+            failed = [
+                name
+                for name, known in self.results.items()
+                if known.status is Status.FAILED and reason in known.detail
+            ]
+            if result.status is Status.FAILED and failed:
+                result = Result(check.id, Status.NOT_RUN, f"not reached: `{failed[0]}` failed")
+            self.results[check.id] = result
 
     def _obstacle(self, group: str) -> str:
         """Return why the checks of a group cannot be made; empty where they can."""
@@ -137,6 +158,9 @@ class Runner:
     def _take(self, pending: Sequence[Check], outcomes: Sequence[Outcome]) -> None:
         """Keep the results of one round; the check at which it broke off has failed."""
         messages = [_messages_of(outcome) for outcome in outcomes]
+        for outcome in outcomes:
+            for value in outcome.values:
+                self._no_backend = value.get("backend", self._no_backend)
         many = len(outcomes) > 1
         for check in pending:
             found = [message["ends"].get(check.id) for message in messages]

@@ -51,6 +51,8 @@ def lmcore_create_device(config):
 def lmcore_comm_backends():
     from lmcore_fake.device import backend
 
+    if FAKE == "no-backend":
+        return []
     return [backend(FAKE)]
 
 
@@ -67,6 +69,8 @@ def lmcore_checkpoint_stagers(device):
         from lmcore_fake.device import stale_stager
 
         return [stale_stager()]
+    if FAKE == "no-stager":
+        return []
     return cpu.lmcore_checkpoint_stagers(device)
 
 
