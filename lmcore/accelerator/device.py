@@ -141,7 +141,10 @@ class Device:
 
     @classmethod
     def from_torch(cls, device_type: str, index: int | None = None, **overrides: Any) -> Device:
-        """Return a device with the functions that torch's module of *device_type* has.
+        """Return a device with torch's functions for *device_type*.
+
+        They are those of torch's module of the type; what it lacks comes from `torch.accelerator`
+        if the type is torch's current accelerator.
 
         Args:
             device_type: A type that torch has a device module for.
@@ -151,8 +154,8 @@ class Device:
         Raises:
             DeviceError: the type is unknown to torch, or torch has fewer devices than this host has
                 processes.
-            PluginError: torch's module lacks something that every device has, and the plugin does
-                not bring it.
+            PluginError: torch lacks something that every device has, and the plugin does not
+                bring it.
         """
         from lmcore.accelerator.torch_device import defaults, own_index, require_complete
 
@@ -160,9 +163,8 @@ class Device:
         values = defaults(device_type, index, brought=overrides)
         missing = {**values.pop("missing"), **overrides.pop("missing", {})}
         values.update(overrides)
-        require_complete(device_type, values)
-        given = {name for name in _OPTIONAL if values.get(name) is not None}
-        values["missing"] = {name: why for name, why in missing.items() if name not in given}
+        require_complete(device_type, values, missing)
+        values["missing"] = {name: why for name, why in missing.items() if values.get(name) is None}
         return cls(**values)
 
     def describe(self) -> dict[str, Any]:

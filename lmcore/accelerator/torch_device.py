@@ -1,9 +1,14 @@
-"""The defaults of `Device.from_torch`: functions that torch's module of a device type has."""
+"""The defaults of `Device.from_torch`: torch's functions for a device type.
+
+Each comes from torch's module of the type (`torch.get_device_module`) or, if that lacks it and the
+type is torch's current accelerator, from `torch.accelerator`.  Indices are passed as integers,
+which both take.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -24,11 +29,11 @@ def own_index(device_type: str) -> int:
         DeviceError: the type is unknown to torch, or there are more processes on this host than
             torch sees devices.
     """
-    module = _module(device_type)
+    _module(device_type)
     if device_type == _HOST:
         return 0  # all processes are on the one host
     index = int(os.environ.get("LOCAL_RANK", "0"))
-    count = module.device_count()
+    count = _required(device_type, "device_count")()
     if index >= count:
         raise DeviceError(
             f"process {index} of this host has no `{device_type}` device of its own",
@@ -52,39 +57,38 @@ def _hint_for(count: int) -> str:
 def defaults(device_type: str, index: int, *, brought: Collection[str] = ()) -> dict[str, Any]:
     """Return constructor arguments of `Device` for a type that torch has a module for.
 
-    Each function is taken from `torch.get_device_module(device_type)` if the module has it, else
-    left out; `missing` names the attribute of torch that an optional function lacks.
+    A function of `torch.accelerator` is called once, as it exists for every device and raises for
+    one that cannot do it.
 
     Args:
         device_type: torch's device type.
         index: ordinal on this host.
-        brought: attributes that the plugin brings; torch's graph is not tried if it is among them.
+        brought: attributes that the plugin brings; torch's are not tried for these.
+
+    Returns:
+        The arguments.  `missing` has the reason for each optional function that torch lacks, and
+        also for each required one (see `require_complete`).
 
     Raises:
         DeviceError: the type is unknown to torch.
     """
-    module = _module(device_type)
-    device = torch.device(device_type, index)
     values: dict[str, Any] = {
         "type": device_type,
         "index": index,
-        "name": _name(module, index, device_type),
+        "name": _name(_module(device_type), index, device_type),
         "dtypes": frozenset({"float32"}),
     }
     missing: dict[str, str] = {}
     if device_type == _HOST:
         values |= _host_functions()
         missing |= _HOST_MISSING
-    else:
-        for function, (attribute, make) in _FUNCTIONS.items():
-            if hasattr(module, attribute):
-                values[function] = make(module, device)
-    for ability, attributes, make in _ABILITIES:
-        lacking = [name for name in attributes if not hasattr(module, name)]
-        if lacking:
-            missing[ability] = f"torch's module of `{device_type}` has no `{'`, `'.join(lacking)}`"
-        elif ability not in missing:
-            values[ability] = make(module, device)
+    for name, (attributes, make) in _FUNCTIONS.items():
+        if name in brought or name in values or name in missing:
+            continue
+        try:
+            values[name] = make(_Torch(device_type, index, attributes))
+        except _LACKING as cause:
+            missing[name] = first_line(cause)
     if device_type != _HOST and "new_graph" not in brought:
         try:
             values["new_graph"] = _graph_maker()
@@ -95,17 +99,22 @@ def defaults(device_type: str, index: int, *, brought: Collection[str] = ()) -> 
     return values
 
 
-def require_complete(device_type: str, values: Collection[str]) -> None:
-    """Raise where a function that every device has is neither torch's nor the plugin's.
+def require_complete(device_type: str, values: Collection[str], missing: Mapping[str, str]) -> None:
+    """Raise if a function that every device has is neither torch's nor the plugin's.
+
+    Args:
+        device_type: torch's device type.
+        values: names of the functions that there are.
+        missing: reasons of `defaults`.
 
     Raises:
-        PluginError: It names the function, and what torch's module would have to have.
+        PluginError: It names the function, and what torch lacks.
     """
-    for function, (attribute, _) in _FUNCTIONS.items():
+    for function in _REQUIRED:
         if function not in values:
             raise PluginError(
                 f"device `{device_type}` has no `{function}`",
-                why=f"torch's module of `{device_type}` has no `{attribute}`",
+                why=missing[function],
                 hint=f"pass `{function}=` to `Device.from_torch`, or add it to torch's module",
             )
 
@@ -147,19 +156,6 @@ _HOST_MISSING = {
     "new_graph": "work on the host is done when its call returns; none is queued",
 }
 
-_FUNCTIONS: dict[str, tuple[str, Any]] = {
-    "synchronize": ("synchronize", lambda module, device: lambda: module.synchronize(device)),
-    "set_current": ("set_device", lambda module, device: lambda: module.set_device(device)),
-    "seed": ("manual_seed", lambda module, device: module.manual_seed),
-    "get_rng_state": ("get_rng_state", lambda module, device: lambda: module.get_rng_state(device)),
-    "set_rng_state": (
-        "set_rng_state",
-        lambda module, device: lambda state: module.set_rng_state(state, device),
-    ),
-}
-"""Functions that every device has: by `Device`'s attribute, the name in torch's module, and how to
-wrap it."""
-
 
 def _name(module: Any, index: int, device_type: str) -> str:
     get_name = getattr(module, "get_device_name", None)
@@ -173,36 +169,142 @@ def _graph_maker() -> Any:
     return make
 
 
-def _memory_stats(module: Any, device: torch.device) -> Any:
+_ACCELERATOR = {
+    "device_count": "device_count",
+    "synchronize": "synchronize",
+    "set_device": "set_device_index",
+    "memory_allocated": "memory_allocated",
+    "max_memory_allocated": "max_memory_allocated",
+    "memory_reserved": "memory_reserved",
+    "mem_get_info": "get_memory_info",
+    "reset_peak_memory_stats": "reset_peak_memory_stats",
+    "empty_cache": "empty_cache",
+}
+"""Names in torch's device modules, and the same functions' names in `torch.accelerator`."""
+
+_LACKING = (AttributeError, RuntimeError, TypeError, ValueError, AssertionError)
+"""Errors with which torch says that a device cannot do something."""
+
+
+def _is_accelerator(device_type: str) -> bool:
+    current = torch.accelerator.current_accelerator()
+    return current is not None and current.type == device_type
+
+
+def _find(device_type: str, name: str) -> Any:
+    """Return torch's function of this name for a device type; None if there is none."""
+    found = getattr(_module(device_type), name, None)
+    if found is None and _is_accelerator(device_type):
+        if name in {"Stream", "Event"}:
+            return getattr(torch, name)
+        found = getattr(torch.accelerator, _ACCELERATOR.get(name, ""), None)
+    return found
+
+
+def _required(device_type: str, name: str) -> Any:
+    """Return torch's function of this name for a device type.
+
+    Raises:
+        AttributeError: There is none; the message says where it was looked for.
+    """
+    found = _find(device_type, name)
+    if found is not None:
+        return found
+    raise AttributeError(f"torch's module of `{device_type}` has no `{name}`")
+
+
+class _Torch:
+    """Torch's functions of one device, from which a function of `Device` is made.
+
+    Attributes:
+        index: ordinal on this host.
+        device: the device.
+        tries: True if a function is of `torch.accelerator`, so that it may raise for this device.
+    """
+
+    def __init__(self, device_type: str, index: int, attributes: Collection[str]) -> None:
+        """Look up *attributes*.
+
+        Raises:
+            AttributeError: Torch lacks one.
+        """
+        self.index, self.device = index, torch.device(device_type, index)
+        module = _module(device_type)
+        self.tries = any(not hasattr(module, name) for name in attributes)
+        self._functions = {name: _required(device_type, name) for name in attributes}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._functions[name]
+
+    def tried(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """Return *function*, called once before if it is of `torch.accelerator`."""
+        if self.tries:
+            function()
+        return function
+
+
+def _synchronize(has: _Torch) -> Any:
+    return has.tried(lambda: has["synchronize"](has.index))
+
+
+def _set_state(has: _Torch) -> Any:
+    return lambda state: has["set_rng_state"](state, has.index)
+
+
+def _memory_stats(has: _Torch) -> Any:
+    get_info = _find(has.device.type, "mem_get_info")
+    if get_info is not None:
+        try:
+            get_info(has.index)
+        except _LACKING:
+            get_info = None
+
     def read() -> MemoryStats:
-        get_info = getattr(module, "mem_get_info", None)
         return MemoryStats(
-            allocated=module.memory_allocated(device),
-            peak_allocated=module.max_memory_allocated(device),
-            reserved=module.memory_reserved(device),
-            total=get_info(device)[1] if get_info else None,
+            allocated=has["memory_allocated"](has.index),
+            peak_allocated=has["max_memory_allocated"](has.index),
+            reserved=has["memory_reserved"](has.index),
+            total=get_info(has.index)[1] if get_info else None,
         )
 
-    return read
+    return has.tried(read)
 
 
-_ABILITIES: tuple[tuple[str, tuple[str, ...], Any], ...] = (
-    (
-        "memory_stats",
+def _pin_memory(has: _Torch) -> Any:
+    if has.tries:
+        torch.empty(1).pin_memory()
+    return lambda tensor: tensor.pin_memory()
+
+
+def _new_stream(has: _Torch) -> Any:
+    return has.tried(lambda: torch.Stream(has.device))
+
+
+def _new_event(has: _Torch) -> Any:
+    if has.tries:
+        torch.Event(has.device).record(torch.accelerator.current_stream(has.device))
+    return lambda: torch.Event(has.device)
+
+
+_REQUIRED = ("synchronize", "set_current", "seed", "get_rng_state", "set_rng_state")
+
+_FUNCTIONS: dict[str, tuple[tuple[str, ...], Callable[[_Torch], Any]]] = {
+    "synchronize": (("synchronize",), _synchronize),
+    "set_current": (("set_device",), lambda has: lambda: has["set_device"](has.index)),
+    "seed": (("manual_seed",), lambda has: has["manual_seed"]),
+    "get_rng_state": (("get_rng_state",), lambda has: lambda: has["get_rng_state"](has.index)),
+    "set_rng_state": (("set_rng_state",), _set_state),
+    "memory_stats": (
         ("memory_allocated", "max_memory_allocated", "memory_reserved"),
         _memory_stats,
     ),
-    (
-        "reset_peak_memory",
+    "reset_peak_memory": (
         ("reset_peak_memory_stats",),
-        lambda module, device: lambda: module.reset_peak_memory_stats(device),
+        lambda has: has.tried(lambda: has["reset_peak_memory_stats"](has.index)),
     ),
-    ("empty_cache", ("empty_cache",), lambda module, device: module.empty_cache),
-    (
-        "pin_memory",
-        ("Stream",),
-        lambda module, device: lambda tensor: tensor.pin_memory(),
-    ),
-    ("new_stream", ("Stream",), lambda module, device: lambda: torch.Stream(device)),
-    ("new_event", ("Event",), lambda module, device: lambda: torch.Event(device)),
-)
+    "empty_cache": (("empty_cache",), lambda has: has.tried(has["empty_cache"])),
+    "pin_memory": (("Stream",), _pin_memory),
+    "new_stream": (("Stream",), _new_stream),
+    "new_event": (("Event",), _new_event),
+}
+"""Functions of `Device`, each with the names in torch's module that it needs and its maker."""

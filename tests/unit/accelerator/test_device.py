@@ -90,7 +90,6 @@ def test_defaults_come_from_torchs_device_module(chip_module):
     """What the module has is used for this ordinal; what it lacks is missing, with its name."""
     _, calls = chip_module
     device = Device.from_torch("meta", 3, dtypes=frozenset({"float32", "float16"}))
-    here = torch.device("meta", 3)
     device.synchronize()
     device.set_current()
     device.seed(7)
@@ -98,8 +97,8 @@ def test_defaults_come_from_torchs_device_module(chip_module):
     device.set_rng_state("state")
     device.require("empty_cache")()
     assert calls == [
-        ("synchronize", here), ("set_device", here), ("seed", 7), ("get", here),
-        ("set", "state", here), "empty",
+        ("synchronize", 3), ("set_device", 3), ("seed", 7), ("get", 3),
+        ("set", "state", 3), "empty",
     ]  # fmt: skip
     assert device.name == "Chip 3"
     assert device.memory_stats() == MemoryStats(1, 2, 3, 5)
@@ -107,6 +106,105 @@ def test_defaults_come_from_torchs_device_module(chip_module):
         "reset_peak_memory", "pin_memory", "new_stream", "new_event", "peak_flops", "new_graph"
     }  # fmt: skip
     assert "`reset_peak_memory_stats`" in device.missing["reset_peak_memory"]
+
+
+@pytest.fixture
+def accelerator(chip_module, monkeypatch):
+    """A device module with random numbers only; `torch.accelerator` has everything else."""
+    module, calls = chip_module
+    for name in vars(module).copy():
+        if "rng" not in name and name not in {"manual_seed", "get_device_name"}:
+            delattr(module, name)
+
+    def functions(**results):
+        for name, result in results.items():
+            function = lambda *index, name=name, result=result: (  # noqa: E731
+                calls.append((name, *index)) or result
+            )
+            monkeypatch.setattr(torch.accelerator, name, function)
+
+    functions(
+        current_accelerator=torch.device("meta"), device_count=2, synchronize=None,
+        set_device_index=None, memory_allocated=1, max_memory_allocated=2, memory_reserved=3,
+        get_memory_info=(4, 5), reset_peak_memory_stats=None, empty_cache=None,
+        current_stream="compute",
+    )  # fmt: skip
+    monkeypatch.setattr(torch, "Stream", lambda device: ("stream", device))
+    event = types.SimpleNamespace(record=lambda stream: calls.append(("record", stream)))
+    monkeypatch.setattr(torch, "Event", lambda device: event)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: ("pinned", tensor))
+    return module, calls
+
+
+def test_torch_accelerator_has_what_the_device_module_lacks(accelerator, monkeypatch):
+    """Each function is `torch.accelerator`'s, with the ordinal as an integer."""
+    _, calls = accelerator
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    device = Device.from_torch("meta")
+    assert device.index == 1
+    calls.clear()
+    device.synchronize()
+    device.set_current()
+    device.reset_peak_memory()
+    device.empty_cache()
+    assert [call for call in calls if call[0] != "current_accelerator"] == [
+        ("synchronize", 1), ("set_device_index", 1), ("reset_peak_memory_stats", 1),
+        ("empty_cache",),
+    ]  # fmt: skip
+    assert device.memory_stats() == MemoryStats(1, 2, 3, 5)
+    assert device.new_stream() == ("stream", torch.device("meta", 1))
+    assert device.pin_memory(torch.ones(1))[0] == "pinned"
+    assert set(device.missing) <= {"peak_flops", "new_graph"}
+
+
+@pytest.mark.parametrize(
+    "function, lacking",
+    [
+        ("memory_allocated", {"memory_stats"}),
+        ("reset_peak_memory_stats", {"reset_peak_memory"}),
+        ("empty_cache", {"empty_cache"}),
+        ("Stream", {"new_stream"}),
+        ("current_stream", {"new_event"}),
+        ("pin_memory", {"pin_memory"}),
+        ("get_memory_info", set()),
+    ],
+)
+def test_what_torch_accelerator_cannot_do_is_missing(accelerator, monkeypatch, function, lacking):
+    """`torch.accelerator` has each function for every device, and raises: this is the reason."""
+
+    def raises(*_):
+        raise RuntimeError("not on this device\nC++ frames")
+
+    owner = {"Stream": torch, "pin_memory": torch.Tensor}.get(function, torch.accelerator)
+    monkeypatch.setattr(owner, function, raises)
+    device = Device.from_torch("meta", 0)
+    assert set(device.missing) - {"peak_flops", "new_graph"} == lacking
+    for ability in lacking:
+        assert device.missing[ability] == "not on this device"
+    if function == "get_memory_info":
+        assert device.memory_stats().total is None
+
+
+def test_a_function_of_every_device_that_raises_is_the_plugins_to_bring(accelerator, monkeypatch):
+    """The reason is torch's; nothing is tried if the plugin brings the function."""
+
+    def raises(*_):
+        raise NotImplementedError("no streams here")
+
+    monkeypatch.setattr(torch.accelerator, "synchronize", raises)
+    with pytest.raises(PluginError, match="has no `synchronize`") as error:
+        Device.from_torch("meta", 0)
+    assert error.value.why == "no streams here"
+    assert "`synchronize=`" in error.value.hint
+    assert Device.from_torch("meta", 0, synchronize=print).synchronize is print
+
+
+def test_another_types_accelerator_is_not_used(accelerator, monkeypatch):
+    """`torch.accelerator` works on its own device type alone."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    with pytest.raises(PluginError, match="has no `synchronize`") as error:
+        Device.from_torch("meta", 0)
+    assert error.value.why == "torch's module of `meta` has no `synchronize`"
 
 
 def test_overrides_win_and_take_their_reasons_along(chip_module):
