@@ -1,13 +1,14 @@
-"""The contract between the core and an accelerator: all that a plugin needs to import.
+"""The contract between the core and an accelerator.
 
 Importing this package loads no torch; the names below are records, and functions that load it
-when called.
+when called.  docs/reference/hooks.md lists them with the names of the few other public modules.
 """
 
 from __future__ import annotations
 
 from lmcore.accelerator.communication import CommBackend
-from lmcore.accelerator.device import Device
+from lmcore.accelerator.device import Device, own_index
+from lmcore.accelerator.device_errors import first_line, hint_by_words
 from lmcore.accelerator.memory_stats import MemoryStats
 from lmcore.accelerator.op.context import OpAttributes
 from lmcore.accelerator.op.records import OpContext, OpImpl, OpSpec, Reject, Resolution, Tolerance
@@ -70,12 +71,15 @@ __all__ = [
     "autocast_policy",
     "buffer_stager",
     "double_precision_policy",
+    "first_line",
     "full_offload_policy",
     "full_policy",
     "full_precision_policy",
+    "hint_by_words",
     "host_copy_stager",
     "none_policy",
     "offload_policy",
+    "own_index",
     "selective_policy",
     "standard_precision_policies",
     "standard_recompute_policies",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from lmcore.accelerator.rng import RngTracker
 
-__all__ = ["Device"]
+__all__ = ["Device", "own_index"]
 
 _OPTIONAL = (
     "memory_stats",
@@ -34,6 +34,18 @@ _OPTIONAL = (
 )
 _LATER = {"new_graph": "its plugin says nothing of it"}
 """Abilities that came after version 1.0 of the contract, and their reason where none is given."""
+
+
+def own_index(device_type: str) -> int:
+    """Return the ordinal of this process's device on its host: the local rank; 0 for the CPU.
+
+    Raises:
+        DeviceError: the type is unknown to torch, or there are more processes on this host than
+            torch sees devices.
+    """
+    from lmcore.accelerator import torch_device
+
+    return torch_device.own_index(device_type)
 
 
 @dataclass(frozen=True)
@@ -157,7 +169,7 @@ class Device:
             PluginError: torch lacks something that every device has, and the plugin does not
                 bring it.
         """
-        from lmcore.accelerator.torch_device import defaults, own_index, require_complete
+        from lmcore.accelerator.torch_device import defaults, require_complete
 
         index = own_index(device_type) if index is None else index
         values = defaults(device_type, index, brought=overrides)

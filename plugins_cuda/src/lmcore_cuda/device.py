@@ -10,10 +10,8 @@ from typing import Any
 
 import torch
 
-from lmcore.accelerator import Device, Probe
-from lmcore.accelerator.device_errors import first_line
+from lmcore.accelerator import Device, Probe, first_line, own_index
 from lmcore.accelerator.op.packages import FACT, describe
-from lmcore.accelerator.torch_device import own_index
 from lmcore.errors import DeviceError
 from lmcore_cuda.detection.architectures import capability_words, runs_on
 from lmcore_cuda.driver.gpu_use import GpuUse, in_gib, read_use

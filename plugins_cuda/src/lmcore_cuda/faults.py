@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from lmcore.accelerator.device_errors import hint_by_words
+from lmcore.accelerator import hint_by_words
 
 __all__ = ["hint_for", "is_out_of_memory"]
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
-from lmcore.accelerator import Device, MemoryStats, Probe
-from lmcore.accelerator.device_errors import first_line
+from lmcore.accelerator import Device, MemoryStats, Probe, first_line, own_index
 from lmcore.accelerator.op.packages import FACT, Package, describe
-from lmcore.accelerator.torch_device import own_index
 from lmcore.errors import DeviceError
 from lmcore_xpu.faults import hint_for, is_out_of_memory
 from lmcore_xpu.kernels import compiler_problem

@@ -25,7 +25,7 @@ NAME = "example"
 @hookimpl
 def lmcore_plugin_info() -> PluginInfo:
     """Say who this is; without `lmcore_probe` it brings no device and serves every one."""
-    return PluginInfo(name=NAME, api=">=1,<2", summary="arithmetic: corpus, tokenizer, command")
+    return PluginInfo(name=NAME, api=">=1.1,<2", summary="arithmetic: corpus, tokenizer, command")
 
 
 @hookimpl

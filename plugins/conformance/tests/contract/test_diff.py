@@ -175,6 +175,14 @@ BREAKING = {
         lambda new: new["names"].remove("OP_SPECS"),
         ["name `OP_SPECS` is gone"],
     ),
+    "public name removed": (
+        lambda new: new["modules"]["lmcore.errors"].remove("DeviceError"),
+        ["module `lmcore.errors`: name `DeviceError` is gone"],
+    ),
+    "public module removed": (
+        lambda new: new["modules"].pop("lmcore.hookspecs"),
+        ["module `lmcore.hookspecs` is gone"],
+    ),
 }
 """Change by what it is: how it is made, and how the texts of what is found begin."""
 
@@ -258,6 +266,10 @@ COMPATIBLE = {
     "name added": (
         lambda new: new["names"].append("SONGS"),
         "name `SONGS` is new",
+    ),
+    "public name added": (
+        lambda new: new["modules"]["lmcore.errors"].append("SongError"),
+        "module `lmcore.errors`: name `SongError` is new",
     ),
     "op's attribute added": (
         lambda new: new["ops"]["attention"]["attributes"].append("age"),

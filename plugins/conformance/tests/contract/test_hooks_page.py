@@ -11,6 +11,7 @@ import pytest
 from lmcore import plugin
 from lmcore.accelerator import API_VERSION, OP_SPECS
 from lmcore_conformance.contract.snapshot import parse_hook_docstring, specified_hooks
+from lmcore_conformance.contract.surface import LOADS_TORCH, PUBLIC_MODULES
 
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "reference"
 HOOKS = specified_hooks()
@@ -66,6 +67,16 @@ def test_the_reference_names_the_version():
     """The page is that of the current contract."""
     text = (DOCS / "hooks.md").read_text(encoding="utf-8")
     assert f"`lmcore.accelerator.API_VERSION`, now {API_VERSION}." in text
+
+
+def test_the_reference_lists_the_public_names():
+    """Each public module with its names, and a mark if its import loads torch."""
+    text = (DOCS / "hooks.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(lmcore[\w.]*)`( \*)? \| (.*?) \|", text, re.MULTILINE)
+    assert {module: tuple(re.findall(r"`(\w+)`", names)) for module, _, names in rows} == dict(
+        PUBLIC_MODULES
+    )
+    assert {module for module, mark, _ in rows if mark} == LOADS_TORCH
 
 
 def test_the_reference_has_no_hook_that_is_gone():

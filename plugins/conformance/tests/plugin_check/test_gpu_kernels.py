@@ -9,7 +9,7 @@ import pytest
 
 from lmcore.accelerator import CheckStatus, OpImpl
 from lmcore.accelerator.op.packages import Package, UsablePackages
-from lmcore_conformance.contract.snapshot import load_contract
+from lmcore_conformance.contract.snapshot import describe_contract
 from lmcore_conformance.plugin_check.kernels import check_kernels
 
 
@@ -41,7 +41,7 @@ def test_records_keep_the_contract(device_type, kernels):
     assert found
     failed = {
         check.name: check.detail
-        for check in check_kernels(found, device_type, load_contract("1.0"))
+        for check in check_kernels(found, device_type, describe_contract())
         if check.status is CheckStatus.FAILED
     }
     assert failed == {}

@@ -64,6 +64,7 @@ def test_a_kernel_that_can_be_bound_is_one_good_line():
         ({"load": "kernels_on_trial:number"}, "is not callable"),
         ({"load": "kernels_on_trial:too_short"}, "it takes 2 arguments by position"),
         ({"load": "kernels_on_trial:swapped"}, "its `weight_H` is in the place of"),
+        ({"load": "lmcore.durable:sync"}, "its target `lmcore.durable:sync` is private"),
         ({"supports": lambda case: "no"}, "`supports` returned 'no', neither None nor a `Reject`"),
         ({"supports": lambda case: Reject("")}, "neither None nor a `Reject` with a reason"),
         ({"supports": lambda case: 1 // 0}, "`supports` raised ZeroDivisionError"),

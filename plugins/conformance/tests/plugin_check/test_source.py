@@ -1,78 +1,173 @@
-"""Imports of a plugin's files from lmcore."""
+"""Names of lmcore that a plugin's files use, compared with the contract."""
 
 from __future__ import annotations
 
-import copy
+import importlib
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from lmcore_conformance.contract.snapshot import describe_contract
+from lmcore_conformance.contract.snapshot import describe_contract, load_contract
+from lmcore_conformance.contract.surface import LOADS_TORCH, PUBLIC_MODULES
 from lmcore_conformance.plugin_check.source import check_source, source_files
 
 CONTRACT = describe_contract()
+ROOT = Path(__file__).resolve().parents[4]
+OWN_PLUGINS = (
+    "examples/plugin_extension/src",
+    "plugins/conformance/tests/fake",
+    "plugins/cpu/src",
+    "plugins/sim/src",
+    "plugins/triton/src",
+    "plugins_cuda/src",
+    "plugins_xpu/src",
+    "tests/contract/throwaway",
+)
+"""All plugins of this repository but the kit, which is released together with the core."""
 
 
-def checked(folder, text, contract=CONTRACT):
+def checked(folder, text, contract=CONTRACT, **settings):
     path = folder / "mine.py"
     path.write_text(text, encoding="utf-8")
-    return list(check_source([path], contract))
+    return list(check_source([path], contract, **settings))
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "from lmcore.accelerator import Device, OP_SPECS, torch_build, OpImpl",
-        "from lmcore.accelerator.probe import Check",
-        "from lmcore.accelerator import tokenizer",
-        "import lmcore.accelerator, lmcore.errors",
-        "from lmcore import hookspecs",
+        "from lmcore.accelerator import *\nDevice.from_torch('mine')",
+        "from lmcore.accelerator.op import rules\nrules.dtypes('float32')",
+        "import lmcore.accelerator, lmcore.errors\nlmcore.errors.DeviceError('')",
+        "import lmcore.accelerator.op.packages as p\np.package_of.__name__",
+        "from lmcore import hookspecs\nhookspecs.hookimpl()",
         "from lmcore.config.option import option",
-        "import lmcore_other, torch",
-        "from . import lmcore",
-        "from lmcore.accelerator import *",
+        "import lmcore_other, torch\nlmcore_other.runtime",
+        "import lmcore\nprint(lmcore.__version__)",
+        "from . import lmcore\nlmcore.runtime.rank",
+        "def f(lmcore):\n    return lmcore.runtime",
+        "import lmcore.errors\nfor lmcore in []:\n    lmcore.runtime",
+        "LOAD = 'lmcore.accelerator.op.torch_kernels:linear'",
+        "import importlib\nimportlib.import_module('lmcore_triton.offers').op_impls",
+        "GROUP = 'lmcore.plugins'",
     ],
 )
-def test_the_contract_may_be_imported(tmp_path, text):
-    """Four packages of lmcore, everybody else's, and the plugin's own."""
+def test_names_of_the_contract_may_be_used(tmp_path, text):
+    """The public names of public modules, everybody else's, and the plugin's own."""
     (check,) = checked(tmp_path, text)
     assert (check.status, check.detail) == (
         "ok",
-        "1 file imports nothing of lmcore but the contract",
+        "1 file uses no name of lmcore but the contract's",
     )
 
 
 @pytest.mark.parametrize(
-    "text, module",
+    "text, name, fix",
     [
-        ("import lmcore.train.loop", "lmcore.train.loop"),
-        ("from lmcore.runtime import rank", "lmcore.runtime"),
-        ("from lmcore import model", "lmcore.model"),
-        ("def late():\n    from lmcore.plugin import discover", "lmcore.plugin"),
-        ("from lmcore.configuration import x", "lmcore.configuration"),
+        ("import lmcore.train.loop", "lmcore.train.loop", None),
+        ("from lmcore.runtime import launch", "lmcore.runtime.launch", None),
+        ("from lmcore import model", "lmcore.model", None),
+        ("def late():\n    from lmcore.plugin import discover", "lmcore.plugin.discover", None),
+        (
+            "if TYPE_CHECKING:\n    from lmcore.accelerator.probe import Check",
+            "lmcore.accelerator.probe.Check",
+            "`from lmcore.accelerator import Check`",
+        ),
+        (
+            "from lmcore.accelerator.torch_device import own_index",
+            "lmcore.accelerator.torch_device.own_index",
+            "`from lmcore.accelerator import own_index`",
+        ),
+        (
+            "import lmcore.accelerator.torch_device as t\nt._FUNCTIONS",
+            "lmcore.accelerator.torch_device",
+            None,
+        ),
+        (
+            "import lmcore.accelerator\nlmcore.accelerator.torch_device._FUNCTIONS",
+            "lmcore.accelerator.torch_device._FUNCTIONS",
+            None,
+        ),
+        ("from lmcore import accelerator as a\na.rng.RngSnapshot", "lmcore.accelerator.rng", None),
+        ("from lmcore import errors\nx = errors\nx.printable", "lmcore.errors.printable", None),
+        (
+            "from lmcore import errors\ngetattr(errors, 'printable')",
+            "lmcore.errors.printable",
+            None,
+        ),
+        ("from lmcore.errors import *\nprintable('')", "lmcore.errors.printable", None),
+        (
+            "from importlib import import_module\nimport_module('lmcore.runtime').launch",
+            "lmcore.runtime",
+            None,
+        ),
+        ("m = __import__('lmcore.durable')", "lmcore.durable", None),
+        ("LOAD = 'lmcore.model.gpt:GPT'", "lmcore.model.gpt.GPT", None),
     ],
 )
-def test_the_rest_of_lmcore_is_a_warning(tmp_path, text, module):
-    """It may work today; the line and the module are named."""
+def test_a_private_name_is_a_failure(tmp_path, text, name, fix):
+    """File, line and name are given, and the public module if it has one; a choice warns only."""
     (check,) = checked(tmp_path, text)
-    assert check.status == "warning"
-    assert check.detail.startswith(f"imports `{module}` (mine.py, line {text.count(chr(10)) + 1})")
-
-
-def test_a_name_that_is_not_there_is_a_failure(tmp_path):
-    """The name that was meant is the fix."""
-    (check,) = checked(tmp_path, "def f():\n    from lmcore.accelerator import OpImp")
     assert check.status == "failed"
-    assert "imports `OpImp` from `lmcore.accelerator` (mine.py, line 2)" in check.detail
-    assert check.fix == "did you mean `OpImpl`?"
+    assert check.detail.startswith(f"`{name}")
+    line = len(text.splitlines()) if not text.startswith("import lmcore.accelerator.t") else 1
+    assert f"(mine.py, line {line}) is private: version " in check.detail
+    assert fix is None or check.fix == fix
+    (allowed,) = checked(tmp_path, text, allow_private=True)
+    assert (allowed.status, allowed.detail) == ("warning", check.detail)
+
+
+@pytest.mark.parametrize(
+    "text, name, fix",
+    [
+        ("from lmcore.accelerator import OpImp", "lmcore.accelerator.OpImp", "OpImpl"),
+        ("from lmcore.accelerator.nonsense import x", "lmcore.accelerator.nonsense", None),
+        ("import lmcore.configuration", "lmcore.configuration", None),
+    ],
+)
+def test_a_name_that_does_not_exist_is_always_a_failure(tmp_path, text, name, fix):
+    """The name that was probably meant is the fix."""
+    for allow_private in (False, True):
+        (check,) = checked(tmp_path, f"def f():\n    {text}", allow_private=allow_private)
+        assert check.status == "failed"
+        assert check.detail.startswith(f"`{name}")
+        assert "(mine.py, line 2) is not in lmcore " in check.detail
+        assert fix is None or check.fix == f"did you mean `lmcore.accelerator.{fix}`?"
 
 
 def test_a_name_that_came_later_is_a_failure(tmp_path):
-    """Held against an older version, what it did not have yet is named."""
-    old = copy.deepcopy(CONTRACT) | {"api": "0.9"}
-    del old["functions"]["torch_build"]
-    (check,) = checked(tmp_path, "from lmcore.accelerator import torch_build", old)
+    """Compared with an older version, the names that it did not have yet are named."""
+    old = load_contract("1.0")
+    (check,) = checked(tmp_path, "from lmcore.accelerator import own_index", old)
     assert check.status == "failed"
-    assert "which version 0.9 of the contract does not have; it came later" in check.detail
+    assert check.detail.endswith("came after version 1.0 of the contract")
+    assert checked(tmp_path, "from lmcore.accelerator import Device", old)[0].status == "ok"
+
+
+@pytest.mark.parametrize("folder", OWN_PLUGINS)
+def test_the_repositorys_plugins_use_only_public_names(folder):
+    """The contract has all that a real plugin needs."""
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    checks = list(check_source(files, CONTRACT))
+    assert [check for check in checks if check.status != "ok"] == []
+
+
+@pytest.mark.parametrize("module", PUBLIC_MODULES)
+def test_every_public_name_exists(module):
+    """The list promises nothing that cannot be imported."""
+    found = importlib.import_module(module)
+    assert [name for name in PUBLIC_MODULES[module] if not hasattr(found, name)] == []
+
+
+def test_public_modules_load_torch_only_if_that_is_said():
+    """A plugin's module, which every command imports, may import all others."""
+    light = sorted(set(PUBLIC_MODULES) - LOADS_TORCH)
+    code = f"import sys, {', '.join(light)}\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_a_file_that_is_no_python_is_a_failure(tmp_path):
@@ -87,11 +182,14 @@ def test_the_files_of_a_package_are_found(tmp_path, monkeypatch):
     inner = tmp_path / "plugin_package" / "inner"
     inner.mkdir(parents=True)
     (tmp_path / "plugin_package" / "__init__.py").touch()
-    (inner / "deep.py").touch()
+    (inner / "__init__.py").touch()
+    (inner / "deep.py").write_text("import lmcore.durable", encoding="utf-8")
     (tmp_path / "plugin_module.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    names = {path.name for path in source_files("plugin_package.inner.deep")}
-    assert names == {"__init__.py", "deep.py"}
+    files = source_files("plugin_package.inner.deep")
+    assert {path.name for path in files} == {"__init__.py", "deep.py"}
+    (check,) = check_source(files, CONTRACT)
+    assert "(plugin_package/inner/deep.py, line 1)" in check.detail
     assert [path.name for path in source_files("plugin_module")] == ["plugin_module.py"]
     assert source_files("no_such_plugin") == []
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lmcore.accelerator import Device
-from lmcore.accelerator.torch_device import own_index
+from lmcore.accelerator import Device, own_index
 from lmcore_sim import torch_backend  # makes the device known to torch  # noqa: F401
 
 __all__ = ["create_device"]

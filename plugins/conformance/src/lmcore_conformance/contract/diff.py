@@ -45,6 +45,7 @@ def compare(old: Described, new: Described) -> list[Change]:
         *_entries("type", old["types"], new["types"], _type),
         *_entries("function", old["functions"], new["functions"], _function),
         *_names("name", old["names"], new["names"]),
+        *_entries("module", old["modules"], new["modules"], _module),
         *_entries("op", old["ops"], new["ops"], _op),
     ]
 
@@ -85,7 +86,7 @@ def _entries(
     what: str,
     old: Described,
     new: Described,
-    inside: Callable[[str, Described, Described], Iterator[Change]],
+    inside: Callable[[str, Any, Any], Iterator[Change]],
 ) -> Iterator[Change]:
     """Yield removed and added entries, and the changes *inside* the remaining ones."""
     for name in old:
@@ -106,6 +107,10 @@ def _names(kind: str, old: Sequence[str], new: Sequence[str]) -> Iterator[Change
     for name in new:
         if name not in old:
             yield _compatible(f"{kind} `{name}` is new")
+
+
+def _module(place: str, old: Sequence[str], new: Sequence[str]) -> Iterator[Change]:
+    yield from _names(f"{place}: name", old, new)
 
 
 def _hook(place: str, old: Described, new: Described) -> Iterator[Change]:

@@ -20,7 +20,8 @@ from lmcore import accelerator, hookspecs
 from lmcore.accelerator.probe import API_VERSION
 from lmcore.errors import ConfigError, PluginError, suggestion
 from lmcore_conformance.contract.diff import version_problem
-from lmcore_conformance.contract.types import describe_function, describe_ops, describe_types
+from lmcore_conformance.contract.surface import PUBLIC_MODULES, describe_functions, public_classes
+from lmcore_conformance.contract.types import describe_ops, describe_types
 
 __all__ = [
     "HOOK_FIELDS",
@@ -50,21 +51,21 @@ def specified_hooks() -> dict[str, Any]:
 def describe_contract() -> dict[str, Any]:
     """Return the contract of this lmcore as JSON values.
 
-    Keys: `api` (the version); `hooks`, `types`, `functions` and `ops` by name; and `names`, what
-    else `lmcore.accelerator` offers.
+    Keys: `api` (the version); `hooks`, `types`, `functions` and `ops` by name; `names`, further
+    names of `lmcore.accelerator`; and `modules`, the names that each public module offers.
     """
     hooks = specified_hooks()
     offered = {name: getattr(accelerator, name) for name in sorted(accelerator.__all__)}
-    functions = {
-        name: function for name, function in offered.items() if inspect.isfunction(function)
-    }
-    types = describe_types([*hooks.values(), *functions.values()])
+    own_functions = [function for function in offered.values() if inspect.isfunction(function)]
+    types = describe_types([*hooks.values(), *own_functions], public_classes())
+    functions = describe_functions()
     return {
         "api": API_VERSION,
         "hooks": {name: _describe_hook(hook) for name, hook in hooks.items()},
         "types": types,
-        "functions": {name: describe_function(function) for name, function in functions.items()},
+        "functions": functions,
         "names": [name for name in offered if name not in {*types, *functions}],
+        "modules": {module: list(names) for module, names in PUBLIC_MODULES.items()},
         "ops": describe_ops(),
     }
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from lmcore.accelerator.op.spec import OP_SPECS
 
-__all__ = ["describe_function", "describe_ops", "describe_types"]
+__all__ = ["describe_function", "describe_ops", "describe_source_function", "describe_types"]
 
 _CONTRACT = "lmcore.accelerator"
 
@@ -37,9 +37,20 @@ def describe_function(function: Callable[..., Any]) -> Described:
     }
 
 
-def describe_types(roots: Iterable[Callable[..., Any]]) -> dict[str, Described]:
-    """Return the contract's types that the annotations of *roots* lead to, by name."""
-    waiting = [cls for root in roots for cls in _types_named_by(root)]
+def describe_source_function(module: str, name: str) -> Described | None:
+    """Return the same from the source of a function whose import needs torch; None for a class."""
+    definition = _definition(module, name)
+    if definition is None:
+        return None
+    result = ast.unparse(definition.returns) if definition.returns else ""
+    return {"parameters": _source_parameters(definition), "result": result}
+
+
+def describe_types(
+    roots: Iterable[Callable[..., Any]], classes: Iterable[type] = ()
+) -> dict[str, Described]:
+    """Return *classes* and the types that the annotations of *roots* lead to, by name."""
+    waiting = [*classes, *(cls for root in roots for cls in _types_named_by(root))]
     found: dict[str, type] = {}
     while waiting:
         cls = waiting.pop()
@@ -55,7 +66,7 @@ def describe_ops() -> dict[str, Described]:
         spec.name: {
             "schema": spec.schema,
             "summary": spec.summary,
-            "parameters": _source_parameters(*spec.reference.split(":")),
+            "parameters": _reference_parameters(spec.reference),
             "gradients": list(spec.gradients),
             "attributes": list(spec.attributes),
         }
@@ -127,12 +138,16 @@ def _method(owner: type, member: Any) -> Described:
 
 
 def _parameter(parameter: inspect.Parameter) -> Described:
-    default = None if parameter.default is inspect.Parameter.empty else repr(parameter.default)
+    default = parameter.default
+    if inspect.isfunction(default):  # its repr has an address
+        shown = f"{default.__module__}.{default.__qualname__}"
+    else:
+        shown = repr(default)
     return {
         "name": parameter.name,
         "type": _text(parameter.annotation),
         "kind": parameter.kind.name.lower(),
-        "default": default,
+        "default": None if default is inspect.Parameter.empty else shown,
     }
 
 
@@ -184,13 +199,24 @@ def _typing_imports(module: ModuleType) -> dict[str, str]:
     }
 
 
-def _source_parameters(module: str, name: str) -> list[Described]:
-    """Return the parameters of a function as its source has them, without importing it."""
-    (definition,) = (
+def _reference_parameters(reference: str) -> list[Described]:
+    definition = _definition(*reference.split(":"))
+    assert definition is not None
+    return _source_parameters(definition)
+
+
+def _definition(module: str, name: str) -> ast.FunctionDef | None:
+    """Return a function of a module's source; None if there is none of that name."""
+    found = (
         node
         for node in _module_body(module)
         if isinstance(node, ast.FunctionDef) and node.name == name
     )
+    return next(found, None)
+
+
+def _source_parameters(definition: ast.FunctionDef) -> list[Described]:
+    """Return the parameters of a function as its source has them."""
     given = definition.args
     placed = [*given.posonlyargs, *given.args]
     defaults = [None] * (len(placed) - len(given.defaults)) + list(given.defaults)

@@ -29,7 +29,8 @@ __all__ = ["CheckSection", "run"]
 
 _EPILOG = """\
 Exit status: 0 if no check failed, 1 if one did, 2 if there is no such package.  Checks that need a
-device which is absent are skipped, and listed as skipped.
+device which is absent are skipped, and listed as skipped.  Names of lmcore that are not in the
+contract are failures, because any release may change them.
 
   lmcore plugin check lmcore-mychip
   lmcore plugin check mychip --against 1.0 --json"""
@@ -41,6 +42,9 @@ class CheckSection:
 
     package: str = option(REQUIRED, "Package of the plugin, or the plugin's name.")
     against: str = option(API_VERSION, "Version of the plugin contract.", metavar="VERSION")
+    allow_private: bool = option(
+        False, "Report private names of lmcore that it uses as warnings, not as failures."
+    )
     timeout: float = option(120.0, "Seconds that the plugin may take.", above=0.0)
     json: bool = option(False, "Print JSON.")
 
@@ -152,7 +156,7 @@ def _tried(plugin: _Plugin, wanted: CheckSection) -> _Plugin:
         first = Check("entry point", CheckStatus.OK, f"`{plugin.name} = {plugin.target}`")
     outcome = call_isolated(
         "lmcore_conformance.plugin_check.trial:check_plugin",
-        *(plugin.name, plugin.distribution, wanted.against, reserved_names()),
+        *(plugin.name, plugin.distribution, wanted.against, reserved_names(), wanted.allow_private),
         timeout=wanted.timeout,
     )
     checks = (first, *read_steps(outcome.values, outcome.fault))

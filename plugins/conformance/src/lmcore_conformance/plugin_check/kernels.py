@@ -26,6 +26,7 @@ from lmcore.accelerator.probe import Check, CheckStatus
 from lmcore.errors import PluginError, nearest
 from lmcore.plugin.record import describe
 from lmcore_conformance.plugin_check.records import field_problems
+from lmcore_conformance.plugin_check.source import private_name
 
 __all__ = ["check_kernels", "contexts", "reference_of"]
 
@@ -117,6 +118,9 @@ def _record_problems(impl: OpImpl, contract: Described) -> Iterator[str]:
         close = nearest(impl.op, contract["ops"])
         meant = f"; did you mean `{close}`?" if close else ""
         yield f"version {contract['api']} of the contract has no op `{impl.op}`{meant}"
+    target = impl.load.replace(":", ".")
+    if target.startswith("lmcore.") and private_name(target, contract["modules"]):
+        yield f"its target `{impl.load}` is private: any release of lmcore may change it"
     if impl.id == REFERENCE:
         yield f"the id `{REFERENCE}` is the core's"
 

@@ -1,4 +1,4 @@
-"""Check of a plugin's imports from lmcore: a version of the contract has them.
+"""Check of a plugin's imports from lmcore: the contract has each name.
 
 Part of `lmcore plugin check`.  Imports inside functions count: they fail when the hook runs.  Reads
 files and imports nothing.
@@ -8,28 +8,20 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lmcore import accelerator
+import lmcore
 from lmcore.accelerator.probe import Check, CheckStatus
-from lmcore.errors import nearest
+from lmcore.errors import counted, nearest
+from lmcore_conformance.contract.surface import PUBLIC_MODULES
+from lmcore_conformance.plugin_check.lmcore_uses import Use, uses_of_lmcore
 
-__all__ = ["check_source", "source_files"]
+__all__ = ["check_source", "private_name", "source_files"]
 
-_ALLOWED = ("lmcore.accelerator", "lmcore.config", "lmcore.hookspecs", "lmcore.errors")
-_CONTRACT = "lmcore.accelerator"
-
-
-@dataclass(frozen=True)
-class _Import:
-    """One imported name, and where."""
-
-    module: str
-    name: str | None
-    place: str
+Modules = Mapping[str, Collection[str]]
 
 
 def source_files(module: str) -> list[Path]:
@@ -43,77 +35,139 @@ def source_files(module: str) -> list[Path]:
     return sorted(path for folder in folders for path in Path(folder).rglob("*.py"))
 
 
-def check_source(files: Iterable[Path], contract: Mapping[str, Any]) -> Iterator[Check]:
-    """Yield a check for each import of lmcore that is no part of the contract.
+def check_source(
+    files: Iterable[Path], contract: Mapping[str, Any], *, allow_private: bool = False
+) -> Iterator[Check]:
+    """Yield a check for each name of lmcore that the files use and the contract does not have.
 
     Args:
         files: The plugin's Python files.
         contract: The version of the contract that the plugin is held against.
+        allow_private: True if private names of lmcore are warnings, not failures.
     """
-    count, strange = 0, False
+    count, found = 0, False
     for path in files:
         count += 1
         try:
             tree = ast.parse(path.read_text(encoding="utf-8"))
         except (SyntaxError, ValueError, OSError) as error:
-            strange = True
-            yield Check("source", CheckStatus.FAILED, f"{path.name} cannot be read: {error}")
+            found = True
+            yield Check("source", CheckStatus.FAILED, f"{_shown(path)} cannot be read: {error}")
             continue
-        for imported in _imports(tree, path.name):
-            check = _problem(imported, contract)
-            if check is not None:
-                strange = True
-                yield check
+        for use in _violations(tree, contract["modules"]):
+            found = True
+            place = f"{_shown(path)}, line {use.line}"
+            yield _violation(use.path, place, contract, allow_private=allow_private)
     if count == 0:
         detail = "it has no Python files to read imports from"
         yield Check("source", CheckStatus.SKIPPED, detail)
-    elif not strange:
-        subject = "1 file imports" if count == 1 else f"{count} files import"
-        yield Check("source", CheckStatus.OK, f"{subject} nothing of lmcore but the contract")
+    elif not found:
+        uses = "uses" if count == 1 else "use"
+        detail = f"{counted(count, 'file')} {uses} no name of lmcore but the contract's"
+        yield Check("source", CheckStatus.OK, detail)
 
 
-def _imports(tree: ast.AST, file: str) -> Iterator[_Import]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield _Import(alias.name, None, f"{file}, line {node.lineno}")
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for alias in node.names:
-                yield _Import(node.module, alias.name, f"{file}, line {node.lineno}")
+def private_name(path: str, modules: Modules) -> str | None:
+    """Return the part of a dotted name that makes it private; None if the name is public.
 
-
-def _problem(imported: _Import, contract: Mapping[str, Any]) -> Check | None:
-    if imported.module.partition(".")[0] != "lmcore":
+    A name of a public module is public with all its attributes, and so is a package that has
+    public modules.
+    """
+    parts = path.split(".")
+    starts = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    module = next(
+        start for start in starts if any(f"{public}.".startswith(f"{start}.") for public in modules)
+    )
+    rest = parts[module.count(".") + 1 :]
+    if not rest or rest[0] in modules.get(module, ()):
         return None
-    module = imported.module
-    if module == "lmcore" and imported.name is not None:
-        module = f"lmcore.{imported.name}"
-    if module != "lmcore" and not any(f"{module}.".startswith(f"{own}.") for own in _ALLOWED):
-        return Check(
-            "source",
-            CheckStatus.WARNING,
-            f"imports `{module}` ({imported.place}), which is no part of the contract: any "
-            "release may change it",
-        )
-    if module == _CONTRACT and imported.module == _CONTRACT and imported.name not in {None, "*"}:
-        return _name_problem(str(imported.name), imported.place, contract)
+    below = f"{module}.{rest[0]}"
+    return path if _is_module(below) else below
+
+
+def _violations(tree: ast.Module, modules: Modules) -> Iterator[Use]:
+    """Yield the private names that a file uses; attributes of one of them are not repeated."""
+    reported: set[str] = set()
+    for use in uses_of_lmcore(tree, lambda module: _names_in(module)[1]):
+        name = private_name(use.path, modules)
+        if name is None or any(f"{name}.".startswith(f"{known}.") for known in reported):
+            continue
+        reported.add(name)
+        yield Use(name, use.line)
+
+
+def _violation(path: str, place: str, contract: Mapping[str, Any], *, allow_private: bool) -> Check:
+    owner, _, name = path.rpartition(".")
+    version = contract["api"]
+    fix = _replacement(path, contract["modules"])
+    status = CheckStatus.FAILED
+    if private_name(path, PUBLIC_MODULES) is None:
+        why = f"came after version {version} of the contract"
+    elif not _exists(path):
+        why = f"is not in lmcore {lmcore.__version__}"
+        fix = fix or _meant(owner, name, contract["modules"])
+    else:
+        why = f"is private: version {version} of the contract does not have it, and any release "
+        why += "may change it"
+        status = CheckStatus.WARNING if allow_private else status
+        fix = fix or "docs/reference/hooks.md lists the names that a plugin may import"
+    return Check("source", status, f"`{path}` ({place}) {why}", fix)
+
+
+def _replacement(path: str, modules: Modules) -> str | None:
+    """Return the advice that names the public module of a name that has one."""
+    name = path.rpartition(".")[2]
+    for module, names in modules.items():
+        if name in names:
+            return f"`from {module} import {name}`"
     return None
 
 
-def _name_problem(name: str, place: str, contract: Mapping[str, Any]) -> Check | None:
-    known = {*contract["types"], *contract["functions"], *contract["names"]}
-    is_current = name in accelerator.__all__
-    if name in known or (_is_module(name) and not is_current):
-        return None
-    if is_current:
-        why = f"which version {contract['api']} of the contract does not have; it came later"
-    else:
-        why = f"which version {contract['api']} of the contract does not have"
-    close = nearest(name, known)
-    fix = f"did you mean `{close}`?" if close else None
-    detail = f"imports `{name}` from `{_CONTRACT}` ({place}), {why}"
-    return Check("source", CheckStatus.FAILED, detail, fix)
+def _meant(owner: str, name: str, modules: Modules) -> str | None:
+    close = nearest(name, modules.get(owner, ()))
+    return f"did you mean `{owner}.{close}`?" if close else None
 
 
-def _is_module(name: str) -> bool:
-    return importlib.util.find_spec(f"{_CONTRACT}.{name}") is not None
+def _exists(path: str) -> bool:
+    owner, _, name = path.rpartition(".")
+    return _is_module(path) or name in _names_in(owner)[0]
+
+
+def _is_module(path: str) -> bool:
+    return _file_of(path) is not None
+
+
+def _file_of(module: str) -> Path | None:
+    """Return the file of a module of lmcore, without an import of its package."""
+    inside = Path(lmcore.__file__).parent.joinpath(*module.split(".")[1:])
+    candidates = (inside / "__init__.py", inside.with_suffix(".py"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+@cache
+def _names_in(module: str) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return the names that a module of lmcore binds, and its `__all__`."""
+    file = _file_of(module)
+    if file is None:
+        return frozenset(), ()
+    bound: set[str] = set()
+    exported: tuple[str, ...] = ()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                bound.add(name)
+            case ast.alias(name=name, asname=other):
+                bound.add(other or name.partition(".")[0])
+            case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
+                exported = tuple(ast.literal_eval(value))
+            case ast.Name(id=name, ctx=ast.Store()):
+                bound.add(name)
+    return frozenset(bound), exported
+
+
+def _shown(path: Path) -> str:
+    """Return a file's path from its top-level package on."""
+    top = path.parent
+    while (top / "__init__.py").is_file() and top != top.parent:
+        top = top.parent
+    return str(path.relative_to(top))

@@ -47,6 +47,7 @@ def check_plugin(
     distribution: str,
     against: str,
     taken: Mapping[str, Sequence[str]] = _NOTHING_TAKEN,
+    allow_private: bool = False,  # noqa: FBT001, FBT002 - passed by position to another process
 ) -> Iterator[dict[str, Any]]:
     """Try a plugin and yield the findings, in JSON values that `read_steps` understands.
 
@@ -55,13 +56,14 @@ def check_plugin(
         distribution: The package that brings it.
         against: Version of the contract.
         taken: the core's names by "commands", "corpora" and "tokenizers".
+        allow_private: True if private names of lmcore are warnings, not failures.
     """
     (point,) = (
         point
         for point in importlib.metadata.entry_points(group=GROUP, name=name)
         if point.dist is not None and point.dist.name == distribution
     )
-    yield from _Trial(point, load_contract(against), taken).run()
+    yield from _Trial(point, load_contract(against), taken, allow_private=allow_private).run()
 
 
 def read_steps(values: Iterable[Mapping[str, Any]], fault: str) -> list[Check]:
@@ -120,7 +122,10 @@ class _Trial:
         point: importlib.metadata.EntryPoint,
         contract: Mapping[str, Any],
         taken: Mapping[str, Sequence[str]],
+        *,
+        allow_private: bool,
     ) -> None:
+        self.allow_private = allow_private
         self.point = point
         self.contract = contract
         self.taken = taken
@@ -136,7 +141,8 @@ class _Trial:
         yield {"steps": ["import", "source", "hooks"]}
         yield from _step("import", self.import_())
         files = source_files(self.point.module)
-        yield from _step("source", check_source(files, self.contract))
+        sources = check_source(files, self.contract, allow_private=self.allow_private)
+        yield from _step("source", sources)
         if self.plugin is None:
             yield from _step("hooks", [_skipped("hooks", "it cannot be imported")])
             return

@@ -1,0 +1,144 @@
+"""Names of lmcore that a plugin may import, by public module; part of `describe_contract`.
+
+All other names are private, and `lmcore plugin check` refuses them.  docs/reference/hooks.md has
+the same list, and a test compares them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from lmcore import accelerator
+from lmcore.accelerator.op import packages, rules
+from lmcore.accelerator.op.spec import OP_SPECS
+from lmcore.accelerator.registry import (
+    CommandRegistry,
+    CorpusRegistry,
+    OptionRegistry,
+    TokenizerRegistry,
+)
+from lmcore_conformance.contract.types import describe_function, describe_source_function
+
+__all__ = ["LOADS_TORCH", "PUBLIC_MODULES", "describe_functions", "public_classes"]
+
+PUBLIC_MODULES: Mapping[str, tuple[str, ...]] = {
+    "lmcore": ("__version__",),
+    "lmcore.accelerator": tuple(sorted(accelerator.__all__)),
+    "lmcore.accelerator.activation_saving": ("HostMemory", "recompute"),
+    "lmcore.accelerator.op.packages": tuple(packages.__all__),
+    "lmcore.accelerator.op.reference": tuple(spec.reference.partition(":")[2] for spec in OP_SPECS),
+    "lmcore.accelerator.op.rules": tuple(rules.__all__),
+    "lmcore.accelerator.op.torch_kernels": (
+        "adamw",
+        "attention",
+        "attention_expanded",
+        "bias_dropout_add",
+        "bias_gelu",
+        "contiguous_as",
+        "cross_entropy",
+        "grad_norm",
+        "layer_norm",
+        "linear",
+        "rms_norm",
+        "rotary_embedding",
+        "scaled_masked_softmax",
+        "swiglu",
+    ),
+    "lmcore.accelerator.registry": tuple(
+        registry.__name__
+        for registry in (CommandRegistry, CorpusRegistry, OptionRegistry, TokenizerRegistry)
+    ),
+    "lmcore.accelerator.tokenizer": ("Tokenizer", "TokenizerFactory"),
+    "lmcore.config.need": ("Need", "Situation", "setting"),
+    "lmcore.config.option": ("DROPOUT", "FREE", "INPUT_PATH", "OUTPUT_PATH", "REQUIRED", "option"),
+    "lmcore.config.options.command_line": ("parse_section",),
+    "lmcore.config.section": ("Config",),
+    "lmcore.errors": (
+        "CheckpointError",
+        "ConfigError",
+        "DataError",
+        "DeviceError",
+        "LmcoreError",
+        "MissingPackageError",
+        "PluginError",
+        "RunError",
+        "counted",
+        "nearest",
+        "suggestion",
+    ),
+    "lmcore.hookspecs": ("hookimpl",),
+}
+"""The public names of each public module."""
+
+LOADS_TORCH = frozenset(
+    {
+        "lmcore.accelerator.activation_saving",
+        "lmcore.accelerator.op.reference",
+        "lmcore.accelerator.op.torch_kernels",
+    }
+)
+"""Public modules whose import loads torch: for functions that are called in a worker."""
+
+_CONTRACT = "lmcore.accelerator"
+_OPTIONS = ("lmcore.config.section", "Config")
+"""The one class whose fields are no part of the contract: the options of a run."""
+
+
+def public_classes() -> list[type]:
+    """Return the public classes of the contract's package, without `lmcore.accelerator`'s own."""
+    return [
+        member
+        for module, name in _further_names()
+        if isinstance(member := _member(module, name), type) and module.startswith(_CONTRACT)
+    ]
+
+
+def describe_functions() -> dict[str, dict[str, Any]]:
+    """Return the parameters and result of each public function, by its name.
+
+    The name has its module if that is not `lmcore.accelerator`.  A class outside the contract's
+    package, such as an error, is described by its constructor.  The ops describe their references.
+    """
+    described = {
+        name: describe_function(member)
+        for name in PUBLIC_MODULES[_CONTRACT]
+        if inspect.isfunction(member := _member(_CONTRACT, name))
+    }
+    for module, name in _further_names():
+        full_name = f"{module}.{name}"
+        if module == "lmcore.accelerator.op.reference":
+            continue
+        if module in LOADS_TORCH:
+            found = describe_source_function(module, name)
+            if found is not None:
+                described[full_name] = found
+        elif _is_described(module, name):
+            described[full_name] = describe_function(_member(module, name))
+    return described
+
+
+def _further_names() -> list[tuple[str, str]]:
+    """Return (module, name) of each public name that `lmcore.accelerator` does not have."""
+    return [
+        (module, name)
+        for module, names in PUBLIC_MODULES.items()
+        if module != _CONTRACT
+        for name in names
+    ]
+
+
+def _is_described(module: str, name: str) -> bool:
+    member = _member(module, name)
+    if isinstance(member, type):
+        return not module.startswith(_CONTRACT) and (module, name) != _OPTIONS
+    return inspect.isfunction(member)
+
+
+def _member(module: str, name: str) -> Any:
+    """Return a public name's object; None if its module loads torch."""
+    if module in LOADS_TORCH:
+        return None
+    return getattr(importlib.import_module(module), name)
