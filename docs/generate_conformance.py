@@ -49,7 +49,7 @@ neither offered nor declared is a failure, and so is a closed ability that is of
 
 _ABOUT_LEVELS = {
     "L0": "In separate processes, without torch; `--levels L0` needs no device.",
-    "L1": "The device without a model.",
+    "L1": "The device without a model; if there are several devices, the first and the last one.",
     "L2": "Every kernel of the plugin and every reference on the device, in every dtype of the "
     "device, compared with the reference in float64 on the host, with the op's "
     "[tolerances](ops.md).",

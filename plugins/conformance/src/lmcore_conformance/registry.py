@@ -71,6 +71,7 @@ class Check:
         requires: Requirements without which there is nothing to check.
         seconds: Time limit.
         run: the check: returns a line on its findings, or raises.  Gets the group's bench.
+        every_index: True if it is also run on the last device of the host.
     """
 
     id: str
@@ -81,6 +82,7 @@ class Check:
     requires: tuple[str, ...]
     seconds: float
     run: Callable[[Any], str | None]
+    every_index: bool = False
 
 
 _REGISTERED: dict[str, Check] = {}
@@ -106,11 +108,17 @@ def check(
     group: str,
     requires: Sequence[str] = (),
     seconds: float = 60.0,
+    every_index: bool | None = None,
 ) -> Callable[[Callable[[Any], str | None]], Callable[[Any], str | None]]:
-    """Register the decorated function as a check; see `Check` for the arguments."""
+    """Register the decorated function as a check; see `Check` for the arguments.
+
+    Checks of the level of the device are run on every index if they do not say otherwise.
+    """
+    every = level == "L1" if every_index is None else every_index
 
     def add(function: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
-        register(Check(name, level, title, reason, group, tuple(requires), seconds, function))
+        needs = tuple(requires)
+        register(Check(name, level, title, reason, group, needs, seconds, function, every))
         return function
 
     return add

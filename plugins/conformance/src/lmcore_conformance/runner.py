@@ -57,6 +57,7 @@ class Runner:
         self.results: dict[str, Result] = {}
         self.logs: dict[str, str] = {}
         self._no_backend: str | None = None
+        self._on_last_index: dict[str, Result] = {}
         self._wanted = set(self.checks)
 
     def choose(self, ids: Iterable[str]) -> None:
@@ -92,15 +93,54 @@ class Runner:
             without = [check for check in pending if _BACKEND in check.requires]
             self._judge_without_backend(without, self._no_backend)
             pending = [check for check in pending if check not in without]
+        found = self._made(group, pending)
+        if self._last_index:
+            found = self._with_last_index(found)
+        self.results |= found
+
+    def _made(
+        self, group: str, checks: Sequence[Check], place: RankInfo | None = None
+    ) -> dict[str, Result]:
+        """Make checks in one process, and those after a crash in another; return their results."""
+        found: dict[str, Result] = {}
+        pending = list(checks)
         while pending:
             try:
-                outcomes = self._call(group, pending)
+                outcomes = self._call(group, pending, place)
             except LmcoreError as error:
-                for check in pending:
-                    self.results[check.id] = _failure(check.id, f"no process for it: {error.what}")
-                return
-            self._take(pending, outcomes)
-            pending = [check for check in pending if check.id not in self.results]
+                detail = f"no process for it: {error.what}"
+                return found | {check.id: _failure(check.id, detail) for check in pending}
+            found |= self._take(pending, outcomes)
+            pending = [check for check in pending if check.id not in found]
+        return found
+
+    @property
+    def _last_index(self) -> int:
+        """The index of the host's last device; 0 if the host itself is the device."""
+        selection = self.target.selection
+        if selection is None or selection.probe.device_type == "cpu":
+            return 0
+        return max(0, selection.probe.count - 1)
+
+    def _with_last_index(self, first: Mapping[str, Result]) -> dict[str, Result]:
+        """Return results that have failures on the last device as well, with the index of each."""
+        last, count = self._last_index, self.target.device_count
+        names = {name for name in first if self.checks[name].every_index}
+        if names - self._on_last_index.keys():
+            # One process for the checks of all groups.
+            checks = [
+                check
+                for check in self.checks.values()
+                if check.every_index
+                and (check.id in names or check.id in self._wanted)
+                and self.declaration.why_closed(check) is None
+            ]
+            place = RankInfo(last, last, count, count)
+            self._on_last_index |= self._made("device", checks, place)
+        return {
+            name: _of_indices(result, self._on_last_index[name], last) if name in names else result
+            for name, result in first.items()
+        }
 
     def _judge_without_backend(self, checks: Sequence[Check], reason: str) -> None:
         """Keep one failure for a missing backend that is not declared; no process is started."""
@@ -134,13 +174,15 @@ class Runner:
             return _RANKS
         return min(_RANKS, self.target.device_count)
 
-    def _call(self, group: str, checks: Sequence[Check]) -> Sequence[Outcome]:
+    def _call(
+        self, group: str, checks: Sequence[Check], place: RankInfo | None
+    ) -> Sequence[Outcome]:
         ids = [check.id for check in checks]
         timeout = SETUP_SECONDS + sum(check.seconds for check in checks) * self.patience + 10.0
         arguments = (group, ids, list(self.declaration.closed), self.patience)
         if not group.startswith(DISTRIBUTED):
             target = "lmcore_conformance.child:run_group"
-            calls = [Call(target, arguments, self.target.environment())]
+            calls = [Call(target, arguments, self.target.environment(place))]
             return call_together(calls, timeout=timeout)
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         address[SECRET] = new_secret()
@@ -155,31 +197,32 @@ class Runner:
         ]
         return call_together(calls, timeout=timeout, grace=15.0)
 
-    def _take(self, pending: Sequence[Check], outcomes: Sequence[Outcome]) -> None:
-        """Keep the results of one round; the check at which it broke off has failed."""
+    def _take(self, pending: Sequence[Check], outcomes: Sequence[Outcome]) -> dict[str, Result]:
+        """Return the results of one round; the check at which it broke off has failed."""
         messages = [_messages_of(outcome) for outcome in outcomes]
         for outcome in outcomes:
             for value in outcome.values:
                 self._no_backend = value.get("backend", self._no_backend)
         many = len(outcomes) > 1
+        results: dict[str, Result] = {}
         for check in pending:
             found = [message["ends"].get(check.id) for message in messages]
             known = [end for end in found if end is not None]
             if len(known) == len(outcomes) or any(end.status is Status.FAILED for end in known):
-                self.results[check.id] = self._permitted(check, _joined(known, many=many))
-                if many and self.results[check.id].status is Status.FAILED:
-                    return  # what the processes did afterwards says nothing
+                results[check.id] = self._permitted(check, _joined(known, many=many))
+                if many and results[check.id].status is Status.FAILED:
+                    return results  # what the processes did afterwards says nothing
             elif any(message["at"] == check.id for message in messages):
                 detail = "; ".join(_faults(outcomes, messages, check.id, many=many))
                 self._keep(check.id, outcomes)
-                self.results[check.id] = _failure(check.id, detail)
-                return
-        if all(check.id not in self.results for check in pending):
+                return results | {check.id: _failure(check.id, detail)}
+        if not results:
             faults = _faults(outcomes, messages, None, many=many) or ["the process ended"]
             for check in pending:
                 self._keep(check.id, outcomes)
                 detail = f"its process could not be set up: {'; '.join(faults)}"
-                self.results[check.id] = _failure(check.id, detail)
+                results[check.id] = _failure(check.id, detail)
+        return results
 
     def _permitted(self, check: Check, result: Result) -> Result:
         """Return the result; an undeclared gap of the device is a failure."""
@@ -223,6 +266,17 @@ def _joined(results: Sequence[Result], *, many: bool) -> Result:
         return worst
     findings = list(dict.fromkeys(line for result in results for line in result.findings))
     return Result(worst.id, worst.status, worst.detail, tuple(findings), worst.seconds)
+
+
+def _of_indices(first: Result, last: Result, index: int) -> Result:
+    """Return the result of a check on the first and on the last device; failures with the index."""
+    if Status.FAILED not in {first.status, last.status}:
+        return first
+    results = {0: first, index: last}
+    failed = {i: result for i, result in results.items() if result.status is Status.FAILED}
+    findings = tuple(f"index {i}: {line}" for i, found in failed.items() for line in found.findings)
+    detail = "; ".join(f"index {i}: {found.detail}" for i, found in failed.items())
+    return Result(first.id, Status.FAILED, detail, findings, first.seconds + last.seconds)
 
 
 def _faults(

@@ -49,6 +49,43 @@ def create(bench: Bench) -> str:
 
 
 @check(
+    "device.current",
+    "L1",
+    "After `set_current`, torch's current device has the index of the record, and new tensors, "
+    "streams and events are on it.",
+    reason="Each process of a run uses the device of its local rank.",
+    group="device",
+)
+def current(bench: Bench) -> str:
+    """Compare the indices that torch names with the record's."""
+    device = bench.device
+    if bench.is_host:
+        return "the host has no index"
+    device.set_current()
+    found = {f"`torch.empty(1, device={device.type!r})`": torch.empty(1, device=device.type).device}
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None and accelerator.type == device.type:
+        index = torch.accelerator.current_device_index()
+        found["`torch.accelerator.current_device_index()`"] = torch.device(device.type, index)
+        if device.new_stream is not None:
+            stream = torch.accelerator.current_stream()
+            found["`torch.accelerator.current_stream()`"] = stream.device
+    if device.new_stream is not None:
+        stream = device.new_stream()
+        found["`new_stream()`"] = getattr(stream, "device", None)
+        if device.new_event is not None:
+            event = device.new_event()
+            event.record(stream)
+            found["a recorded `new_event()`"] = getattr(event, "device", None)
+    _raise(
+        f"{name} is on `{where}`, and the device of this process is `{bench.where}`"
+        for name, where in found.items()
+        if where is not None and torch.device(where) != bench.where
+    )
+    return f"`{bench.where}`"
+
+
+@check(
     "device.declaration",
     "L1",
     "The device does not offer an ability declared as closed, and gives a reason for each missing"

@@ -57,6 +57,7 @@ def autocast(bench: Bench) -> str:
     reason="Batches are prefetched to the device this way.",
     group=_GROUP,
     requires=["pin_memory"],
+    every_index=True,
 )
 def pinned(bench: Bench) -> str:
     """Pin, copy without waiting, and compare."""

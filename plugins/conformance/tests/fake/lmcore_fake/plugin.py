@@ -8,6 +8,8 @@ from lmcore.hookspecs import hookimpl
 from lmcore_cpu import plugin as cpu
 
 FAKE = os.environ.get("FAKE", "")
+SIMULATED = FAKE.startswith("sim-")
+"""True if the device is a simulated one, of which there are two, with one thing wrong."""
 
 if FAKE == "slow-import":
     while time.process_time() < 0.8:  # more than the half second that is allowed
@@ -20,7 +22,7 @@ def lmcore_plugin_info():
     if FAKE == "not-twice":
         COUNT.append(0)
         return PluginInfo("fake", api, provides=("cpu",), summary=f"asked {len(COUNT)} times")
-    return PluginInfo("fake", api, provides=("cpu",))
+    return PluginInfo("fake", api, provides=("sim" if SIMULATED else "cpu",))
 
 
 COUNT = []
@@ -34,6 +36,8 @@ def lmcore_probe():
         os.environ["FAKE_WAS_HERE"] = "1"
     if FAKE == "crash-probe":
         os.abort()
+    if SIMULATED:
+        return Probe("sim", ProbeState.PRESENT, 2, 10, ("two fakes on the bus",))
     state = {"absent": ProbeState.ABSENT, "broken": ProbeState.BROKEN}.get(FAKE, ProbeState.PRESENT)
     fix = "plug it in" if FAKE == "broken" else None
     count = 0 if FAKE == "absent" else 1
@@ -42,13 +46,20 @@ def lmcore_probe():
 
 @hookimpl
 def lmcore_create_device(config):
-    from lmcore_fake.device import create
+    if SIMULATED:
+        from lmcore_fake.simulated import create
+    else:
+        from lmcore_fake.device import create
 
     return create(FAKE, deterministic=config.accelerator.deterministic)
 
 
 @hookimpl
 def lmcore_comm_backends():
+    if SIMULATED:
+        from lmcore_sim.plugin import lmcore_comm_backends
+
+        return lmcore_comm_backends()
     from lmcore_fake.device import backend
 
     if FAKE == "no-backend":

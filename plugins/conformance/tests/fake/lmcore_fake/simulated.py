@@ -1,0 +1,33 @@
+"""Simulated devices whose functions are about the wrong index, or claim too much."""
+
+import dataclasses
+
+import torch
+
+from lmcore_sim.device import create_device
+
+
+def create(fake, *, deterministic):
+    device = create_device()
+    change = globals()[fake.removeprefix("sim-").replace("-", "_")]
+    return dataclasses.replace(device, **change(device))
+
+
+def memory_of_0(device):
+    first = dataclasses.replace(type(device).from_torch("sim", 0, dtypes=device.dtypes))
+    return {"memory_stats": first.memory_stats, "reset_peak_memory": first.reset_peak_memory}
+
+
+def streams_of_0(device):
+    return {"new_stream": lambda: torch.Stream("sim:0")}
+
+
+def numbers_of_0(device):
+    return {
+        "get_rng_state": lambda: torch.sim.get_rng_state("sim:0"),
+        "set_rng_state": lambda state: torch.sim.set_rng_state(state, "sim:0"),
+    }
+
+
+def never_current(device):
+    return {"set_current": lambda: None}

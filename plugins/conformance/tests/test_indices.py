@@ -1,0 +1,44 @@
+"""Level 1 is made on the last device as well as on the first, and says on which one it fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
+pytest.importorskip("lmcore_sim", reason="lmcore-sim is not installed")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+
+@pytest.mark.parametrize(
+    "mode, broken, message",
+    [
+        (
+            "sim-memory-of-0",
+            "device.memory-rises-and-falls",
+            "index 1: a tensor of 64.0 MiB raises it by 0.0 MiB",
+        ),
+        (
+            "sim-streams-of-0",
+            "device.current",
+            "index 1: `new_stream()` is on `sim:0`, and the device of this process is `sim:1`",
+        ),
+        ("sim-numbers-of-0", "device.rng-state", "index 1: `rand`: a restored state gives other"),
+        (
+            "sim-never-current",
+            "device.current",
+            "index 1: `torch.accelerator.current_device_index()` is on `sim:0`",
+        ),
+    ],
+)
+def test_functions_of_another_index_are_caught(
+    run: Any, mode: str, broken: str, message: str
+) -> None:
+    """The checks of the first device pass, and the finding has the index of the last one."""
+    results = run(mode, "device.transfer", broken)
+    assert results["device.transfer"].status == "passed", results
+    assert results[broken].status == "failed"
+    assert any(line.startswith(message) for line in results[broken].findings), results
+    assert not any(line.startswith("index 0") for line in results[broken].findings)
