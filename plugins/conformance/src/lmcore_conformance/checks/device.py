@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -62,7 +62,9 @@ def current(bench: Bench) -> str:
     if bench.is_host:
         return "the host has no index"
     device.set_current()
-    found = {f"`torch.empty(1, device={device.type!r})`": torch.empty(1, device=device.type).device}
+    found: dict[str, Any] = {
+        f"`torch.empty(1, device={device.type!r})`": torch.empty(1, device=device.type).device
+    }
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is not None and accelerator.type == device.type:
         index = torch.accelerator.current_device_index()
