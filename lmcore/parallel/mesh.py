@@ -138,6 +138,19 @@ class ParallelMesh:
             mesh_dim_names=("replica", "shard"),
         )
 
+    def replica_groups(self, *, tensor: bool, ends: bool) -> npt.NDArray[np.int64]:
+        """Return the ranks that hold the same part of a parameter, [groups, replicas].
+
+        Args:
+            tensor: True for parameters that are replicated over the tensor axis.
+            ends: True for parameters that the first and the last stage of a pipeline share.
+        """
+        dims = [_REPLICA] if self.layout.zero_stage else [_REPLICA, _SHARD, _CONTEXT]
+        dims += [_TENSOR] if tensor else []
+        if not ends:
+            return self._rows(tuple(dims))
+        return self._rows((_PIPELINE, *dims), self._grid[[0, -1]])
+
     @property
     def _single(self) -> Axis:
         return Axis(0, 1, (self.rank,), None)
@@ -148,11 +161,19 @@ class ParallelMesh:
             return self._single
         return self._axis_of(np.stack([rows[:, 0], rows[:, -1]], axis=1))
 
-    def _rows(self, dims: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        """Return the ranks of each group of the axis that joins *dims*, [groups, size]."""
-        others = [dim for dim in range(len(self._shape)) if dim not in dims]
-        size = int(np.prod([self._shape[dim] for dim in dims]))
-        return self._grid.transpose(*others, *dims).reshape(-1, size)
+    def _rows(
+        self, dims: tuple[int, ...], grid: npt.NDArray[np.int64] | None = None
+    ) -> npt.NDArray[np.int64]:
+        """Return the ranks of each group of the axis that joins *dims*, [groups, size].
+
+        Args:
+            dims: Axes of the layout.
+            grid: Ranks by their index on each axis; None for all ranks.
+        """
+        grid = self._grid if grid is None else grid
+        others = [dim for dim in range(grid.ndim) if dim not in dims]
+        size = int(np.prod([grid.shape[dim] for dim in dims]))
+        return grid.transpose(*others, *dims).reshape(-1, size)
 
     def _axis(self, *dims: int) -> Axis:
         return self._axis_of(self._rows(dims))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,13 +30,16 @@ from lmcore.parallel.tensor_layout import TensorLayout
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from lmcore.accelerator.device import Device
     from lmcore.config.derived.layout import ParallelLayout
     from lmcore.model.protocol import Arguments, Model
     from lmcore.model.shape import ModelShape
     from lmcore.runtime.runtime import Runtime
 
-__all__ = ["LocalParameter", "ParallelModel", "parallelize"]
+__all__ = ["LocalParameter", "ParallelModel", "ReplicaClass", "parallelize"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class LocalParameter:
         replicated: True if all ranks of the tensor axis hold it.
         partial: True if its gradient must be summed over the tensor axis, as each rank saw some of
             the tokens.
+        tied: True if the first and the last stage of a pipeline hold it, on different ranks.
     """
 
     name: str
@@ -60,6 +65,20 @@ class LocalParameter:
     replica_count: int
     replicated: bool
     partial: bool
+    tied: bool = False
+
+
+@dataclass(frozen=True)
+class ReplicaClass:
+    """Parameters that are replicated over the same axes.
+
+    Attributes:
+        groups: Ranks that hold the same parts of them, [groups, replicas].
+        parameters: This rank's parts by name; ranks of one group have the same names.
+    """
+
+    groups: npt.NDArray[np.int64]
+    parameters: Mapping[str, Tensor]
 
 
 class ParallelModel:
@@ -116,6 +135,25 @@ class ParallelModel:
     def layouts(self) -> dict[str, TensorLayout]:
         """Layout of each local parameter, by name."""
         return {local.name: local.layout for local in self.parameters}
+
+    def replica_classes(self) -> list[ReplicaClass]:
+        """Return the parameters that other ranks hold too; all ranks return as many classes.
+
+        ZeRO of every stage shards the weights between two steps.
+        """
+        found = []
+        tied = (False, True) if self.mesh.layout.pipeline > 1 else (False,)
+        replicated = (False, True) if self.mesh.tensor.size > 1 else (True,)
+        for tensor, ends in itertools.product(replicated, tied):
+            groups = self.mesh.replica_groups(tensor=tensor, ends=ends)
+            own = {
+                local.name: local.tensor
+                for local in self.parameters
+                if (local.replicated, local.tied) == (tensor, ends)
+            }
+            if groups.shape[1] > 1:
+                found.append(ReplicaClass(groups, own))
+        return found
 
     def initialize(self, seed: int) -> None:
         """Set every weight to its initial value, the same in every layout.
@@ -306,7 +344,8 @@ class ParallelModel:
                     continue
             replicated = layouts[name].shape == tuple(source.shape)
             replica_count = replicas * (layout.tensor if replicated else 1)
-            if name in self.model.tied_parameters:
+            tied = name in self.model.tied_parameters and self.mesh.pipeline_ends.size > 1
+            if tied:
                 replica_count *= self.mesh.pipeline_ends.size
             yield LocalParameter(
                 name,
@@ -315,6 +354,7 @@ class ParallelModel:
                 whole,
                 replica_count=replica_count,
                 replicated=replicated,
+                tied=tied,
                 partial=replicated and layout.sequence,
             )
 

@@ -1,4 +1,4 @@
-"""All-reduces of scalars: over all ranks, or per parameter over the ranks that hold its shards."""
+"""Collectives of scalars: over all ranks, or per parameter over the ranks that hold its shards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ if TYPE_CHECKING:
     from lmcore.parallel.parallel_model import ParallelModel
     from lmcore.runtime.runtime import Runtime
 
-__all__ = ["ShardSums", "all_reduce_scalars", "all_reduce_scalars_on_device"]
+__all__ = [
+    "ShardSums",
+    "all_gather_scalars",
+    "all_reduce_scalars",
+    "all_reduce_scalars_on_device",
+]
 
 
 def all_reduce_scalars(runtime: Runtime, *values: float | Tensor) -> list[float]:
@@ -48,6 +53,25 @@ def all_reduce_scalars_on_device(runtime: Runtime, *values: float | Tensor) -> T
 
         distributed.all_reduce(sums)
     return sums
+
+
+def all_gather_scalars(runtime: Runtime, values: Tensor) -> Tensor:
+    """Return the numbers of every rank, [world size, n]; all ranks must call it.
+
+    It is an all-reduce in which the other ranks add zeros: every communication backend has that
+    one, as the steps need it.
+
+    Args:
+        runtime: Device and process group.
+        values: This rank's numbers in float32, [n], on the run's device.
+    """
+    rows = values.new_zeros((runtime.rank.world_size, values.numel()))
+    rows[runtime.rank.rank] = values
+    if runtime.processes is not None:
+        from torch import distributed
+
+        distributed.all_reduce(rows)
+    return rows
 
 
 class ShardSums:

@@ -19,6 +19,7 @@ class Due:
         log: True if a training line is due (`--log-interval`, and after the last step).
         validate: True if a validation is due (`--eval-interval`, and after the last step).
         save: True if a checkpoint is due (`--save-interval`).
+        check_replicas: True if replicas are compared (`--check-replicas-interval`).
         exit: True if the run exits after this step (`--exit-interval`).
         last: True if the step is the last one: the run is complete, and the test set is evaluated.
     """
@@ -26,13 +27,14 @@ class Due:
     log: bool
     validate: bool
     save: bool
+    check_replicas: bool
     exit: bool
     last: bool
 
     @property
     def needs_records(self) -> bool:
         """True if the step's numbers must be read before the work that is due."""
-        return self.validate or self.save or self.last
+        return self.validate or self.save or self.check_replicas or self.last
 
 
 class DueSchedule:
@@ -45,6 +47,7 @@ class DueSchedule:
         self.log_interval = config.logging.log_interval
         self.eval_interval = config.training.eval_interval if plan.valid_samples else 0
         self.save_interval = config.checkpoint.save_interval
+        self.check_replicas_interval = config.training.check_replicas_interval
         self.exit_interval = config.training.exit_interval
 
     def due(self, step: int) -> Due:
@@ -54,6 +57,7 @@ class DueSchedule:
             log=_divides(self.log_interval, step) or last,
             validate=_divides(self.eval_interval, step) or (last and bool(self.eval_interval)),
             save=_divides(self.save_interval, step),
+            check_replicas=_divides(self.check_replicas_interval, step),
             exit=_divides(self.exit_interval, step),
             last=last,
         )

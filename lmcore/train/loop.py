@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from lmcore.data.loading.device_prefetch import prefetch_to_device
 from lmcore.data.loading.loader import BatchLoader
+from lmcore.train.diagnose.replica_drift import ReplicaCheck
 from lmcore.train.due import DueSchedule
 from lmcore.train.garbage_collection import GarbageCollection
 from lmcore.train.step_queue import StepQueue
@@ -47,12 +48,14 @@ def train(
     Raises:
         CheckpointError: A checkpoint could not be written; if it was written in the background,
             raised before the next step.
-        NonFiniteError: Loss or gradients are not finite; nothing is saved then.
+        NonFiniteError, ReplicaDriftError: Numbers are not finite, or replicas differ; not saved.
     """
     state, profile, training = engine.state, report.profile, plan.config.training
     schedule, evaluator = DueSchedule(plan), Evaluator(state, datasets, plan, runtime, exits)
+    replicas = ReplicaCheck(state, runtime, interval=schedule.check_replicas_interval)
     start_step = last_saved = state.iteration
     state.model.train()
+    replicas.check()
     with (
         BatchLoader(
             datasets.train,
@@ -86,32 +89,54 @@ def train(
             for record in records:
                 validate = due.validate and record.step == step and not exits.ending
                 report.step(record, evaluator.validate(step) if validate else None)
+            replicas.after_step(due)
             exit_reason = exits.reason(step, due)
             if exit_reason:
                 report.reason = exit_reason
                 break
             if due.save or exits.save_is_due(due):
-                last_saved = _save(state, saver, report, queue, timed=not due.save)
+                last_saved = _save(state, saver, report, queue, replicas, timed=not due.save)
                 exits.saved()
             garbage_collection.on_step(step)
         for record in queue.completed(wait=True):  # left if the run exits early
             report.step(record)
     if state.iteration > last_saved:
-        _save(state, saver, report, queue)
+        _save(state, saver, report, queue, replicas)
     profile.on_step(state.iteration, ends=True)
     if exit_reason is None:
-        test = evaluator.test()
-        if test is None and datasets.test is not None:
-            report.reason = exits.signal_reason  # not complete: the next start evaluates the test
-        report.test_result(state.iteration, test)
+        _test(state, datasets, evaluator, report, exits)
+
+
+def _test(
+    state: TrainState,
+    datasets: RunDatasets,
+    evaluator: Evaluator,
+    report: RunReport,
+    exits: ExitConditions,
+) -> None:
+    """Evaluate the test set, if there is one, and report the result."""
+    test = evaluator.test()
+    if test is None and datasets.test is not None:
+        report.reason = exits.signal_reason  # not complete: the next start evaluates the test
+    report.test_result(state.iteration, test)
 
 
 def _save(
-    state: TrainState, saver: Saver, report: RunReport, queue: StepQueue, *, timed: bool = False
+    state: TrainState,
+    saver: Saver,
+    report: RunReport,
+    queue: StepQueue,
+    replicas: ReplicaCheck,
+    *,
+    timed: bool = False,
 ) -> int:
-    """Save a checkpoint and return its step; see `Saver.save`."""
+    """Save a checkpoint and return its step; see `Saver.save`.
+
+    Replicas are compared first, so that every checkpoint of the run is from equal replicas.
+    """
     for record in queue.completed(wait=True):  # their numbers show if the weights are finite
         report.step(record)
+    replicas.check()
     with report.profile.profiler_range("checkpoint"), state.evaluation_weights():
         # Writing is within the context, too: it may be from the live tensors.
         report.checkpoint = saver.save(timed=timed)

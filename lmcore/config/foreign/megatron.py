@@ -82,6 +82,7 @@ RENAMED: Mapping[str, Renamed] = {
     "--num-gpus": Renamed("--nproc-per-node"),
     "--ds-sequence-parallel-size": Renamed("--context-parallel-size"),
     "--use-checkpoint-opt-params-scheduler": Renamed("--use-checkpoint-opt-param-scheduler"),
+    "--check-weight-hash-across-dp-replicas-interval": Renamed("--check-replicas-interval"),
     "--enable-cuda-graph": Renamed("--step-graph", whole=True),
     "--bf16": Renamed("--precision bf16"),
     "--fp16": Renamed("--precision fp16"),

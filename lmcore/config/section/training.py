@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmcore.config.need import Need, setting
+from lmcore.config.need import Need, Situation, setting
 from lmcore.config.option import CHECKED, DROPOUT, FREE, option
 
 _SAMPLES = setting("--train-samples").else_error(
@@ -18,6 +18,20 @@ _EVALUATION = Need(
         run.config.training.eval_interval > 0 or any(run.value(name) for name in _EVALUATION_DATA)
     ),
 )
+
+
+def _has_replicas(run: Situation) -> bool:
+    """Return True if several ranks may hold the same parameters between two steps."""
+    layout, parallel = run.layout, run.config.parallel
+    if layout is None or layout.tensor > 1 or layout.pipeline > 1:
+        return True
+    if parallel.engine != "native":
+        return bool(layout.data > 1 and parallel.zero_stage != 3)
+    count = layout.replicas if layout.zero_stage else layout.data * layout.context
+    return bool(count > 1)
+
+
+_REPLICAS = Need("parameters that several processes hold, not ZeRO's shards", _has_replicas)
 
 
 @dataclass(frozen=True)
@@ -94,6 +108,14 @@ class TrainingSection:
         "Read a step's loss and gradient norm while the next step runs, on devices that run "
         "asynchronously.",
         on_resume=FREE,
+    )
+    check_replicas_interval: int = option(
+        200,
+        "Steps between checks that the replicas of parameters are bitwise equal on all processes; "
+        "also checked before the first step and every checkpoint; 0: never.",
+        minimum=0,
+        on_resume=FREE,
+        needs=_REPLICAS.or_off(0),
     )
     manual_gc: bool = option(
         True,

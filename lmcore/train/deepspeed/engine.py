@@ -29,6 +29,7 @@ from lmcore.optim.optimizer import Optimizer
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.parallel.data_parallel import LossModule
 from lmcore.parallel.mesh import ParallelMesh
+from lmcore.parallel.parallel_model import ReplicaClass
 from lmcore.parallel.scalar_collectives import all_reduce_scalars
 from lmcore.runtime.process.consistency import check_equal
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
@@ -324,7 +325,7 @@ class DeepSpeedModel:
 
     def __init__(self, plan: RunPlan, runtime: Runtime) -> None:
         """Build the model on the host, its weights not yet initialized."""
-        self.shape = ModelShape.from_plan(plan)
+        self.shape, self._stage = ModelShape.from_plan(plan), zero_stage(plan)
         self.mesh = ParallelMesh.of(plan.layout, runtime)
         model = build_model(
             self.shape,
@@ -342,6 +343,13 @@ class DeepSpeedModel:
     def initialize(self, seed: int) -> None:
         """Set every weight to its initial value; to be called before `DeepSpeedEngine.begin`."""
         self.model.initialize(seed)
+
+    def replica_classes(self) -> list[ReplicaClass]:
+        """Return the weights that all ranks hold, in the dtype of the model; none in stage 3."""
+        if self._stage == 3 or self.mesh.replicas.size == 1:
+            return []
+        groups = self.mesh.replica_groups(tensor=True, ends=False)
+        return [ReplicaClass(groups, dict(self.named_parameters()))]
 
     def reshard(self) -> None:
         """Do nothing: DeepSpeed gathers weights for each pass."""

@@ -28,6 +28,7 @@ from lmcore.runtime.launch.worker_protocol import name_summary
 from lmcore.signals import TerminatedError
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.diagnose.non_finite import NonFiniteError
+from lmcore.train.diagnose.replica_drift import ReplicaDriftError
 from lmcore.train.report.announcement import announcement, header_lines
 from lmcore.train.report.display import Display, PlainDisplay, SilentDisplay, duration
 from lmcore.train.report.metrics import MetricsFile, TensorBoard
@@ -228,7 +229,7 @@ class RunReport:
                 self.untrained = True
             status = self.status
         except BaseException as error:
-            if isinstance(error, NonFiniteError):
+            if isinstance(error, (NonFiniteError, ReplicaDriftError)):
                 saved = self.checkpoint or checkpoint
                 error.hint = f"{error.hint}; continue from `{saved}`" if saved else error.hint
             status = failure_status(error)

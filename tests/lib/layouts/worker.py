@@ -1,8 +1,9 @@
 """One rank of runs in several layouts; arguments: file of cases (JSON: name -> flags), folder.
 
 For each case it writes: loss and gradient norm of every step, all gradients of the first step, all
-weights after the last, each local tensor with its position in the whole tensor.  In a case whose
-first word is `twice`, a forward pass calls every layer twice.
+weights after the last, each local tensor with its position in the whole tensor.  Replicas must be
+bitwise equal after every step.  In a case whose first word is `twice`, a forward pass calls every
+layer twice.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from lmcore.runtime.launch.worker_protocol import end_with_launcher
 from lmcore.runtime.policies import start_policies
 from lmcore.runtime.process.join import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
+from lmcore.train.diagnose.replica_drift import ReplicaCheck
 from lmcore.train.engine import build_engine
 from lmcore.train.state import TrainState, seed_everything
 
@@ -128,6 +130,8 @@ def run(plan: RunPlan, runtime: Runtime, *, twice: bool = False) -> dict[str, An
             call_twice(state.model)
         engine.begin()
         state.model.train()
+        replicas = ReplicaCheck(state, runtime, interval=1)
+        replicas.check()
         steps = plan.train_iters
         count = max(steps, DRAWN_STEPS) * plan.global_batch_size
         samples = Samples(count, plan.config.model.seq_length)
@@ -141,6 +145,7 @@ def run(plan: RunPlan, runtime: Runtime, *, twice: bool = False) -> dict[str, An
         ) as batches:
             for number in range(steps):
                 result = engine.step(batches).result()
+                replicas.check()
                 results.append((result.loss, result.grad_norm))
                 if number == 0:
                     local = {

@@ -55,6 +55,12 @@ CASES = [
     ("", "--eval-iters 0", "--eval-interval 5"),
     ("", "--eval-interval 0", "--eval-iters 5"),
     ("", "--no-manual-gc", "--manual-gc-interval 5"),
+    (TWO, "", "--check-replicas-interval 5"),
+    (
+        f"{TWO} --tensor-model-parallel-size 2",
+        f"{TWO} --zero-stage 1",
+        "--check-replicas-interval 5",
+    ),
     ("", "--sample-tokens 0", "--sample-prompt A"),
     (OWN, f"{OWN} --eval-iters 0", "--valid-data shakespeare"),
     (

@@ -134,3 +134,24 @@ def test_one_process_makes_no_group() -> None:
     """One rank needs no process group."""
     mesh = ParallelMesh(ParallelLayout(), 0)
     assert {getattr(mesh, name) for name in AXES} == {Axis(0, 1, (0,), None)}
+
+
+@given(layouts(), st.booleans(), st.booleans())
+def test_replica_groups(layout: ParallelLayout, tensor: bool, ends: bool) -> None:
+    """Ranks hold the same part if the axes that it is replicated over connect them."""
+    meshes = [mesh_of(layout, rank)[0] for rank in range(layout.world_size)]
+    connects = ends and meshes[0].pipeline.size > 1
+    groups = {(mesh.rank,) for mesh in meshes}
+    names = ["shard_replicas" if layout.zero_stage else "replicas", *(["tensor"] * tensor)]
+    for name in [*names, *(["pipeline_ends"] * connects)]:
+        for mesh in meshes:
+            joined = [group for group in groups if set(group) & set(getattr(mesh, name).ranks)]
+            groups = (groups - set(joined)) | {tuple(sorted(sum(joined, ())))}
+    if connects and layout.schedule != "zero-bubble-v":
+        size = layout.world_size // layout.pipeline
+        middle = range(size, layout.world_size - size)
+        groups = {group for group in groups if not set(group) & set(middle)}
+    if connects and layout.schedule == "zero-bubble-v":
+        return  # one rank has both ends: no parameter is in this class
+    found = meshes[0].replica_groups(tensor=tensor, ends=connects).tolist()
+    assert {tuple(sorted(group)) for group in found} == groups

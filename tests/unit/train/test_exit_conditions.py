@@ -13,7 +13,7 @@ from lmcore.config.section import TrainingSection
 from lmcore.train.due import Due
 from lmcore.train.exit_conditions import ExitConditions
 
-NOTHING = Due(log=False, validate=False, save=False, exit=False, last=False)
+NOTHING = Due(log=False, validate=False, save=False, check_replicas=False, exit=False, last=False)
 
 
 def test_interval() -> None:
