@@ -50,6 +50,11 @@ class AsyncScalars:
     def __init__(self, buffer: Tensor, copied: Any, free: list[Tensor]) -> None:
         self._buffer, self._copied, self._free = buffer, copied, free
 
+    def ready(self) -> bool:
+        """Return True if the copy is done."""
+        done: bool = self._copied.query()
+        return done
+
     def read(self) -> list[float]:
         """Return the numbers; waits for their copy only, not for work that was queued later."""
         self._copied.synchronize()

@@ -160,7 +160,8 @@ class TrainStep:
             return self._update(samples, losses, gradients, sums.tolist())
         scalars = self._copier.copy(sums)
         record = self._update_on_device(samples, gradients, sums)
-        return PendingStep(functools.partial(self._read, record, losses, counters, scalars))
+        read = functools.partial(self._read, record, losses, counters, scalars)
+        return PendingStep(read, ready=scalars.ready)
 
     def _arguments(self, batches: Iterator[Batch], share: float) -> Arguments:
         with self.profiler_range("data"):

@@ -41,7 +41,7 @@ class StepQueue:
         """
         self._step, self._batches, self._exits = step, batches, exits
         self._queue: list[_Queued] = []
-        self._last_read = 0.0  # time at which the last asynchronous record was there
+        self._last_read = 0.0  # time at which the last step was finished
 
     def submit(self) -> None:
         """Run the next step and queue its record.
@@ -71,11 +71,14 @@ class StepQueue:
 
     def _read(self, queued: _Queued) -> StepRecord:
         began, ended = queued.began, queued.ended
+        waits = not queued.pending.ready()
         record = queued.pending.result()
-        if not queued.pending.finished:
+        if waits:
             # From one result to the next: the device was at work on this step alone.
             began, ended = max(began, self._last_read), time.perf_counter()
-            self._last_read = ended
+        # Else the device was faster than the host, or computes synchronously: the step took the
+        # time of its call.
+        self._last_read = max(self._last_read, ended)
         record.step_time_ms = (ended - began) * 1e3
         record.data_wait_ms = queued.data_wait * 1e3
         if self._exits is not None:

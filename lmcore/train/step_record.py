@@ -111,14 +111,17 @@ class PendingStep:
     """A step that the engine has queued, and perhaps not yet finished.
 
     Attributes:
-        finished: True if `result` returns without waiting for the device.
+        finished: True if the step was finished when the engine returned it.
+        ready: Returns True if `result` returns without waiting for the device.
     """
 
-    def __init__(self, read: Callable[[], StepRecord], *, finished: bool = False) -> None:
+    def __init__(
+        self, read: Callable[[], StepRecord], *, ready: Callable[[], bool], finished: bool = False
+    ) -> None:
         """Keep *read*, which returns the record of the step; it is called once."""
-        self.result, self.finished = read, finished
+        self.result, self.ready, self.finished = read, ready, finished
 
     @classmethod
     def of(cls, record: StepRecord) -> PendingStep:
         """Return a step that is finished, with its record."""
-        return cls(lambda: record, finished=True)
+        return cls(lambda: record, ready=lambda: True, finished=True)

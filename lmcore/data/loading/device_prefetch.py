@@ -1,7 +1,10 @@
 """Prefetch of micro-batches to the device: each is copied while the one before is computed.
 
 Copies run from pinned memory on their own stream, so that neither the host nor the computation
-waits for them; an event orders each copy before the computation that uses it.
+waits for them; an event orders each copy before the computation that uses it.  The computation's
+stream allocates the memory, and the copy waits for the work that was queued there before: memory of
+an earlier batch is then reused in order, without `Tensor.record_stream`, which not every device
+has.
 """
 
 from __future__ import annotations
@@ -85,12 +88,7 @@ class _DeviceBatches:
     def __next__(self) -> Batch:
         copy = self._next or self._start_copy(next(self._loader))
         self._next = None
-        compute_stream = torch.accelerator.current_stream(self._torch_device)
-        compute_stream.wait_event(copy.done)
-        for tensor in copy.on_device.named_tensors().values():
-            # The copy stream allocated the tensor: its memory must not be reused before the
-            # computation is done with it.
-            tensor.record_stream(compute_stream)
+        self._compute_stream().wait_event(copy.done)
         ready = self._loader.next_if_ready()
         if ready is not None:
             self._next = self._start_copy(ready)
@@ -100,10 +98,20 @@ class _DeviceBatches:
         """Queue the copy of a batch, and release host memory of copies that are done."""
         while self._running and self._running[0].done.query():
             self._running.popleft()
+        on_device = host.map(self._allocate)
+        allocated = self._new_event()
+        allocated.record(self._compute_stream())
+        self._stream.wait_event(allocated)
         with self._stream:
-            on_device = host.to(self._torch_device)
+            on_device.copy_(host)
         done = self._new_event()
         done.record(self._stream)
         copy = _Copy(host, on_device, done)
         self._running.append(copy)
         return copy
+
+    def _compute_stream(self) -> Any:
+        return torch.accelerator.current_stream(self._torch_device)
+
+    def _allocate(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, device=self._torch_device)

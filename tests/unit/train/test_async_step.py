@@ -41,6 +41,9 @@ class Event:
 
     def record(self, stream: Any = None) -> None: ...
 
+    def query(self) -> bool:
+        return False
+
     def synchronize(self) -> None:
         Event.waits += 1
 
@@ -313,16 +316,34 @@ def test_nothing_is_saved_after_nan(run_loop: Any, late_runtime: Any) -> None:
         run_loop("--save-interval 4", late_runtime, "late", spoil)
 
 
-def test_time_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes from one result to the next, or from the call where nothing was queued before."""
-    now = [0.0]
+@pytest.mark.parametrize(
+    "host, device, late, expected",
+    [
+        pytest.param(1.0, 9.0, 0.0, [10.0, 10.0, 9.0, 9.0], id="device-bound"),
+        pytest.param(9.0, 1.0, 0.0, [10.0, 9.0, 9.0, 10.0], id="host-bound"),
+        pytest.param(9.0, 0.0, 0.0, [9.0, 9.0, 9.0, 9.0], id="synchronous"),
+        pytest.param(9.0, 0.0, 0.001, [9.001, 9.0, 9.0, 9.001], id="synchronous-late-event"),
+    ],
+)
+def test_time_of_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+    host: float,
+    device: float,
+    late: float,
+    expected: list[float],
+) -> None:
+    """It is the device's time if the host waits for the result, and else the time of the call.
+
+    Each step takes the host and the device so many seconds; events report an end so much later.
+    """
+    now, free = [0.0], [0.0]
     monkeypatch.setattr(
         "lmcore.train.step_queue.time", SimpleNamespace(perf_counter=lambda: now[0])
     )
 
     def step(batches: Any) -> PendingStep:
-        now[0] += 1.0  # to queue it
-        done = now[0] + 9.0
+        now[0] += host
+        done = free[0] = max(now[0], free[0]) + device + late
 
         def read() -> StepRecord:
             now[0] = max(now[0], done)
@@ -334,7 +355,7 @@ def test_time_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
                 learning_rate=1e-3,
             )
 
-        return PendingStep(read)
+        return PendingStep(read, ready=lambda: now[0] >= done)
 
     queue = StepQueue(step, SimpleNamespace(wait_seconds=0.0))  # type: ignore[arg-type]
     found = []
@@ -343,4 +364,4 @@ def test_time_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
         found += [record.step_time_ms / 1e3 for record in queue.completed(wait=wait)]
         if wait:
             now[0] += 100.0  # a validation
-    assert found == [10.0, 10.0, 1.0, 9.0]
+    assert found == pytest.approx(expected)

@@ -31,6 +31,7 @@ _MODULES = (
     "memory",
     "random_numbers",
     "streams",
+    "prefetch",
     "ops",
     "updates",
     "dropout",

@@ -38,20 +38,23 @@ class Device:
         self.log: list[str] = []
         self.torch_device = torch.device("cpu")
         self.done = False
+        self.num_events = 0
         abilities = {"new_stream": self.stream, "new_event": self.event, "pin_memory": Tensor.clone}
         self.__dict__ |= abilities | lacking
         computing = SimpleNamespace(name="main", wait_event=lambda one: self.note("wait", one))
         monkeypatch.setattr("torch.accelerator.current_stream", lambda where: computing)
-        monkeypatch.setattr(
-            Tensor, "record_stream", lambda tensor, stream: self.note("keep", stream)
-        )
-        real = Batch.to
+        real_empty, real_copy = torch.empty_like, Batch.copy_
 
-        def to(batch: Batch, where: torch.device) -> Batch:
-            self.log.append(f"copy {int(batch.tokens_BS[0, 0])}")
-            return real(batch, where)
+        def empty_like(tensor: Tensor, **options: Any) -> Tensor:
+            self.log.append("allocate")
+            return real_empty(tensor, **options)
 
-        monkeypatch.setattr(Batch, "to", to)
+        def copy_(batch: Batch, source: Any) -> None:
+            self.log.append(f"copy {int(source.tokens_BS[0, 0])}")
+            real_copy(batch, source)
+
+        monkeypatch.setattr(torch, "empty_like", empty_like)
+        monkeypatch.setattr(Batch, "copy_", copy_)
 
     def require(self, ability: str) -> Any:
         return getattr(self, ability)
@@ -63,6 +66,9 @@ class Device:
         class Stream:
             name = "side"
 
+            def wait_event(stream, event: Any) -> None:  # noqa: N805
+                self.log.append(f"side waits {event.name}")
+
             def __enter__(stream) -> None:  # noqa: N805
                 self.log.append("side on")
 
@@ -72,8 +78,8 @@ class Device:
         return Stream()
 
     def event(self) -> Any:
-        number = sum(line.startswith("record") for line in self.log)
-        name = f"event {number}"
+        name = f"event {self.num_events}"
+        self.num_events += 1
         return SimpleNamespace(
             name=name,
             record=lambda stream: self.log.append(f"record {name} on {stream.name}"),
@@ -89,23 +95,30 @@ def full(loader: BatchLoader) -> None:
 
 
 def test_each_is_copied_while_the_one_before_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy is queued beside the computation, which waits for the copy of its own batch alone."""
+    """A copy is queued beside the computation, which waits for the copy of its own batch alone.
+
+    The computation's stream allocates the memory, and the copy waits for what was queued there:
+    memory that an earlier batch had may still be read.
+    """
     device: Any = Device(monkeypatch)
     with BatchLoader(Counting(), micro_batch_size=2, prefetch=2) as loader:
         batches = prefetch_to_device(loader, device)
         full(loader)
         first = next(batches)
         assert first.tokens_BS[:, 0].tolist() == [0, 1]
+        allocation = ["allocate"] * 3
         assert device.log == [
-            *("side on", "copy 0", "side off", "record event 0 on side"),
-            *("wait event 0", "keep main", "keep main", "keep main"),
-            *("side on", "copy 2", "side off", "record event 1 on side"),
+            *(*allocation, "record event 0 on main", "side waits event 0"),
+            *("side on", "copy 0", "side off", "record event 1 on side"),
+            "wait event 1",
+            *(*allocation, "record event 2 on main", "side waits event 2"),
+            *("side on", "copy 2", "side off", "record event 3 on side"),
         ]
         device.log.clear()
         full(loader)
         assert next(batches).tokens_BS[:, 0].tolist() == [2, 3]
-        assert device.log[:4] == ["wait event 1", "keep main", "keep main", "keep main"]
-        assert device.log[4:6] == ["side on", "copy 4"]
+        assert device.log[:2] == ["wait event 3", "allocate"]
+        assert device.log[7] == "copy 4"
 
 
 def test_all_batches_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
