@@ -76,7 +76,7 @@ _ABOUT_COMMANDS = """\
 | 1 | the work failed: a file is damaged or missing, a run cannot go on, a check found a problem |
 | 2 | an argument or settings file is wrong, or the data or `--load` of a run: nothing ran |
 | 130 | interrupted by Ctrl-C |
-| 143 | terminated by SIGTERM |
+| 143, 129, 138, 140 | ended by SIGTERM, SIGHUP, SIGUSR1, SIGUSR2: 128 + the number of the signal |
 | 141 | the reader of the output ended first, as in `lmcore ops list \\| head -1` |"""
 
 # Commands of commands, whose help is shown as well.

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, NoReturn, Protocol
 
-from lmcore.signals import TERMINATED, TerminatedError
+from lmcore.signals import TerminatedError, end_status
 from lmcore.threads import start_optional
 
 __all__ = [
@@ -84,8 +84,8 @@ def _work_and_exit(work: Callable[[], int]) -> NoReturn:
         sys.stderr.flush()
     except KeyboardInterrupt:
         status = INTERRUPTED
-    except TerminatedError:
-        status = TERMINATED
+    except TerminatedError as error:
+        status = end_status(error.number)
     except BaseException:  # noqa: BLE001 - no exception may reach the parent's frames
         with contextlib.suppress(Exception):
             os.write(_STDERR, traceback.format_exc().encode(errors="replace"))

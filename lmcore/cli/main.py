@@ -60,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line *argv*; return its exit status.
 
     Returns:
-        0: success, 1: a failed run, 2: wrong usage or configuration, 130: interrupted, 143:
-        terminated by SIGTERM.
+        0: success, 1: a failed run, 2: wrong usage or configuration, 130: interrupted, 128 + N:
+        ended by signal N, such as 143 for SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_closed_streams()
@@ -199,11 +199,11 @@ def _start(arguments: list[str]) -> int:
 
 def _exit_status(exit_: SystemExit) -> int:
     """Return the exit status of a `SystemExit`; a code that is no number is a message."""
-    from lmcore.signals import TerminatedError
+    from lmcore.signals import TerminatedError, end_word
 
     code = exit_.code
     if isinstance(exit_, TerminatedError) and not _is_launched():  # the launcher says it, once
-        sys.stderr.write("terminated\n")
+        sys.stderr.write(f"{end_word(exit_.number)}\n")
     if code is None or isinstance(code, int):
         return code or 0
     from lmcore.errors import printable

@@ -89,6 +89,7 @@ def _train(argv: list[str]) -> int:
     )
     if _is_finished(plan, rank):
         return 0
+    _refuse_kill_switch(config.training.kill_switch_path)
     if world_size > rank.world_size:
         return _start_processes(argv, world_size, plugins, selection)
     prepare_environment(plugins, selection, rank)
@@ -115,6 +116,23 @@ def _is_finished(plan: RunPlan, rank: RankInfo) -> bool:
     if message is not None and rank.rank == 0:
         print(message)
     return message is not None
+
+
+def _refuse_kill_switch(path: str | None) -> None:
+    """Refuse to start a run if its kill switch exists; lmcore's launcher does it for all processes.
+
+    Raises:
+        ConfigError: It exists.
+    """
+    from lmcore.runtime.launch.worker_protocol import launch_info
+
+    if path is None or launch_info(os.environ).report_file or not os.path.exists(path):  # noqa: PTH110 - no error if it cannot be read
+        return
+    raise ConfigError(
+        f"the run does not start: the kill switch `{path}` exists",
+        why="while the file exists, no run with this `--kill-switch-path` starts",
+        hint=f"`rm {shlex.quote(path)}` lets it start",
+    )
 
 
 def _leave() -> NoReturn:

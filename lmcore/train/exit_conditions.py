@@ -1,19 +1,27 @@
 """Conditions for an exit before the last step, and for a checkpoint by time.
 
-A run exits by a signal, a step interval, or a time limit.  All ranks exit or save after the same
-step: the requests of each rank (`requests`) are summed over all ranks in every step, and the sums
-(`set_requests`) decide.
+A run exits by a signal, a kill switch, a step interval, or a time limit.  All ranks exit or save
+after the same step: the requests of each rank (`requests`) are summed over all ranks in every step,
+and the sums (`set_requests`) decide.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import signal
 import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from lmcore.signals import SAME_SIGNAL_SECONDS
+from lmcore.signals import (
+    END_SIGNALS,
+    SAME_SIGNAL_SECONDS,
+    handle_signals,
+    raise_swallowed_signal,
+    restore_signals,
+)
 
 if TYPE_CHECKING:
     from lmcore.config.section import TrainingSection
@@ -21,16 +29,21 @@ if TYPE_CHECKING:
 
 __all__ = ["ExitConditions"]
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_CODES = {number: 2.0**index for index, number in enumerate(END_SIGNALS)}
+"""Number of each signal in the requests: no mean of two of them is a third's."""
+_KILL_SWITCH = 2.0 ** len(END_SIGNALS)
 _SAVE_REQUEST = 2.0**-20
 """Request of a checkpoint by time, in the place of the time limit, whose request is 1.
 
 The sums over fewer than a million ranks distinguish them, and the all-reduce of a step has no
 further number, which could change the order of its sums."""
+_KILL_SWITCH_SECONDS = 1.0
+"""Time between two looks for the kill switch: a query of a shared file system takes milliseconds.
+"""
 
 
 class ExitConditions:
-    """Context manager that handles SIGTERM and SIGINT, and is queried after each step.
+    """Context manager that handles `END_SIGNALS`, and is queried after each step.
 
     The first signal requests the run to save and exit; a second signal, some time later, is passed
     to the previous handler, so that the user can interrupt the run at once.
@@ -41,15 +54,20 @@ class ExitConditions:
         training: TrainingSection,
         *,
         save_minutes: float = 0.0,
+        is_main_rank: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the clock.
 
         Args:
-            training: Exit interval and time limit.
+            training: Exit interval, time limit and kill switch.
             save_minutes: Minutes between checkpoints; 0 for none by time.
+            is_main_rank: True on rank 0, which alone looks for the kill switch.
             clock: Returns the time in seconds.
         """
+        self.kill_switch = training.kill_switch_path
+        self._looks_at = clock() if is_main_rank and self.kill_switch is not None else math.inf
+        self._is_killed = False
         self.interval = training.exit_interval
         self.seconds = (
             training.exit_duration_in_mins * 60 if training.exit_duration_in_mins else None
@@ -60,12 +78,12 @@ class ExitConditions:
         self.received: signal.Signals | None = None
         self._sums: tuple[float, ...] = ()
         self._received_at = 0.0
-        self._before: dict[signal.Signals, Any] = {}
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         """Install the signal handlers."""
-        for number in _SIGNALS:
-            self._before[number] = signal.signal(number, self._receive)
+        self._before = handle_signals(self._receive)
+        raise_swallowed_signal()  # of the time before
         return self
 
     def __exit__(
@@ -78,9 +96,8 @@ class ExitConditions:
         self._restore()
 
     def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before.clear()
+        before, self._before = self._before, {}
+        restore_signals(before)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -104,18 +121,23 @@ class ExitConditions:
 
     @property
     def ending(self) -> bool:
-        """True if a signal ends the run, by the sums over all ranks of the last step."""
-        return any((self._sums or self.requests())[: len(_SIGNALS)])
+        """True if a signal or the kill switch ends the run, by the sums of the last step."""
+        return (self._sums or self.requests())[0] > 0
 
     def requests(self) -> tuple[float, ...]:
-        """Return this rank's requests: 0 or 1 for each signal, then what is due by time."""
-        signals = [float(self.received == number) for number in _SIGNALS]
+        """Return this rank's requests: 1 to end, the reason as a number, what is due by time."""
         now, by_time = self.clock(), 0.0
+        if now >= self._looks_at and self.kill_switch is not None and not self._is_killed:
+            self._looks_at = now + _KILL_SWITCH_SECONDS
+            self._is_killed = os.path.exists(self.kill_switch)  # noqa: PTH110 - no error if it cannot be read
+        code = _KILL_SWITCH if self._is_killed else 0.0
+        if self.received is not None:
+            code = _CODES[self.received]
         if self.save_seconds is not None and now - self._saved_at >= self.save_seconds:
             by_time = _SAVE_REQUEST
         if self.seconds is not None and now - self.start >= self.seconds:
             by_time = 1.0
-        return (*signals, by_time)
+        return float(code > 0), code, by_time
 
     def set_requests(self, requests: tuple[float, ...]) -> None:
         """Replace this process's requests by their sums over all ranks."""
@@ -146,12 +168,20 @@ class ExitConditions:
         """
         if due.last and not self.ending:
             return None
-        *signals, by_time = self._sums or self.requests()
-        for number, wanted in zip(_SIGNALS, signals, strict=True):
-            if wanted:
-                return f"received {number.name}"
+        num_ending, codes, by_time = self._sums or self.requests()
+        if num_ending:
+            return self._ending_reason(codes / num_ending)
         if due.exit:
             return f"step {step} is a multiple of --exit-interval {self.interval}"
         if by_time >= 1 and self.seconds is not None:
             return f"{self.seconds / 60:g} minutes have passed (--exit-duration-in-mins)"
         return None
+
+    def _ending_reason(self, code: float) -> str:
+        """Return the reason to end; *code* is the mean of the ranks' reasons as numbers."""
+        if self.received is not None:
+            return self.signal_reason
+        if code == _KILL_SWITCH:
+            return f"the kill switch {self.kill_switch} exists"
+        names = [number.name for number, own in _CODES.items() if own == code]
+        return f"received {names[0] if names else 'several signals'}"

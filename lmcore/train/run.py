@@ -12,6 +12,7 @@ from lmcore.runtime.process.consistency import check_equal
 from lmcore.runtime.process.join import join_processes
 from lmcore.runtime.process.rendezvous import Rendezvous
 from lmcore.runtime.runtime import start_runtime
+from lmcore.signals import raise_swallowed_signal
 from lmcore.train.datasets import build_datasets
 from lmcore.train.diagnose.out_of_memory import out_of_memory_explained
 from lmcore.train.engine import build_engine
@@ -61,6 +62,7 @@ def run_training(
         LmcoreError: A failure that the user can fix; if training had begun, `summary.json` has its
             status.
     """
+    raise_swallowed_signal()
     clock = clock or PhaseClock()
     with (
         _connect(plan, rank) as rendezvous,
@@ -103,7 +105,9 @@ def run_training(
                 # gets the explanation.
                 out_of_memory_explained(plan, runtime, state, directory.checkpoints),
                 ExitConditions(
-                    plan.config.training, save_minutes=saving.save_interval_mins
+                    plan.config.training,
+                    save_minutes=saving.save_interval_mins,
+                    is_main_rank=runtime.rank.rank == 0,
                 ) as exits,
                 Saver(snapshot, background=saving.async_save) as saver,
             ):

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM in each phase of a run: it ends in order, and continues as the same run."""
+"""Signals in each phase of a run: it ends in order, and continues as the same run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from lmcore.train.step_queue import StepQueue
 
 FLAGS = (
     "--train-iters 6 --eval-interval 2 --eval-iters 2 --split 60,20,20 --save-interval 3"
@@ -96,6 +99,49 @@ def test_before_training(
     assert run.err.splitlines()[-1] == word
     assert not run.directory.exists()
     assert_continues(run)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_signals_of_logouts_and_schedulers(
+    train: Any, signal_at: Any, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """They end a run as SIGTERM does: at once before the first step, saved after a step."""
+    signal_at("lmcore.train.run:restore", number)
+    early = train("run", FLAGS)
+    assert early.status == 128 + number
+    assert early.err.splitlines()[-1] == f"terminated by {number.name}"
+    assert not early.directory.exists()
+    monkeypatch.undo()
+    signal_at("lmcore.train.loop:StepQueue.submit", number)
+    run = train("run", FLAGS)
+    assert run.status == 0, run.err
+    assert run.summary["status"] == f"received {number.name}"
+    assert run.saved(1)
+
+
+def test_kill_switch(train: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A file that appears ends the run, saved; while it exists, no run with it starts."""
+    path = tmp_path / "stop"
+    real = StepQueue.submit
+
+    def submit(queue: StepQueue) -> None:
+        path.touch()
+        real(queue)
+
+    monkeypatch.setattr(StepQueue, "submit", submit)
+    monkeypatch.setattr("lmcore.train.exit_conditions._KILL_SWITCH_SECONDS", 0.0)
+    flags = f"{FLAGS} --kill-switch-path {path}"
+    run = train("run", flags)
+    assert run.status == 0, run.err
+    assert run.summary["status"] == f"the kill switch {path} exists"
+    assert run.saved(1)
+    again = train("run", f"{flags} --load {run.directory}")
+    assert again.status == 2
+    assert f"the run does not start: the kill switch `{path}` exists" in again.err
+    path.unlink()
+    monkeypatch.setattr(StepQueue, "submit", real)
+    done = train("run", f"{flags} --load {run.directory}")
+    assert (done.status, done.summary["status"]) == (0, "completed")
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -1,7 +1,8 @@
-"""SIGINT and SIGTERM as exceptions, and held back."""
+"""Signals that end a run: as exceptions, and held back."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -9,16 +10,56 @@ import threading
 import pytest
 
 from lmcore.child_process import fork_child
-from lmcore.signals import TERMINATED, TerminatedError, clean_termination, deferred_signals
+from lmcore.signals import (
+    END_SIGNALS,
+    TerminatedError,
+    clean_termination,
+    deferred_signals,
+    end_word,
+    raise_swallowed_signal,
+)
 
 
-def test_termination_is_an_exception() -> None:
-    """SIGTERM leaves the block with the status of a shell; the handler is put back."""
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize(
+    "number, status, word",
+    [
+        (signal.SIGTERM, 143, "terminated"),
+        (signal.SIGHUP, 129, "terminated by SIGHUP"),
+        (signal.SIGUSR1, 138, "terminated by SIGUSR1"),
+        (signal.SIGUSR2, 140, "terminated by SIGUSR2"),
+    ],
+)
+def test_termination_is_an_exception(number: signal.Signals, status: int, word: str) -> None:
+    """The signal leaves the block with the status of a shell; the handler is put back."""
+    before = signal.getsignal(number)
     with pytest.raises(TerminatedError) as caught, clean_termination():
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert caught.value.code == TERMINATED == 143
-    assert signal.getsignal(signal.SIGTERM) is before
+        os.kill(os.getpid(), number)
+    assert caught.value.code == status
+    assert end_word(number) == word
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("number", END_SIGNALS)
+def test_a_swallowed_signal(number: signal.Signals) -> None:
+    """A module that catches every exception of its imports does not keep the run alive."""
+    with pytest.raises((TerminatedError, KeyboardInterrupt)), clean_termination():  # noqa: PT012
+        raise_swallowed_signal()
+        with contextlib.suppress(BaseException):
+            os.kill(os.getpid(), number)
+        raise_swallowed_signal()
+    with clean_termination():
+        raise_swallowed_signal()  # none of this block
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    """`nohup` starts programs so that they survive a logout."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with clean_termination(), deferred_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize(
@@ -63,5 +104,5 @@ def test_status_of_a_terminated_fork(capfd: pytest.CaptureFixture[str]) -> None:
         return 0
 
     _, status = os.waitpid(fork_child(work), 0)
-    assert os.waitstatus_to_exitcode(status) == TERMINATED
+    assert os.waitstatus_to_exitcode(status) == 143
     assert capfd.readouterr().err == ""

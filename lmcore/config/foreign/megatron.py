@@ -74,6 +74,7 @@ RENAMED: Mapping[str, Renamed] = {
     "--batch-size": Renamed("--micro-batch-size"),
     "--model-parallel-size": Renamed("--tensor-model-parallel-size"),
     "--warmup": Renamed("--lr-warmup-fraction"),
+    "--kill-switch-file": Renamed("--kill-switch-path"),
     "--vocab": Renamed("--vocab-file"),
     **_TOKENIZER_RENAMED,
     "--fine-tune": Renamed("--finetune"),
@@ -128,6 +129,7 @@ _EVENTS = Fixed("TensorBoard records the metrics of metrics.jsonl")
 _NO_TRACKER = Fixed(
     "nothing is sent to Weights & Biases: the run directory has metrics.jsonl and TensorBoard", None
 )
+_SIGNALS = Fixed("SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 save a checkpoint and exit")
 _NATIVE = "with `--engine native`, not with DeepSpeed"
 
 _FORMAT = Fixed(
@@ -182,7 +184,14 @@ FIXED: Mapping[str, Fixed] = {
     ),
     "--cache-dir": Fixed("nothing is downloaded", None),
     **_TOKENIZER_FIXED,
-    "--exit-signal-handler": Fixed("SIGTERM saves a checkpoint and exits"),
+    "--exit-signal-handler": _SIGNALS,
+    "--exit-signal-handler-for-training": _SIGNALS,
+    "--exit-signal-handler-for-dataloader": Fixed("a thread of each process reads the batches"),
+    "--exit-signal": Fixed(
+        _SIGNALS.note,
+        ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"),
+        "send one of these signals",
+    ),
     "--ckpt-format": Fixed(
         "checkpoints have torch's distributed format", ("torch_dist",), f"others are {_LATER}"
     ),

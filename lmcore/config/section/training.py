@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmcore.config.need import Need, Situation, setting
-from lmcore.config.option import CHECKED, DROPOUT, FREE, option
+from lmcore.config.option import CHECKED, DROPOUT, FREE, OUTPUT_PATH, option
 
 _SAMPLES = setting("--train-samples").else_error(
     "steps of different sizes are counted in samples, as is the learning rate"
@@ -83,6 +83,13 @@ class TrainingSection:
     )
     exit_duration_in_mins: float | None = option(
         None, "Save and exit after this many minutes.", above=0, on_resume=FREE
+    )
+    kill_switch_path: str | None = option(
+        None,
+        "Save and exit as soon as this file exists; while it exists, no run with it starts.",
+        metavar="FILE",
+        on_resume=FREE,
+        paths=OUTPUT_PATH,
     )
     seed: int = option(
         1234,

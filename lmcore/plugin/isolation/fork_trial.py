@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from lmcore.child_process import crash_location, ending, fork_child, last_line, log_tail
+from lmcore.signals import END_SIGNALS
 
 __all__ = ["Trial", "can_try", "try_each"]
 
@@ -116,7 +117,7 @@ def _make_attempts(
 ) -> int:
     """Make the attempts in the copy, and write their answers to the pipe *writing*."""
     os.close(reading)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in END_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, source in ((0, nothing), (1, log.fileno()), (2, log.fileno())):

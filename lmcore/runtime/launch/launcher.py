@@ -9,6 +9,7 @@ Torch-free.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -22,19 +23,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from lmcore.child_process import INTERRUPTED, kill_group, signal_name
+from lmcore.child_process import kill_group, signal_name
 from lmcore.durable import is_abandoned, process_token
 from lmcore.errors import RunError, printable
 from lmcore.runtime.launch.fork import ForkedProcess, can_fork, fork
 from lmcore.runtime.launch.rank import AGENT_STORE, RankInfo, named_ranks
 from lmcore.runtime.launch.worker_protocol import (
+    FAILED,
     LaunchInfo,
     Report,
     correct_summary,
     read_report,
 )
 from lmcore.runtime.store import StoreServer, new_secret
-from lmcore.signals import SAME_SIGNAL_SECONDS, TERMINATED
+from lmcore.signals import (
+    END_SIGNALS,
+    SAME_SIGNAL_SECONDS,
+    end_status,
+    end_word,
+    handle_signals,
+    raise_swallowed_signal,
+    restore_signals,
+)
 
 __all__ = ["launch"]
 
@@ -45,7 +55,6 @@ _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 6.0
 """Time in which the other processes may end after one has failed, before they are stopped."""
 _READ_BYTES, _MAX_READS = 1 << 16, 16
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass
@@ -124,8 +133,8 @@ def launch(
             using it.
 
     Returns:
-        0 when all succeed, else the status of the process that failed first; 130 or 143 if SIGINT
-        or SIGTERM ended the run before it could save.
+        0 when all succeed, else the status of the process that failed first; 128 + N if signal N
+        ended the run before it could save.
 
     Raises:
         RunError: A process could not be started.
@@ -160,6 +169,7 @@ def _can_fork_workers(load: Callable[[], None]) -> bool:
     if "torch" in sys.modules or not can_fork():  # torch may have been used
         return False
     load()
+    raise_swallowed_signal()
     return can_fork()
 
 
@@ -234,7 +244,7 @@ class _Workers:
         # Made after the processes, which must not have its files.
         store = StoreServer(self.server, bytes.fromhex(self.secret))
         with self._signals_passed_on(), contextlib.closing(store):
-            while not self._all_ended():
+            while not self._all_ended(store):
                 for worker in self.workers:
                     worker.copy_errors()
                 ends = self._is_repeated or any(worker.status for worker in self.workers)
@@ -251,11 +261,30 @@ class _Workers:
             worker.report = read_report(worker.report_file)
         return self._status(ended)
 
-    def _all_ended(self) -> bool:
+    def _all_ended(self, store: StoreServer) -> bool:
         for worker in self.workers:
             if worker.ended is None and worker.status is not None:
                 worker.ended = time.time()
+                if worker.status:
+                    self._end_others(worker, store)
         return all(worker.ended is not None for worker in self.workers)
+
+    def _end_others(self, failed: _Worker, store: StoreServer) -> None:
+        """Make the other processes end soon: they may wait for one that has never connected."""
+        number = _signal_of(failed)
+        if number is not None and self.received is None:  # sent to that process alone
+            self.received, self._received_at = number, time.monotonic()
+            self._send(number)
+        report = read_report(failed.report_file)
+        text = report.text if report else _ending(failed, self.size)
+        what = text.splitlines()[0].removeprefix("error: ")
+        failure = {"rank": failed.rank, "what": what, "why": None, "hint": None}
+        store.put(FAILED, json.dumps(failure))
+
+    def _send(self, number: int) -> None:
+        for worker in self.workers:
+            if worker.status is None:
+                worker.process.send_signal(number)
 
     @contextlib.contextmanager
     def _signals_passed_on(self) -> Iterator[None]:
@@ -266,16 +295,13 @@ class _Workers:
             elif now - self._received_at > SAME_SIGNAL_SECONDS:
                 self._is_repeated = True
             self.received = signal.Signals(number)
-            for worker in self.workers:
-                if worker.status is None:
-                    worker.process.send_signal(number)
+            self._send(number)
 
-        before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
+        before = handle_signals(pass_on)
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            restore_signals(before)
 
     def _kill(self) -> None:
         for worker in self.workers:
@@ -289,9 +315,8 @@ class _Workers:
         if not failed and len(ended) == len(self.workers):
             return 0
         if self.received and all(_ended_by_signal(worker) for worker in failed):
-            interrupted = self.received is signal.SIGINT
-            sys.stderr.write("interrupted\n" if interrupted else "terminated\n")
-            return INTERRUPTED if interrupted else TERMINATED
+            sys.stderr.write(f"{end_word(self.received)}\n")
+            return end_status(self.received)
         first = min(failed, key=_precedence)
         sys.stderr.write(printable(_failure_text(first, self.workers)) + "\n")
         main = self.workers[0]  # wrote the summary, with its own error
@@ -320,7 +345,13 @@ def _ended_by_signal(worker: _Worker) -> bool:
     """Return True if a signal that was passed on ended the worker, or another such worker did."""
     if worker.report is not None:
         return worker.report.secondary
-    return worker.status in {INTERRUPTED, -signal.SIGINT, TERMINATED, -signal.SIGTERM}
+    return _signal_of(worker) is not None
+
+
+def _signal_of(worker: _Worker) -> signal.Signals | None:
+    """Return the signal that ended the worker, if it is one that ends a run in order."""
+    numbers = (number for number in END_SIGNALS if worker.status in {end_status(number), -number})
+    return next(numbers, None)
 
 
 _SAME = "the same error"

@@ -22,6 +22,7 @@ from lmcore.durable import write_atomically
 from lmcore.errors import HostMemoryError, LmcoreError, OtherRankError
 
 __all__ = [
+    "FAILED",
     "LAUNCHED",
     "LaunchInfo",
     "Report",
@@ -35,6 +36,9 @@ __all__ = [
 
 LAUNCHED = "LMCORE_LAUNCHED"
 """Environment variable that a launcher sets for its workers."""
+
+FAILED = "failed"
+"""Key in the store of a run with its first failure, as JSON: rank, what, why and hint."""
 
 _MAX_REPORT_BYTES = 1 << 20
 _SUMMARY = "summary"

@@ -21,6 +21,7 @@ from typing import Any
 
 from lmcore.errors import LmcoreError, OtherRankError, RunError, printable
 from lmcore.runtime.launch.rank import RankInfo, named_ranks
+from lmcore.runtime.launch.worker_protocol import FAILED
 from lmcore.runtime.process.watch import (
     RankState,
     Watch,
@@ -43,7 +44,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_FAILED = "failed"
 _LEFT = "left"
 _ALL_LEFT = "all left"
 _VERDICT_SECONDS = 5.0
@@ -179,7 +179,7 @@ class Rendezvous:
         slice_seconds = min(_HEARTBEAT_SECONDS, seconds)
         deadlines = dict.fromkeys(keys, time.monotonic() + seconds)
         counts = dict.fromkeys(keys, -1)
-        while not self.store.wait(names, slice_seconds, stop=[_FAILED]):
+        while not self.store.wait(names, slice_seconds, stop=[FAILED]):
             failure = self.reported_failure()
             # Checked again: a rank that fails because of a value passes the value on first.
             if failure and not self.store.check(names):
@@ -257,7 +257,7 @@ class Rendezvous:
         """Report to the other ranks that this rank stops; the first report counts."""
         report = {"rank": self.rank.rank, **error_fields(error)}
         with contextlib.suppress(StoreError):  # no other process is left
-            self._soon().compare_set(_FAILED, "", json.dumps(report))
+            self._soon().compare_set(FAILED, "", json.dumps(report))
 
     def reported_failure(self, *, wait: float = 0.0) -> RunError | None:
         """Return the failure that another rank reported; None if there is none.
@@ -267,8 +267,8 @@ class Rendezvous:
         """
         with contextlib.suppress(StoreError):  # the process with the store has gone
             store = self._soon()
-            if store.wait([_FAILED], wait):
-                report = store.get(_FAILED)
+            if store.wait([FAILED], wait):
+                report = store.get(FAILED)
                 if report:
                     return _stopped(json.loads(report))
         return None

@@ -124,9 +124,9 @@ class StoreServer:
         for stream in (self._listener, self._stop, self._stopped):
             stream.close()
 
-    def value(self, key: str) -> bytes | None:
-        """Return the value of a key, in the server's own process; None if there is none."""
-        return self._values.get(key.encode())
+    def put(self, key: str, value: str) -> None:
+        """Set *key* in the server's own process, unless it has a value."""
+        self._compare_set(key.encode(), b"", value.encode())
 
     def _accept(self) -> None:
         try:

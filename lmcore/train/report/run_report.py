@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import shlex
+import signal
 import statistics
 import sys
 import time
@@ -25,7 +26,7 @@ from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import LmcoreError, RunError
 from lmcore.plugin import run_end, run_start
 from lmcore.runtime.launch.worker_protocol import name_summary
-from lmcore.signals import TerminatedError
+from lmcore.signals import TerminatedError, end_word
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.diagnose.replica_drift import ReplicaDriftError
@@ -448,7 +449,7 @@ def failure_status(error: BaseException) -> str:
     if isinstance(error, LmcoreError):
         return f"failed: {error.what}"
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
+        return end_word(signal.SIGINT)
     if isinstance(error, TerminatedError):
-        return "terminated"
+        return end_word(error.number)
     return f"failed: {type(error).__name__}: {error}"

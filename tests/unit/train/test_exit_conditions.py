@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lmcore.config.section import TrainingSection
+from lmcore.signals import END_SIGNALS
 from lmcore.train.due import Due
 from lmcore.train.exit_conditions import ExitConditions
 
@@ -29,7 +31,7 @@ def test_the_last_step() -> None:
     exits = ExitConditions(TrainingSection(exit_interval=5, exit_duration_in_mins=1.0))
     exits.set_requests((0.0, 0.0, 1.0))
     assert exits.reason(10, dataclasses.replace(NOTHING, exit=True, last=True)) is None
-    exits.set_requests((1.0, 0.0, 1.0))
+    exits.set_requests((1.0, 1.0, 1.0))
     assert exits.reason(10, dataclasses.replace(NOTHING, last=True)) == "received SIGTERM"
 
 
@@ -43,14 +45,57 @@ def test_duration() -> None:
     assert exits.reason(2, NOTHING) == "1.5 minutes have passed (--exit-duration-in-mins)"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", END_SIGNALS)
 def test_first_signal_asks(number: signal.Signals) -> None:
-    """The first SIGTERM or SIGINT only asks the run to end."""
+    """The first signal only requests the end of the run."""
     with ExitConditions(TrainingSection()) as exits:
         assert not exits.signalled
         os.kill(os.getpid(), number)
         assert exits.signalled
         assert exits.reason(3, NOTHING) == f"received {number.name}"
+
+
+@pytest.mark.parametrize("number", END_SIGNALS)
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_signal_of_other_ranks_is_named(number: signal.Signals, count: int) -> None:
+    """Whatever the number of ranks that received it."""
+    with ExitConditions(TrainingSection()) as other:
+        os.kill(os.getpid(), number)
+        requests = other.requests()
+    exits = ExitConditions(TrainingSection())
+    exits.set_requests(tuple(count * request for request in requests))
+    assert exits.ending
+    assert exits.reason(2, NOTHING) == f"received {number.name}"
+
+
+def test_different_signals_of_other_ranks() -> None:
+    """No signal is named that no rank received."""
+    exits = ExitConditions(TrainingSection())
+    for first in range(len(END_SIGNALS)):
+        for second in range(first):
+            exits.set_requests((2.0, 2.0**first + 2.0**second, 0.0))
+            assert exits.reason(2, NOTHING) == "received several signals"
+
+
+def test_kill_switch(tmp_path: Path) -> None:
+    """Rank 0 looks for it about once a second, and requests the end for all ranks."""
+    now, path = [100.0], tmp_path / "stop"
+    training = TrainingSection(kill_switch_path=str(path))
+    main = ExitConditions(training, clock=lambda: now[0])
+    other = ExitConditions(training, is_main_rank=False, clock=lambda: now[0])
+    assert main.requests() == (0.0, 0.0, 0.0)
+    path.touch()
+    now[0] = 100.9
+    assert main.reason(2, NOTHING) is None
+    now[0] = 101.0
+    assert main.reason(3, NOTHING) == f"the kill switch {path} exists"
+    assert other.reason(3, NOTHING) is None
+    other.set_requests(main.requests())
+    assert other.ending
+    assert other.reason(3, NOTHING) == f"the kill switch {path} exists"
+    path.unlink()
+    now[0] = 110.0
+    assert main.requests()[0] == 1.0
 
 
 @pytest.fixture
@@ -78,7 +123,7 @@ def test_a_signal_passed_on_twice_is_one() -> None:
 def test_all_processes_end_for_one() -> None:
     """What counts is what was agreed: a signal that came to another process, or the time there."""
     exits = ExitConditions(TrainingSection(exit_duration_in_mins=1.0))
-    exits.set_requests((1.0, 0.0, 0.0))
+    exits.set_requests((1.0, 1.0, 0.0))
     assert exits.ending
     assert exits.reason(2, NOTHING) == "received SIGTERM"
     exits.set_requests((0.0, 0.0, 1.0))
@@ -93,7 +138,7 @@ def test_a_process_alone_waits_for_the_others() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         assert exits.signalled
         assert exits.reason(3, NOTHING) is None
-        assert exits.requests() == (1.0, 0.0, 0.0)
+        assert exits.requests() == (1.0, 1.0, 0.0)
 
 
 @pytest.mark.usefixtures("impatient")

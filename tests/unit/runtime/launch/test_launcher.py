@@ -24,6 +24,7 @@ from lmcore.runtime.launch.worker_protocol import (
     read_report,
     report_error,
 )
+from lmcore.signals import end_word
 
 ENV = {name: value for name, value in os.environ.items() if not name.startswith("LMCORE")}
 
@@ -220,6 +221,7 @@ def test_ended_by_signals(
 ) -> None:
     """One signal ends processes that do not handle it, two also those that hang; no error."""
     monkeypatch.setattr("lmcore.runtime.launch.launcher._GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("lmcore.runtime.launch.launcher.SAME_SIGNAL_SECONDS", 0.05)
     script = f"""
         handler = signal.SIG_IGN if {times} == 2 else signal.SIG_DFL
         signal.signal(signal.SIGINT, handler)
@@ -240,6 +242,52 @@ def test_ended_by_signals(
     assert run(script) == status
     assert time.monotonic() - start < 30
     assert capfd.readouterr().err == f"{word}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_one_process(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+) -> None:
+    """It ends the other processes, too, at once; the run was not at fault."""
+    script = f"""
+        open(os.path.join({str(tmp_path)!r}, str(rank)), "w").close()
+        while len(os.listdir({str(tmp_path)!r})) < 2:
+            time.sleep(0.01)
+        if rank == 1:
+            os.kill(os.getpid(), {int(number)})
+        time.sleep(60)
+    """
+    monkeypatch.setattr("lmcore.runtime.launch.launcher._GRACE_SECONDS", 600.0)
+    start = time.monotonic()
+    assert run(script) == 128 + number
+    assert time.monotonic() - start < 30
+    assert capfd.readouterr().err == f"{end_word(number)}\n"
+
+
+def test_a_process_that_fails_before_it_connects(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher reports its end to the processes that wait for it at the store."""
+    script = """
+        import json
+        if rank == 1:
+            sys.exit(3)
+        from lmcore.runtime.store import StoreClient
+        secret = bytes.fromhex(json.loads(os.environ["LMCORE_LAUNCHED"])["secret"])
+        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = StoreClient(*address, secret, timeout=60.0)
+        assert store.wait(["never"], 60.0, stop=["failed"]) is False
+        print(json.loads(store.get("failed"))["what"], file=sys.stderr)
+    """
+    monkeypatch.setattr("lmcore.runtime.launch.launcher._GRACE_SECONDS", 600.0)
+    start = time.monotonic()
+    assert run(script) == 1
+    assert time.monotonic() - start < 30
+    first = capfd.readouterr().err.splitlines()[0]
+    assert first == "rank 1 of 2 ended with exit status 3 and said nothing"
 
 
 def test_what_cannot_be_started(tmp_path: Path) -> None:
