@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import sys
 import threading
@@ -23,7 +22,6 @@ from lmcore.threads import start_optional
 
 __all__ = [
     "INTERRUPTED",
-    "crash_location",
     "ending",
     "exit_after",
     "fork_child",
@@ -136,19 +134,6 @@ def log_tail(log: IO[bytes]) -> str:
     log.seek(0, os.SEEK_END)
     log.seek(max(0, log.tell() - _LOG_BYTES))
     return log.read().decode(errors="replace")
-
-
-def crash_location(log: str) -> str:
-    """Return the function and line of a crash, from the stack that `faulthandler` wrote to *log*.
-
-    Empty if there is no stack.
-    """
-    frame = r'\(most recent call first\):\n  File "([^"]+)", line (\d+) in (\S+)'
-    found = re.findall(f"Current thread [^\n]*{frame}", log) or re.findall(frame, log)
-    if not found:
-        return ""
-    file, line, function = found[-1]  # the main thread is the last
-    return f"; it was in `{function}` ({Path(file).name}, line {line})"
 
 
 def last_line(log: str) -> str:

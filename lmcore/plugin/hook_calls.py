@@ -392,7 +392,7 @@ def _checked_list(record: PluginRecord, hook: str, found: object, kind: type[T])
 
 def _wrong(record: PluginRecord, hook: str, found: object, wanted: str) -> PluginError:
     return PluginError(
-        f"plugin {record.label} returned {found!r:.200} from `{hook}`",
-        why=f"the hook returns {wanted}",
+        f"plugin {record.label} returned `{type(found).__name__}` from `{hook}`",
+        why=f"the hook returns {wanted}; it returned {found!r:.200}",
         hint=f"update or remove `{record.distribution}`, or report this to its authors",
     )

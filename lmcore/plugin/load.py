@@ -20,7 +20,7 @@ from packaging.version import Version
 from lmcore import hookspecs
 from lmcore.accelerator.probe import API_VERSION, PluginInfo, Probe, ProbeState
 from lmcore.errors import LmcoreError, PluginError, nearest
-from lmcore.plugin.record import PluginRecord, PluginState, describe
+from lmcore.plugin.record import PluginRecord, PluginState, describe, located
 
 __all__ = ["distribution_of", "load", "new_hook_caller", "probe_as_json", "record_of"]
 
@@ -33,7 +33,7 @@ def load(point: importlib.metadata.EntryPoint) -> PluginRecord:
         return record_of(
             point,
             PluginState.FAILED,
-            f"import of `{point.value}` raised {describe(error)}",
+            f"import of `{point.value}` raised {located(error)}",
             traceback=traceback.format_exc(),
         )
     try:
@@ -131,7 +131,8 @@ def _check_marked(plugin: object, known: Sequence[str], caller: pluggy.PluginMan
 def _checked_info(info: object) -> PluginInfo:
     """Return *info* if it is a `PluginInfo` with fields of the right types."""
     if not isinstance(info, PluginInfo):
-        raise PluginError(f"`lmcore_plugin_info` returned {info!r:.200}, not a `PluginInfo`")
+        returned = f"`lmcore_plugin_info` returned `{type(info).__name__}`, not a `PluginInfo`"
+        raise PluginError(f"{returned}: {info!r:.200}")
     wrong = _wrong_info(info)
     if wrong:
         raise PluginError(f"`lmcore_plugin_info` returned an invalid `PluginInfo`: {wrong}")
@@ -189,7 +190,8 @@ def probe_as_json(record: PluginRecord, env: Mapping[str, str]) -> dict[str, Any
 def _checked_probe(probe: object) -> Probe:
     """Return *probe* if it is a `Probe` with fields of the right types."""
     if not isinstance(probe, Probe):
-        raise PluginError(f"`lmcore_probe` returned {probe!r:.200}, not a `Probe`")
+        returned = f"`lmcore_probe` returned `{type(probe).__name__}`, not a `Probe`"
+        raise PluginError(f"{returned}: {probe!r:.200}")
     wrong = next(_faults(probe), "")
     if wrong:
         raise PluginError(f"`lmcore_probe` returned an invalid `Probe`: {wrong}")

@@ -15,8 +15,9 @@ import pluggy
 
 from lmcore.accelerator.probe import PluginInfo, Probe
 from lmcore.errors import ConfigError, LmcoreError, PluginError, suggestion
+from lmcore.plugin.isolation.location import exception_location
 
-__all__ = ["PluginRecord", "PluginSet", "PluginState", "describe"]
+__all__ = ["PluginRecord", "PluginSet", "PluginState", "describe", "located"]
 
 CPU = "cpu"
 """torch's name of the host: the only device type that the core names, as the last resort."""
@@ -41,6 +42,12 @@ def describe(error: BaseException) -> str:
         root = cause
     first = _one_line(root)
     return shown if first in shown else f"{shown} (caused by {first})"
+
+
+def located(error: BaseException) -> str:
+    """Return an exception in one line, with the plugin's line at which it was raised."""
+    place = exception_location(error)
+    return describe(error) + (f" ({place})" if place else "")
 
 
 def _one_line(error: BaseException) -> str:
@@ -117,7 +124,7 @@ class PluginRecord:
         except Exception as cause:
             raise PluginError(
                 f"plugin {self.label} raised in `{hook}`",
-                why=describe(cause),
+                why=located(cause),
                 hint=f"update or remove `{self.distribution}`, or report this to its authors",
             ) from cause
         return results[0] if results else None

@@ -40,7 +40,7 @@ def test_each_plugin_is_a_row_with_its_cause(environment):
     assert found["stale"]["state"] == "refused"
     assert ">=0.3,<1" in found["stale"]["reason"]
     assert found["crashing"]["state"] == "failed"
-    assert "killed by SIGSEGV; it was in `string_at`" in found["crashing"]["reason"]
+    assert "it was in `<module>` (lmcore_crashing/plugin.py, line " in found["crashing"]["reason"]
     assert found["cpu"]["state"] == "usable"
 
 

@@ -707,7 +707,9 @@ def test_list_hooks_refuse_what_is_no_list_of_the_right_kind(hook, answer):
         call_list(hook, *chip(**{hook: answer}))
     assert "`chip`" in error.value.what
     assert hook in error.value.what
-    assert repr(answer[0] if isinstance(answer, list) else answer) in error.value.what
+    returned = answer[0] if isinstance(answer, list) else answer
+    assert f"returned `{type(returned).__name__}`" in error.value.what
+    assert repr(returned) in str(error.value.why)
 
 
 @pytest.mark.parametrize("hook", LISTS)

@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from lmcore.child_process import crash_location, ending, fork_child, last_line, log_tail
+from lmcore.child_process import ending, fork_child, last_line, log_tail
+from lmcore.plugin.isolation.location import crash_location
 from lmcore.signals import END_SIGNALS
 
 __all__ = ["Trial", "can_try", "try_each"]

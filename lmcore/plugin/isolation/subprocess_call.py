@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmcore.child_process import crash_location, ending, kill_group, last_line, log_tail
+from lmcore.child_process import ending, kill_group, last_line, log_tail
 from lmcore.errors import LmcoreError
+from lmcore.plugin.isolation.location import crash_location
 
 __all__ = ["Call", "Outcome", "call_isolated", "call_together", "in_one_line"]
 

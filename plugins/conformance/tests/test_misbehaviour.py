@@ -130,6 +130,21 @@ def test_a_wrong_collective(run: Any) -> None:
     )
 
 
+def test_a_constant_factor_is_named(run: Any) -> None:
+    """A sum that is an average says so."""
+    result = run("average-reduce", "distributed.all-reduce", patience=0.05)[
+        "distributed.all-reduce"
+    ]
+    assert "numbers are wrong; every number is 0.5 times the right one" in result.detail
+
+
+def test_an_exception_has_the_plugins_line(run: Any) -> None:
+    """The finding names the plugin's line, not the check's."""
+    findings = run("raises-float", "device.create")["device.create"].findings
+    assert findings[0].startswith("it raised ValueError: could not convert string to float")
+    assert findings[1].startswith("lmcore_fake/device.py, line ")
+
+
 def test_a_missing_backend_is_said_once(run: Any) -> None:
     """One check of level 4 fails and says what to declare; no process is started for the others."""
     begin = time.monotonic()

@@ -84,8 +84,8 @@ def test_a_claim_is_held_to_what_its_run_asks_for(run: Any) -> None:
 def test_a_kernel_that_crashes_or_hangs_loses_only_its_check(run: Any) -> None:
     """The check says how its process ended and where; those after it are made."""
     for mode, patience, message in (
-        ("crash-op", 1.0, "was killed by SIGSEGV; it was in `string_at`"),
-        ("hang-op", 0.05, "no answer in time; it was in `hang_op` (kernels.py"),
+        ("crash-op", 1.0, "it was in `crash_op` (lmcore_fake/kernels.py, line "),
+        ("hang-op", 0.05, "no answer in time; it was in `hang_op` (lmcore_fake/kernels.py"),
     ):
         names = ("ops.bias_gelu.dtypes", "ops.swiglu.forward", "ops.cross_entropy.dtypes")
         results = run(mode, *names, patience=patience)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from lmcore.plugin.isolation.location import exception_location
 from lmcore.plugin.isolation.subprocess_call import in_one_line
 from lmcore_conformance.bench import Bench
 from lmcore_conformance.registry import Check, Failure, Gap, NotRun, all_checks
@@ -93,5 +94,6 @@ def _ended(check: Check, error: Exception) -> Result:
         return Result(check.id, Status.FAILED, error.findings[0], tuple(error.findings))
     text = in_one_line(error)
     frames = traceback.extract_tb(error.__traceback__)
-    place = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+    innermost = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+    place = exception_location(error) or innermost
     return Result(check.id, Status.FAILED, f"it raised {text}", (f"it raised {text}", place))

@@ -25,6 +25,7 @@ __all__ = [
     "call",
     "difference",
     "dtypes_of",
+    "factor",
     "kernels_of",
     "oracle",
     "rounded",
@@ -213,7 +214,23 @@ def difference(found: Tensor, wanted: Tensor, op: str, dtype: str) -> str | None
     value, right = found.flatten()[worst].item(), wanted.flatten()[worst].item()
     return (
         f"has {value:.7g} where {right:.7g} is right, {share.max().item():.3g} times the tolerance"
+        + factor(found, wanted)
     )
+
+
+def factor(found: Tensor, wanted: Tensor) -> str:
+    """Return "; every number is 0.5 times the right one", or nothing if there is no such factor."""
+    found, wanted = found.double().flatten(), wanted.double().flatten()
+    size = wanted.abs()
+    large = size > 0.01 * size.max() if size.numel() else size > 0
+    if int(large.sum()) < 2 or not torch.isfinite(found[large]).all():
+        return ""
+    ratios = found[large] / wanted[large]
+    ratio, spread = ratios.mean().item(), (ratios.max() - ratios.min()).item()
+    close = torch.allclose(found, ratio * wanted, rtol=0.01, atol=0.01 * size.max().item())
+    if not close or spread > 0.05 * abs(ratio - 1):
+        return ""
+    return f"; every number is {ratio:.6g} times the right one"
 
 
 def dtypes_of(bench: Bench) -> Iterator[str]:

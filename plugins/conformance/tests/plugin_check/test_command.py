@@ -201,7 +201,7 @@ def test_an_extension_is_tried_on_the_cpu(install, check):
         (
             "@hookimpl\ndef lmcore_plugin_info():\n    return 'guest'",
             "lmcore_plugin_info",
-            "returned 'guest', not a `PluginInfo`",
+            "returned `str`, not a `PluginInfo`: 'guest'",
         ),
         (
             INFO.replace('"guest", ">=1,<2"', '"cpu", ">=1,<2"'),
@@ -212,7 +212,7 @@ def test_an_extension_is_tried_on_the_cpu(install, check):
         (
             INFO + "@hookimpl\ndef lmcore_doctor():\n    return ['fine']",
             "lmcore_doctor",
-            "which is no `Check`",
+            "its list has `str`, not `Check`: 'fine'",
         ),
         (
             INFO + "@hookimpl\ndef lmcore_run_start(run):\n    run['moon']",
@@ -244,7 +244,7 @@ def test_a_device_that_cannot_be_created_is_the_one_failure(install, check):
     assert status == 1
     failed = lines(found, "failed")
     assert set(failed) == {"lmcore_create_device"}
-    assert "returned 3 from `lmcore_create_device`" in failed["lmcore_create_device"][0]
+    assert "returned `int` from `lmcore_create_device`" in failed["lmcore_create_device"][0]
     reasons = {detail for details in lines(found, "skipped").values() for detail in details}
     assert reasons == {"not called: the device cannot be created"}
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
+from lmcore_conformance.op_call import factor
 from lmcore_conformance.registry import Failure, NotRun, check
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def _expect(bench: RankBench, label: str, found: Tensor, right: Tensor) -> None:
     bench.device.synchronize()
     if not torch.equal(found.cpu(), right):
         wrong = int((found.cpu() != right).sum())
-        raise Failure(f"{label}: {wrong} of {right.numel()} numbers are wrong")
+        text = f"{label}: {wrong} of {right.numel()} numbers are wrong"
+        raise Failure(text + factor(found.cpu(), right))
 
 
 @check(

@@ -21,7 +21,7 @@ from lmcore.accelerator.staging import CheckpointStager
 from lmcore.errors import LmcoreError, PluginError
 from lmcore.plugin.discovery import GROUP, discover
 from lmcore.plugin.hook_calls import DEFAULT_OFFERS, create_device, within_dtypes
-from lmcore.plugin.record import CPU, PluginRecord, PluginSet, describe
+from lmcore.plugin.record import CPU, PluginRecord, PluginSet, located
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.plugin.selection import Selection
 from lmcore_conformance.plugin_check.kernels import check_kernels
@@ -129,7 +129,7 @@ class Bench:
         except LmcoreError as error:
             return error.what_and_why
         except SystemExit as error:
-            return f"it raised {describe(error)}"
+            return f"it raised {located(error)}"
 
     @property
     def device(self) -> Device:
@@ -200,7 +200,9 @@ def _launch(bench: Bench) -> Iterator[Check]:
         shown = ", ".join(f"{name}={value}" for name, value in found.items())
         yield Check(hook, CheckStatus.OK, shown or "it sets nothing")
     else:
-        detail = f"it returned {found!r:.200}, not a mapping of text to text"
+        detail = (
+            f"it returned `{type(found).__name__}`, not a mapping of text to text: {found!r:.200}"
+        )
         yield Check(hook, CheckStatus.FAILED, detail)
 
 

@@ -24,7 +24,7 @@ from lmcore.accelerator.op.records import (
 from lmcore.accelerator.op.signature import readable_signature, signature_problem
 from lmcore.accelerator.probe import Check, CheckStatus
 from lmcore.errors import PluginError, nearest
-from lmcore.plugin.record import describe
+from lmcore.plugin.record import located
 from lmcore_conformance.plugin_check.records import field_problems
 from lmcore_conformance.plugin_check.source import private_name
 
@@ -173,7 +173,7 @@ def _answers(
         try:
             answer: object = None if impl.supports is None else impl.supports(case)
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything
-            problem = f"`supports` raised {describe(error)}"
+            problem = f"`supports` raised {located(error)}"
             if case.attributes or problem in wrong:
                 wrong.setdefault(problem, []).append(_case(case))
             elif not odd:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmcore.accelerator.probe import Check, CheckStatus
 from lmcore.errors import LmcoreError, PluginError
-from lmcore.plugin.record import PluginRecord, describe
+from lmcore.plugin.record import PluginRecord, located
 
 if TYPE_CHECKING:
     from lmcore.accelerator.communication import CommBackend
@@ -76,10 +76,14 @@ def listed(record: PluginRecord, hook: str, kind: type[T], **arguments: Any) -> 
     """
     found = call_hook(record, hook, **arguments)
     if not isinstance(found, Sequence) or isinstance(found, str | bytes):
-        raise PluginError(f"it returned {found!r:.200}, not a list of `{kind.__name__}`")
+        raise PluginError(
+            f"it returned `{type(found).__name__}`, not a list of `{kind.__name__}`: {found!r:.200}"
+        )
     for item in found:
         if not isinstance(item, kind):
-            raise PluginError(f"its list has {item!r:.200}, which is no `{kind.__name__}`")
+            raise PluginError(
+                f"its list has `{type(item).__name__}`, not `{kind.__name__}`: {item!r:.200}"
+            )
     return list(found)
 
 
@@ -162,7 +166,7 @@ def _raised(function: Callable[[], Any]) -> str | None:
     try:
         function()
     except Exception as error:  # noqa: BLE001 - a plugin may raise anything
-        return f"raised {describe(error)}"
+        return f"raised {located(error)}"
     return None
 
 
@@ -174,7 +178,7 @@ def _memory_problem(device: Device) -> str | None:
     try:
         found: object = device.memory_stats()
     except Exception as error:  # noqa: BLE001 - a plugin may raise anything
-        return f"raised {describe(error)}"
+        return f"raised {located(error)}"
     return None if isinstance(found, MemoryStats) else f"returned {found!r:.80}, no `MemoryStats`"
 
 
@@ -196,7 +200,7 @@ def _availability_problem(record: Any) -> str | None:
     try:
         found = record.available()
     except Exception as error:  # noqa: BLE001 - a plugin may raise anything
-        return f"`available` raised {describe(error)}"
+        return f"`available` raised {located(error)}"
     if found is None or (isinstance(found, str) and found):
         return None
     return f"`available` returned {found!r:.80}, neither None nor a reason"

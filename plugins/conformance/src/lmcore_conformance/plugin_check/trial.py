@@ -23,7 +23,7 @@ from lmcore.accelerator.probe import API_VERSION, Check, CheckStatus, PluginInfo
 from lmcore.errors import LmcoreError
 from lmcore.plugin.discovery import ALLOW_LIST, GROUP, OFF, discover
 from lmcore.plugin.hook_calls import DEFAULT_OFFERS
-from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState, describe
+from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState, located
 from lmcore_conformance.contract.snapshot import load_contract
 from lmcore_conformance.plugin_check.device import DEVICE_CHECKS, Bench
 from lmcore_conformance.plugin_check.hooks import check_hooks, implementations
@@ -166,7 +166,7 @@ class _Trial:
         try:
             self.plugin = self.point.load()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything
-            detail = f"import of `{self.point.value}` raised {describe(error)}"
+            detail = f"import of `{self.point.value}` raised {located(error)}"
             yield Check("import", CheckStatus.FAILED, detail)
             return
         if "torch" in sys.modules:
@@ -249,7 +249,7 @@ class _Trial:
         try:
             bench.record.call(hook, env=_environment())
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything
-            cause = error.why if isinstance(error, LmcoreError) and error.why else describe(error)
+            cause = error.why if isinstance(error, LmcoreError) and error.why else located(error)
             yield Check(hook, CheckStatus.FAILED, f"it raised {cause}")
             return
         if not had_torch and "torch" in sys.modules:

@@ -90,6 +90,15 @@ def no_bfloat16(device):
     return {}
 
 
+def raises_float(device):
+    """Raise in a line of the plugin, below its function."""
+
+    def synchronize():
+        return float("a chip")
+
+    return {"synchronize": synchronize}
+
+
 def no_double(device):
     return {"dtypes": device.dtypes - {"float64"}}
 
@@ -137,6 +146,8 @@ def backend(fake):
             work = plain(tensor, *arguments, **more)
             if fake == "wrong-reduce" and distributed.get_rank() == 1:
                 tensor[-1] += 1
+            if fake == "average-reduce":
+                tensor.copy_(tensor / 2)
             return work
 
         def hanging(*arguments, **more):

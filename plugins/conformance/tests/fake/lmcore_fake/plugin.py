@@ -9,7 +9,7 @@ from lmcore_cpu import plugin as cpu
 
 FAKE = os.environ.get("FAKE", "")
 SIMULATED = FAKE.startswith("sim-")
-"""True if the device is a simulated one, of which there are two, with one thing wrong."""
+"""True if the device is one of two simulated devices, with one thing wrong."""
 
 if FAKE == "slow-import":
     while time.process_time() < 0.8:  # more than the half second that is allowed
