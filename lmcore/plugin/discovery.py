@@ -19,12 +19,12 @@ from lmcore import hookspecs
 from lmcore.accelerator.probe import Probe
 from lmcore.errors import ConfigError, suggestion
 from lmcore.plugin.isolation.fork_trial import Attempt, can_try, try_each
+from lmcore.plugin.known_packages import GROUP
 from lmcore.plugin.load import distribution_of, load, probe_as_json, record_of
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState
 
 __all__ = ["ALLOW_LIST", "GROUP", "OFF", "discover"]
 
-GROUP = "lmcore.plugins"
 ALLOW_LIST = "LMCORE_PLUGINS"
 """Environment variable: names of the plugins to load beside the CPU's, separated by commas."""
 

@@ -1,10 +1,13 @@
-"""The device plugins named by lmcore's extras, installed or not."""
+"""The entry points of plugins, and the device plugins named by lmcore's extras."""
 
 from __future__ import annotations
 
 import importlib.metadata
 
-__all__ = ["device_packages"]
+__all__ = ["GROUP", "device_packages"]
+
+GROUP = "lmcore.plugins"
+"""Group of the entry points that are plugins."""
 
 
 def device_packages() -> dict[str, str]:

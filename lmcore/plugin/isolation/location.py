@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmcore.plugin.known_packages import GROUP
+
 __all__ = ["crash_location", "exception_location"]
 
 _HEAD = re.compile(r"(Current thread|Thread|Stack) ?[^\n]*\(most recent call first\):")
@@ -111,8 +113,6 @@ def _stack(log: str) -> list[_Frame]:
 
 def _plugin_folders() -> Iterator[Path]:
     """Yield the folders of the packages of all installed plugins; imports none of them."""
-    from lmcore.plugin.discovery import GROUP
-
     packages = {
         point.module.partition(".")[0] for point in importlib.metadata.entry_points(group=GROUP)
     }
