@@ -1,9 +1,9 @@
 """Write the reference pages that are made from the code.
 
 `python docs/generate.py` writes docs/reference/{options,presets,megatron-flags,commands}.md,
-tests/golden/flags.txt and the snapshot of the plugin contract; a test fails where a file and the
-code differ.  Of the plugins only the CPU's and the authors' kit are described, whatever else is
-installed; the kit has to be importable.
+docs/reference/torch-functions.md, tests/golden/flags.txt and the snapshot of the plugin contract; a
+test fails where a file and the code differ.  Of the plugins only the CPU's and the authors' kit are
+described, whatever else is installed; the kit has to be importable.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from lmcore.plugin import ALLOW_LIST, discover
 from lmcore.plugin.registrations import plugin_sections
 from lmcore_conformance import plugin as kit
 from lmcore_conformance.contract.snapshot import renewed_contract
+from lmcore_conformance.contract.torch_needs import TORCH_NEEDS
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTRACTS = "plugins/conformance/src/lmcore_conformance/contract/versions"
@@ -78,6 +79,26 @@ _ABOUT_COMMANDS = """\
 | 130 | interrupted by Ctrl-C |
 | 143, 129, 138, 140 | ended by SIGTERM, SIGHUP, SIGUSR1, SIGUSR2: 128 + the number of the signal |
 | 141 | the reader of the output ended first, as in `lmcore ops list \\| head -1` |"""
+
+_ABOUT_TORCH = """\
+Functions of torch that the core calls for a device. They are part of the
+[contract with plugins](hooks.md#versions) and of its versions: `lmcore plugin check --against
+VERSION` compares the device's streams, events and graphs with the list of that version. Most
+functions are called by the `Device` that `Device.from_torch` returns; a plugin can pass another one
+by the name of the attribute.
+
+`module` is the device type's module in torch, `torch.get_device_module("mychip")`, usually
+`torch.mychip`. `Stream`, `Event` and `Graph` are what `Device.new_stream`, `new_event` and
+`new_graph` return, and the streams of `torch.accelerator.current_stream`. A function of the column
+"else" is used if the type is torch's current accelerator and its module lacks the first. Indices
+are passed as integers.
+
+The tables leave out torch's operators (`aten::...`) on tensors of the device, which the
+[references of the ops](ops.md), the optimizers and copies between device and host call, also with
+`non_blocking`. torch's fallback to the CPU is enough for them. Levels 2 and 3 of the
+[conformance suite](conformance.md) run them."""
+
+_ABILITIES = "Needed by devices that have all the attributes of the first column."
 
 # Commands of commands, whose help is shown as well.
 _INNER = {
@@ -168,6 +189,26 @@ def megatron_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def torch_page() -> str:
+    """Return the functions of torch that the core calls for a device."""
+    head = ("function", "else", "used for", "if it is missing")
+    every, some, optional = [], [], []
+    for name, need in TORCH_NEEDS.items():
+        instead = f"`{need.instead}`" if need.instead else ""
+        row = (f"`{name}`", instead, need.used, need.missing)
+        if need.optional:
+            optional.append(row)
+        elif need.abilities:
+            some.append((", ".join(f"`{ability}`" for ability in need.abilities), *row))
+        else:
+            every.append(row)
+    parts = ["# Functions of torch that a device needs", _NOTE, _ABOUT_TORCH]
+    parts += ["## Every device", _table(head, every)]
+    parts += ["## Devices with an ability", _ABILITIES, _table(("with", *head), some)]
+    parts += ["## Optional", _table(head, optional)]
+    return "\n\n".join(parts) + "\n"
+
+
 def commands_page() -> str:
     """Return the help of every command."""
     parts = ["# Commands", _NOTE, f"```\n{_help_text([])}\n```", _ABOUT_COMMANDS]
@@ -200,6 +241,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "docs/reference/megatron-flags.md": megatron_page,
     "tests/golden/flags.txt": flags_list,
     "docs/reference/commands.md": commands_page,
+    "docs/reference/torch-functions.md": torch_page,
     f"{CONTRACTS}/{API_VERSION}.json": renewed_contract,
 }
 """What makes each file."""

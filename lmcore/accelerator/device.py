@@ -155,8 +155,8 @@ class Device:
     def from_torch(cls, device_type: str, index: int | None = None, **overrides: Any) -> Device:
         """Return a device with torch's functions for *device_type*.
 
-        They are those of torch's module of the type; what it lacks comes from `torch.accelerator`
-        if the type is torch's current accelerator.
+        Torch's module of the type is searched first, then `torch.accelerator` if the type is
+        torch's current accelerator.
 
         Args:
             device_type: A type that torch has a device module for.

@@ -198,7 +198,7 @@ def fixed_random_numbers(device: torch.device, seed: int) -> Iterator[None]:
     forked = (
         torch.random.fork_rng(devices=[])
         if device.type == "cpu"
-        else torch.random.fork_rng(devices=[device], device_type=device.type)
+        else torch.random.fork_rng(devices=[device.index or 0], device_type=device.type)
     )
     with forked:
         torch.manual_seed(seed)

@@ -32,6 +32,7 @@ _MODULES = (
     "random_numbers",
     "streams",
     "prefetch",
+    "torch_functions",
     "ops",
     "updates",
     "dropout",

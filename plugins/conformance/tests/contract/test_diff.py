@@ -175,6 +175,20 @@ BREAKING = {
         lambda new: new["names"].remove("OP_SPECS"),
         ["name `OP_SPECS` is gone"],
     ),
+    "torch's function needed": (
+        lambda new: new["torch"].update(
+            {"Stream.record": {**new["torch"]["Stream.wait_event"], "abilities": ["new_stream"]}}
+        ),
+        ["torch's `Stream.record` is needed by devices with `new_stream`"],
+    ),
+    "torch's function needed by more devices": (
+        lambda new: new["torch"]["Stream.wait_event"].update(abilities=[]),
+        ["torch's `Stream.wait_event` was needed by devices with `new_stream` and `new_event`"],
+    ),
+    "torch's function without replacement": (
+        lambda new: new["torch"]["module.synchronize"].update(instead=""),
+        ["torch's `module.synchronize` is not replaced by `torch.accelerator.synchronize` any"],
+    ),
     "public name removed": (
         lambda new: new["modules"]["lmcore.errors"].remove("DeviceError"),
         ["module `lmcore.errors`: name `DeviceError` is gone"],
@@ -266,6 +280,14 @@ COMPATIBLE = {
     "name added": (
         lambda new: new["names"].append("SONGS"),
         "name `SONGS` is new",
+    ),
+    "torch's function not needed": (
+        lambda new: new["torch"].pop("Stream.wait_event"),
+        "torch's `Stream.wait_event` is not needed any more",
+    ),
+    "torch's function optional": (
+        lambda new: new["torch"]["Tensor.pin_memory"].update(optional=True),
+        "torch's `Tensor.pin_memory` was needed by devices with `pin_memory`, is optional",
     ),
     "public name added": (
         lambda new: new["modules"]["lmcore.errors"].append("SongError"),

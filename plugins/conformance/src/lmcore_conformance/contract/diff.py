@@ -47,6 +47,7 @@ def compare(old: Described, new: Described) -> list[Change]:
         *_names("name", old["names"], new["names"]),
         *_entries("module", old["modules"], new["modules"], _module),
         *_entries("op", old["ops"], new["ops"], _op),
+        *(_torch(old["torch"], new["torch"]) if "torch" in old else ()),
     ]
 
 
@@ -255,6 +256,34 @@ def _op(place: str, old: Described, new: Described) -> Iterator[Change]:
     yield from _names(f"{place}: attribute", old["attributes"], new["attributes"])
     if old["summary"] != new["summary"]:
         yield Change(ChangeKind.WORDING, f"{place}: `summary`")
+
+
+def _torch(old: Described, new: Described) -> Iterator[Change]:
+    """Yield the changes of what the core needs of torch; version 1.0 does not say."""
+    for name, was in old.items():
+        if name not in new:
+            yield _compatible(f"torch's `{name}` is not needed any more")
+            continue
+        now = new[name]
+        needed = [(need["optional"], need["abilities"]) for need in (was, now)]
+        if needed[0] != needed[1]:
+            change = f"torch's `{name}` was {_needed_by(was)}, is {_needed_by(now)}"
+            yield _compatible(change) if now["optional"] else _breaking(change)
+        elif was["instead"] and not now["instead"]:
+            yield _breaking(f"torch's `{name}` is not replaced by `{was['instead']}` any more")
+        elif was != now:
+            yield Change(ChangeKind.WORDING, f"torch's `{name}`")
+    for name, need in new.items():
+        if name not in old:
+            change = f"torch's `{name}` is {_needed_by(need)}"
+            yield _compatible(change) if need["optional"] else _breaking(change)
+
+
+def _needed_by(need: Described) -> str:
+    if need["optional"]:
+        return "optional"
+    named = " and ".join(f"`{ability}`" for ability in need["abilities"])
+    return f"needed by devices with {named}" if named else "needed by every device"
 
 
 def _call(op: Described) -> str:

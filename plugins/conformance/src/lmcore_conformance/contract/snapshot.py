@@ -21,6 +21,7 @@ from lmcore.accelerator.probe import API_VERSION
 from lmcore.errors import ConfigError, PluginError, suggestion
 from lmcore_conformance.contract.diff import version_problem
 from lmcore_conformance.contract.surface import PUBLIC_MODULES, describe_functions, public_classes
+from lmcore_conformance.contract.torch_needs import describe_torch_needs
 from lmcore_conformance.contract.types import describe_ops, describe_types
 
 __all__ = [
@@ -52,7 +53,8 @@ def describe_contract() -> dict[str, Any]:
     """Return the contract of this lmcore as JSON values.
 
     Keys: `api` (the version); `hooks`, `types`, `functions` and `ops` by name; `names`, further
-    names of `lmcore.accelerator`; and `modules`, the names that each public module offers.
+    names of `lmcore.accelerator`; `modules`, the names that each public module offers; and `torch`,
+    the functions of torch that the core calls for a device.
     """
     hooks = specified_hooks()
     offered = {name: getattr(accelerator, name) for name in sorted(accelerator.__all__)}
@@ -67,6 +69,7 @@ def describe_contract() -> dict[str, Any]:
         "names": [name for name in offered if name not in {*types, *functions}],
         "modules": {module: list(names) for module, names in PUBLIC_MODULES.items()},
         "ops": describe_ops(),
+        "torch": describe_torch_needs(),
     }
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lmcore.accelerator.probe import Check, CheckStatus
 from lmcore.errors import LmcoreError, PluginError
 from lmcore.plugin.record import PluginRecord, located
+from lmcore_conformance.plugin_check.torch_functions import torch_problems
 
 if TYPE_CHECKING:
     from lmcore.accelerator.communication import CommBackend
@@ -144,7 +145,10 @@ def _is_kind(value: Any, part: str) -> bool:
 
 def check_device(device: Device, contract: Described) -> Iterator[Check]:
     """Yield whether a device's record is right, and its functions work."""
-    problems = list(field_problems(device, contract))
+    problems = [
+        *field_problems(device, contract),
+        *torch_problems(device, contract.get("torch", {})),
+    ]
     problems += [
         f"`{name}` {problem}"
         for name, problem in (

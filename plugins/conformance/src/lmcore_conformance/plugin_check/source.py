@@ -17,7 +17,7 @@ import lmcore
 from lmcore.accelerator.probe import Check, CheckStatus
 from lmcore.errors import counted, nearest
 from lmcore_conformance.contract.surface import PUBLIC_MODULES
-from lmcore_conformance.plugin_check.lmcore_uses import Use, uses_of_lmcore
+from lmcore_conformance.plugin_check.package_uses import Use, uses_of
 
 __all__ = ["check_source", "private_name", "source_files"]
 
@@ -88,7 +88,7 @@ def private_name(path: str, modules: Modules) -> str | None:
 def _violations(tree: ast.Module, modules: Modules) -> Iterator[Use]:
     """Yield the private names that a file uses; attributes of one of them are not repeated."""
     reported: set[str] = set()
-    for use in uses_of_lmcore(tree, lambda module: _names_in(module)[1]):
+    for use in uses_of("lmcore", tree, lambda module: _names_in(module)[1]):
         name = private_name(use.path, modules)
         if name is None or any(f"{name}.".startswith(f"{known}.") for known in reported):
             continue

@@ -1,4 +1,4 @@
-"""Names of lmcore that a Python file uses, found in its syntax tree; imports nothing.
+"""Names of a package, such as lmcore, that a Python file uses; reads its syntax tree.
 
 Found are imports, also in functions and under `TYPE_CHECKING`; attributes of imported modules, also
 through `getattr` with a literal; `import_module` and `__import__` with a literal; names that come
@@ -12,9 +12,8 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-__all__ = ["Use", "uses_of_lmcore"]
+__all__ = ["Use", "uses_of"]
 
-_TARGET = re.compile(r"lmcore(\.\w+)+:\w+")
 _IMPORTERS = {"import_module", "__import__", "find_spec"}
 
 Scope = dict[str, str | None]
@@ -22,7 +21,7 @@ Scope = dict[str, str | None]
 
 @dataclass(frozen=True)
 class Use:
-    """A name of lmcore in a file.
+    """A name of the package in a file.
 
     Attributes:
         path: dotted name, "lmcore.accelerator.Device".
@@ -33,14 +32,15 @@ class Use:
     line: int
 
 
-def uses_of_lmcore(tree: ast.Module, star: Callable[[str], Collection[str]]) -> list[Use]:
-    """Return the names of lmcore that a module uses, in the order of its lines.
+def uses_of(package: str, tree: ast.Module, star: Callable[[str], Collection[str]]) -> list[Use]:
+    """Return the names of a package that a module uses, in the order of its lines.
 
     Args:
+        package: name of the package, "lmcore".
         tree: syntax tree of the module.
         star: Returns the names that `from MODULE import *` imports.
     """
-    reader = _Reader(star)
+    reader = _Reader(package, star)
     reader.visit(tree)
     while reader.bodies:
         body, reader.scopes = reader.bodies.pop()
@@ -50,29 +50,34 @@ def uses_of_lmcore(tree: ast.Module, star: Callable[[str], Collection[str]]) -> 
 
 
 class _Reader(ast.NodeVisitor):
-    """Reads a syntax tree; `scopes` maps local names to names of lmcore, None to anything else.
+    """Reads a syntax tree; `scopes` maps local names to names of the package, or to None.
 
     Bodies of functions are read last, because they see all names of their module.
     """
 
-    def __init__(self, star: Callable[[str], Collection[str]]) -> None:
-        self.star = star
+    def __init__(self, package: str, star: Callable[[str], Collection[str]]) -> None:
+        self.package, self.star = package, star
+        self.target = re.compile(rf"{package}(\.\w+)+:\w+")
         self.scopes: list[Scope] = [{}]
         self.starred: dict[str, str] = {}
         self.bodies: list[tuple[list[ast.AST], list[Scope]]] = []
         self.uses: list[Use] = []
 
     def use(self, path: str | None, node: ast.expr | ast.stmt) -> None:
-        """Note a name if it is one of lmcore."""
-        if path is not None and path.partition(".")[0] == "lmcore":
+        """Note a name if it is one of the package."""
+        if path is not None and self.owns(path):
             self.uses.append(Use(path, node.lineno))
+
+    def owns(self, path: str) -> bool:
+        """Return True if a dotted name is one of the package."""
+        return path.partition(".")[0] == self.package
 
     def bind(self, name: str, path: str | None) -> None:
         """Bind a local name."""
         self.scopes[-1][name] = path
 
     def path_of(self, node: ast.AST) -> str | None:
-        """Return the dotted name of an expression; None if it is none of lmcore."""
+        """Return the dotted name of an expression; None if it is none of the package."""
         match node:
             case ast.Name(id=name):
                 scope = next((scope for scope in reversed(self.scopes) if name in scope), {})
@@ -89,7 +94,7 @@ class _Reader(ast.NodeVisitor):
                 func=ast.Attribute(attr=called) | ast.Name(id=called),
                 args=[ast.Constant(value=str(module)), *_],
             ) if called in _IMPORTERS:
-                return module if module.partition(".")[0] == "lmcore" else None
+                return module if self.owns(module) else None
         return None
 
     def visit_Import(self, node: ast.Import) -> None:
@@ -97,10 +102,10 @@ class _Reader(ast.NodeVisitor):
             self.use(alias.name, node)
             top = alias.name.partition(".")[0]
             path = alias.name if alias.asname else top
-            self.bind(alias.asname or top, path if top == "lmcore" else None)
+            self.bind(alias.asname or top, path if self.owns(top) else None)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        ours = not node.level and node.module and node.module.partition(".")[0] == "lmcore"
+        ours = not node.level and node.module and self.owns(node.module)
         for alias in node.names:
             if not ours:
                 self.bind(alias.asname or alias.name, None)
@@ -138,7 +143,7 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        if isinstance(node.value, str) and _TARGET.fullmatch(node.value):
+        if isinstance(node.value, str) and self.target.fullmatch(node.value):
             self.use(node.value.replace(":", "."), node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
