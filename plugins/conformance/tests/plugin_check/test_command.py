@@ -26,7 +26,7 @@ from lmcore.hookspecs import hookimpl
 INFO = """
 @hookimpl
 def lmcore_plugin_info():
-    return PluginInfo("guest", ">=1,<2", provides=("guest",))
+    return PluginInfo("guest", ">=1.1,<2", provides=("guest",))
 """
 ABSENT = """
 @hookimpl
@@ -192,9 +192,14 @@ def test_an_extension_is_tried_on_the_cpu(install, check):
             "lmcore_probe",
             "the process was killed by SIGSEGV",
         ),
-        (INFO.replace('"guest", ">=1,<2"', '"guest", ">=2"'), "lmcore_plugin_info", "leaves out"),
         (
-            INFO.replace('">=1,<2"', '">=1,<2", torch="<2"'),
+            "from lmcore.accelerator import own_index\n" + INFO.replace(">=1.1", ">=1"),
+            "lmcore_plugin_info",
+            "with that version (source: `lmcore.accelerator.own_index` (guest_plugin.py, line 6) ",
+        ),
+        (INFO.replace('"guest", ">=1.1,<2"', '"guest", ">=2"'), "lmcore_plugin_info", "leaves out"),
+        (
+            INFO.replace('">=1.1,<2"', '">=1.1,<2", torch="<2"'),
             "lmcore_plugin_info",
             "it works with torch <2",
         ),
@@ -204,7 +209,7 @@ def test_an_extension_is_tried_on_the_cpu(install, check):
             "returned `str`, not a `PluginInfo`: 'guest'",
         ),
         (
-            INFO.replace('"guest", ">=1,<2"', '"cpu", ">=1,<2"'),
+            INFO.replace('"guest", ">=1.1,<2"', '"cpu", ">=1.1,<2"'),
             "lmcore_plugin_info",
             "two plugins call themselves `cpu`",
         ),

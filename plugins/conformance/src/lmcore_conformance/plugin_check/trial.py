@@ -14,17 +14,19 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from lmcore.accelerator.probe import API_VERSION, Check, CheckStatus, PluginInfo, ProbeState
 from lmcore.errors import LmcoreError
 from lmcore.plugin.discovery import ALLOW_LIST, GROUP, OFF, discover
 from lmcore.plugin.hook_calls import DEFAULT_OFFERS
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState, located
-from lmcore_conformance.contract.snapshot import load_contract
+from lmcore_conformance.contract.snapshot import contract_versions, load_contract
 from lmcore_conformance.plugin_check.device import DEVICE_CHECKS, Bench
 from lmcore_conformance.plugin_check.hooks import check_hooks, implementations
 from lmcore_conformance.plugin_check.records import field_problems
@@ -131,6 +133,7 @@ class _Trial:
         self.taken = taken
         self.watch = _TorchWatch()
         self.plugin: Any = None
+        self.files: list[Path] = []
         self.obstacle = ""
         self.record: PluginRecord | None = None
         self.plugins = PluginSet(())
@@ -140,8 +143,8 @@ class _Trial:
         sys.meta_path.insert(0, self.watch)
         yield {"steps": ["import", "source", "hooks"]}
         yield from _step("import", self.import_())
-        files = source_files(self.point.module)
-        sources = check_source(files, self.contract, allow_private=self.allow_private)
+        self.files = source_files(self.point.module)
+        sources = check_source(self.files, self.contract, allow_private=self.allow_private)
         yield from _step("source", sources)
         if self.plugin is None:
             yield from _step("hooks", [_skipped("hooks", "it cannot be imported")])
@@ -237,10 +240,35 @@ class _Trial:
         included = api.contains(version, prereleases=True)
         if not included:
             yield f"its api `{info.api}` leaves out version {version} of the contract"
+        yield from self.earlier_problems(info, api)
         assert self.record is not None
         reported = not included and not api.contains(API_VERSION, prereleases=True)
         if self.record.state is not PluginState.USABLE and not reported:
             yield self.record.reason
+
+    def earlier_problems(self, info: PluginInfo, api: SpecifierSet) -> Iterator[str]:
+        """Yield the earlier versions of the contract in the plugin's range that it does not fit."""
+        version = self.contract["api"]
+        here = {detail for _, detail in self.static_failures(self.contract)}
+        for earlier in contract_versions():
+            if Version(earlier) >= Version(version) or not api.contains(earlier):
+                continue
+            contract = load_contract(earlier)
+            for name, detail in self.static_failures(contract):
+                if detail.replace(f"version {earlier}", f"version {version}") not in here:
+                    yield (
+                        f"its api `{info.api}` includes version {earlier} of the contract, and the "
+                        f"plugin does not work with that version ({name}: {detail}); say "
+                        f"`>={version},<{Version(version).major + 1}`"
+                    )
+                    break
+
+    def static_failures(self, contract: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Return name and detail of the failures that hooks and files show without a call."""
+        checks = [*check_hooks(self.plugin, contract), *check_source(self.files, contract)]
+        return [
+            (check.name, check.detail) for check in checks if check.status is CheckStatus.FAILED
+        ]
 
     def probe(self, bench: Bench) -> Iterator[Check]:
         """Check the plugin's probe."""
