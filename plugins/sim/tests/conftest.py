@@ -62,7 +62,10 @@ def misbehave(sim: ModuleType) -> Callable[[str], None]:
 
 @pytest.fixture(scope="session")
 def environment(built: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the environment of a process in which the plugin is installed, for lmcore too."""
+    """Return the environment of a process in which the plugin is installed, for lmcore too.
+
+    A stream that does not wait for another one is an error there.
+    """
     paths = [str(ROOT), str(ROOT / "plugins" / "cpu" / "src"), str(SOURCE)]
     try:
         found = importlib.metadata.distribution("lmcore-sim")
@@ -77,7 +80,8 @@ def environment(built: None, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         paths.append(str(site))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LMCORE_")}
     before = [kept["PYTHONPATH"]] if kept.get("PYTHONPATH") else []
-    return kept | {"PYTHONPATH": os.pathsep.join(paths + before), "OMP_NUM_THREADS": "1"}
+    strict = {"OMP_NUM_THREADS": "1", "LMCORE_SIM_MISSING_WAIT": "error"}
+    return kept | strict | {"PYTHONPATH": os.pathsep.join(paths + before)}
 
 
 @pytest.fixture

@@ -125,11 +125,13 @@ def test_other_streams_are_not_recorded(sim: ModuleType) -> None:
     """Work on another stream is done meanwhile, and late copies from pinned memory are recorded."""
     x, y = torch.ones(3, device="sim"), torch.ones(3, device="sim")
     host = torch.full((3,), 5.0).pin_memory()
-    graph = torch.accelerator.Graph()
+    graph, side = torch.accelerator.Graph(), torch.Stream("sim")
+    side.wait_stream(torch.accelerator.current_stream())
     with capturing(graph):
         x.copy_(host, non_blocking=True)
-        with torch.Stream("sim"):
+        with side:
             y.add_(1)
+    torch.accelerator.current_stream().wait_stream(side)
     assert (x.tolist(), y.tolist()) == ([1, 1, 1], [2, 2, 2])
     host.fill_(6)
     graph.replay()

@@ -67,7 +67,8 @@ def test_rules_are_read() -> None:
             )
         )
     )
-    assert parse_faults("no-rng-restore;no-autocast") == Faults((), True, True)
+    switches = frozenset({"no-rng-restore", "no-autocast"})
+    assert parse_faults("no-rng-restore;no-autocast") == Faults((), switches)
     assert parse_faults("wrong").rules == (FaultRule("wrong", "", 0, 1.01),)
     assert parse_faults(" ; ") == Faults()
 

@@ -13,6 +13,11 @@
 | `hang` | it never returns | a collective; any | |
 | `no-rng-restore` | restoring a generator state has no effect | | |
 | `no-autocast` | `torch.autocast` is accepted and casts nothing | | |
+| `no-synchronize` | `torch.accelerator.synchronize` does not wait | | |
+| `no-stream-synchronize` | `Stream.synchronize` does not wait | | |
+| `no-event-synchronize` | `Event.synchronize` does not wait | | |
+| `no-stream-wait` | `Stream.wait_stream` and `Stream.wait_event` (`Event.wait`) do not wait | | |
+| `query-always-true` | `Stream.query` and `Event.query` are always true | | |
 
 TARGET is the name of an op without namespace, overload and trailing underscore (`mm`, `gelu`,
 `native_layer_norm_backward`, `copy`), or `all_reduce`, `all_gather`, `reduce_scatter`,
@@ -38,7 +43,10 @@ COLLECTIVES = (
     *("gather", "scatter", "send", "recv", "barrier"),
 )
 _CALLS = ("fail", "wrong", "slow", "lose", "hang")
-_SWITCHES = ("no-rng-restore", "no-autocast")
+_SWITCHES = (
+    *("no-rng-restore", "no-autocast", "no-synchronize", "no-stream-synchronize"),
+    *("no-event-synchronize", "no-stream-wait", "query-always-true"),
+)
 _DEFAULTS = {"wrong": "1.01", "slow": "1ms"}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _RULE = re.compile(
@@ -73,13 +81,11 @@ class Faults:
 
     Attributes:
         rules: Calls.
-        no_rng_restore: True to ignore restored states of the generator.
-        no_autocast: True to disable autocast silently.
+        switches: Kinds without a target, such as "no-autocast".
     """
 
     rules: tuple[FaultRule, ...] = ()
-    no_rng_restore: bool = False
-    no_autocast: bool = False
+    switches: frozenset[str] = frozenset()
 
     @property
     def any(self) -> bool:
@@ -112,7 +118,7 @@ def parse_faults(text: str) -> Faults:
             rules.append(_rule(entry, found))
         else:
             raise _error(entry, suggestion(found["kind"], [*_CALLS, *_SWITCHES]))
-    return Faults(tuple(rules), "no-rng-restore" in switches, "no-autocast" in switches)
+    return Faults(tuple(rules), frozenset(switches))
 
 
 def _rule(entry: str, found: re.Match[str]) -> FaultRule:

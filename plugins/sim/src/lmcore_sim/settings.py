@@ -10,10 +10,11 @@ from lmcore.errors import ConfigError
 from lmcore_sim.faults import VARIABLE as FAULTS
 from lmcore_sim.faults import Faults, parse_faults
 
-__all__ = ["DEVICES", "FAULTS", "MEMORY", "Settings", "read_settings"]
+__all__ = ["DEVICES", "FAULTS", "MEMORY", "MISSING_WAIT", "Settings", "read_settings"]
 
 DEVICES = "LMCORE_SIM_DEVICES"
 MEMORY = "LMCORE_SIM_MEMORY"
+MISSING_WAIT = "LMCORE_SIM_MISSING_WAIT"
 _MOST_DEVICES = 64  # as many as csrc/ has room for
 _DEFAULT_DEVICES = "2"
 _DEFAULT_MEMORY = "16GiB"
@@ -28,15 +29,18 @@ class Settings:
         num_devices: Number of devices; 0: none.
         memory_bytes: Memory of each device, in bytes.
         faults: Faults to inject.
+        missing_wait_raises: True if an op that uses results of another stream without waiting for
+            them raises; False if it computes wrong numbers, as on hardware.
     """
 
     num_devices: int
     memory_bytes: int
     faults: Faults
+    missing_wait_raises: bool = False
 
 
 def read_settings(env: Mapping[str, str]) -> Settings:
-    """Return what `LMCORE_SIM_DEVICES`, `LMCORE_SIM_MEMORY` and `LMCORE_SIM_FAULTS` say.
+    """Return the settings in `LMCORE_SIM_DEVICES`, `..._MEMORY`, `..._FAULTS`, `..._MISSING_WAIT`.
 
     Raises:
         ConfigError: A value is malformed.
@@ -51,7 +55,17 @@ def read_settings(env: Mapping[str, str]) -> Settings:
         int(count),
         _memory(env.get(MEMORY, "").strip() or _DEFAULT_MEMORY),
         parse_faults(env.get(FAULTS, "")),
+        _raises(env.get(MISSING_WAIT, "").strip() or "wrong"),
     )
+
+
+def _raises(text: str) -> bool:
+    if text not in {"wrong", "error"}:
+        raise ConfigError(
+            f"`{MISSING_WAIT}={text}` is no effect of a missing wait",
+            hint="use `wrong`, for wrong numbers, or `error`, to raise",
+        )
+    return text == "error"
 
 
 def _memory(text: str) -> int:

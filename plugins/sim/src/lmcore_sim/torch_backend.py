@@ -40,7 +40,8 @@ def _register(env: Mapping[str, str]) -> None:
     from lmcore_sim import _C
 
     _C.configure(settings.num_devices, settings.memory_bytes)
-    if not settings.faults.no_autocast:
+    _C.set_missing_wait_raises(settings.missing_wait_raises)
+    if "no-autocast" not in settings.faults.switches:
         _C.register_autocast()
     apply_faults(settings.faults, env)
     if taken == _UNNAMED:
@@ -64,7 +65,7 @@ def apply_faults(faults: Faults, env: Mapping[str, str] = os.environ) -> None:
     _C.set_faults(
         [_C.Fault(rule.kind, rule.target, rule.at, rule.value) for rule in faults.of_rank(env)]
     )
-    _C.set_rng_restore_denied(faults.no_rng_restore)
+    _C.set_switches(sorted(faults.switches))
 
 
 _register(os.environ)

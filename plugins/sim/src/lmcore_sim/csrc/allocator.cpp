@@ -27,6 +27,7 @@ struct Block {
   size_t size;       // a multiple of kGranule
   size_t requested;  // what was asked for
   c10::DeviceIndex device;
+  std::vector<Write> writes;
 };
 
 void free_block(void* context);
@@ -48,7 +49,7 @@ class Memory {
       stats_.segment[kAll].increase(1);
       stats_.reserved_bytes[kAll].increase(size);
     }
-    auto* block = new Block{pointer, size, requested, device};
+    auto* block = new Block{pointer, size, requested, device, {}};
     live_[pointer] = block;
     stats_.allocation[kAll].increase(1);
     stats_.active[kAll].increase(1);
@@ -172,6 +173,18 @@ void free_block(void* context) {
   memory(block->device).free(block);
 }
 
+// Queued work holds memory; it is done before the device counts as full.
+Block* allocate_block(size_t num_bytes, c10::DeviceIndex index) {
+  try {
+    return memory(index).allocate(num_bytes, index);
+  } catch (const c10::OutOfMemoryError&) {
+    if (!run_all(index)) {
+      throw;
+    }
+  }
+  return memory(index).allocate(num_bytes, index);
+}
+
 class Allocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(size_t num_bytes) override {
@@ -181,7 +194,7 @@ class Allocator final : public c10::DeviceAllocator {
     if (num_bytes == 0) {
       return {nullptr, device};
     }
-    auto* block = memory(index).allocate(num_bytes, index);
+    auto* block = allocate_block(num_bytes, index);
     return {block->pointer, block, &free_block, device};
   }
 
@@ -199,7 +212,7 @@ class Allocator final : public c10::DeviceAllocator {
     }
   }
 
-  // Queued work keeps what it uses alive by itself; a mark in the queue does it for a caller.
+  // Queued work keeps what it uses alive by itself, and ops have read what they use.
   void recordStream(const c10::DataPtr& /*data*/, c10::Stream /*stream*/) override {}
 
   DeviceStats getDeviceStats(c10::DeviceIndex device) override {
@@ -236,10 +249,17 @@ c10::DeviceAllocator* device_allocator() {
   return &allocator();
 }
 
+std::vector<Write>* writes_of(const c10::Storage& storage) {
+  const auto& data = storage.data_ptr();
+  return data.get_deleter() == &free_block && data.get_context() != nullptr
+      ? &static_cast<Block*>(data.get_context())->writes
+      : nullptr;
+}
+
 void resize_storage(c10::StorageImpl* storage, size_t num_bytes) {
   TORCH_CHECK(storage->resizable(), "a storage that cannot be resized was asked to");
   const auto index = device_or_current(storage->device().index());
-  wait_device(index);
+  run_pending(index);
   const auto before = exchange_device(index);
   c10::DataPtr fresh;
   try {
@@ -252,6 +272,10 @@ void resize_storage(c10::StorageImpl* storage, size_t num_bytes) {
   const size_t kept = std::min(num_bytes, storage->nbytes());
   if (kept > 0 && storage->data() != nullptr) {
     std::memcpy(fresh.get(), storage->data(), kept);
+    if (storage->data_ptr().get_deleter() == &free_block) {
+      static_cast<Block*>(fresh.get_context())->writes =
+          static_cast<Block*>(storage->data_ptr().get_context())->writes;
+    }
   }
   storage->set_data_ptr_noswap(std::move(fresh));
   storage->set_nbytes(num_bytes);

@@ -2,7 +2,8 @@
 //
 // Arguments are seen as tensors of the CPU without a copy; what the kernel makes new is copied to
 // the device's memory, so that it is counted and limited there; what it returns of its arguments is
-// the argument itself, or a view of it.  A device's generator becomes an engine of the CPU.
+// the argument itself, or a view of it.  A device's generator becomes an engine of the CPU.  What
+// another stream may still be writing is seen as bytes that are all 1 (order.h).
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty_strided.h>
@@ -18,6 +19,7 @@
 #include "generator.h"
 #include "graph.h"
 #include "host_view.h"
+#include "order.h"
 #include "stream.h"
 
 namespace lmcore_sim {
@@ -59,9 +61,13 @@ class Call {
     const auto stream = current_stream(device_.index());
     if (is_captured(stream)) {
       run_captured(stream);
-    } else {
+      return;
+    }
+    run_pending(stream);
+    actor_ = actor_of(stream);
+    run_now(stream);
+    if (has_host_wait(op_.operator_name().name)) {
       wait_stream(stream);
-      run_now();
     }
   }
 
@@ -70,13 +76,19 @@ class Call {
     at::Tensor device;
     at::Tensor host;
     c10::Storage storage;  // the host view's, before the kernel might give it another
+    bool is_written;
+    std::vector<Write> early;  // ranges that another stream may still be writing
   };
 
-  void run_now() {
+  void run_now(c10::Stream stream) {
     const auto& name = op_.operator_name().name;
-    const double factor = before_op(name);
+    const double factor = before_op(name, stream);
     const auto begin = stack_->size() - num_arguments_;
     for (size_t place = begin; place < stack_->size(); ++place) {
+      const auto* alias = op_.schema().arguments()[place - begin].alias_info();
+      access_ = alias == nullptr ? Access::read
+          : alias->isWrite()     ? Access::write
+                                 : Access::view;
       stack_->at(place) = to_host(stack_->at(place));
     }
     replace_generator(begin);
@@ -85,6 +97,7 @@ class Call {
       spoil(factor);
     }
     take_back_resized();
+    mark_arguments();
     const auto results = op_.schema().returns().size();
     for (size_t place = stack_->size() - results; place < stack_->size(); ++place) {
       stack_->at(place) = from_host(stack_->at(place));
@@ -104,7 +117,7 @@ class Call {
         keep_for_capture(stream, arguments[place]);
       }
     }
-    run_now();
+    run_now(stream);
     const auto results = without_gradients(torch::jit::last(*stack_, schema.returns().size()).vec());
     const auto again = [op = op_, arguments, results] {
       Stack stack = arguments;
@@ -171,21 +184,31 @@ class Call {
     }
     const auto count = static_cast<uint64_t>(tensor.numel());
     most_elements_ = std::max(most_elements_, count);
-    for (const auto& known : arguments_) {
+    for (auto& known : arguments_) {
       if (known.device.is_same(tensor)) {
+        known.is_written = known.is_written || access_ == Access::write;
         return known.host;
       }
     }
     auto storage = storage_of(tensor);
+    std::vector<Write> early;
+    if (actor_ && access_ != Access::view) {
+      early = early_ranges(*actor_, tensor, op_.operator_name().name);
+    }
+    if (!early.empty() && access_ == Access::write) {
+      fill_early(storage.mutable_data(), early);
+    } else if (!early.empty()) {
+      storage = early_copy(storage, early);
+    }
     auto host = host_view(tensor, storage);
-    arguments_.push_back({tensor, host, storage});
+    arguments_.push_back({tensor, host, storage, access_ == Access::write, std::move(early)});
     return host;
   }
 
   // Views of one storage stay views of one storage.
   c10::Storage storage_of(const at::Tensor& tensor) {
     for (const auto& known : arguments_) {
-      if (known.device.storage().is_alias_of(tensor.storage())) {
+      if (known.early.empty() && known.device.storage().is_alias_of(tensor.storage())) {
         return known.storage;
       }
     }
@@ -266,6 +289,9 @@ class Call {
   // A kernel may resize what it writes its result to.
   void take_back_resized() {
     for (const auto& argument : arguments_) {
+      if (!argument.is_written) {
+        continue;
+      }
       auto* host = argument.host.unsafeGetTensorImpl();
       auto* device = argument.device.unsafeGetTensorImpl();
       const auto& before = argument.device.storage();
@@ -276,6 +302,22 @@ class Call {
       }
       if (host->sizes() != device->sizes() || host->strides() != device->strides()) {
         device->set_sizes_and_strides(host->sizes(), host->strides(), host->storage_offset());
+      }
+    }
+  }
+
+  // What the op has written is its own now; what two streams write at once is right in neither.
+  void mark_arguments() {
+    if (!actor_) {
+      return;
+    }
+    stamp_ = issue(*actor_);
+    for (const auto& argument : arguments_) {
+      if (argument.is_written) {
+        if (!argument.early.empty()) {
+          fill_early(argument.device.storage().mutable_data(), argument.early);
+        }
+        mark_written(stamp_, argument.device);
       }
     }
   }
@@ -328,6 +370,9 @@ class Call {
     if (dense.nbytes() > 0) {
       std::memcpy(tensor.mutable_data_ptr(), dense.const_data_ptr(), dense.nbytes());
     }
+    if (actor_) {
+      mark_written(stamp_, tensor);
+    }
     return tensor;
   }
 
@@ -337,6 +382,10 @@ class Call {
   c10::Device device_{kSim, 0};
   std::vector<Argument> arguments_;
   uint64_t most_elements_ = 0;
+  enum class Access { read, write, view };
+  Access access_ = Access::read;
+  std::optional<Actor> actor_;  // none while a graph is captured: nothing is executed then
+  Stamp stamp_{};
 };
 
 void run_on_host(const OperatorHandle& op, Stack* stack) {

@@ -2,12 +2,15 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <mutex>
 #include <thread>
 
 #include "device.h"
+#include "stream.h"
 
 namespace lmcore_sim {
 namespace {
@@ -21,7 +24,7 @@ std::mutex mutex;
 std::vector<Rule> op_rules;
 std::vector<Rule> collective_rules;
 std::atomic<bool> armed{false};
-std::atomic<bool> deny_restore{false};
+std::array<std::atomic<bool>, static_cast<size_t>(Switch::count)> switches{};
 std::atomic<int64_t> ops{0};
 
 // "aten::add_" -> "add"; rules name an op without namespace and in-place mark.
@@ -58,25 +61,6 @@ std::vector<Fault> met(std::vector<Rule>& rules, const std::string& name) {
   }
 }
 
-double act_on(const std::vector<Fault>& faults, const std::string& name) {
-  double factor = 1;
-  for (const auto& fault : faults) {
-    if (fault.kind == "slow") {
-      std::this_thread::sleep_for(std::chrono::duration<double>(fault.value));
-    } else if (fault.kind == "wrong") {
-      factor *= fault.value;
-    } else if (fault.kind == "hang") {
-      hang();
-    } else if (fault.kind == "lose") {
-      lose_devices("told so by LMCORE_SIM_FAULTS, at " + plain(name));
-    } else {
-      TORCH_CHECK(false, "sim device: ", plain(name), " failed, as LMCORE_SIM_FAULTS told it to");
-    }
-  }
-  require_usable();
-  return factor;
-}
-
 }  // namespace
 
 void set_faults(std::vector<Fault> faults) {
@@ -93,23 +77,68 @@ void set_faults(std::vector<Fault> faults) {
   armed = !op_rules.empty() || !collective_rules.empty();
 }
 
-void set_rng_restore_denied(bool denied) {
-  deny_restore = denied;
+void set_switches(const std::vector<std::string>& names) {
+  // In the order of `Switch`.
+  constexpr std::array<const char*, static_cast<size_t>(Switch::count)> known{
+      "no-rng-restore",       "no-synchronize", "no-stream-synchronize",
+      "no-event-synchronize", "no-stream-wait", "query-always-true"};
+  for (size_t number = 0; number < known.size(); ++number) {
+    switches[number] = std::find(names.begin(), names.end(), known[number]) != names.end();
+  }
 }
 
-bool rng_restore_denied() noexcept {
-  return deny_restore;
+bool is_on(Switch one) noexcept {
+  return switches[static_cast<size_t>(one)].load(std::memory_order_relaxed);
 }
 
-double before_op(const std::string& name) {
+Effect effect_on_op(const std::string& name) {
   require_usable();
   ++ops;
-  return armed.load(std::memory_order_relaxed) ? act_on(met(op_rules, name), name) : 1;
+  Effect effect;
+  if (armed.load(std::memory_order_relaxed)) {
+    effect.faults = met(op_rules, name);
+    for (const auto& fault : effect.faults) {
+      effect.seconds += fault.kind == "slow" ? fault.value : 0;
+    }
+  }
+  return effect;
+}
+
+double act(const Effect& effect, const std::string& name) {
+  double factor = 1;
+  for (const auto& fault : effect.faults) {
+    if (fault.kind == "wrong") {
+      factor *= fault.value;
+    } else if (fault.kind == "hang") {
+      hang();
+    } else if (fault.kind == "lose") {
+      lose_devices("told so by LMCORE_SIM_FAULTS, at " + plain(name));
+    } else if (fault.kind == "fail") {
+      TORCH_CHECK(false, "sim device: ", plain(name), " failed, as LMCORE_SIM_FAULTS told it to");
+    }
+  }
+  require_usable();
+  return factor;
+}
+
+double before_op(const std::string& name, c10::Stream stream) {
+  const auto effect = effect_on_op(name);
+  delay(stream, effect.seconds);
+  return effect.faults.empty() ? 1 : act(effect, name);
 }
 
 double before_collective(const std::string& name) {
   require_usable();
-  return armed.load(std::memory_order_relaxed) ? act_on(met(collective_rules, name), name) : 1;
+  if (!armed.load(std::memory_order_relaxed)) {
+    return 1;
+  }
+  Effect effect{met(collective_rules, name)};
+  for (const auto& fault : effect.faults) {
+    if (fault.kind == "slow") {
+      std::this_thread::sleep_for(std::chrono::duration<double>(fault.value));
+    }
+  }
+  return act(effect, name);
 }
 
 int64_t num_ops() noexcept {

@@ -65,7 +65,7 @@ class SimGenerator final : public c10::GeneratorImpl {
         state.device().is_cpu() && state.dtype() == caffe2::TypeMeta::Make<uint8_t>() &&
             state.is_contiguous() && state.numel() == static_cast<int64_t>(kStateBytes),
         "the state of a sim generator is ", kStateBytes, " bytes on the CPU");
-    if (rng_restore_denied()) {
+    if (is_on(Switch::no_rng_restore)) {
       return;
     }
     const auto* bytes = static_cast<const char*>(state.data());

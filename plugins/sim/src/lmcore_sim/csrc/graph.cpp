@@ -16,6 +16,7 @@
 #include "device.h"
 #include "generator.h"
 #include "host_view.h"
+#include "order.h"
 #include "stream.h"
 
 // Older releases of torch have no graphs for devices that are not their own.
@@ -87,6 +88,7 @@ void overwrite(const at::Tensor& noted, const at::Tensor& now) {
       noted.sizes() == now.sizes(), "an op of a graph made a tensor of ", noted.sizes(),
       " when it was captured, and makes one of ", now.sizes(), " now");
   host_view(noted).copy_(host_view(now));
+  mark_written(issue(actor_of(current_stream(noted.device().index()))), noted);
 }
 
 // What is noted of one stream.
@@ -260,7 +262,7 @@ struct SimGraph final : at::GraphImplInterface {
   void capture_begin(at::MempoolId_t /*pool*/, at::GraphCaptureMode /*mode*/) override {
     TORCH_CHECK(!capture_ && steps_.empty(), "the graph holds something already; reset it first");
     stream_ = current_stream(current_device());
-    wait_stream(*stream_);
+    run_pending(*stream_);
     const std::lock_guard<std::mutex> lock(captures_mutex);
     TORCH_CHECK(captures().count(key_of(*stream_)) == 0, "the stream is captured already");
     capture_ = std::make_shared<Capture>(stream_->device_index());

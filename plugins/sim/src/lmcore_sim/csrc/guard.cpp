@@ -2,6 +2,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "device.h"
+#include "fault.h"
 #include "graph.h"
 #include "stream.h"
 
@@ -61,17 +62,21 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
   bool queryStream(const c10::Stream& stream) const override {
     refuse_in_capture(stream, "the host asks whether the stream is done");
-    return is_idle(stream);
+    return query_stream(stream);
   }
 
   void synchronizeStream(const c10::Stream& stream) const override {
     refuse_in_capture(stream, "the host waits for the stream");
-    wait_stream(stream);
+    if (!is_on(Switch::no_stream_synchronize)) {
+      wait_stream(stream);
+    }
   }
 
   void synchronizeDevice(c10::DeviceIndex index) const override {
     refuse_in_capture(device_or_current(index), "the host waits for the device");
-    wait_device(device_or_current(index));
+    if (!is_on(Switch::no_synchronize)) {
+      wait_device(device_or_current(index));
+    }
   }
 
   void record(
@@ -87,11 +92,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 
   bool queryEvent(void* event) const override {
-    return is_done(event);
+    return query_event(event);
   }
 
   void synchronizeEvent(void* event) const override {
-    wait_event(event);
+    if (!is_on(Switch::no_event_synchronize)) {
+      wait_event(event);
+    }
   }
 
   double elapsedTime(void* begin, void* end, c10::DeviceIndex /*index*/) const override {

@@ -15,6 +15,7 @@
 #include "fault.h"
 #include "graph.h"
 #include "host_view.h"
+#include "order.h"
 #include "pinned.h"
 #include "stream.h"
 
@@ -124,22 +125,95 @@ bool may_be_late(const at::Tensor& one, const at::Tensor& other, bool non_blocki
   return non_blocking && one.is_cpu() != other.is_cpu() && reachable(one) && reachable(other);
 }
 
+void copy_values(const at::Tensor& from, const at::Tensor& to, double factor) {
+  to.copy_(from);
+  if (factor != 1 && to.is_floating_point()) {
+    to.mul_(factor);
+  }
+}
+
+const std::string kCopy = "copy";
+
+// The source as the stream sees it.
+at::Tensor readable(const at::Tensor& source, c10::Stream stream) {
+  if (source.is_cpu()) {
+    return source;
+  }
+  const auto early = early_ranges(actor_of(stream), source, kCopy);
+  return early.empty() ? host_view(source)
+                       : host_view(source, early_copy(source.storage(), early));
+}
+
+// Ranges of the target that another stream may still be writing.
+std::vector<Write> contested(const at::Tensor& target, c10::Stream stream) {
+  return target.is_cpu() ? std::vector<Write>() : early_ranges(actor_of(stream), target, kCopy);
+}
+
+// Copy to or from pinned memory: the device's side in the order of the stream, the host's when it
+// is waited for.
+void copy_late(c10::Stream stream, const at::Tensor& source, const at::Tensor& target) {
+  const auto effect = effect_on_op(kCopy);
+  delay(stream, effect.seconds);
+  run_pending(stream);
+  const bool to_host = target.is_cpu();
+  const auto from = to_host ? readable(source, stream).clone() : source;
+  const auto early = contested(target, stream);
+  const auto copy = [from, to = on_host(target), early, effect] {
+    copy_values(from, to, act(effect, kCopy));
+    fill_early(to.storage().mutable_data(), early);
+  };
+  const std::vector<c10::Storage> used{from.storage(), target.storage()};
+  enqueue(stream, {copy, used, !to_host, to_host ? from.nbytes() : 0}, target);
+}
+
+// Copy at once; where the host's memory takes part, it has waited for that.
+void copy_now(
+    c10::Stream stream, const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
+  const double factor = before_op(kCopy, stream);
+  run_pending(stream);
+  const auto early = contested(target, stream);
+  const auto to = on_host(target);
+  copy_values(readable(source, stream), to, factor);
+  fill_early(to.storage().mutable_data(), early);
+  const auto stamp = issue(actor_of(stream));
+  if (!target.is_cpu()) {
+    mark_written(stamp, target);
+  }
+  if (target.is_cpu() || (source.is_cpu() && !non_blocking)) {
+    wait_stream(stream);
+  }
+}
+
+// Copy between devices: the streams of both wait for each other, as on hardware.
+void copy_across(const at::Tensor& source, const at::Tensor& target) {
+  const auto giver = current_stream(source.device().index());
+  const auto taker = current_stream(target.device().index());
+  run_pending(giver);
+  acquire(actor_of(taker), clock_of(actor_of(giver)));
+  copy_now(taker, source, target, /*non_blocking=*/true);
+  acquire(actor_of(giver), clock_of(actor_of(taker)));
+}
+
 // Copy, as ops that follow may look at the numbers, and note it.
 void copy_captured(
-    c10::Stream stream,
-    const at::Tensor& source,
-    const at::Tensor& target,
-    bool non_blocking,
-    const std::function<void()>& copy) {
-  const bool crosses = source.is_cpu() != target.is_cpu();
-  if (crosses && !may_be_late(source, target, non_blocking)) {
+    c10::Stream stream, const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
+  const bool late = may_be_late(source, target, non_blocking);
+  if (source.is_cpu() != target.is_cpu() && !late) {
     refuse_in_capture(stream, "a copy between host and device is waited for");
   }
   if (!target.is_cpu()) {
     keep_for_capture(stream, target);
-    copy();
+    copy_values(on_host(source), on_host(target), before_op(kCopy, stream));
   }
-  note_in_capture(stream, copy);
+  const auto tensors = without_gradients(Stack{source, target});
+  note_in_capture(stream, [from = tensors[0].toTensor(), to = tensors[1].toTensor(), late] {
+    const auto now = current_stream((to.is_cpu() ? from : to).device().index());
+    if (late) {
+      copy_late(now, from, to);
+    } else {
+      copy_now(now, from, to, /*non_blocking=*/true);
+    }
+  });
 }
 
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
@@ -148,26 +222,15 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool no
   if (source.numel() == 0 && target.numel() == 0) {
     return target;
   }
-  const auto copy = [from = on_host(source), to = on_host(target)] {
-    const double factor = before_op("copy");
-    to.copy_(from);
-    if (factor != 1 && to.is_floating_point()) {
-      to.mul_(factor);
-    }
-  };
   if (is_captured(stream)) {
-    copy_captured(stream, source, target, non_blocking, copy);
-    return target;
+    copy_captured(stream, source, target, non_blocking);
+  } else if (may_be_late(source, target, non_blocking)) {
+    copy_late(stream, source, target);
+  } else if (!source.is_cpu() && !target.is_cpu() && source.device() != target.device()) {
+    copy_across(source, target);
+  } else {
+    copy_now(stream, source, target, non_blocking);
   }
-  if (may_be_late(source, target, non_blocking)) {
-    enqueue(stream, copy, {source.storage(), target.storage()});
-    return target;
-  }
-  wait_stream(stream);
-  if (!source.is_cpu() && !target.is_cpu() && source.device() != target.device()) {
-    wait_stream(current_stream(source.device().index()));
-  }
-  copy();
   return target;
 }
 
@@ -178,11 +241,8 @@ at::Tensor copy_from_and_resize(const at::Tensor& source, const at::Tensor& targ
   return copy_from(source, target, /*non_blocking=*/false);
 }
 
-void record_stream(at::Tensor& self, c10::Stream stream) {
-  if (!is_idle(stream)) {
-    enqueue(stream, [] {}, {self.storage()});
-  }
-}
+// Nothing is to be done: ops have read what they use, and queued copies keep their memory alive.
+void record_stream(at::Tensor& /*self*/, c10::Stream /*stream*/) {}
 
 }  // namespace
 

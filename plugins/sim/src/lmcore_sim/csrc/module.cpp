@@ -34,7 +34,9 @@ PYBIND11_MODULE(_C, module) {
   module.def("restore_devices", &restore_devices);
   module.def("default_generator", &default_generator, py::arg("index"));
   module.def("num_ops", &num_ops);
-  module.def("set_rng_restore_denied", &set_rng_restore_denied, py::arg("denied"));
+  module.def("set_switches", &set_switches, py::arg("names"));
+  module.def("take_missing_waits", &take_missing_waits);
+  module.def("set_missing_wait_raises", &set_missing_wait_raises, py::arg("raises"));
 
   py::class_<Fault>(module, "Fault")
       .def(

@@ -6,7 +6,7 @@
 namespace lmcore_sim {
 namespace {
 
-// Ops are done when their call returns, so the host's time is the device's.
+// Ops compute when they are called, so the host's time is the device's.
 class ReducerTimer final : public c10d::Timer {
  public:
   explicit ReducerTimer(c10::Device /*device*/) {}

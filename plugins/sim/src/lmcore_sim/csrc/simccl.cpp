@@ -4,6 +4,7 @@
 #include "fault.h"
 #include "graph.h"
 #include "host_view.h"
+#include "order.h"
 #include "stream.h"
 #include "work.h"
 
@@ -14,10 +15,15 @@ using Tensors = SimBackend::Tensors;
 using TensorLists = SimBackend::TensorLists;
 using WorkPtr = SimBackend::WorkPtr;
 
+// The tensor as the current stream sees it.
 at::Tensor host(const at::Tensor& tensor) {
   TORCH_CHECK(
       tensor.is_privateuseone(), "simccl carries tensors of sim devices, not of ", tensor.device());
-  return host_view(tensor);
+  const auto stream = current_stream(tensor.device().index());
+  run_pending(stream);
+  const auto early = early_ranges(actor_of(stream), tensor, "simccl");
+  return early.empty() ? host_view(tensor)
+                       : host_view(tensor, early_copy(tensor.storage(), early));
 }
 
 Tensors host(const Tensors& tensors) {
@@ -47,7 +53,7 @@ Tensors flat(const TensorLists& lists) {
 }  // namespace
 
 SimBackend::SimBackend(c10::intrusive_ptr<c10d::Backend> carrier, int rank, int size)
-    : c10d::Backend(rank, size), carrier_(std::move(carrier)) {}
+    : c10d::Backend(rank, size), carrier_(std::move(carrier)), actor_(new_actor("simccl")) {}
 
 const std::string SimBackend::getBackendName() const {
   return "simccl";
@@ -82,10 +88,17 @@ WorkPtr SimBackend::launch(
     const char* name, const Tensors& outputs, const std::function<WorkPtr()>& start) {
   const double factor = before_collective(name);
   for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
-    refuse_in_capture(current_stream(index), "simccl's collectives cannot be noted");
-    wait_stream(current_stream(index));
+    const auto stream = current_stream(index);
+    refuse_in_capture(stream, "simccl's collectives cannot be noted");
+    run_pending(stream);
+    wait_time(stream);
   }
-  auto work = wrap_work(start(), outputs, factor);
+  // As on hardware: the outputs are there for a stream that has waited for the work.
+  const auto stamp = issue(actor_);
+  for (const auto& output : outputs) {
+    mark_written(stamp, output);
+  }
+  auto work = wrap_work(start(), outputs, factor, stamp);
   if (coalescing_) {
     coalesced_.push_back(work);
   }
@@ -226,6 +239,9 @@ WorkPtr SimBackend::recvAnysource(Tensors& tensors, int tag) {
 WorkPtr SimBackend::barrier(const c10d::BarrierOptions& options) {
   c10d::BarrierOptions plain;  // without the devices that the options name
   plain.timeout = options.timeout;
+  for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
+    wait_stream(current_stream(index));  // a barrier has the host wait
+  }
   return launch("barrier", {}, [&] { return carrier_->barrier(plain); });
 }
 

@@ -3,10 +3,12 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "order.h"
+
 namespace lmcore_sim {
 
-// Every collective waits for the current stream, hands the carrier views of the same memory, and
-// returns at once; who reads the result waits for the work first.
+// Every collective hands the carrier views of the same memory, as the current stream sees it, and
+// returns at once; the result is there for a stream that has waited for the work (order.h).
 class SimBackend final : public c10d::Backend {
  public:
   SimBackend(c10::intrusive_ptr<c10d::Backend> carrier, int rank, int size);
@@ -63,6 +65,7 @@ class SimBackend final : public c10d::Backend {
   WorkPtr launch(const char* name, const Tensors& outputs, const std::function<WorkPtr()>& start);
 
   c10::intrusive_ptr<c10d::Backend> carrier_;
+  Actor actor_;
   bool coalescing_ = false;
   std::vector<WorkPtr> coalesced_;
 };

@@ -1,10 +1,10 @@
 #include "stream.h"
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <exception>
 #include <memory>
@@ -13,96 +13,178 @@
 #include <unordered_map>
 
 #include "device.h"
+#include "fault.h"
 
 namespace lmcore_sim {
 namespace {
 
-struct Job {
-  std::function<void()> work;
-  std::vector<c10::Storage> used;
+using Time = std::chrono::steady_clock;
+
+constexpr size_t kMostJobs = 256;
+constexpr size_t kMostBytes = size_t{256} << 20;
+
+// The right to change queues and to do their work; held by one thread at a time.  What finished
+// work kept alive is let go afterwards, because a tensor's last reference may ask for Python's lock.
+class Turn {
+ public:
+  Turn() {
+    machine().mutex.lock();
+    ++machine().depth;
+  }
+
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+  ~Turn() {
+    std::vector<Job> finished;
+    if (--machine().depth == 0) {
+      std::swap(finished, machine().finished);
+    }
+    machine().mutex.unlock();
+  }
+
+  static void finish(Job job) {
+    machine().finished.push_back(std::move(job));
+  }
+
+ private:
+  struct Machine {
+    std::recursive_mutex mutex;
+    int depth = 0;
+    std::vector<Job> finished;
+  };
+
+  static Machine& machine() {
+    static auto* one = new Machine();
+    return *one;
+  }
 };
 
-// One stream's queue and, from the first job on, its thread.  Never destroyed: threads outlive
-// whatever order a process ends in.
+// One stream's queue.  Never destroyed, as threads may use it until the process ends.
 class Queue {
  public:
+  explicit Queue(c10::Stream stream)
+      : actor(new_actor(
+            "stream " + std::to_string(stream.id()) + " of sim:" +
+            std::to_string(static_cast<int>(stream.device_index())))) {}
+
+  // Jobs are counted from 1; `ticket` is the number of the last one.
   void push(Job job) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    done_.clear();  // here, because a tensor's last reference may ask for Python's lock
-    if (!started_) {
-      started_ = true;
-      std::thread([this] { work(); }).detach();
+    const Turn turn;
+    num_bytes_ += job.num_bytes;
+    ++pushed_;
+    if (job.on_device) {
+      last_on_device_ = pushed_.load();
     }
     jobs_.push_back(std::move(job));
-    ++pending_;
-    changed_.notify_all();
+    while (jobs_.size() > kMostJobs || num_bytes_ > kMostBytes) {
+      run_to(done_ + 1);
+    }
   }
 
-  bool idle() const noexcept {
-    return pending_ == 0;
+  void run_to(int64_t ticket) {
+    const Turn turn;
+    while (done_ < ticket) {
+      Job job = std::move(jobs_.front());
+      jobs_.pop_front();
+      num_bytes_ -= job.num_bytes;
+      ++done_;
+      try {
+        // Whoever has the work done, its modes of Python, gradients and autocast are not for it.
+        const c10::impl::ExcludeDispatchKeyGuard kernels_alone(
+            c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
+            c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+        job.work();
+      } catch (...) {
+        failure_ = failure_ ? failure_ : std::current_exception();
+        failed_ = true;
+      }
+      Turn::finish(std::move(job));
+    }
   }
 
-  // Wait until all is done; raise what a job raised.
-  void drain() {
-    if (!dirty_ && idle()) {
+  void run_pending() {
+    if (last_on_device_ > done_) {
+      run_to(last_on_device_);
+    }
+  }
+
+  bool has_pending(int64_t ticket) {
+    const Turn turn;
+    for (auto number = done_ + 1; number <= ticket; ++number) {
+      if (jobs_[static_cast<size_t>(number - done_ - 1)].on_device) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  void raise_failure() {
+    if (!failed_) {
       return;
     }
-    std::vector<Job> done;
     std::exception_ptr failure;
     {
-      std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [this] { return pending_ == 0; });
-      std::swap(done, done_);
+      const Turn turn;
       std::swap(failure, failure_);
-      dirty_ = false;
+      failed_ = false;
     }
     if (failure) {
       std::rethrow_exception(failure);
     }
   }
 
- private:
-  void work() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [this] { return !jobs_.empty(); });
-      Job job = std::move(jobs_.front());
-      jobs_.pop_front();
-      lock.unlock();
-      std::exception_ptr failure;
-      try {
-        job.work();
-      } catch (...) {
-        failure = std::current_exception();
-      }
-      lock.lock();
-      failure_ = failure_ ? failure_ : failure;
-      done_.push_back(std::move(job));
-      dirty_ = true;
-      --pending_;
-      changed_.notify_all();
-    }
+  int64_t pushed() const {
+    return pushed_;
   }
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  int64_t done() const {
+    return done_;
+  }
+
+  // When the work that there is now will be done.
+  Time::time_point ready(Time::time_point now = Time::now()) {
+    const Turn turn;
+    return std::max(ready_, now);
+  }
+
+  void not_before(Time::time_point time) {
+    const Turn turn;
+    ready_ = std::max(ready_, time);
+  }
+
+  const Actor actor;
+  std::atomic<bool> asked{false};  // whether it is done, and it was not
+
+ private:
   std::deque<Job> jobs_;
-  std::vector<Job> done_;
+  std::atomic<int64_t> pushed_{0};
+  std::atomic<int64_t> done_{0};
+  std::atomic<int64_t> last_on_device_{0};
+  size_t num_bytes_ = 0;
   std::exception_ptr failure_;
-  std::atomic<int64_t> pending_{0};
-  std::atomic<bool> dirty_{false};  // there is something to clear or to raise
-  bool started_ = false;
+  std::atomic<bool> failed_{false};
+  Time::time_point ready_;
 };
 
 // All streams of all devices.
 class Queues {
  public:
   Queue& of(c10::Stream stream) {
+    thread_local c10::StreamId last_id = -1;
+    thread_local c10::DeviceIndex last_device = -1;
+    thread_local Queue* last = nullptr;
+    if (last != nullptr && last_id == stream.id() && last_device == stream.device_index()) {
+      return *last;
+    }
     const std::lock_guard<std::mutex> lock(mutex_);
     auto& queue = queues_[{stream.device_index(), stream.id()}];
     if (!queue) {
-      queue = std::make_unique<Queue>();
+      queue = std::make_unique<Queue>(stream);
     }
+    last_id = stream.id();
+    last_device = stream.device_index();
+    last = queue.get();
     return *queue;
   }
 
@@ -137,30 +219,33 @@ c10::Stream stream_of(c10::DeviceIndex device, c10::StreamId id) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(kSim, device), id);
 }
 
-using Clock = std::chrono::steady_clock;
+void wait_queue(Queue& queue) {
+  {
+    const Turn turn;
+    acquire_on_host(clock_of(queue.actor));
+    queue.run_to(queue.pushed());
+    queue.asked = false;
+  }
+  std::this_thread::sleep_until(queue.ready());
+  queue.raise_failure();
+}
 
-// A mark in a stream.  Each recording is a new mark; who waits, waits for the one of that time.
+// A place in a stream, of the time when the event was recorded.
 struct Mark {
-  std::mutex mutex;
-  std::condition_variable reached;
-  bool done = false;
-  Clock::time_point time;
+  Queue* queue;
+  int64_t ticket;
+  Clock clock;
+  Time::time_point time;
+  std::atomic<bool> asked{false};
+
+  bool is_reached() const {
+    return queue->done() >= ticket && Time::now() >= time && is_known_on_host(clock);
+  }
 
   void reach() {
-    const std::lock_guard<std::mutex> lock(mutex);
-    done = true;
-    time = Clock::now();
-    reached.notify_all();
-  }
-
-  void wait() {
-    std::unique_lock<std::mutex> lock(mutex);
-    reached.wait(lock, [this] { return done; });
-  }
-
-  bool is_done() {
-    const std::lock_guard<std::mutex> lock(mutex);
-    return done;
+    const Turn turn;
+    queue->run_to(ticket);
+    acquire_on_host(clock);
   }
 };
 
@@ -197,25 +282,85 @@ c10::Stream exchange_stream(c10::Stream stream) {
   return before;
 }
 
-void enqueue(c10::Stream stream, std::function<void()> work, std::vector<c10::Storage> used) {
-  require_usable();
-  queues().of(stream).push({std::move(work), std::move(used)});
+Actor actor_of(c10::Stream stream) {
+  return queues().of(stream).actor;
 }
 
-bool is_idle(c10::Stream stream) {
-  return queues().of(stream).idle();
+void enqueue(c10::Stream stream, Job job, const at::Tensor& written) {
+  require_usable();
+  auto& queue = queues().of(stream);
+  const Turn turn;
+  const auto stamp = issue(queue.actor);
+  if (written.is_privateuseone()) {
+    mark_written(stamp, written);
+  }
+  queue.push(std::move(job));
+}
+
+void delay(c10::Stream stream, double seconds) {
+  if (seconds <= 0) {
+    return;
+  }
+  const Turn turn;
+  auto& queue = queues().of(stream);
+  const auto length = std::chrono::duration<double>(seconds);
+  queue.not_before(queue.ready() + std::chrono::duration_cast<Time::duration>(length));
+}
+
+void run_pending(c10::Stream stream) {
+  auto& queue = queues().of(stream);
+  queue.run_pending();
+  queue.raise_failure();
+}
+
+void run_pending(c10::DeviceIndex device) {
+  for (auto* queue : queues().of_device(device)) {
+    queue->run_pending();
+  }
+}
+
+bool run_all(c10::DeviceIndex device) {
+  bool any = false;
+  for (auto* queue : queues().of_device(device)) {
+    any = any || queue->done() < queue->pushed();
+    queue->run_to(queue->pushed());
+  }
+  return any;
 }
 
 void wait_stream(c10::Stream stream) {
   require_usable();
-  queues().of(stream).drain();
+  wait_queue(queues().of(stream));
 }
 
 void wait_device(c10::DeviceIndex device) {
   require_usable();
   for (auto* queue : queues().of_device(device)) {
-    queue->drain();
+    wait_queue(*queue);
   }
+}
+
+void wait_time(c10::Stream stream) {
+  std::this_thread::sleep_until(queues().of(stream).ready());
+}
+
+bool query_stream(c10::Stream stream) {
+  if (is_on(Switch::query_always_true)) {
+    return true;
+  }
+  auto& queue = queues().of(stream);
+  const auto now = Time::now();
+  if (queue.ready(now) > now) {
+    return false;
+  }
+  if (queue.done() == queue.pushed() && is_known_on_host(clock_of(queue.actor))) {
+    return true;
+  }
+  if (!queue.asked.exchange(true)) {
+    return false;
+  }
+  wait_queue(queue);
+  return true;
 }
 
 void record_event(void** event, c10::Stream stream) {
@@ -223,31 +368,49 @@ void record_event(void** event, c10::Stream stream) {
   if (*event == nullptr) {
     *event = new Event();
   }
+  auto& queue = queues().of(stream);
   auto mark = std::make_shared<Mark>();
-  static_cast<Event*>(*event)->mark = mark;
-  if (is_idle(stream)) {
-    mark->reach();
-  } else {
-    enqueue(stream, [mark] { mark->reach(); }, {});
-  }
+  const Turn turn;
+  mark->queue = &queue;
+  mark->ticket = queue.pushed();
+  mark->clock = clock_of(queue.actor);
+  mark->time = queue.ready();
+  static_cast<Event*>(*event)->mark = std::move(mark);
 }
 
 void make_wait(void* event, c10::Stream stream) {
-  if (mark_of(event) == nullptr || mark_of(event)->is_done()) {
+  if (mark_of(event) == nullptr || is_on(Switch::no_stream_wait)) {
     return;
   }
-  auto mark = static_cast<Event*>(event)->mark;
-  enqueue(stream, [mark] { mark->wait(); }, {});
+  const auto mark = static_cast<Event*>(event)->mark;
+  auto& queue = queues().of(stream);
+  acquire(queue.actor, mark->clock);
+  const Turn turn;
+  queue.not_before(mark->time);
+  if (mark->queue != &queue && mark->queue->done() < mark->ticket) {
+    const bool on_device = mark->queue->has_pending(mark->ticket);
+    queue.push({[mark] { mark->queue->run_to(mark->ticket); }, {}, on_device, 0});
+  }
 }
 
-bool is_done(void* event) {
-  return mark_of(event) == nullptr || mark_of(event)->is_done();
+bool query_event(void* event) {
+  auto* mark = mark_of(event);
+  if (mark == nullptr || is_on(Switch::query_always_true) || mark->is_reached()) {
+    return true;
+  }
+  if (Time::now() < mark->time || !mark->asked.exchange(true)) {
+    return false;
+  }
+  mark->reach();
+  return true;
 }
 
 void wait_event(void* event) {
   require_usable();
   if (auto* mark = mark_of(event)) {
-    mark->wait();
+    mark->reach();
+    std::this_thread::sleep_until(mark->time);
+    mark->queue->raise_failure();
   }
 }
 
@@ -255,7 +418,7 @@ double elapsed_milliseconds(void* begin, void* end) {
   auto* first = mark_of(begin);
   auto* last = mark_of(end);
   TORCH_CHECK(first != nullptr && last != nullptr, "both events must be recorded first");
-  TORCH_CHECK(first->is_done() && last->is_done(), "both events must be reached first");
+  TORCH_CHECK(first->is_reached() && last->is_reached(), "both events must be reached first");
   return std::chrono::duration<double, std::milli>(last->time - first->time).count();
 }
 

@@ -7,6 +7,7 @@
 
 #include "device.h"
 #include "host_view.h"
+#include "stream.h"
 
 namespace lmcore_sim {
 namespace {
@@ -17,11 +18,18 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 class SimWork final : public c10d::Work {
  public:
-  SimWork(WorkPtr carried, Tensors outputs, double factor)
-      : carried_(std::move(carried)), outputs_(std::move(outputs)), factor_(factor) {}
+  SimWork(WorkPtr carried, Tensors outputs, double factor, Stamp stamp)
+      : carried_(std::move(carried)),
+        outputs_(std::move(outputs)),
+        factor_(factor),
+        stamp_(stamp) {}
 
   bool isCompleted() override {
-    return carried_->isCompleted();
+    if (!carried_->isCompleted()) {
+      return false;
+    }
+    acquire_on_host({stamp_});
+    return true;
   }
 
   bool isSuccess() const override {
@@ -79,7 +87,11 @@ class SimWork final : public c10d::Work {
   }
 
  private:
+  // Have the calling thread's streams wait.
   void finish_outputs() {
+    for (const auto& output : outputs_) {
+      acquire(actor_of(current_stream(output.device().index())), {stamp_});
+    }
     std::call_once(finished_, [this] {
       for (const auto& output : outputs_) {
         if (factor_ != 1 && output.is_floating_point()) {
@@ -92,6 +104,7 @@ class SimWork final : public c10d::Work {
   WorkPtr carried_;
   Tensors outputs_;
   double factor_;
+  Stamp stamp_;
   std::once_flag finished_;
 };
 
@@ -133,8 +146,8 @@ class JoinedWork final : public c10d::Work {
 
 }  // namespace
 
-WorkPtr wrap_work(WorkPtr carried, Tensors outputs, double factor) {
-  return c10::make_intrusive<SimWork>(std::move(carried), std::move(outputs), factor);
+WorkPtr wrap_work(WorkPtr carried, Tensors outputs, double factor, Stamp stamp) {
+  return c10::make_intrusive<SimWork>(std::move(carried), std::move(outputs), factor, stamp);
 }
 
 WorkPtr join_works(std::vector<WorkPtr> works) {
