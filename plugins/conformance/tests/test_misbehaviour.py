@@ -181,7 +181,7 @@ def test_an_incomplete_level_names_its_checks() -> None:
     results["device.seed"] = Result("device.seed", Status.NOT_RUN, "no generator here")
     record = PluginRecord("x", "x", "lmcore-x", "1", PluginState.USABLE)
     report = make_report(
-        Target("x", "x", record, PluginSet(()), None), Declaration(), checks, results
+        Target(record, (), (), PluginSet(()), None), Declaration(), checks, results
     )
     (level,) = (level for level in report.to_dict()["levels"] if level["level"] == "L1")
     assert (level["verdict"], list(level["left"])) == ("incomplete", ["device.seed"])

@@ -1,16 +1,17 @@
-"""`Bench`: the plugin's device and offers for checks, created once in the process of a group."""
+"""`Bench`: the device and what is under test on it, created once in the process of a group."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmcore.plugin import (
     PluginSet,
     Selection,
     checkpoint_stagers,
+    choose_comm_backend,
     comm_backends,
     create_device,
     discover,
@@ -45,16 +46,21 @@ class Bench:
     Attributes:
         closed: requirements that the plugin's author declares as missing.
         flags: flags of the run that the process represents.
+        subject: name of the plugin without a device whose offers alone are tried; empty: the
+            offers of all plugins that take part.
     """
 
-    def __init__(self, closed: Sequence[str] = (), flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self, closed: Sequence[str] = (), flags: Sequence[str] = (), subject: str = ""
+    ) -> None:
         """Create a bench without a device."""
         self.closed = tuple(closed)
         self.flags = tuple(flags)
+        self.subject = subject
 
     @cached_property
     def plugins(self) -> PluginSet:
-        """The plugin under test, and the CPU's."""
+        """The plugins under test, and the CPU's."""
         return discover()
 
     @cached_property
@@ -89,28 +95,45 @@ class Bench:
 
     @cached_property
     def kernels(self) -> tuple[OpImpl, ...]:
-        """The kernels that the plugin offers."""
-        return op_impls(self.plugins, self.selection, self.device)
+        """The kernels under test."""
+        return self._under_test(op_impls)
 
     @cached_property
     def precision_policies(self) -> tuple[PrecisionPolicy, ...]:
-        """The precisions that the plugin offers."""
+        """The precisions under test."""
+        return self._under_test(precision_policies)
+
+    @cached_property
+    def all_precision_policies(self) -> tuple[PrecisionPolicy, ...]:
+        """The precisions that a run chooses from."""
         return precision_policies(self.plugins, self.selection, self.device)
 
     @cached_property
     def recompute_policies(self) -> tuple[RecomputePolicy, ...]:
-        """The recompute policies that the plugin offers."""
-        return recompute_policies(self.plugins, self.selection, self.device)
+        """The recompute policies under test."""
+        return self._under_test(recompute_policies)
 
     @cached_property
     def stagers(self) -> tuple[CheckpointStager, ...]:
-        """The ways to bring tensors to the host that the plugin offers."""
-        return checkpoint_stagers(self.plugins, self.selection, self.device)
+        """The checkpoint stagers under test."""
+        return self._under_test(checkpoint_stagers)
 
     @cached_property
     def backends(self) -> tuple[CommBackend, ...]:
-        """The communication backends that the plugin offers."""
-        return comm_backends(self.plugins, self.selection, self.device)
+        """The communication backends under test."""
+        return self._under_test(comm_backends)
+
+    @property
+    def wanted_backend(self) -> str | None:
+        """Name of the backend that processes must use; None: the one that a run uses."""
+        if not self.subject:
+            return None
+        own = [one for one in self.backends if one.device_type == self.device.type]
+        return choose_comm_backend(own).name
+
+    def _under_test(self, ask: Callable[..., tuple[Any, ...]]) -> tuple[Any, ...]:
+        offers = ask(self.plugins, self.selection, self.device)
+        return tuple(offer for offer in offers if self.subject in {"", offer.plugin})
 
     def values(self, *shape: int, seed: int = 0) -> Tensor:
         """Return normal random numbers in float64 on the host, the same on every machine."""

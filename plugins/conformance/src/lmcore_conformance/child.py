@@ -16,7 +16,8 @@ from typing import Any
 from lmcore.plugin.isolation.location import exception_location
 from lmcore.plugin.isolation.subprocess_call import in_one_line
 from lmcore_conformance.bench import Bench
-from lmcore_conformance.registry import Check, Failure, Gap, NotRun, all_checks
+from lmcore_conformance.contributions import contributions
+from lmcore_conformance.registry import Check, Failure, Gap, NotApplicable, NotRun, all_checks
 from lmcore_conformance.requirements import REQUIREMENTS
 from lmcore_conformance.result import Result, Status
 
@@ -29,11 +30,17 @@ FLAGS: Mapping[str, Sequence[str]] = MappingProxyType({"deterministic": ("--dete
 """By group, the flags of the run whose device it is to have."""
 
 Told = dict[str, Any]
-"""{"ready": True}, {"begins": id}, {"ends": result} or {"backend": reason why there is none}."""
+"""{"ready": True}, {"begins": id}, {"ends": result}, {"backend": reason why there is none} or
+{"contributions": of each plugin}."""
 
 
 def run_group(
-    group: str, ids: Sequence[str], closed: Sequence[str], patience: float
+    group: str,
+    ids: Sequence[str],
+    closed: Sequence[str],
+    patience: float,
+    subject: str = "",
+    entry_points: Sequence[str] = (),
 ) -> Iterator[Told]:
     """Make checks of a group and yield what becomes of them.
 
@@ -42,15 +49,17 @@ def run_group(
         ids: The checks, in order.
         closed: requirements that the author declares as missing.
         patience: Factor on the time limits of checks.
+        subject: Name of the plugin without a device whose offers alone are tried.
+        entry_points: Plugins that level 0 is about.
     """
     faulthandler.dump_traceback_later(SETUP_SECONDS, exit=True)
     wanted = [check for check in all_checks() if check.id in ids]
     if group == "contract":
         from lmcore_conformance.checks.contract import ContractBench
 
-        bench: Any = ContractBench()
+        bench: Any = ContractBench(entry_points)
     else:
-        bench = Bench(closed, FLAGS.get(group, ()))
+        bench = Bench(closed, FLAGS.get(group, ()), subject)
         if group != "create":
             _ = bench.device
     yield {"ready": True}
@@ -62,6 +71,9 @@ def run_group(
         yield {"ends": result.to_dict()}
     if group == "create":
         yield {"backend": REQUIREMENTS["distributed"].why_missing(bench)}
+        faulthandler.dump_traceback_later(SETUP_SECONDS, exit=True)
+        yield {"contributions": contributions(bench)}
+        faulthandler.cancel_dump_traceback_later()
 
 
 def make_check(check: Check, bench: Any) -> Result:
@@ -90,6 +102,8 @@ def _ended(check: Check, error: Exception) -> Result:
         return Result(check.id, Status.GAP, str(error))
     if isinstance(error, NotRun):
         return Result(check.id, Status.NOT_RUN, str(error))
+    if isinstance(error, NotApplicable):
+        return Result(check.id, Status.NOT_APPLICABLE, str(error))
     if isinstance(error, Failure):
         return Result(check.id, Status.FAILED, error.findings[0], tuple(error.findings))
     text = in_one_line(error)

@@ -29,11 +29,16 @@ from lmcore.errors import ConfigError, suggestion
 from lmcore_conformance import SUITE_VERSION
 from lmcore_conformance.registry import Check
 from lmcore_conformance.requirements import REQUIREMENTS
+from lmcore_conformance.target import Target, module_of
 
-__all__ = ["FILE_NAME", "Declaration", "find_declaration", "read_declaration"]
+__all__ = ["FILE_NAME", "Declaration", "declaration_of", "find_declaration", "read_declaration"]
 
 FILE_NAME = "conformance.toml"
 _PARTS = ("suite", "closed", "depends")
+_COLLECTIVES = frozenset(
+    {"distributed", "all_to_all", "reduce_scatter", "gather_scatter", "send_recv", "average"}
+)
+"""Requirements of a communication backend."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,34 @@ class Declaration:
             f"`{name}`: {self.depends[name]}" for name in check.requires if name in self.depends
         ]
         return "; ".join(reasons) or None
+
+
+def declaration_of(target: Target, checks: Collection[Check]) -> Declaration:
+    """Return the declarations of the plugins under test as one.
+
+    A plugin without a device that is tried alone is excused by its device, but for its own
+    communication backend; a plugin beside a device declares only what its backend lacks.
+
+    Args:
+        target: Plugins under test.
+        checks: the suite's checks.
+
+    Raises:
+        ConfigError: One of the files is malformed.
+    """
+    found = read_declaration(find_declaration(target.module), checks)
+    for record in target.others:
+        other = read_declaration(find_declaration(module_of(record)), checks)
+        extension = target.record if target.alone else record
+        collectives = _COLLECTIVES if extension.implements("lmcore_comm_backends") else frozenset()
+        kept = REQUIREMENTS.keys() - collectives if target.alone else collectives
+        parts = ((found.closed, other.closed), (found.depends, other.depends))
+        merged = (
+            {name: reason for name, reason in part.items() if name in kept} | {**own}
+            for own, part in parts
+        )
+        found = Declaration(found.source, *merged)
+    return found
 
 
 def find_declaration(module: str) -> Path | None:

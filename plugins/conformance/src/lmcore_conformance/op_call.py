@@ -65,14 +65,24 @@ class Kernel:
 
 
 def kernels_of(bench: Bench, op: str) -> list[Kernel]:
-    """Return the reference and the plugin's kernels for *op* whose packages are installed."""
-    found = [Kernel(op, REFERENCE, load_target(SPECS[op].reference), None)]
+    """Return the kernels under test for *op* whose packages are installed, the reference first.
+
+    The reference is left out if the offers of one plugin alone are under test.
+    """
+    found = []
+    if not bench.subject:
+        found.append(Kernel(op, REFERENCE, load_target(SPECS[op].reference), None))
     found += [
-        Kernel(op, impl.id, load_target(impl.load), impl)
+        Kernel(op, _shown(bench, impl), load_target(impl.load), impl)
         for impl in bench.kernels
         if impl.op == op and not missing_packages(impl)
     ]
     return found
+
+
+def _shown(bench: Bench, impl: OpImpl) -> str:
+    """Return the id of a kernel, with its plugin if that does not bring the device."""
+    return impl.id if impl.plugin == bench.selection.plugin else f"{impl.id} of {impl.plugin}"
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,15 @@
 """The pytest plugin: options, one test for each check, the table at the end, the JSON report.
 
-Without `--accelerator` it does nothing, wherever it is installed.
+Without `--accelerator` and `--plugin` it does nothing, wherever it is installed.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lmcore_conformance.runner import Runner
     from lmcore_conformance.target import Target
 
-__all__ = ["Conformance"]
+__all__ = ["Conformance", "Trial", "TrialCheck"]
 
 _SUITE = Path(__file__).with_name("suite.py")
 _PROPERTY = "lmcore_conformance"
@@ -29,37 +29,63 @@ _BROKEN = 2
 
 
 @dataclass
-class Conformance:
-    """A session's plugin under test, with its results.
+class Trial:
+    """Plugins under test on one device, with the results.
 
     Attributes:
-        target: The plugin.
-        declaration: abilities that it is declared to lack.
-        checks: All of the suite.
-        levels: levels to run.
+        target: Plugins and device.
+        declaration: abilities that are declared to be lacking.
         runner: Runs the checks.
+        touched: ids of the checks that apply.
     """
 
     target: Target
     declaration: Declaration
+    runner: Runner
+    touched: Collection[str]
+
+
+@dataclass(frozen=True)
+class TrialCheck:
+    """A check, to be made in a trial.
+
+    Attributes:
+        check: The check.
+        number: number of the trial.
+    """
+
+    check: Check
+    number: int
+
+
+@dataclass
+class Conformance:
+    """A session's trials: one, or with `--plugin` one for each device.
+
+    Attributes:
+        trials: The trials.
+        checks: All of the suite.
+        levels: levels to run.
+    """
+
+    trials: Sequence[Trial]
     checks: Sequence[Check]
     levels: Sequence[str]
-    runner: Runner
 
-    def judge(self, check: Check, request: pytest.FixtureRequest) -> None:
+    def judge(self, chosen: TrialCheck, request: pytest.FixtureRequest) -> None:
         """Make a check, if its group was not made before, and end the test as it ended."""
         from lmcore_conformance.result import Status
 
-        result = self.runner.result(check.id)
-        request.node.user_properties.append((_PROPERTY, json.dumps(result.to_dict())))
+        check, runner = chosen.check, self.trials[chosen.number].runner
+        result = runner.result(check.id)
+        found = {"trial": chosen.number, "result": result.to_dict()}
+        request.node.user_properties.append((_PROPERTY, json.dumps(found)))
         if result.status is Status.FAILED:
-            pytest.fail(
-                _failure_text(check, result, self.runner.logs.get(check.id, "")), pytrace=False
-            )
+            pytest.fail(_failure_text(check, result, runner.logs.get(check.id, "")), pytrace=False)
         if result.status is Status.GAP:
             pytest.skip(f"declared gap: {result.detail}")
-        if result.status is Status.NOT_RUN:
-            pytest.skip(f"not run: {result.detail}")
+        if result.status in {Status.NOT_RUN, Status.NOT_APPLICABLE}:
+            pytest.skip(f"{result.status}: {result.detail}")
 
 
 _STATE: pytest.StashKey[Conformance] = pytest.StashKey()
@@ -74,6 +100,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="the plugin to test, by its name or device type; "
         "`pytest --pyargs lmcore_conformance --accelerator NAME` runs the whole suite",
+    )
+    group.addoption(
+        "--with",
+        dest="companions",
+        action="append",
+        metavar="NAME",
+        help="with --accelerator, a plugin without a device to test beside it, as a run uses both; "
+        "can be repeated; default: all installed ones take part, and none is tested itself",
+    )
+    group.addoption(
+        "--plugin",
+        metavar="NAME",
+        help="the plugin without a device to test: what it offers, on each device that is present",
     )
     group.addoption(
         "--levels", metavar="L0,L1", help="the levels to run, separated by commas; default: all"
@@ -97,34 +136,46 @@ def pytest_configure(config: pytest.Config) -> None:
     """Refuse to run the suite on nothing."""
     arguments = [str(arg).partition("::")[0] for arg in config.invocation_params.args]
     named = {"lmcore_conformance", "lmcore_conformance.suite"} & set(arguments)
-    if named and not config.getoption("--accelerator"):
+    accelerator, plugin = config.getoption("--accelerator"), config.getoption("--plugin")
+    if named and not accelerator and not plugin:
         raise pytest.UsageError(
-            "the conformance suite needs `--accelerator NAME`; `lmcore plugins` lists the names"
+            "the conformance suite needs `--accelerator NAME`, or `--plugin NAME` for a plugin "
+            "without a device; `lmcore plugins` lists the names"
         )
+    if plugin and accelerator:
+        raise pytest.UsageError(
+            "`--plugin` and `--accelerator` cannot be combined; `--accelerator "
+            f"{accelerator} --with {plugin}` tests both together"
+        )
+    if config.getoption("companions") and not accelerator:
+        raise pytest.UsageError("`--with NAME` needs `--accelerator NAME`, whose device is used")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Find the plugin under test; without a device that can be used there is no session."""
     config = session.config
-    named = config.getoption("--accelerator")
-    if not named:
+    if not _is_wanted(config):
         return
     from lmcore.errors import LmcoreError
 
     try:
-        config.stash[_STATE] = _start(config, named)
+        config.stash[_STATE] = _start(config)
     except LmcoreError as error:
         pytest.exit(f"\n{error.render()}", returncode=_BROKEN)
     config.stash[_RECORDER] = recorder = _Recorder()
     config.pluginmanager.register(recorder, "lmcore-conformance-recorder")
 
 
-def _start(config: pytest.Config, named: str) -> Conformance:
+def _is_wanted(config: pytest.Config) -> bool:
+    return bool(config.getoption("--accelerator") or config.getoption("--plugin"))
+
+
+def _start(config: pytest.Config) -> Conformance:
     from lmcore.errors import ConfigError, suggestion
-    from lmcore_conformance.declaration import find_declaration, read_declaration
+    from lmcore_conformance.declaration import declaration_of, read_declaration
     from lmcore_conformance.registry import LEVELS, all_checks
     from lmcore_conformance.runner import Runner
-    from lmcore_conformance.target import find_target
+    from lmcore_conformance.target import find_plugin_targets, find_target
 
     levels = [
         level.strip() for level in (config.getoption("--levels") or ",".join(LEVELS)).split(",")
@@ -132,19 +183,39 @@ def _start(config: pytest.Config, named: str) -> Conformance:
     for level in levels:
         if level not in LEVELS:
             raise ConfigError(f"`--levels {level}`: no such level", hint=suggestion(level, LEVELS))
-    target = find_target(named, contract_only=levels == ["L0"])
+    contract_only = levels == ["L0"]
+    if config.getoption("--plugin"):
+        targets = find_plugin_targets(config.getoption("--plugin"), contract_only=contract_only)
+    else:
+        companions = config.getoption("companions")
+        targets = [
+            find_target(
+                config.getoption("--accelerator"),
+                companions=companions,
+                contract_only=contract_only,
+            )
+        ]
     checks = all_checks()
     given = config.getoption("--requirements")
-    path = Path(given) if given else find_declaration(target.module)
-    declaration = read_declaration(path, checks)
-    runner = Runner(target, declaration, checks, patience=config.getoption("--patience"))
-    return Conformance(target, declaration, checks, levels, runner)
+    trials: list[Trial] = []
+    for target in targets:
+        declaration = (
+            read_declaration(Path(given), checks) if given else declaration_of(target, checks)
+        )
+        runner = Runner(target, declaration, checks, patience=config.getoption("--patience"))
+        touched = set(runner.touched)
+        if trials:  # level 0 does not depend on the device
+            touched -= {check.id for check in checks if check.group == "contract"}
+            if not runner.offers_something:
+                continue
+        trials.append(Trial(target, declaration, runner, touched))
+    return Conformance(trials, checks, levels)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Collect the suite's own module, whose name no pattern of test files has."""
-    if file_path == _SUITE and parent.config.getoption("--accelerator"):
+    if file_path == _SUITE and _is_wanted(parent.config):
         module: pytest.Collector = pytest.Module.from_parent(parent, path=file_path)
         return module
     return None
@@ -159,16 +230,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("conformance_check", [None], ids=["no accelerator"])
         return
     level = getattr(metafunc.cls, "level", "")
-    found = [check for check in state.checks if check.level == level and level in state.levels]
-    metafunc.parametrize("conformance_check", found, ids=[check.id for check in found])
+    found = [
+        TrialCheck(check, number)
+        for number, trial in enumerate(state.trials)
+        for check in state.checks
+        if check.level == level and level in state.levels and check.id in trial.touched
+    ]
+    several = len(state.trials) > 1
+    ids = [
+        f"{one.check.id}-{state.trials[one.number].target.device_type}" if several else one.check.id
+        for one in found
+    ]
+    metafunc.parametrize("conformance_check", found, ids=ids)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the empty tests of levels that were not chosen."""
+    """Leave out the empty tests of levels that were not chosen, or that do not apply."""
     state = config.stash.get(_STATE, None)
     if state is None:
         return
-    unasked = {check.level for check in state.checks} - set(state.levels)
+    touched = {name for trial in state.trials for name in trial.touched}
+    asked = {check.level for check in state.checks if check.id in touched} & set(state.levels)
+    unasked = {check.level for check in state.checks} - asked
     items[:] = [item for item in items if getattr(_class_of(item), "level", "") not in unasked]
 
 
@@ -187,13 +270,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     state = session.config.stash.get(_STATE, None)
     if state is not None:
         chosen = [_check_of(item) for item in session.items]
-        state.runner.choose(check.id for check in chosen if check is not None)
+        for number, trial in enumerate(state.trials):
+            own = [one.check.id for one in chosen if one is not None and one.number == number]
+            trial.runner.choose(own)
 
 
-def _check_of(item: pytest.Item) -> Check | None:
+def _check_of(item: pytest.Item) -> TrialCheck | None:
     callspec = getattr(item, "callspec", None)
     found = callspec.params.get("conformance_check") if callspec else None
-    return found if hasattr(found, "group") else None
+    return found if isinstance(found, TrialCheck) else None
 
 
 @pytest.fixture(scope="session")
@@ -209,7 +294,7 @@ class _Recorder:
     """Keeps results for the table; with pytest-xdist they come from other processes."""
 
     def __init__(self) -> None:
-        self.results: dict[str, Result] = {}
+        self.results: dict[int, dict[str, Result]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the report of a check."""
@@ -217,8 +302,9 @@ class _Recorder:
 
         for name, value in report.user_properties:
             if name == _PROPERTY and report.when == "call":
-                result = Result.from_dict(json.loads(str(value)))
-                self.results[result.id] = result
+                found = json.loads(str(value))
+                result = Result.from_dict(found["result"])
+                self.results.setdefault(found["trial"], {})[result.id] = result
 
 
 def pytest_terminal_summary(
@@ -230,15 +316,33 @@ def pytest_terminal_summary(
         return
     from lmcore_conformance.report import make_report, render
 
-    results = {**state.runner.results, **config.stash[_RECORDER].results}
-    report = make_report(state.target, state.declaration, state.checks, results)
-    terminalreporter.section("lmcore conformance")
-    for line in render(report):
-        terminalreporter.write_line(line)
+    reports = []
+    contract = {check.id for check in state.checks if check.group == "contract"}
+    shared: dict[str, Result] = {}
+    for number, trial in enumerate(state.trials):
+        own = config.stash[_RECORDER].results.get(number, {})
+        results = {**shared, **trial.runner.results, **own}
+        shared = shared or {name: results[name] for name in contract & results.keys()}
+        report = make_report(
+            trial.target,
+            trial.declaration,
+            state.checks,
+            results,
+            touched={*trial.touched, *shared},
+            contributions=trial.runner.contributions,
+        )
+        reports.append(report)
+        terminalreporter.section("lmcore conformance")
+        for line in render(report):
+            terminalreporter.write_line(line)
     path = config.getoption("--conformance-json")
     if path:
-        text = json.dumps(report.to_dict(), indent=2)
-        Path(path).write_text(f"{text}\n", encoding="utf-8")
+        values: Any = [report.to_dict() for report in reports]
+        if config.getoption("--plugin"):
+            values = {"plugin": reports[0].plugin, "devices": values}
+        else:
+            (values,) = values
+        Path(path).write_text(f"{json.dumps(values, indent=2)}\n", encoding="utf-8")
 
 
 @pytest.hookimpl(trylast=True)
@@ -247,9 +351,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     state = session.config.stash.get(_STATE, None)
     if state is None or session.exitstatus != pytest.ExitCode.OK:
         return
-    created = state.runner.results.get("device.create")
-    if created is not None and created.status == "failed":
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    for trial in state.trials:
+        created = trial.runner.results.get("device.create")
+        if created is not None and created.status == "failed":
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _failure_text(check: Check, result: Result, log: str) -> str:

@@ -42,7 +42,12 @@ class RankBench(Bench):
 
 
 def run_group(
-    group: str, ids: Sequence[str], closed: Sequence[str], patience: float
+    group: str,
+    ids: Sequence[str],
+    closed: Sequence[str],
+    patience: float,
+    subject: str = "",
+    entry_points: Sequence[str] = (),
 ) -> Iterator[Told]:
     """Join the other ranks, run the checks, and yield their results on this rank.
 
@@ -51,16 +56,19 @@ def run_group(
         ids: The checks, in order; the same on every rank.
         closed: requirements that the author declares as missing.
         patience: Factor on the time limits of checks.
+        subject: Name of the plugin without a device whose offers alone are tried.
+        entry_points: Plugins that level 0 is about, which is none of these groups.
     """
+    del entry_points
     faulthandler.dump_traceback_later(SETUP_SECONDS, exit=True)
     wanted = [check for check in all_checks() if check.id in ids]
-    bench = RankBench(closed)
+    bench = RankBench(closed, subject=subject)
     place = rank_info(os.environ)
     seconds = _SHORT_SECONDS if group.endswith("timeout") else _COLLECTIVE_SECONDS
     with join_processes(place, timeout=SETUP_SECONDS / 2) as rendezvous:
         check_device(rendezvous, bench.selection, bench.plugins)
         arguments = (bench.plugins, bench.selection, bench.device, rendezvous)
-        with start_processes(*arguments, timeout=seconds) as processes:
+        with start_processes(*arguments, timeout=seconds, wanted=bench.wanted_backend) as processes:
             bench.processes = replace(
                 processes, rendezvous=replace(rendezvous, timeout=_COLLECTIVE_SECONDS)
             )

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["LEVELS", "Check", "Failure", "Gap", "NotRun", "all_checks", "check", "register"]
+__all__ = [
+    "LEVELS",
+    "Check",
+    "Failure",
+    "Gap",
+    "NotApplicable",
+    "NotRun",
+    "all_checks",
+    "check",
+    "register",
+]
 
 LEVELS = MappingProxyType(
     {
@@ -54,6 +64,10 @@ class Failure(Exception):  # noqa: N818 - how a check ends, not what went wrong 
 
 class Gap(Exception):  # noqa: N818 - how a check ends, not what went wrong here
     """The device does not offer the capability that a check is about, and says so itself."""
+
+
+class NotApplicable(Exception):  # noqa: N818 - how a check ends, not what went wrong here
+    """The check used nothing of the plugin without a device that is tried alone."""
 
 
 class NotRun(Exception):  # noqa: N818 - how a check ends, not what went wrong here

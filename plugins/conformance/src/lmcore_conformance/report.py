@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
 from lmcore.accelerator import API_VERSION
 from lmcore_conformance import SUITE_VERSION
+from lmcore_conformance.contribution_report import contribution_lines, described
 from lmcore_conformance.declaration import Declaration
 from lmcore_conformance.registry import LEVELS, Check
 from lmcore_conformance.result import Result, Status
@@ -32,8 +33,11 @@ class LevelReport:
         passed, failed, gaps, not_run: number of checks with this end; checks that were not selected
             were not run.
         verdict: "reached" where every check that no requirement excuses has passed, none has
-            failed and none was not run; "failed", "incomplete", "in part" or "not claimed" else.
+            failed and none was not run; "failed", "incomplete", "in part", "not claimed", "not run"
+            or "not applicable" else.
         left: ids of the checks that were not run, if other checks of the level were.
+        not_applicable: number of further checks that touch nothing of the plugin, if it brings no
+            device and is tried alone.
     """
 
     level: str
@@ -45,6 +49,7 @@ class LevelReport:
     not_run: int
     verdict: str
     left: tuple[str, ...] = ()
+    not_applicable: int = 0
 
     @property
     def claimed(self) -> float:
@@ -64,6 +69,9 @@ class Report:
         levels: In order.
         checks: Every check, with its result.
         gaps: reason of each declared gap, by requirement or check.
+        device: type of the device; empty if none was used.
+        alone: True if the offers of a plugin without a device were tried alone.
+        plugins: plugins that took part, each with its version and contributions.
     """
 
     plugin: Mapping[str, str]
@@ -73,15 +81,19 @@ class Report:
     levels: tuple[LevelReport, ...]
     checks: tuple[Mapping[str, Any], ...]
     gaps: Mapping[str, str]
+    device: str
+    alone: bool
+    plugins: tuple[Mapping[str, Any], ...]
 
     @property
     def reached(self) -> list[str]:
         """Levels that are reached, from the first one without a gap between them."""
         found = []
         for level in self.levels:
-            if level.verdict != "reached":
+            if level.verdict == "reached":
+                found.append(level.level)
+            elif level.verdict != "not applicable":
                 break
-            found.append(level.level)
         return found
 
     @property
@@ -100,7 +112,9 @@ class Report:
             if level.verdict == "reached" and level.level not in levels
         ]
         span = "none"
-        if levels:
+        if self.alone:
+            span = ", ".join(levels) or span
+        elif levels:
             span = levels[0] if len(levels) == 1 else f"{levels[0]}-{levels[-1]}"
         more = f" and {', '.join(further)}" if further and levels else ", ".join(further)
         span = f"{span}{more}" if levels or not further else more
@@ -109,8 +123,20 @@ class Report:
         left = sum(level.not_run for level in self.levels)
         # What was not run may be claimed by nobody's objection.
         share = f"{left} not run" if left else f"{self.claimed:.0%} claimed"
-        suite = self.versions["suite"]
-        return f"lmcore conformance {suite}: {span} | {passed} of {total} checks, {share}"
+        count = f"{passed} of {total} checks{' that apply' if self.alone else ''}"
+        return (
+            f"lmcore conformance {self.versions['suite']}: {self._names}{span} | {count}, {share}"
+        )
+
+    @property
+    def _names(self) -> str:
+        """The plugins of the badge, if they are not a device's alone."""
+        shown = [f"{one['name']} {one['version']}" for one in self.plugins if one["brings"]]
+        if self.alone:
+            return (
+                f"{self.plugin['name']} {self.plugin['version']} on {self.device or 'no device'}: "
+            )
+        return f"{shown[0]} with {', '.join(shown[1:])}: " if shown[1:] else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -125,6 +151,9 @@ def make_report(
     declaration: Declaration,
     checks: Sequence[Check],
     results: Mapping[str, Result],
+    *,
+    contributions: Sequence[Mapping[str, Any]] = (),
+    touched: Collection[str] | None = None,
 ) -> Report:
     """Return the report on *target*.
 
@@ -133,12 +162,18 @@ def make_report(
         declaration: abilities that it is declared to lack.
         checks: All of the suite.
         results: By id; a check without one was not run.
+        contributions: Contributions of each plugin that took part.
+        touched: Ids of the checks that apply; None: all.
     """
+    unselected = (Status.NOT_RUN, "not selected")
+    untouched = (Status.NOT_APPLICABLE, "it touches nothing of the plugin")
     complete = {
-        check.id: results.get(check.id, Result(check.id, Status.NOT_RUN, "not selected"))
+        check.id: Result(check.id, *untouched)
+        if touched is not None and check.id not in touched
+        else results.get(check.id, Result(check.id, *unselected))
         for check in checks
     }
-    described = tuple(
+    rows = tuple(
         {"level": check.level, "title": check.title, **complete[check.id].to_dict()}
         for check in checks
     )
@@ -156,16 +191,35 @@ def make_report(
             "python": platform.python_version(),
         },
         date=dt.datetime.now(dt.UTC).date().isoformat(),
-        machine=_machine(complete["device.create"]),
+        machine=_machine(results.get("device.create")),
         levels=tuple(_level(level, checks, complete) for level in LEVELS),
-        checks=described,
-        gaps={**declaration.closed, **declaration.depends},
+        checks=rows,
+        gaps=_gaps(declaration, [check for check in checks if _counts(complete[check.id], target)]),
+        device=target.device_type,
+        alone=target.alone,
+        plugins=tuple(
+            described(one, complete, device_only=target.alone and one["name"] != target.name)
+            for one in contributions
+        ),
     )
 
 
-def _machine(created: Result) -> str:
+def _counts(result: Result, target: Target) -> bool:
+    """Return True if a check's declared gaps are in the report."""
+    return not target.alone or result.status is Status.GAP
+
+
+def _gaps(declaration: Declaration, checks: Sequence[Check]) -> dict[str, str]:
+    """Return the declared gaps of checks, with their reasons."""
+    names = {name for check in checks for name in (check.id, *check.requires)}
+    declared = {**declaration.closed, **declaration.depends}
+    return {name: reason for name, reason in declared.items() if name in names}
+
+
+def _machine(created: Result | None) -> str:
     """Return the device as its own check describes it; else the host's kind."""
-    return created.detail if created.status is Status.PASSED else platform.machine()
+    is_known = created is not None and created.status is Status.PASSED
+    return created.detail if created is not None and is_known else platform.machine()
 
 
 def _version(distribution: str) -> str:
@@ -176,10 +230,17 @@ def _version(distribution: str) -> str:
 
 
 def _level(level: str, checks: Sequence[Check], results: Mapping[str, Result]) -> LevelReport:
-    own = [check for check in checks if check.level == level]
-    count = {status: sum(results[check.id].status is status for check in own) for status in Status}
+    every = [results[check.id].status for check in checks if check.level == level]
+    own = [
+        check
+        for check in checks
+        if check.level == level and results[check.id].status is not Status.NOT_APPLICABLE
+    ]
+    count = {status: every.count(status) for status in Status}
     excused = all(check.requires for check in own if results[check.id].status is Status.GAP)
-    if count[Status.FAILED]:
+    if not own:
+        verdict = "not applicable"
+    elif count[Status.FAILED]:
         verdict = "failed"
     elif count[Status.NOT_RUN] == len(own):
         verdict = "not run"
@@ -199,6 +260,7 @@ def _level(level: str, checks: Sequence[Check], results: Mapping[str, Result]) -
         count[Status.NOT_RUN],
         verdict,
         () if verdict == "not run" else _not_run(own, results),
+        count[Status.NOT_APPLICABLE],
     )
 
 
@@ -226,6 +288,7 @@ def render(report: Report) -> list[str]:
     offers = next((check for check in report.checks if check["id"] == "device.offers-twice"), None)
     if offers is not None and offers["status"] == Status.PASSED:
         lines += ["", f"offers: {offers['detail']}"]
+    lines += contribution_lines(report.plugins)
     failed = [check for check in report.checks if check["status"] == Status.FAILED]
     if failed:
         lines += ["", "failed:", *(f"  {check['id']}: {check['detail']:.160}" for check in failed)]

@@ -58,7 +58,7 @@ def _recompute(*names: str) -> Callable[[Bench], bool]:
 
 def _mixed(bench: Bench) -> bool:
     return any(
-        policy.compute != policy.keep and policy.available() is None
+        (policy.compute != policy.keep or bench.subject) and policy.available() is None
         for policy in bench.precision_policies
     )
 

@@ -16,6 +16,7 @@ class Status(StrEnum):
     FAILED = "failed"
     GAP = "declared gap"
     NOT_RUN = "not run"
+    NOT_APPLICABLE = "not applicable"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from lmcore.plugin.isolation.subprocess_call import Call, Outcome, call_together
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.store import SECRET, new_secret
 from lmcore_conformance.child import SETUP_SECONDS
+from lmcore_conformance.contributions import NOTHING, touched, usable_offers
 from lmcore_conformance.declaration import Declaration
 from lmcore_conformance.registry import Check
 from lmcore_conformance.result import Result, Status
@@ -58,7 +59,24 @@ class Runner:
         self.logs: dict[str, str] = {}
         self._no_backend: str | None = None
         self._on_last_index: dict[str, Result] = {}
+        self.contributions: Sequence[Mapping[str, Any]] = ()
         self._wanted = set(self.checks)
+
+    @property
+    def touched(self) -> list[str]:
+        """Ids of the checks that apply: for a plugin without a device those of its offers."""
+        if not self.target.alone:
+            return list(self.checks)
+        if self.target.selection is not None:
+            self.result(CREATE)
+        own = [one for one in self.contributions if one["name"] == self.target.name]
+        return touched(own[0] if own else NOTHING, self.checks)
+
+    @property
+    def offers_something(self) -> bool:
+        """True if an offer of the plugin without a device can be tried on this device."""
+        own = [one for one in self.contributions if one["name"] == self.target.name]
+        return bool(own and usable_offers(own[0]))
 
     def choose(self, ids: Iterable[str]) -> None:
         """Make only these checks when their group is run."""
@@ -179,7 +197,10 @@ class Runner:
     ) -> Sequence[Outcome]:
         ids = [check.id for check in checks]
         timeout = SETUP_SECONDS + sum(check.seconds for check in checks) * self.patience + 10.0
-        arguments = (group, ids, list(self.declaration.closed), self.patience)
+        subject = self.target.name if self.target.alone else ""
+        points = [one.entry_point for one in self.target.under_test]
+        closed = list(self.declaration.closed)
+        arguments = (group, ids, closed, self.patience, subject, points)
         if not group.startswith(DISTRIBUTED):
             target = "lmcore_conformance.child:run_group"
             calls = [Call(target, arguments, self.target.environment(place))]
@@ -200,9 +221,9 @@ class Runner:
     def _take(self, pending: Sequence[Check], outcomes: Sequence[Outcome]) -> dict[str, Result]:
         """Return the results of one round; the check at which it broke off has failed."""
         messages = [_messages_of(outcome) for outcome in outcomes]
-        for outcome in outcomes:
-            for value in outcome.values:
-                self._no_backend = value.get("backend", self._no_backend)
+        for value in (value for outcome in outcomes for value in outcome.values):
+            self._no_backend = value.get("backend", self._no_backend)
+            self.contributions = value.get("contributions", self.contributions)
         many = len(outcomes) > 1
         results: dict[str, Result] = {}
         for check in pending:
@@ -228,6 +249,8 @@ class Runner:
         """Return the result; an undeclared gap of the device is a failure."""
         if result.status is not Status.GAP:
             return result
+        if self.target.alone:  # the plugin does not claim what the device or its record lacks
+            return replace(result, status=Status.NOT_APPLICABLE)
         reason = self.declaration.why_it_may_lack(check)
         if reason:
             return replace(result, detail=f"{result.detail}; it depends: {reason}")
@@ -260,7 +283,10 @@ def _messages_of(outcome: Outcome) -> dict[str, Any]:
 
 def _joined(results: Sequence[Result], *, many: bool) -> Result:
     """Return one result of a check that several processes made: the worst."""
-    order = [Status.FAILED, Status.GAP, Status.NOT_RUN, Status.PASSED]
+    order = [
+        *(Status.FAILED, Status.GAP, Status.NOT_RUN, Status.NOT_APPLICABLE),
+        Status.PASSED,
+    ]
     worst = min(results, key=lambda result: order.index(result.status))
     if not many or worst.status is not Status.FAILED:
         return worst

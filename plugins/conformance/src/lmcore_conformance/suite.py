@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-    from lmcore_conformance.pytest_plugin import Conformance
-    from lmcore_conformance.registry import Check
+    from lmcore_conformance.pytest_plugin import Conformance, TrialCheck
 
 __all__ = [
     "TestContract",
@@ -35,7 +34,10 @@ class _Level:
     level = ""
 
     def test(
-        self, conformance_check: Check, conformance: Conformance, request: pytest.FixtureRequest
+        self,
+        conformance_check: TrialCheck,
+        conformance: Conformance,
+        request: pytest.FixtureRequest,
     ) -> None:
         """Hold the plugin to one check."""
         conformance.judge(conformance_check, request)

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.op.records import parse_preferences
+from lmcore.accelerator.op.records import missing_packages, parse_preferences
 from lmcore.accelerator.op.spec import OP_SPECS
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
@@ -44,6 +45,7 @@ from lmcore.train.resume.saver import Saver
 from lmcore.train.resume.snapshot import Snapshot, take_snapshot
 from lmcore.train.state import TrainState, random_states, seed_everything
 from lmcore.train.step import TrainStep
+from lmcore_conformance.registry import NotApplicable
 
 if TYPE_CHECKING:
     from lmcore.accelerator import Device
@@ -64,6 +66,15 @@ _FLAGS = (
 DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1"
 REFERENCES = "--ops " + " ".join(f"{spec.name}=reference" for spec in OP_SPECS)
 """The flags that bind the core's reference for every op."""
+
+_FLAGS_OF_OP = MappingProxyType(
+    {
+        "swiglu": ("bias_gelu", "--swiglu"),
+        "rms_norm": ("layer_norm", "--normalization RMSNorm"),
+        "rotary_embedding": ("", "--position-embedding-type rope"),
+    }
+)
+"""Flags of a model with an op that the tiny model lacks, and the op that it has instead."""
 
 _CHARACTERS = 6_000
 
@@ -104,12 +115,17 @@ class Trained:
 
 
 class TinyRuns:
-    """Runs on the plugin's device, and on the host for comparison; data is prepared once."""
+    """Runs on the plugin's device, and on the host for comparison; data is prepared once.
+
+    Attributes:
+        used: names of the plugins of which a run used a kernel, a policy or the backend.
+    """
 
     def __init__(self, bench: Bench, folder: Path) -> None:
         """Write below *folder*."""
         self.bench = bench
         self.folder = folder
+        self.used: set[str] = set()
         self._host: tuple[Selection, Device] | None = None
 
     @cached_property
@@ -149,7 +165,8 @@ class TinyRuns:
             return self._trained(plan, runtime, steps)
 
     def _plan(self, flags: str, world_size: int) -> RunPlan:
-        arguments = [*shape_flags().split(), "--data-path", self.prefix, *flags.split()]
+        arguments = [*shape_flags().split(), *self._op_flags()]
+        arguments += ["--data-path", self.prefix, *flags.split()]
         arguments = _last_of_each(arguments)
         if "--train-iters" not in arguments:
             arguments += ["--train-iters", "20"]
@@ -161,6 +178,15 @@ class TinyRuns:
             sources=sources,
             resume=find_resume_point(loaded.config.checkpoint),
         )
+
+    def _op_flags(self) -> list[str]:
+        """Return the flags of a model that has the ops whose kernels alone are tried."""
+        if not self.bench.subject:
+            return []
+        ops = {impl.op for impl in self.bench.kernels if not missing_packages(impl)}
+        pairs = _FLAGS_OF_OP.items()
+        chosen = [flags for op, (other, flags) in pairs if op in ops and other not in ops]
+        return " ".join(chosen).split()
 
     def _place(self, *, host: bool) -> tuple[PluginSet, Selection, Device]:
         bench = self.bench
@@ -232,14 +258,25 @@ class TinyRuns:
             for resolution in runtime.ops.resolutions
         }
         layouts = {f"model.{name}": layout for name, layout in parallel.layouts.items()}
+        self.used |= {resolution.plugin for resolution in runtime.ops.resolutions}
+        self.used |= {runtime.precision.plugin, runtime.recompute.plugin}
+        self.used |= {runtime.stager.plugin} if plan.config.checkpoint.save_interval else set()
+        self.used |= {runtime.processes.backend.plugin} if runtime.processes else set()
         return Trained(losses, norms, tensors, bound, layouts)
 
 
 @contextlib.contextmanager
 def tiny_runs(bench: Bench) -> Iterator[TinyRuns]:
-    """Return runs that write into a separate folder, which is gone afterwards."""
+    """Return runs that write into a separate folder, which is gone afterwards.
+
+    Raises:
+        NotApplicable: The runs used nothing of the plugin whose offers alone are tried.
+    """
     with tempfile.TemporaryDirectory(prefix="lmcore-conformance-") as folder:
-        yield TinyRuns(bench, Path(folder))
+        runs = TinyRuns(bench, Path(folder))
+        yield runs
+    if bench.subject and bench.subject not in runs.used:
+        raise NotApplicable(f"its runs use nothing of plugin `{bench.subject}`")
 
 
 def _runtime(

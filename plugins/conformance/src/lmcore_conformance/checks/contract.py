@@ -6,18 +6,20 @@ being imported and probed in a fresh process.  Nothing here loads torch into the
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 from lmcore.accelerator.probe import API_VERSION, CheckStatus
 from lmcore.accelerator.probe import Check as Line
-from lmcore.plugin.discovery import ALLOW_LIST, GROUP
+from lmcore.plugin.discovery import GROUP
 from lmcore.plugin.isolation.subprocess_call import call_isolated
 from lmcore_conformance.plugin_check.registrations import reserved_names
 from lmcore_conformance.plugin_check.trial import read_steps
@@ -34,27 +36,29 @@ _RECORDS = ("import", "source", "hooks", "lmcore_plugin_info", "lmcore_probe")
 
 
 class ContractBench:
-    """The plugin by its entry point, and what `lmcore plugin check` finds."""
+    """The plugins by their entry points, and the findings of `lmcore plugin check`."""
 
-    @property
-    def entry_point(self) -> str:
-        """Its name."""
-        return os.environ[ALLOW_LIST]
-
-    @cached_property
-    def point(self) -> importlib.metadata.EntryPoint:
-        """The entry point itself."""
-        return next(iter(importlib.metadata.entry_points(group=GROUP, name=self.entry_point)))
+    def __init__(self, entry_points: Sequence[str]) -> None:
+        """Take the names of the plugins' entry points."""
+        self.entry_points = tuple(entry_points)
 
     @cached_property
     def lines(self) -> list[Line]:
         """Lines of the check of the contract, with the steps that it did not reach."""
-        assert self.point.dist is not None
-        arguments = (self.point.name, self.point.dist.name, API_VERSION, reserved_names())
+        return [line for name in self.entry_points for line in self._lines_of(name)]
+
+    def _lines_of(self, name: str) -> Iterator[Line]:
+        point = next(iter(importlib.metadata.entry_points(group=GROUP, name=name)))
+        assert point.dist is not None
+        arguments = (name, point.dist.name, API_VERSION, reserved_names())
         outcome = call_isolated(
             "lmcore_conformance.plugin_check.trial:check_plugin", *arguments, timeout=100.0
         )
-        return read_steps(outcome.values, outcome.fault)
+        for line in read_steps(outcome.values, outcome.fault):
+            yield dataclasses.replace(line, detail=f"{self._prefix(name)}{line.detail}")
+
+    def _prefix(self, name: str) -> str:
+        return f"plugin `{name}`: " if len(self.entry_points) > 1 else ""
 
     def judge(self, names: tuple[str, ...] | None, *, prefix: str = "") -> str:
         """Return the summary of the lines with these names.
@@ -68,6 +72,8 @@ class ContractBench:
             NotRun: All were skipped.
         """
         matching = [line for line in self.lines if self._belongs(line.name, names, prefix)]
+        if not matching and names == ("lmcore_probe",):
+            raise NotRun("the plugin has no such hook")
         wrong = [line for line in matching if line.status is CheckStatus.FAILED]
         if wrong:
             raise Failure(*(f"{line.name}: {line.detail}" for line in wrong))
@@ -83,16 +89,30 @@ class ContractBench:
             return name in names or (bool(prefix) and name.startswith(prefix))
         return name not in _RECORDS and not name.startswith("lmcore_add_")
 
-    def watched(self, function: str) -> Any:
-        """Return the result of a function of this module in a fresh process.
+    def watch(self, function: str, judge: Callable[[Any], tuple[str, list[str]]]) -> str:
+        """Return the findings of a function of this module, called in a fresh process per plugin.
+
+        Args:
+            function: Its name; it takes an entry point, and returns None if it does not apply.
+            judge: Returns a line about its result, and the faults.
 
         Raises:
-            Failure: It crashed, hung or raised.
+            Failure: It found a fault, crashed, hung or raised.
+            NotRun: It applies to no plugin.
         """
-        outcome = call_isolated(f"{_SELF}:{function}", self.entry_point, timeout=30.0)
-        if not outcome.complete:
-            raise Failure(outcome.fault)
-        return outcome.value
+        lines, faults = [], []
+        for name in self.entry_points:
+            outcome = call_isolated(f"{_SELF}:{function}", name, timeout=30.0)
+            if outcome.complete and outcome.value is None:
+                continue
+            line, wrong = judge(outcome.value) if outcome.complete else ("", [outcome.fault])
+            lines.append(f"{self._prefix(name)}{line}")
+            faults += [f"{self._prefix(name)}{fault}" for fault in wrong]
+        if faults:
+            raise Failure(*faults)
+        if not lines:
+            raise NotRun("the plugin has no such hook")
+        return "; ".join(lines)
 
 
 @check(
@@ -187,11 +207,14 @@ def offers(bench: ContractBench) -> str:
 )
 def import_time(bench: ContractBench) -> str:
     """Measure the import in a process that has lmcore's contract loaded."""
-    found = bench.watched("watch_import")
-    heavy = f", with {', '.join(found['heavy'])}" if found["heavy"] else ""
-    if found["seconds"] > _IMPORT_SECONDS:
-        raise Failure(f"it takes {found['seconds']:.2f} s{heavy}")
-    return f"{found['seconds'] * 1e3:.0f} ms, {found['modules']} modules{heavy}"
+
+    def judge(found: Any) -> tuple[str, list[str]]:
+        heavy = f", with {', '.join(found['heavy'])}" if found["heavy"] else ""
+        slow = found["seconds"] > _IMPORT_SECONDS
+        faults = [f"it takes {found['seconds']:.2f} s{heavy}"] if slow else []
+        return f"{found['seconds'] * 1e3:.0f} ms, {found['modules']} modules{heavy}", faults
+
+    return bench.watch("watch_import", judge)
 
 
 @check(
@@ -204,21 +227,22 @@ def import_time(bench: ContractBench) -> str:
 )
 def probe_initialises_nothing(bench: ContractBench) -> str:
     """Compare a fresh process before and after two probes."""
-    found = bench.watched("watch_probe")
-    faults = []
-    if found["torch"]:
-        faults.append("torch is imported")
-    faults += [f"`{path}` stays open" for path in found["opened"]]
-    faults += [f"the environment variable `{name}` is changed" for name in found["variables"]]
-    if found["threads"] > 0:
-        faults.append(f"{found['threads']} threads stay")
-    if found["seconds"] > _PROBE_SECONDS:
-        faults.append(f"it takes {found['seconds']:.1f} s")
-    if not found["same"]:
-        faults.append("asked twice, it says something else of the device")
-    if faults:
-        raise Failure(*faults)
-    return f"{found['seconds'] * 1e3:.0f} ms"
+
+    def judge(found: Any) -> tuple[str, list[str]]:
+        faults = []
+        if found["torch"]:
+            faults.append("torch is imported")
+        faults += [f"`{path}` stays open" for path in found["opened"]]
+        faults += [f"the environment variable `{name}` is changed" for name in found["variables"]]
+        if found["threads"] > 0:
+            faults.append(f"{found['threads']} threads stay")
+        if found["seconds"] > _PROBE_SECONDS:
+            faults.append(f"it takes {found['seconds']:.1f} s")
+        if not found["same"]:
+            faults.append("asked twice, it says something else of the device")
+        return f"{found['seconds'] * 1e3:.0f} ms", faults
+
+    return bench.watch("watch_probe", judge)
 
 
 @check(
@@ -231,13 +255,16 @@ def probe_initialises_nothing(bench: ContractBench) -> str:
 )
 def idempotent(bench: ContractBench) -> str:
     """Compare two discoveries in one fresh process."""
-    found = bench.watched("watch_registration")
-    if found["problem"]:
-        raise Failure(found["problem"])
-    differing = [name for name, (first, other) in found["pairs"].items() if first != other]
-    if differing:
-        raise Failure(*(f"{name} differs the second time" for name in differing))
-    return ", ".join(found["pairs"])
+
+    def judge(found: Any) -> tuple[str, list[str]]:
+        if found["problem"]:
+            return "", [found["problem"]]
+        pairs = found["pairs"].items()
+        differing = [name for name, (first, other) in pairs if first != other]
+        faults = [f"{name} differs the second time" for name in differing]
+        return ", ".join(found["pairs"]), faults
+
+    return bench.watch("watch_registration", judge)
 
 
 def _load(entry_point: str) -> Any:
@@ -258,12 +285,14 @@ def watch_import(entry_point: str) -> dict[str, Any]:
     return {"seconds": seconds, "modules": len(new), "heavy": heavy}
 
 
-def watch_probe(entry_point: str) -> dict[str, Any]:
-    """Return the traces that a probe leaves in a fresh process."""
+def watch_probe(entry_point: str) -> dict[str, Any] | None:
+    """Return the traces that a probe leaves in a fresh process; None if the plugin has none."""
     from lmcore.plugin.load import new_hook_caller
 
     caller = new_hook_caller()
     caller.register(_load(entry_point), entry_point)
+    if not caller.hook.lmcore_probe.get_hookimpls():
+        return None
     opened, variables, threads = _opened(), dict(os.environ), _threads()
     begin = time.perf_counter()
     (first,) = caller.hook.lmcore_probe(env=dict(os.environ))
@@ -299,7 +328,7 @@ def watch_registration(entry_point: str) -> dict[str, Any]:
         record = next(plugin for plugin in plugins if plugin.entry_point == entry_point)
         if record.info is None or record.reason:
             return {"problem": record.reason, "pairs": {}}
-        assert record.probe is not None
+        probe = record.probe
         found.append(
             {
                 "info": repr(record.info),
@@ -307,7 +336,7 @@ def watch_registration(entry_point: str) -> dict[str, Any]:
                 "commands": list(plugin_commands(plugins, {})),
                 "texts": list(plugin_corpora(plugins, {})),
                 "tokenizers": list(registered_types(plugins)),
-                "probe": json.dumps([record.probe.device_type, str(record.probe.state)]),
+                **({"probe": json.dumps([probe.device_type, str(probe.state)])} if probe else {}),
             }
         )
     pairs = {name: (found[0][name], found[1][name]) for name in found[0]}

@@ -14,7 +14,7 @@ from lmcore.errors import LmcoreError
 from lmcore.plugin import choose_precision
 from lmcore.plugin.isolation.subprocess_call import call_isolated
 from lmcore.runtime.launch.rank import RankInfo
-from lmcore_conformance.registry import Failure, NotRun, check
+from lmcore_conformance.registry import Failure, NotApplicable, NotRun, check
 from lmcore_conformance.tiny_run import DROPOUT, REFERENCES, Trained, shape_flags, tiny_runs
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ def precision_in_force(bench: Bench) -> str:
         except LmcoreError as error:
             faults.append(f"`{policy.name}`: {error.what}: {error.why}")
     try:
-        default = choose_precision(bench.precision_policies, None).name
+        default = choose_precision(bench.all_precision_policies, None).name
     except LmcoreError as error:
         faults.append(f"{error.what}: {error.why}")
         default = "none"
@@ -340,6 +340,9 @@ def command(bench: Bench) -> str:
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
         used = environment["selection"]["plugin"]
+        (own,) = (one for one in environment["plugins"] if one["name"] == (bench.subject or device))
+        if not own["brings"]:
+            raise NotApplicable("a run without options uses nothing of the plugin")
         if summary["status"] != "completed" or used != device:
             raise Failure(f"the run is {summary['status']}, on plugin `{used}`")
         arguments = ["generate", "--load", str(run), "--prompt", "To be", "--device", device]
@@ -370,6 +373,8 @@ def processes(bench: Bench) -> str:
             arguments = ["train", "--device", bench.selection.plugin, "--save", str(run)]
             arguments += ["--train-iters", "5", "--progress", "plain", "--sample-tokens", "0"]
             arguments += ["--nproc-per-node", str(size), *shape_flags(micro=micro, batch=8).split()]
+            if bench.wanted_backend:
+                arguments += ["--distributed-backend", bench.wanted_backend]
             arguments += ["--precision", "fp32"]  # products of half precision depend on the batch
             # This process is one by itself; the command starts the number of processes of its flag.
             _succeed(arguments, env={key: os.environ[key] for key in os.environ.keys() - _PLACE})
