@@ -174,8 +174,9 @@ def test_a_report(suite: Any, tmp_path: Path) -> None:
     assert "why it matters: Recomputation and `--load` restore states." in done.stdout
     assert "declared gap: `streams` is closed: there are no queues here" in done.stdout
     (level,) = (entry for entry in report["levels"] if entry["level"] == "L1")
-    assert level["gaps"] == 5
-    assert level["claimed"] == pytest.approx(1 - 5 / level["checks"], abs=1e-3)
+    statuses = [check["status"] for check in report["checks"] if check["level"] == "L1"]
+    assert level["gaps"] == statuses.count("declared gap") > 3
+    assert level["claimed"] == pytest.approx(1 - level["gaps"] / level["checks"], abs=1e-3)
 
 
 def test_claiming_nothing_is_seen(suite: Any, tmp_path: Path) -> None:

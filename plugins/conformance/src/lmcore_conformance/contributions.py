@@ -35,7 +35,7 @@ _TOUCHED: Mapping[str, Sequence[str]] = {
     "recompute_policies": ("train.recompute-own",),
     "checkpoint_stagers": ("device.stagers", "train.async-save", *_TRAINED),
 }
-"""Checks that each kind of contribution is part of, besides those of a kernel's op."""
+"""Checks that each kind of contribution is part of; the checks of a kernel's op come on top."""
 
 _ALWAYS = ("contract.*", "device.offers-twice")
 _OF_A_DEVICE = ("contract.probe", "contract.probe-initialises-nothing")

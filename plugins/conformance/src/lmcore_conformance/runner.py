@@ -64,7 +64,7 @@ class Runner:
 
     @property
     def touched(self) -> list[str]:
-        """Ids of the checks that apply: for a plugin without a device those of its offers."""
+        """Ids of the checks that apply: all, or of a plugin without a device the touched ones."""
         if not self.target.alone:
             return list(self.checks)
         if self.target.selection is not None:

@@ -118,7 +118,7 @@ class TinyRuns:
     """Runs on the plugin's device, and on the host for comparison; data is prepared once.
 
     Attributes:
-        used: names of the plugins of which a run used a kernel, a policy or the backend.
+        used: names of the plugins whose kernels, policies or backend a run used.
     """
 
     def __init__(self, bench: Bench, folder: Path) -> None:
