@@ -52,7 +52,7 @@ _ABOUT_LEVELS = {
     "L1": "The device without a model; if there are several devices, the first and the last one.",
     "L2": "Every kernel of the plugin and every reference on the device, in every dtype of the "
     "device, compared with the reference in float64 on the host, with the op's "
-    "[tolerances](ops.md).",
+    "[tolerances](ops.md). Sizes of real models are computed in float32 alone.",
     "L3": "A GPT of two layers, trained by the core.",
     "L4": "Two processes, each with its own device (on one host or two).",
     "L5": "Features that are optional for a run.",

@@ -28,6 +28,7 @@ __all__ = [
     "factor",
     "kernels_of",
     "oracle",
+    "plain",
     "rounded",
     "with_nan",
 ]
@@ -128,7 +129,8 @@ LAYOUTS: Mapping[str, Callable[[Tensor], Tensor]] = {
 """Ways in which a tensor's values may lie in memory."""
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def plain(tensor: Tensor) -> Tensor:
+    """Return the tensor as it is."""
     return tensor
 
 
@@ -161,7 +163,7 @@ def call(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    layout: Callable[[Tensor], Tensor] = _plain,
+    layout: Callable[[Tensor], Tensor] = plain,
     incoming: torch.dtype | None = None,
 ) -> Outcome:
     """Call an op and return output and gradients, for a fixed incoming gradient.

@@ -13,7 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["CALLED_OPS", "CASES", "Case", "Place"]
+__all__ = [
+    "CALLED_OPS",
+    "CASES",
+    "Case",
+    "Place",
+    "added_case",
+    "attention_case",
+    "entropy_case",
+    "gelu_case",
+    "head_case",
+    "linear_case",
+    "norm_case",
+    "padding",
+    "randn",
+    "rotary_case",
+    "softmax_case",
+    "swiglu_case",
+]
 
 Place = tuple[int, tuple[int, ...]]
 """An element: position of the argument, and index in it."""
@@ -44,7 +61,8 @@ class Case:
     nan: Place | None = None
 
 
-def _randn(*shape: int, seed: int = 0) -> Tensor:
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    """Return normal random numbers in float64, the same on every machine."""
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
@@ -52,7 +70,7 @@ def _targets(count: int, vocab: int) -> Tensor:
     return torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(9))
 
 
-def _padding(batch: int, keys: int) -> Tensor:
+def padding(batch: int, keys: int) -> Tensor:
     """Return a mask that hides the second half of the last sample's keys."""
     mask = torch.zeros(batch, 1, 1, keys, dtype=torch.bool)
     mask[-1, ..., keys // 2 :] = True
@@ -69,7 +87,7 @@ def _kind(label: str) -> str:
     return next((kind for kind in ("empty", "nan") if label.startswith(kind)), "value")
 
 
-def _attention(
+def attention_case(
     label: str,
     shape_BNSD: tuple[int, int, int, int],
     *,
@@ -78,12 +96,13 @@ def _attention(
     nan: Place | None = None,
     **kwargs: Any,
 ) -> Case:
+    """Return a case of `attention`."""
     batch, heads, length, channels = shape_BNSD
     cached = (batch, heads // groups, keys or length, channels)
     return Case(
         "attention",
         label,
-        {0: _randn(*shape_BNSD, seed=1), 1: _randn(*cached, seed=2), 2: _randn(*cached, seed=3)},
+        {0: randn(*shape_BNSD, seed=1), 1: randn(*cached, seed=2), 2: randn(*cached, seed=3)},
         kwargs=kwargs,
         attributes={
             "head_dim": channels,
@@ -99,57 +118,60 @@ def _attention(
     )
 
 
-def _normal(
+def norm_case(
     op: str, label: str, x: Tensor, epsilon: float = 1e-5, nan: Place | None = None
 ) -> Case:
     """Return a case of a norm; the layer norm has an offset as well."""
     width = x.shape[-1]
-    tensors = {0: x, 1: _randn(width, seed=1)}
+    tensors = {0: x, 1: randn(width, seed=1)}
     if op == "layer_norm":
-        tensors[2] = _randn(width, seed=2)
+        tensors[2] = randn(width, seed=2)
     others = {len(tensors): epsilon}
     attributes = {"hidden_size": width}
     return Case(op, label, tensors, others, {}, attributes, _kind(label), nan)
 
 
 def _norms(op: str) -> list[Case]:
-    far = _randn(3, 2, 32) + 30.0
+    far = randn(3, 2, 32) + 30.0
     return [
-        _normal(op, "regular", _randn(2, 16, 128)),
-        _normal(op, "odd", _randn(2, 3, 17), 1e-6),
-        _normal(op, "far from zero", far, 1e-6),
-        _normal(op, "small, so that epsilon counts", _randn(2, 3, 24) * 4e-3),
-        _normal(op, "one row", _randn(1, 1, 40)),
-        _normal(op, "zeros", _randn(2, 2, 8) * 0.0, 1e-2),
-        _normal(op, "empty batch", _randn(0, 3, 8)),
-        _normal(op, "nan", _randn(2, 3, 17), nan=(0, (1, 2, 5))),
+        norm_case(op, "regular", randn(2, 16, 128)),
+        norm_case(op, "odd", randn(2, 3, 17), 1e-6),
+        norm_case(op, "far from zero", far, 1e-6),
+        norm_case(op, "small, so that epsilon counts", randn(2, 3, 24) * 4e-3),
+        norm_case(op, "one row", randn(1, 1, 40)),
+        norm_case(op, "zeros", randn(2, 2, 8) * 0.0, 1e-2),
+        norm_case(op, "empty batch", randn(0, 3, 8)),
+        norm_case(op, "nan", randn(2, 3, 17), nan=(0, (1, 2, 5))),
     ]
 
 
-def _linear(
+def linear_case(
     label: str, x: Tensor, out: int, *, bias: bool = True, nan: Place | None = None
 ) -> Case:
+    """Return a case of `linear`."""
     width = x.shape[-1]
-    tensors = {0: x, 1: _randn(out, width, seed=1)}
+    tensors = {0: x, 1: randn(out, width, seed=1)}
     others: dict[int, Any] = {} if bias else {2: None}
     if bias:
-        tensors[2] = _randn(out, seed=2)
+        tensors[2] = randn(out, seed=2)
     attributes = {"in_features": width, "out_features": out, "bias": bias}
     return Case("linear", label, tensors, others, {}, attributes, _kind(label), nan)
 
 
-def _gelu(label: str, x: Tensor, nan: Place | None = None) -> Case:
+def gelu_case(label: str, x: Tensor, nan: Place | None = None) -> Case:
+    """Return a case of `bias_gelu`."""
     width = x.shape[-1]
-    tensors = {0: x, 1: _randn(width, seed=1) * 0.1}
+    tensors = {0: x, 1: randn(width, seed=1) * 0.1}
     return Case("bias_gelu", label, tensors, {}, {}, {"ffn_hidden_size": width}, _kind(label), nan)
 
 
-def _swiglu(label: str, x: Tensor, nan: Place | None = None) -> Case:
+def swiglu_case(label: str, x: Tensor, nan: Place | None = None) -> Case:
+    """Return a case of `swiglu`."""
     attributes = {"ffn_hidden_size": x.shape[-1] // 2}
     return Case("swiglu", label, {0: x}, {}, {}, attributes, _kind(label), nan)
 
 
-def _added(
+def added_case(
     label: str,
     *shape: int,
     bias: bool = True,
@@ -157,9 +179,10 @@ def _added(
     training: bool = True,
     nan: Place | None = None,
 ) -> Case:
-    tensors = {0: _randn(*shape), 2: _randn(*shape, seed=2)}
+    """Return a case of `bias_dropout_add`."""
+    tensors = {0: randn(*shape), 2: randn(*shape, seed=2)}
     if bias:
-        tensors[1] = _randn(shape[-1], seed=1)
+        tensors[1] = randn(shape[-1], seed=1)
     return Case(
         "bias_dropout_add",
         label,
@@ -172,9 +195,10 @@ def _added(
     )
 
 
-def _softmax(
+def softmax_case(
     label: str, x: Tensor, mask: Tensor | None, scale: float, nan: Place | None = None
 ) -> Case:
+    """Return a case of `scaled_masked_softmax`."""
     attributes = {
         "num_attention_heads": x.shape[1],
         "seq_length": x.shape[-1],
@@ -186,14 +210,15 @@ def _softmax(
 
 
 def _not_finite(*shape: int) -> Tensor:
-    """Return values with NaN and infinity in what `_padding` hides."""
-    values = _randn(*shape)
+    """Return values with NaN and infinity in what `padding` hides."""
+    values = randn(*shape)
     values[-1, ..., -1], values[-1, ..., -2] = float("nan"), float("inf")
     return values
 
 
-def _rotary(label: str, x: Tensor, half: int, nan: Place | None = None) -> Case:
-    angles = _randn(x.shape[2], half, seed=7)
+def rotary_case(label: str, x: Tensor, half: int, nan: Place | None = None) -> Case:
+    """Return a case of `rotary_embedding`."""
+    angles = randn(x.shape[2], half, seed=7)
     attributes = {
         "head_dim": x.shape[-1],
         "rotary_dim": 2 * half,
@@ -204,20 +229,22 @@ def _rotary(label: str, x: Tensor, half: int, nan: Place | None = None) -> Case:
     return Case("rotary_embedding", label, {0: x}, others, {}, attributes, _kind(label), nan)
 
 
-def _entropy(label: str, logits: Tensor, nan: Place | None = None) -> Case:
+def entropy_case(label: str, logits: Tensor, nan: Place | None = None) -> Case:
+    """Return a case of `cross_entropy`."""
     tokens, vocab = logits.shape
     others = {1: _targets(tokens, vocab)}
     attributes = {"vocab_size": vocab}
     return Case("cross_entropy", label, {0: logits}, others, {}, attributes, _kind(label), nan)
 
 
-def _head(label: str, tokens: int, hidden: int, vocab: int, nan: Place | None = None) -> Case:
+def head_case(label: str, tokens: int, hidden: int, vocab: int, nan: Place | None = None) -> Case:
+    """Return a case of `linear_cross_entropy`."""
     weights = torch.rand(tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     weights[1::3] = 0.0
     return Case(
         "linear_cross_entropy",
         label,
-        {0: _randn(tokens, hidden, seed=1), 1: _randn(vocab, hidden, seed=2) * 0.2},
+        {0: randn(tokens, hidden, seed=1), 1: randn(vocab, hidden, seed=2) * 0.2},
         {2: _targets(tokens, vocab), 3: weights},
         {},
         {"vocab_size": vocab, "hidden_size": hidden},
@@ -230,84 +257,84 @@ _Maker = Callable[[], list[Case]]
 
 _MAKERS: Mapping[str, _Maker] = {
     "attention": lambda: [
-        _attention("regular", (1, 2, 64, 64), causal=True),
-        _attention("odd", (2, 3, 17, 8), causal=True),
-        _attention("head of 5", (1, 2, 7, 5), causal=True),
-        _attention("bidirectional", (2, 2, 11, 8), causal=False),
-        _attention("one query on a cache", (2, 4, 1, 8), keys=13, causal=True),
-        _attention("three queries on a cache", (2, 4, 3, 8), keys=13, causal=True),
-        _attention("more queries than keys", (1, 2, 6, 8), keys=4, causal=True),
-        _attention("grouped", (2, 6, 9, 8), groups=3, causal=True),
-        _attention("one key head on a cache", (2, 4, 3, 8), groups=4, keys=7, causal=True),
-        _attention("padding", (2, 2, 8, 8), causal=False, mask=_padding(2, 8)),
-        _attention("causal and padding", (2, 2, 8, 8), causal=True, mask=_padding(2, 8)),
-        _attention("a row sees nothing", (1, 2, 5, 8), causal=False, mask=_hidden_row(5)),
-        _attention("empty batch", (0, 2, 5, 8), causal=True),
-        _attention("nan", (2, 3, 17, 8), causal=True, nan=(0, (1, 2, 4, 3))),
+        attention_case("regular", (1, 2, 64, 64), causal=True),
+        attention_case("odd", (2, 3, 17, 8), causal=True),
+        attention_case("head of 5", (1, 2, 7, 5), causal=True),
+        attention_case("bidirectional", (2, 2, 11, 8), causal=False),
+        attention_case("one query on a cache", (2, 4, 1, 8), keys=13, causal=True),
+        attention_case("three queries on a cache", (2, 4, 3, 8), keys=13, causal=True),
+        attention_case("more queries than keys", (1, 2, 6, 8), keys=4, causal=True),
+        attention_case("grouped", (2, 6, 9, 8), groups=3, causal=True),
+        attention_case("one key head on a cache", (2, 4, 3, 8), groups=4, keys=7, causal=True),
+        attention_case("padding", (2, 2, 8, 8), causal=False, mask=padding(2, 8)),
+        attention_case("causal and padding", (2, 2, 8, 8), causal=True, mask=padding(2, 8)),
+        attention_case("a row sees nothing", (1, 2, 5, 8), causal=False, mask=_hidden_row(5)),
+        attention_case("empty batch", (0, 2, 5, 8), causal=True),
+        attention_case("nan", (2, 3, 17, 8), causal=True, nan=(0, (1, 2, 4, 3))),
     ],
     "layer_norm": lambda: _norms("layer_norm"),
     "rms_norm": lambda: _norms("rms_norm"),
     "linear": lambda: [
-        _linear("regular", _randn(2, 32, 64), 128),
-        _linear("odd", _randn(3, 17, 25), 11),
-        _linear("without bias", _randn(2, 33, 7), 9, bias=False),
-        _linear("one row", _randn(1, 1, 24), 10),
-        _linear("one output", _randn(2, 3, 5), 1),
-        _linear("empty batch", _randn(0, 5, 24), 10),
-        _linear("nan", _randn(3, 17, 25), 11, nan=(0, (2, 4, 7))),
+        linear_case("regular", randn(2, 32, 64), 128),
+        linear_case("odd", randn(3, 17, 25), 11),
+        linear_case("without bias", randn(2, 33, 7), 9, bias=False),
+        linear_case("one row", randn(1, 1, 24), 10),
+        linear_case("one output", randn(2, 3, 5), 1),
+        linear_case("empty batch", randn(0, 5, 24), 10),
+        linear_case("nan", randn(3, 17, 25), 11, nan=(0, (2, 4, 7))),
     ],
     "bias_gelu": lambda: [
-        _gelu("regular", _randn(2, 16, 128)),
-        _gelu("odd", _randn(2, 3, 13) * 3),
-        _gelu("tails", torch.linspace(-12, 12, 31, dtype=torch.float64).view(1, 1, 31)),
-        _gelu("empty batch", _randn(0, 3, 8)),
-        _gelu("nan", _randn(2, 3, 13), nan=(0, (1, 0, 12))),
+        gelu_case("regular", randn(2, 16, 128)),
+        gelu_case("odd", randn(2, 3, 13) * 3),
+        gelu_case("tails", torch.linspace(-12, 12, 31, dtype=torch.float64).view(1, 1, 31)),
+        gelu_case("empty batch", randn(0, 3, 8)),
+        gelu_case("nan", randn(2, 3, 13), nan=(0, (1, 0, 12))),
     ],
     "swiglu": lambda: [
-        _swiglu("regular", _randn(2, 16, 256)),
-        _swiglu("odd", _randn(2, 3, 14)),
-        _swiglu("large", _randn(2, 3, 64) * 20),
-        _swiglu("empty batch", _randn(0, 3, 8)),
-        _swiglu("nan", _randn(2, 3, 14), nan=(0, (1, 1, 2))),
+        swiglu_case("regular", randn(2, 16, 256)),
+        swiglu_case("odd", randn(2, 3, 14)),
+        swiglu_case("large", randn(2, 3, 64) * 20),
+        swiglu_case("empty batch", randn(0, 3, 8)),
+        swiglu_case("nan", randn(2, 3, 14), nan=(0, (1, 1, 2))),
     ],
     "bias_dropout_add": lambda: [
-        _added("regular", 2, 16, 128),
-        _added("odd", 2, 3, 7),
-        _added("without bias", 2, 3, 7, bias=False),
-        _added("evaluation", 2, 5, 7, dropout=0.5, training=False),
-        _added("empty batch", 0, 3, 7, dropout=0.5),
-        _added("nan", 2, 3, 7, nan=(0, (1, 2, 6))),
+        added_case("regular", 2, 16, 128),
+        added_case("odd", 2, 3, 7),
+        added_case("without bias", 2, 3, 7, bias=False),
+        added_case("evaluation", 2, 5, 7, dropout=0.5, training=False),
+        added_case("empty batch", 0, 3, 7, dropout=0.5),
+        added_case("nan", 2, 3, 7, nan=(0, (1, 2, 6))),
     ],
     "scaled_masked_softmax": lambda: [
-        _softmax("regular", _randn(2, 4, 32, 32), _padding(2, 32), 0.125),
-        _softmax("odd, without a mask", _randn(2, 3, 5, 7) * 4, None, 0.3),
-        _softmax("odd", _randn(2, 3, 5, 7), _padding(2, 7), 1.7),
-        _softmax("a row sees nothing", _randn(1, 2, 5, 5), _hidden_row(5), 1.0),
-        _softmax("what is hidden is not finite", _not_finite(2, 3, 4, 6), _padding(2, 6), 2.0),
-        _softmax("empty batch", _randn(0, 2, 3, 4), None, 1.0),
-        _softmax("nan", _randn(2, 3, 5, 7), None, 1.7, (0, (1, 2, 3, 4))),
+        softmax_case("regular", randn(2, 4, 32, 32), padding(2, 32), 0.125),
+        softmax_case("odd, without a mask", randn(2, 3, 5, 7) * 4, None, 0.3),
+        softmax_case("odd", randn(2, 3, 5, 7), padding(2, 7), 1.7),
+        softmax_case("a row sees nothing", randn(1, 2, 5, 5), _hidden_row(5), 1.0),
+        softmax_case("what is hidden is not finite", _not_finite(2, 3, 4, 6), padding(2, 6), 2.0),
+        softmax_case("empty batch", randn(0, 2, 3, 4), None, 1.0),
+        softmax_case("nan", randn(2, 3, 5, 7), None, 1.7, (0, (1, 2, 3, 4))),
     ],
     "rotary_embedding": lambda: [
-        _rotary("regular", _randn(2, 4, 16, 64), 32),
-        _rotary("odd, part of the head", _randn(2, 3, 5, 9), 3),
-        _rotary("odd, whole head", _randn(2, 3, 5, 6), 3),
-        _rotary("empty batch", _randn(0, 3, 5, 8), 3),
-        _rotary("nan", _randn(2, 3, 5, 9), 3, (0, (1, 2, 3, 1))),
+        rotary_case("regular", randn(2, 4, 16, 64), 32),
+        rotary_case("odd, part of the head", randn(2, 3, 5, 9), 3),
+        rotary_case("odd, whole head", randn(2, 3, 5, 6), 3),
+        rotary_case("empty batch", randn(0, 3, 5, 8), 3),
+        rotary_case("nan", randn(2, 3, 5, 9), 3, (0, (1, 2, 3, 1))),
     ],
     "cross_entropy": lambda: [
-        _entropy("regular", _randn(64, 512)),
-        _entropy("odd", _randn(11, 37) * 5),
-        _entropy("large logits", _randn(5, 9) * 150),
-        _entropy("empty", _randn(0, 9)),
-        _entropy("nan", _randn(11, 37), (0, (4, 20))),
+        entropy_case("regular", randn(64, 512)),
+        entropy_case("odd", randn(11, 37) * 5),
+        entropy_case("large logits", randn(5, 9) * 150),
+        entropy_case("empty", randn(0, 9)),
+        entropy_case("nan", randn(11, 37), (0, (4, 20))),
     ],
     "linear_cross_entropy": lambda: [
-        _head("regular", 64, 64, 512),
-        _head("odd", 13, 7, 37),
-        _head("one token", 1, 5, 3),
-        _head("a large vocabulary", 70, 4, 33_001),
-        _head("empty", 0, 4, 9),
-        _head("nan", 13, 7, 37, (0, (3, 2))),
+        head_case("regular", 64, 64, 512),
+        head_case("odd", 13, 7, 37),
+        head_case("one token", 1, 5, 3),
+        head_case("a large vocabulary", 70, 4, 33_001),
+        head_case("empty", 0, 4, 9),
+        head_case("nan", 13, 7, 37, (0, (3, 2))),
     ],
 }
 

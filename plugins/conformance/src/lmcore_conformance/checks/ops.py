@@ -23,10 +23,12 @@ from lmcore_conformance.op_call import (
     dtypes_of,
     kernels_of,
     oracle,
+    plain,
     rounded,
     with_nan,
 )
 from lmcore_conformance.op_case import CALLED_OPS, CASES, Case
+from lmcore_conformance.op_case_large import PRIMES, large_cases
 from lmcore_conformance.registry import Failure, check
 
 if TYPE_CHECKING:
@@ -142,6 +144,28 @@ def _layouts(bench: Bench, op: str) -> str:
             for name, layout in LAYOUTS.items():
                 with findings.of(kernel, f"{case.label}, {dtype}, {name}") as add:
                     own = getattr(torch, dtype)
+                    found = call(kernel.function, case, own, bench.where, layout=layout)
+                    both = "output and gradients"
+                    for wrong in _differences(bench, found, wanted, op, dtype, both):
+                        add(wrong)
+    return findings.conclude()
+
+
+def _large(bench: Bench, op: str) -> str:
+    """Compare sizes of real models in one dtype, and prime sizes in a layout with gaps as well."""
+    findings = _Findings()
+    dtype = next(dtypes_of(bench))
+    own = getattr(torch, dtype)
+    for exact in large_cases(op):
+        case = rounded(exact, own)
+        wanted = oracle(case, own)
+        names = ["contiguous", *(("every second element of a buffer",) * (case.label == PRIMES))]
+        for name in names:
+            layout = LAYOUTS.get(name, plain)
+            for kernel in kernels_of(bench, op):
+                if not kernel.does(bench.device.type, dtype, case.attributes):
+                    continue
+                with findings.of(kernel, f"{case.label}, {dtype}, {name}") as add:
                     found = call(kernel.function, case, own, bench.where, layout=layout)
                     both = "output and gradients"
                     for wrong in _differences(bench, found, wanted, op, dtype, both):
@@ -276,6 +300,11 @@ _PROPERTIES: dict[str, tuple[Callable[[Bench, str], str], str, str]] = {
         _layouts,
         "`{op}` and its gradients do not depend on how arguments lie in memory.",
         "Models pass views, transposed and sliced; a kernel that ignores strides reads others.",
+    ),
+    "large": (
+        _large,
+        "`{op}` and its gradients are right for thousands of rows and columns, also prime numbers.",
+        "Real models have these sizes, and a kernel may compute them in another way.",
     ),
     "empty": (
         _empty,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lmcore.accelerator.op.records import load_target
-from lmcore_conformance.op_call import SPECS, Kernel, difference, kernels_of
+from lmcore_conformance.op_call import SPECS, Kernel, difference, dtypes_of, kernels_of
 from lmcore_conformance.registry import Failure, check
 
 if TYPE_CHECKING:
@@ -20,22 +20,27 @@ _GROUP = "ops"
 _SETTINGS = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
 _OTHERS = {"lr": 0.3, "beta1": 0.5, "beta2": 0.7, "epsilon": 0.2, "weight_decay": 0.9}
 _SHAPES = ((5,), (3, 7), (1,), (2, 3, 4), (64, 129))
+_LARGE = ((1024, 1024), (1031, 257), (8192,), (1,), (257, 1031))
 _PARTS = ("weights", "gradients", "first moments", "second moments", "steps")
 _KEPT = ("float32", "float64")
 
 
-def _state(bench: Bench, dtype: torch.dtype, *, transposed: bool = False) -> list[list[Tensor]]:
+def _state(
+    bench: Bench, dtype: torch.dtype, *, transposed: bool = False, large: bool = False
+) -> list[list[Tensor]]:
     """Return weights, gradients, moments and step counts."""
 
     def draw(seed: int, *shape: int) -> Tensor:
         return bench.values(*shape, seed=seed).to(dtype).to(bench.where)
 
-    params = [draw(1, *shape) for shape in _SHAPES]
-    grads = [draw(2, *shape) for shape in _SHAPES]
-    averages = [draw(3, *shape) for shape in _SHAPES]
-    squares = [draw(4, *shape).square() for shape in _SHAPES]
+    shapes = _LARGE if large else _SHAPES
+    params = [draw(1, *shape) for shape in shapes]
+    grads = [draw(2, *shape) for shape in shapes]
+    averages = [draw(3, *shape) for shape in shapes]
+    squares = [draw(4, *shape).square() for shape in shapes]
     if transposed:
-        params[1], grads[4] = draw(5, 7, 3).t(), draw(6, 129, 64).t()
+        for part, at in ((params, 1), (grads, 4)):
+            part[at] = draw(5 + at, *reversed(shapes[at])).t()
     counts = [torch.tensor(float(count), device=bench.where) for count in (0, 1, 5, 100, 7)]
     return [params, grads, averages, squares, counts]
 
@@ -49,12 +54,18 @@ def _dtypes(bench: Bench) -> Iterator[str]:
 
 
 def _stepped(
-    bench: Bench, kernel: Kernel, dtype: str, settings: dict[str, float], *, transposed: bool
+    bench: Bench,
+    kernel: Kernel,
+    dtype: str,
+    settings: dict[str, float],
+    *,
+    steps: int = 3,
+    **how: bool,
 ) -> Iterator[str]:
-    """Yield how three steps differ from the reference's in float64."""
-    state = _state(bench, getattr(torch, dtype), transposed=transposed)
+    """Yield how steps differ from the reference's in float64."""
+    state = _state(bench, getattr(torch, dtype), **how)
     right = [[bench.host(tensor) for tensor in part] for part in state]
-    for _ in range(3):
+    for _ in range(steps):
         kernel.function(*state, **settings)
         load_target(SPECS["adamw"].reference)(*right, **settings)
     for name, found, wanted in zip(_PARTS, state, right, strict=True):
@@ -67,14 +78,17 @@ def _stepped(
         yield f"`{kernel.id}`: the step counts are {state[4][0].dtype} afterwards"
 
 
-def _each_kernel(bench: Bench, settings: dict[str, float], *, transposed: bool = False) -> str:
+def _each_kernel(
+    bench: Bench, settings: dict[str, float], *, large: bool = False, transposed: bool = False
+) -> str:
     faults: list[str] = []
     names = []
-    for dtype in _dtypes(bench):
+    for dtype in list(_dtypes(bench))[: 1 if large else None]:
         for kernel in _able(bench, "adamw", dtype):
             names.append(f"{kernel.id} {dtype}")
             try:
-                faults += _stepped(bench, kernel, dtype, settings, transposed=transposed)
+                how = {"large": large, "transposed": transposed}
+                faults += _stepped(bench, kernel, dtype, settings, steps=1 if large else 3, **how)
             except Exception as error:  # noqa: BLE001 - a kernel may raise anything
                 faults.append(f"`{kernel.id}`, {dtype}: it raised {type(error).__name__}: {error}")
     if faults:
@@ -117,6 +131,18 @@ def adamw_settings(bench: Bench) -> str:
 def adamw_layouts(bench: Bench) -> str:
     """Compare with transposed weights and gradients."""
     return _each_kernel(bench, _SETTINGS, transposed=True)
+
+
+@check(
+    "ops.adamw.large",
+    "L2",
+    "An AdamW step is right for weights of thousands of rows and columns, also prime numbers.",
+    reason="Real models have these sizes, and a kernel may compute them in another way.",
+    group=_GROUP,
+)
+def adamw_large(bench: Bench) -> str:
+    """Compare a step of large weights, some of them transposed."""
+    return _each_kernel(bench, _SETTINGS, large=True, transposed=True)
 
 
 @check(
@@ -205,6 +231,34 @@ def grad_norm_value(bench: Bench) -> str:
     if faults:
         raise Failure(*faults)
     return "six tensors"
+
+
+@check(
+    "ops.grad_norm.large",
+    "L2",
+    "The norm is right for tensors of thousands of rows and columns, also prime numbers.",
+    reason="Real models have these sizes, and a kernel may compute them in another way.",
+    group=_GROUP,
+)
+def grad_norm_large(bench: Bench) -> str:
+    """Compare tensors of which some are transposed and one has gaps, each alone and together."""
+    dtype = next(dtypes_of(bench))
+    values = [bench.values(*shape, seed=seed) for seed, shape in enumerate(_LARGE)]
+    values[1], values[2] = values[1].t(), values[2][::2]
+    grads = [value.to(getattr(torch, dtype)).to(bench.where) for value in values]
+    faults = []
+    for label, some in {
+        "together": grads,
+        **{f"tensor {i}": [g] for i, g in enumerate(grads)},
+    }.items():
+        exact = torch.cat([bench.host(grad).flatten() for grad in some]).norm()
+        for kernel in _able(bench, "grad_norm", dtype):
+            error = abs(float(bench.host(kernel.function(some))) / float(exact) - 1)
+            if not error < 1e-4:
+                faults.append(f"`{kernel.id}`, {dtype}, {label}: off by {error:.1e} of it")
+    if faults:
+        raise Failure(*faults)
+    return f"{len(grads)} tensors"
 
 
 @check(

@@ -288,6 +288,39 @@ def _(hidden, weight, target, loss_weight):
     return reference.linear_cross_entropy(head, weight, target, loss_weight)
 
 
+def _wrong_from_row_1024(op):
+    """Return a kernel that is wrong where it has 1024 rows or more, and right below."""
+    plain = getattr(reference, op)
+
+    def function(x, *arguments, **named):
+        out = plain(x, *arguments, **named)
+        rows = x.shape[-2] if x.dim() > 1 else 1
+        return out * 1.001 if rows >= 1024 else out
+
+    return function
+
+
+def _wrong_for_large_tensors(op):
+    plain = getattr(reference, op)
+
+    def function(tensors, *arguments, **named):
+        found = plain(tensors, *arguments, **named)
+        if op == "grad_norm":
+            return found * 1.001 if any(tensor.numel() >= 2**20 for tensor in tensors) else found
+        for tensor in tensors:
+            if tensor.dim() > 1 and len(tensor) >= 1024:
+                tensor[1000:].mul_(1.001)
+        return found
+
+    return function
+
+
+for _spec in OP_SPECS:
+    _no_gradient = _spec.name in {"adamw", "grad_norm"}
+    _wrong = _wrong_for_large_tensors if _no_gradient else _wrong_from_row_1024
+    _add(MISFITS, _spec.name, "large", _wrong(_spec.name))
+
+
 def _adamw(**changes):
     """Return AdamW with parts of its formula changed."""
 
