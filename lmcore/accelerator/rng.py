@@ -8,8 +8,9 @@ generator, through `Device.get_rng_state` and `set_rng_state` alone, so that it 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from lmcore.errors import DeviceError
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["RngSnapshot", "RngTracker"]
+
+logger = logging.getLogger(__name__)
+
+_HOST_NUMBERS = (
+    "device `{}` draws its random numbers from the host's generator, whose state its "
+    "`get_rng_state` does not return: streams of random numbers are not separate, so that ranks of "
+    "a tensor-parallel group may drop the same elements. The plugin's authors can pass "
+    "`seed=torch.default_generator.manual_seed`, `get_rng_state=torch.get_rng_state` and "
+    "`set_rng_state=torch.set_rng_state` to `Device.from_torch`"
+)
 
 
 @dataclass(frozen=True)
@@ -152,17 +163,24 @@ class RngTracker:
     def verify(self) -> None:
         """Test on the device that a restored state repeats the numbers.
 
+        A warning is logged if they repeat only with the host's state, which `snapshot` has too:
+        recomputation and continued runs are exact then, but streams are not separate.
+
         Raises:
-            DeviceError: It does not; dropout could not be recomputed, nor a run continued.
+            DeviceError: They do not repeat; dropout could not be recomputed, nor a run continued.
         """
         import torch
 
         with self.preserved():
             start = self.snapshot()
             first, later = (torch.rand(8, device=self.device.torch_device) for _ in range(2))
+            self.restore(replace(start, host=None))
+            own = torch.rand(8, device=self.device.torch_device)
             self.restore(start)
             again = torch.rand(8, device=self.device.torch_device)
         if torch.equal(first, again) and not torch.equal(first, later):
+            if not torch.equal(first, own):
+                logger.warning("%s", _HOST_NUMBERS.format(self.device.type))
             return
         same = torch.equal(first, later)
         raise DeviceError(

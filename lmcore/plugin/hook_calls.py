@@ -21,7 +21,7 @@ from lmcore.accelerator.probe import Check, Problem
 from lmcore.accelerator.recompute import RecomputePolicy, standard_recompute_policies
 from lmcore.accelerator.staging import CheckpointStager
 from lmcore.errors import DeviceError, LmcoreError, PluginError
-from lmcore.plugin.record import PluginRecord, PluginSet
+from lmcore.plugin.record import HookError, PluginRecord, PluginSet
 from lmcore.plugin.selection import Selection
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _add_evidence(error: LmcoreError, selection: Selection) -> None:
     found = "; ".join(selection.probe.evidence) or "it gave no evidence"
     seen = f"its probe had said {selection.probe.state}: {found}"
     error.why = f"{error.why}\n{seen}" if error.why else seen
-    if error.hint is None or isinstance(error, PluginError):
+    if error.hint is None or isinstance(error, HookError):
         error.hint = "`lmcore doctor` tries the device; see whether another process holds it"
 
 
@@ -297,7 +297,7 @@ def choose_comm_backend(backends: Iterable[CommBackend], wanted: str | None = No
     raise DeviceError(
         "processes on this device cannot exchange tensors",
         why="\n".join(reasons) or "its plugin brings no communication backend",
-        hint="run one process, or see `lmcore doctor`",
+        hint="run one process: `--nproc-per-node 1`",
     )
 
 

@@ -17,7 +17,7 @@ from lmcore.accelerator.probe import PluginInfo, Probe
 from lmcore.errors import ConfigError, LmcoreError, PluginError, suggestion
 from lmcore.plugin.isolation.location import exception_location
 
-__all__ = ["PluginRecord", "PluginSet", "PluginState", "describe", "located"]
+__all__ = ["HookError", "PluginRecord", "PluginSet", "PluginState", "describe", "located"]
 
 CPU = "cpu"
 """torch's name of the host: the only device type that the core names, as the last resort."""
@@ -30,6 +30,10 @@ class PluginState(StrEnum):
     REFUSED = "refused"
     FAILED = "failed"
     OFF = "off"
+
+
+class HookError(PluginError):
+    """An exception in a plugin's hook that is no `LmcoreError`, so that it has no hint."""
 
 
 def describe(error: BaseException) -> str:
@@ -113,7 +117,7 @@ class PluginRecord:
         """Call one hook of this plugin alone and return what it returned.
 
         Raises:
-            PluginError: It raised something that is no `LmcoreError`, which passes through.
+            HookError: It raised something that is no `LmcoreError`, which passes through.
         """
         assert self.hooks is not None
         assert self.implements(hook)
@@ -122,7 +126,7 @@ class PluginRecord:
         except LmcoreError:
             raise
         except Exception as cause:
-            raise PluginError(
+            raise HookError(
                 f"plugin {self.label} raised in `{hook}`",
                 why=located(cause),
                 hint=f"update or remove `{self.distribution}`, or report this to its authors",

@@ -16,6 +16,7 @@ from lmcore.errors import ConfigError, LmcoreError
 from lmcore.plugin import (
     build_op_table,
     create_device,
+    start_device,
     validate_config,
 )
 from lmcore.runtime.policies import start_policies
@@ -113,7 +114,7 @@ def start_runtime(
         ConfigError: The device cannot run the configuration; with all problems.
         DeviceError: A policy is not applied, or random numbers are not restored; the device has
             no communication backend, or not all ranks have it.
-        PluginError: The plugin broke its contract.
+        PluginError: The plugin broke its contract, or a function of its device raised.
         RunError: The processes differ, or a process stopped.
     """
     import torch
@@ -126,7 +127,7 @@ def start_runtime(
     if section.num_threads is not None:
         torch.set_num_threads(section.num_threads)
     device = create_device(plugins, selection, config)
-    device.set_current()
+    start_device(device, selection)
     problems = [
         LmcoreError(problem.what, why=problem.why, hint=problem.hint)
         for problem in validate_config(plugins, selection, device, config)

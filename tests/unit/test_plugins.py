@@ -1003,3 +1003,12 @@ def test_a_vanished_device_is_reported_with_the_probe_evidence():
     assert "RuntimeError: no device found" in error.value.why
     assert "its probe had said present: chip looked at" in error.value.why
     assert "lmcore doctor" in error.value.hint
+
+
+@pytest.mark.parametrize("kind", [DeviceError, PluginError])
+def test_a_hint_of_the_plugins_own_reaches_the_user(kind):
+    """A `PluginError` too, as of `Device.from_torch`, has the fix that fits."""
+    plugins, selection = chip(lmcore_create_device=kind("no `seed`", hint="pass `seed=`"))
+    with pytest.raises(kind) as error:
+        create_device(plugins, selection, Config())
+    assert error.value.hint == "pass `seed=`"

@@ -22,6 +22,7 @@ from lmcore.plugin import (
     create_device,
     discover,
     doctor_checks,
+    set_current,
     verify,
 )
 from lmcore.plugin.isolation.subprocess_call import in_one_line
@@ -56,7 +57,7 @@ def device_checks() -> Iterator[StepValues]:
         plugins, selection = _handed_down()
         verify(selection, plugins)
         device = _create(plugins, selection)
-        device.set_current()
+        set_current(device, selection)
         made.append(device)
         return Check(DEVICE, CheckStatus.OK, f"{device.name}: {', '.join(sorted(device.dtypes))}")
 

@@ -210,3 +210,27 @@ def test_verify_refuses_a_generator_that_never_advances(
     with pytest.raises(DeviceError) as caught:
         device.rng_tracker().verify()
     assert caught.value.why == "two draws in a row were equal"
+
+
+class OnHost:
+    """A device that draws from the host's generator, with a state that is its own or the host's."""
+
+    type, torch_device = "chip", torch.device("cpu")
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.get_rng_state, self.set_rng_state = generator.get_state, generator.set_state
+
+    def seed(self, number: int) -> None:
+        """Seed nothing: no test draws from a seed."""
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_verify_warns_of_numbers_that_are_the_hosts(
+    dead: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A state that has no effect is hidden by the host's, which is restored with it."""
+    torch.manual_seed(1)
+    RngTracker(OnHost(torch.Generator() if dead else torch.default_generator)).verify()
+    assert draw() == seeded(1)
+    assert ("draws its random numbers from the host's generator" in caplog.text) == dead

@@ -46,6 +46,7 @@ __all__ = ["DEVICE_CHECKS", "Bench"]
 
 T = TypeVar("T")
 
+_CREATE = "lmcore_create_device"
 _BYTES = 257  # the vocabulary of a run without arguments
 _RANKS = {"rank": 0, "local_rank": 0, "world_size": 2, "local_world_size": 2}
 
@@ -119,22 +120,22 @@ class Bench:
         return resolve(validate(self.loaded), tokenizer=tokenizer).to_dict()
 
     @cached_property
-    def creation(self) -> Device | str:
-        """The device, created once, or why it cannot be."""
+    def creation(self) -> Device | Check:
+        """The device, created once, or the failed check."""
         owner = self.owner
         assert owner.probe is not None
         chosen = Selection(owner.name, owner.distribution, owner.version, owner.probe, "on trial")
         try:
             return create_device(PluginSet((owner,)), chosen, self.config)
         except LmcoreError as error:
-            return error.what_and_why
+            return Check(_CREATE, CheckStatus.FAILED, error.what_and_why, error.hint)
         except SystemExit as error:
-            return f"it raised {located(error)}"
+            return Check(_CREATE, CheckStatus.FAILED, f"it raised {located(error)}")
 
     @property
     def device(self) -> Device:
         """The device, where it could be created."""
-        assert not isinstance(self.creation, str)
+        assert not isinstance(self.creation, Check)
         return self.creation
 
     def offered(self, hook: str, kind: type[T], **arguments: Any) -> list[T]:
@@ -157,7 +158,7 @@ def _on_device(
         if bench.why_no_device:
             yield Check(hook, CheckStatus.SKIPPED, f"not called: {bench.why_no_device}")
             return
-        if isinstance(bench.creation, str):
+        if isinstance(bench.creation, Check):
             yield Check(hook, CheckStatus.SKIPPED, "not called: the device cannot be created")
             return
         try:
@@ -170,15 +171,14 @@ def _on_device(
 
 def _create(bench: Bench) -> Iterator[Check]:
     """Create the device and use it a little."""
-    hook = "lmcore_create_device"
     if not bench.brings_device:
-        yield Check(hook, CheckStatus.SKIPPED, "not called: the plugin has no `lmcore_probe`")
+        yield Check(_CREATE, CheckStatus.SKIPPED, "not called: the plugin has no `lmcore_probe`")
         return
     if bench.why_no_device:
-        yield Check(hook, CheckStatus.SKIPPED, f"not called: {bench.why_no_device}")
+        yield Check(_CREATE, CheckStatus.SKIPPED, f"not called: {bench.why_no_device}")
         return
-    if isinstance(bench.creation, str):
-        yield Check(hook, CheckStatus.FAILED, bench.creation)
+    if isinstance(bench.creation, Check):
+        yield bench.creation
     else:
         yield from check_device(bench.creation, bench.contract)
 
@@ -297,7 +297,7 @@ _ON_DEVICE: Mapping[str, Callable[[Bench], Iterator[Check]]] = {
 
 DEVICE_CHECKS: Mapping[str, Callable[[Bench], Iterator[Check]]] = {
     "lmcore_launch_env": _launch,
-    "lmcore_create_device": _create,
+    _CREATE: _create,
     **{hook: _on_device(hook, check) for hook, check in _ON_DEVICE.items()},
     "lmcore_doctor": _doctor,
 }
