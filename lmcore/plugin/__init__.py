@@ -9,7 +9,6 @@ table = build_op_table(plugins, selection, device)
 
 from __future__ import annotations
 
-from lmcore.plugin.device_start import set_current, start_device
 from lmcore.plugin.discovery import ALLOW_LIST, GROUP, discover
 from lmcore.plugin.hook_calls import (
     build_op_table,
@@ -58,8 +57,6 @@ __all__ = [
     "run_end",
     "run_start",
     "select",
-    "set_current",
-    "start_device",
     "validate_config",
     "verify",
 ]

@@ -16,9 +16,9 @@ from lmcore.errors import ConfigError, LmcoreError
 from lmcore.plugin import (
     build_op_table,
     create_device,
-    start_device,
     validate_config,
 )
+from lmcore.runtime.device_start import start_device
 from lmcore.runtime.policies import start_policies
 from lmcore.runtime.process.consistency import check_device, check_versions
 from lmcore.runtime.process.group import Processes, start_processes

@@ -22,11 +22,11 @@ from lmcore.plugin import (
     create_device,
     discover,
     doctor_checks,
-    set_current,
     verify,
 )
 from lmcore.plugin.isolation.subprocess_call import in_one_line
 from lmcore.plugin.selection import HANDED_DOWN
+from lmcore.runtime.device_start import set_current
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device

@@ -11,7 +11,8 @@ import torch
 
 from lmcore.accelerator import Device, MemoryStats, Probe, ProbeState
 from lmcore.errors import DeviceError, PluginError
-from lmcore.plugin import Selection, start_device
+from lmcore.plugin import Selection
+from lmcore.runtime.device_start import start_device
 
 SELECTION = Selection("chip", "lmcore-chip", "2.0", Probe("cpu", ProbeState.PRESENT, 1), "on trial")
 OPTIONAL = ("memory_stats", "new_stream", "new_event", "pin_memory")
