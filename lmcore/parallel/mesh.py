@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lmcore.runtime.process.collective_trace import PIPELINE
+
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch.distributed import ProcessGroup
@@ -66,7 +68,7 @@ class ParallelMesh:
         rank: int,
         *,
         device_type: str = "cpu",
-        new_group: Callable[[Sequence[int]], ProcessGroup | None] | None = None,
+        new_group: Callable[[Sequence[int], str], ProcessGroup | None] | None = None,
         can_average: bool = True,
     ) -> None:
         """Create the process groups of all axes.
@@ -75,8 +77,8 @@ class ParallelMesh:
             layout: Size of each axis.
             rank: Global rank of this process.
             device_type: Device type of the tensors in collectives.
-            new_group: Function that creates the process group of some ranks, with the run's
-                timeout; None if there is one process.
+            new_group: Function that creates the process group of some ranks, of a name for messages
+                and with the run's timeout; None if there is one process.
             can_average: True if the communication backend can average.
         """
         self.layout, self.rank, self.device_type = layout, rank, device_type
@@ -86,12 +88,12 @@ class ParallelMesh:
         self._shape = (layout.pipeline, layout.replicas, shards, layout.context, layout.tensor)
         self._grid = np.arange(layout.world_size).reshape(self._shape)
         sharded = layout.zero_stage > 0
-        self.tensor = self._axis(_TENSOR)
-        self.context = self._axis(_CONTEXT)
-        self.pipeline = self._axis(_PIPELINE)
-        self.replicas = self._axis(_REPLICA, _SHARD, _CONTEXT)
-        self.shards = self._axis(_SHARD, _CONTEXT) if sharded else self._single
-        self.shard_replicas = self._axis(_REPLICA) if sharded else self._single
+        self.tensor = self._axis("tensor", _TENSOR)
+        self.context = self._axis("context", _CONTEXT)
+        self.pipeline = self._axis(PIPELINE, _PIPELINE)
+        self.replicas = self._axis("data", _REPLICA, _SHARD, _CONTEXT)
+        self.shards = self._axis("shards", _SHARD, _CONTEXT) if sharded else self._single
+        self.shard_replicas = self._axis("shard replicas", _REPLICA) if sharded else self._single
         self.pipeline_ends = self._ends()
 
     @classmethod
@@ -159,7 +161,7 @@ class ParallelMesh:
         rows = self._rows((_PIPELINE,))
         if rows.shape[1] == 1 or self.layout.schedule == "zero-bubble-v":
             return self._single
-        return self._axis_of(np.stack([rows[:, 0], rows[:, -1]], axis=1))
+        return self._axis_of("pipeline ends", np.stack([rows[:, 0], rows[:, -1]], axis=1))
 
     def _rows(
         self, dims: tuple[int, ...], grid: npt.NDArray[np.int64] | None = None
@@ -175,17 +177,17 @@ class ParallelMesh:
         size = int(np.prod([grid.shape[dim] for dim in dims]))
         return grid.transpose(*others, *dims).reshape(-1, size)
 
-    def _axis(self, *dims: int) -> Axis:
-        return self._axis_of(self._rows(dims))
+    def _axis(self, name: str, *dims: int) -> Axis:
+        return self._axis_of(name, self._rows(dims))
 
-    def _axis_of(self, rows: npt.NDArray[np.int64]) -> Axis:
+    def _axis_of(self, name: str, rows: npt.NDArray[np.int64]) -> Axis:
         axis = self._single
         if rows.shape[1] == 1:
             return axis
         assert self._new_group is not None, "several ranks need a process group"
         for row in rows:  # all ranks create all groups, in the same order
             ranks = tuple(int(rank) for rank in row)
-            group = self._new_group(ranks)
+            group = self._new_group(ranks, name)
             if self.rank in ranks:
                 axis = Axis(ranks.index(self.rank), len(ranks), ranks, group)
         return axis

@@ -250,7 +250,7 @@ class _Workers:
                 ends = self._is_repeated or any(worker.status for worker in self.workers)
                 if deadline is None and ends:
                     deadline = time.monotonic() + _GRACE_SECONDS
-                if deadline is not None and time.monotonic() > deadline:
+                if deadline is not None and (time.monotonic() > deadline or self._others_stopped()):
                     break
                 store.serve(_POLL_SECONDS)
         ended = [worker for worker in self.workers if worker.ended is not None]
@@ -280,6 +280,10 @@ class _Workers:
         what = text.splitlines()[0].removeprefix("error: ")
         failure = {"rank": failed.rank, "what": what, "why": None, "hint": None}
         store.put(FAILED, json.dumps(failure))
+
+    def _others_stopped(self) -> bool:
+        """Return True if every process that has not ended is stopped, and so will not end."""
+        return all(_is_stopped(worker.process.pid) for worker in self.workers if not worker.ended)
 
     def _send(self, number: int) -> None:
         for worker in self.workers:

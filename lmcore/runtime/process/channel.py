@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmcore.errors import LmcoreError, OtherRankError
-from lmcore.runtime.process.rendezvous import connection, error_fields
+from lmcore.runtime.process.rendezvous import error_fields
 from lmcore.runtime.store import StoreError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Channel:
         """Send this rank's part to rank 0 and return its answer."""
         assert self._rendezvous is not None
         answer = f"{turn}/answer{self.rank}"
-        with connection(self.world_size):
+        with self._rendezvous.connection():
             self._rendezvous.store.set(f"{turn}/{self.rank}", json.dumps(part))
             self._rendezvous.wait_for({0: answer}, about, heartbeats={0: self._beats(0)})
             return self._rendezvous.read(answer)
@@ -128,7 +128,7 @@ class Channel:
         assert self._rendezvous is not None
         store = self._rendezvous.store
         keys = {rank: f"{turn}/{rank}" for rank in range(1, self.world_size)}
-        with connection(self.world_size):
+        with self._rendezvous.connection():
             beats = {rank: self._beats(rank) for rank in keys}
             self._rendezvous.wait_for(keys, about, heartbeats=beats)
             parts = [self._rendezvous.read(key) for key in keys.values()]

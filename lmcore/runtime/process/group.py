@@ -47,15 +47,20 @@ class Processes:
         """Wait until every rank has called it, but not for work queued on devices."""
         self.rendezvous.barrier(about)
 
-    def new_group(self, ranks: Sequence[int]) -> ProcessGroup | None:
+    def new_group(self, ranks: Sequence[int], name: str = "") -> ProcessGroup | None:
         """Return a group of some *ranks*, with the run's timeout; None on ranks outside it.
 
         All ranks must call it, in the same order.  torch's default timeout of a group is half an
         hour, whatever the timeout of the default group is.
+
+        Args:
+            ranks: Global ranks of the group.
+            name: Name of the group for messages, such as "tensor".
         """
         from torch import distributed
 
-        group = distributed.new_group(list(ranks), timeout=timedelta(seconds=self.timeout))
+        limit = timedelta(seconds=self.timeout)
+        group = distributed.new_group(list(ranks), timeout=limit, group_desc=name or None)
         return group if self.rank.rank in ranks else None
 
 

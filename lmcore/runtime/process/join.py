@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import socket
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -29,7 +30,12 @@ _BACKLOG = 4096
 _AGENT_PORT = "lmcore/port"
 """Key of torchrun's own store with the port of the run's store."""
 _LOST_PEER_MESSAGES = ("onnection closed by peer", "onnection reset by peer", "roken pipe")
-_TIMED_OUT_MESSAGES = ("imed out waiting", "timed out")
+_TIMED_OUT = re.compile(
+    r"gloo.*[Tt]imed out|[Tt]imed out waiting \d+ ?ms|caused pair closure"
+    r"|collective operation timeout|[Cc]ollective.*timed out",
+    re.DOTALL,
+)
+"""Text of the backends' errors: other errors that mention a time limit are no collective's."""
 
 
 @contextlib.contextmanager
@@ -49,9 +55,10 @@ def join_processes(
         ConfigError: The address is missing or wrong.
         RunError: Other processes cannot be reached, or did not all connect.
     """
-    with _store(rank, timeout, env) as (store, keeps_store):
+    owner = "the launcher" if launch_info(env).secret else "rank 0"
+    with _store(rank, timeout, env, owner) as (store, keeps_store):
         watch = Watch(rank.rank, rank.world_size, store)
-        rendezvous = Rendezvous(rank, timeout, store, keeps_store, watch)
+        rendezvous = Rendezvous(rank, timeout, store, keeps_store, watch, owner)
         failed = True
         try:
             with watch.running():
@@ -77,14 +84,14 @@ def join_processes(
 def _other_ranks_failure(error: RuntimeError, rendezvous: Rendezvous) -> RunError | None:
     """Return the failure of another rank that explains torch's *error*; None if there is none."""
     failure = rendezvous.reported_failure(wait=FAILURE_SECONDS) or _lost_peer(error)
-    if failure is None and any(message in str(error) for message in _TIMED_OUT_MESSAGES):
+    if failure is None and _TIMED_OUT.search(str(error)):
         failure = rendezvous.no_answer(error)
     return failure
 
 
 @contextlib.contextmanager
 def _store(
-    rank: RankInfo, timeout: float, env: Mapping[str, str]
+    rank: RankInfo, timeout: float, env: Mapping[str, str], owner: str
 ) -> Iterator[tuple[StoreClient, bool]]:
     """Give the store of the run, and whether this process has it.
 
@@ -108,7 +115,7 @@ def _store(
                 port = int(agent.get(_agent_key(env)))
             store = StoreClient(host, port, secret, timeout=timeout)
         except (OSError, RuntimeError) as cause:
-            does = "listen" if keeps_store else "reach rank 0"
+            does = "listen" if keeps_store else f"reach {owner}"
             raise RunError(
                 f"rank {rank.rank} of {rank.world_size} cannot {does} at {host}:{port}",
                 why=first_line(cause),

@@ -22,12 +22,12 @@ from typing import Any
 from lmcore.errors import LmcoreError, OtherRankError, RunError, printable
 from lmcore.runtime.launch.rank import RankInfo, named_ranks
 from lmcore.runtime.launch.worker_protocol import FAILED
+from lmcore.runtime.process.collective_trace import hanging_collectives, hanging_sends
 from lmcore.runtime.process.watch import (
     RankState,
     Watch,
     calls_of,
     collect_states,
-    ranks_behind,
     show_states,
 )
 from lmcore.runtime.store import StoreClient, StoreError
@@ -37,7 +37,6 @@ __all__ = [
     "FAILURE_SECONDS",
     "NoAnswerError",
     "Rendezvous",
-    "connection",
     "error_fields",
     "first_line",
 ]
@@ -55,7 +54,9 @@ _HEARTBEAT_LIMIT = 5.0
 """Time limit of a heartbeat, for which the end of the work waits."""
 FAILURE_SECONDS = 2.0
 """Time that a process whose connection broke waits for the report of the rank that stopped."""
-_MAX_NAMED = 4
+_MAX_NAMED = 8
+_SENDS = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "_wait_batch_p2p"})
+"""Functions of torch that send or receive, which its flight recorder may not record."""
 _LAST_SECONDS = 30.0
 _LAST_SECONDS_AFTER_FAILURE = 2.0
 
@@ -69,6 +70,7 @@ class Rendezvous:
         timeout: Time limit of each exchange, in seconds.
         store: Store of the run, which also connects process groups.
         keeps_store: True if this process has the store, and must be the last to leave.
+        store_owner: Process with the store, for messages.
         watch: Signs of life of this rank.
     """
 
@@ -77,6 +79,7 @@ class Rendezvous:
     store: StoreClient
     keeps_store: bool
     watch: Watch
+    store_owner: str = "rank 0"
     _turns: Iterator[int] = field(default_factory=itertools.count, repr=False)
 
     def gather(self, value: Any, about: str = "an exchange") -> list[Any]:
@@ -92,7 +95,7 @@ class Rendezvous:
         turn = next(self._turns)
         keys = [f"{turn}/{rank}" for rank in range(self.rank.world_size)]
         result = f"{turn}/all"
-        with connection(self.rank.world_size):
+        with self.connection():
             self.store.set(keys[self.rank.rank], json.dumps(value))
             if self.rank.rank == 0:
                 self.wait_for(dict(enumerate(keys)), about)
@@ -102,6 +105,19 @@ class Rendezvous:
             self.wait_for({0: result}, about)
             found: list[Any] = self.read(result)
             return found
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[None]:
+        """Turn the error of a lost store into an `OtherRankError`: its process has gone."""
+        try:
+            yield
+        except StoreError as cause:
+            raise OtherRankError(
+                f"the connection to {self.store_owner} is lost",
+                why=first_line(cause),
+                hint=f"{self.store_owner} has the store of the run: it may be stopped, or have "
+                "died; look at its last lines",
+            ) from cause
 
     def read(self, key: str) -> Any:
         """Return the JSON value at *key* of the store; null if there is none."""
@@ -134,11 +150,11 @@ class Rendezvous:
         turn = next(self._turns)
         done, heartbeats = f"{turn}/done", f"{turn}/beats"
         if self.rank.rank == 0:
-            with connection(self.rank.world_size), self.heartbeats(heartbeats):
+            with self.connection(), self.heartbeats(heartbeats):
                 yield
             self.store.set(done, "")
             return
-        with connection(self.rank.world_size):
+        with self.connection():
             self.wait_for({0: done}, about, heartbeats={0: heartbeats})
         yield
 
@@ -227,9 +243,9 @@ class Rendezvous:
         if states is None:
             return RunError(
                 what,
-                why=f"{where}; rank 0, which has the store of the run, does not answer: its "
-                "process is stopped or its host frozen",
-                hint=f"look at the host of rank 0; {limit}",
+                why=f"{where}; {self.store_owner}, which has the store of the run, does not "
+                "answer: its process is stopped or its host frozen",
+                hint=f"look at the host of {self.store_owner}; {limit}",
             )
         silent = [rank for rank, state in enumerate(states) if state.stacks is None]
         lines = [where]
@@ -237,9 +253,14 @@ class Rendezvous:
             lines.append(
                 f"no answer from {named_ranks(silent)}: a stopped process or a frozen host"
             )
+        calls = traceback.extract_tb(error.__traceback__)
+        counts = [state.operations for state in states]
+        sends = any(call.name in _SENDS for call in calls)
+        traces = [state.collectives for state in states]
+        found = hanging_collectives(traces, counts, None if sends else me)
+        lines += (hanging_sends(counts) if sends else found)[:_MAX_NAMED]
         lines += [
-            f"rank {rank}: {states[rank].activity}, {behind}"
-            for rank, behind in list(ranks_behind(states).items())[:_MAX_NAMED]
+            f"rank {rank}: last seen in {states[rank].activity}" for rank in silent[:_MAX_NAMED]
         ]
         return RunError(
             what, why="\n".join(lines), hint=f"the Python stacks of all ranks are above; {limit}"
@@ -294,19 +315,6 @@ class NoAnswerError(RunError):
     """A rank that did not take part in an exchange within the timeout."""
 
 
-@contextlib.contextmanager
-def connection(world_size: int) -> Iterator[None]:
-    """Turn the error of a lost store into an `OtherRankError`: its process has gone."""
-    try:
-        yield
-    except StoreError as cause:
-        raise OtherRankError(
-            "the connection to rank 0 is lost",
-            why=first_line(cause),
-            hint=f"rank 0 of {world_size} may have died: look at its last lines",
-        ) from cause
-
-
 def _stopped(report: Mapping[str, Any]) -> OtherRankError:
     text = f"{report['what']}\n{report['why']}" if report["why"] else report["what"]
     return OtherRankError(
@@ -325,6 +333,8 @@ def _innermost_call(error: BaseException) -> str:
     call = calls[ours[-1]]
     text = f"`{call.name}` ({Path(call.filename).name}, line {call.lineno})"
     made = [call.name for call in calls[ours[-1] + 1 :] if call.name != "wrapper"]
+    if len(made) > 1 and made[-1] != made[0]:
+        return f"`{made[-1]}` within `{made[0]}`, called by {text}"
     return f"`{made[0]}`, called by {text}" if made else text
 
 

@@ -1,4 +1,4 @@
-"""Watch: what each rank does, and the Python stacks of all ranks when one does not answer.
+"""Watch: work of each rank, and the Python stacks of all ranks when one does not answer.
 
 A thread of each rank sends a sign of life to the store about once a second, with the step and the
 number of collectives that the rank has begun.  A rank that waits in vain asks for the stacks of
@@ -18,10 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from lmcore.runtime.launch.rank import named_ranks
+from lmcore.runtime.process.collective_trace import (
+    GroupTrace,
+    count_operations,
+    trace_collectives,
+)
 from lmcore.runtime.store import StoreClient, StoreError
 from lmcore.threads import start_optional
 
-__all__ = ["RankState", "Watch", "calls_of", "collect_states", "ranks_behind", "show_states"]
+__all__ = ["RankState", "Watch", "calls_of", "collect_states", "show_states"]
 
 _SECONDS, _RANKS = 1.0, 32
 """Time between two signs of life of a rank in a run of up to so many ranks; in larger runs more, so
@@ -54,6 +59,7 @@ class Watch:
         self._rank, self._store = rank, store
         self._seconds = _SECONDS * max(1.0, world_size / _RANKS)
         self._main = threading.get_ident()
+        self._operations: dict[str, int] = {}
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -83,10 +89,13 @@ class Watch:
                 self._send_sign()
                 if not wanted and self._store.check([_WANTED]):
                     wanted = True
-                    self._store.set(f"stacks/{self._rank}", _stacks(self._main))
+                    answer = {"stacks": _stacks(self._main), "collectives": trace_collectives()}
+                    self._store.set(f"stacks/{self._rank}", json.dumps(answer))
 
     def _send_sign(self) -> None:
-        sign = {"activity": self.activity(), "collectives": _collectives()}
+        # After an error the groups are destroyed before the ranks' states are compared.
+        self._operations = count_operations() or self._operations
+        sign = {"activity": self.activity(), "operations": self._operations}
         self._store.set(f"watch/{self._rank}", json.dumps(sign))
 
 
@@ -96,13 +105,15 @@ class RankState:
 
     Attributes:
         activity: Work at its last sign of life, such as "step 7".
-        collectives: Number of collectives that it had begun, by process group.
+        operations: Number of operations that it had begun at that time, by process group.
         stacks: Its Python stacks, the main thread's first; None if it did not answer.
+        collectives: Its last collectives by process group; None if it did not answer.
     """
 
     activity: str
-    collectives: Mapping[str, int]
+    operations: Mapping[str, int]
     stacks: str | None
+    collectives: Mapping[str, GroupTrace] | None = None
 
 
 def collect_states(store: StoreClient, world_size: int) -> list[RankState]:
@@ -117,12 +128,16 @@ def collect_states(store: StoreClient, world_size: int) -> list[RankState]:
     states = []
     for rank in ranks:
         sign: Mapping[str, Any] = json.loads(store.get(f"watch/{rank}") or b"{}")
-        stacks = store.get(f"stacks/{rank}")
+        answer = json.loads(store.get(f"stacks/{rank}") or b"{}")
+        traces = answer.get("collectives")
         states.append(
             RankState(
                 activity=sign.get("activity") or _UNKNOWN,
-                collectives=sign.get("collectives") or {},
-                stacks=None if stacks is None else stacks.decode(errors="replace"),
+                operations=sign.get("operations") or {},
+                stacks=answer.get("stacks"),
+                collectives=None
+                if traces is None
+                else {key: GroupTrace(**trace) for key, trace in traces.items()},
             )
         )
     return states
@@ -138,34 +153,6 @@ def show_states(states: Sequence[RankState]) -> str:
         lines.append(f"{named_ranks(ranks)}:")
         lines += [f"  {line}" for line in stacks.splitlines()]
     return "\n".join(lines)
-
-
-def ranks_behind(states: Sequence[RankState]) -> dict[int, str]:
-    """Return the ranks that have begun fewer collectives of a group than another rank."""
-    most: dict[str, int] = {}
-    for state in states:
-        for group, count in state.collectives.items():
-            most[group] = max(most.get(group, 0), count)
-    return {
-        rank: f"collective {count} of {most[group]} that other ranks began in group {group}"
-        for rank, state in enumerate(states)
-        for group, count in state.collectives.items()
-        if count < most[group]
-    }
-
-
-def _collectives() -> dict[str, int]:
-    """Return the number of collectives that this rank has begun, by process group."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_initialized():
-        return {}
-    found = {}
-    # What torch's own reports of hanging ranks show; there is no public name for it.
-    with contextlib.suppress(AttributeError, RuntimeError):  # a group is made or destroyed just now
-        for group, name in list(distributed.distributed_c10d._world.pg_names.items()):  # noqa: SLF001
-            with contextlib.suppress(RuntimeError, TypeError):  # a backend that does not count
-                found[str(name)] = int(group._get_sequence_number_for_group())  # noqa: SLF001
-    return found
 
 
 def _stacks(main: int) -> str:

@@ -61,7 +61,7 @@ def test_reductions(
     mesh = ParallelMesh(
         layout,
         0,
-        new_group=lambda ranks: distributed.new_group(list(ranks)),
+        new_group=lambda ranks, _: distributed.new_group(list(ranks)),
         can_average=can_average,
     )
     stage = Stage()

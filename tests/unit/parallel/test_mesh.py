@@ -41,7 +41,7 @@ def mesh_of(layout: ParallelLayout, rank: int) -> tuple[ParallelMesh, list[tuple
     """Return a rank's mesh and the groups that it created, as tuples of ranks."""
     made: list[tuple[int, ...]] = []
 
-    def new_group(ranks: Sequence[int]) -> Any:
+    def new_group(ranks: Sequence[int], _name: str) -> Any:
         made.append(tuple(ranks))
         return tuple(ranks)
 

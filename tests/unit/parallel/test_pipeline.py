@@ -25,7 +25,7 @@ class Schedule:
 def pipeline(monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     """Pipeline of a rank with the middle stage, without weights."""
     group: Any = object()
-    mesh = ParallelMesh(ParallelLayout(pipeline=3), 1, new_group=lambda ranks: group)
+    mesh = ParallelMesh(ParallelLayout(pipeline=3), 1, new_group=lambda *_: group)
     assert mesh.pipeline == Axis(1, 3, (0, 1, 2), group)
 
     model: Any = SimpleNamespace(

@@ -11,7 +11,6 @@ from lmcore.runtime.process.watch import (
     RankState,
     Watch,
     collect_states,
-    ranks_behind,
     show_states,
 )
 from lmcore.runtime.store import StoreClient, StoreServer
@@ -70,17 +69,6 @@ def test_equal_stacks_are_shown_once():
     assert text.count("a.py") == 1
     assert "ranks 0-16, 18-999:" in text
     assert "rank 17:\n  no answer" in text
-
-
-def test_ranks_behind():
-    """Each group is compared among the ranks that are in it."""
-    states = [
-        RankState("step 3", {"world": 9, "data": 4}, ""),
-        RankState("step 3", {"world": 8, "data": 4}, ""),
-        RankState("step 3", {"world": 9, "tensor": 1}, ""),
-        RankState("unknown", {}, None),
-    ]
-    assert ranks_behind(states) == {1: "collective 8 of 9 that other ranks began in group world"}
 
 
 def test_it_ends_though_the_store_is_frozen(monkeypatch):
