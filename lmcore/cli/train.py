@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from lmcore import log
+from lmcore.cli.device_count import default_process_count
 from lmcore.cli.selection import find_plugins, prepare_environment, select_device
 from lmcore.config.load import load_config
 from lmcore.config.options.command_line import wants_help
@@ -76,8 +77,7 @@ def _train(argv: list[str]) -> int:
         texts = choose_texts(sources, named_texts(plugins), may_be_gone=config.data.lazy_loader)
     except LmcoreError as problem:
         problems += [problem, *getattr(problem, "others", ())]
-    devices = selection.probe.count if selection is not None else 1
-    world_size = _process_count(loaded, rank, devices=devices)
+    world_size = _process_count(loaded, rank, plugins, selection)
     valid = validate(loaded, world_size=world_size, further=problems)
     assert selection is not None  # its absence is among the problems
     tokenizer = choose_tokenizer(config.data, sources, registered_types(plugins))
@@ -146,13 +146,19 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-def _process_count(loaded: LoadedConfig, rank: RankInfo, *, devices: int) -> int:
+def _process_count(
+    loaded: LoadedConfig, rank: RankInfo, plugins: PluginSet, selection: Selection | None
+) -> int:
     """Return the number of processes of the run: started by a launcher, or to be started.
+
+    Without a launcher and `--nproc-per-node` it is the number of devices if processes on them can
+    exchange tensors, else one.
 
     Args:
         loaded: The settings.
         rank: This process's rank.
-        devices: Number of devices, used if neither a launcher nor `--nproc-per-node` gives one.
+        plugins: Plugins that were found.
+        selection: Choice of the device; None if there is none.
 
     Raises:
         ConfigError: A launcher started another number of processes than the settings give.
@@ -161,7 +167,9 @@ def _process_count(loaded: LoadedConfig, rank: RankInfo, *, devices: int) -> int
 
     asked = loaded.config.parallel.nproc_per_node
     if not started_by_launcher(os.environ):
-        return asked or max(1, devices)
+        if asked or selection is None:
+            return asked or 1
+        return default_process_count(plugins, selection, rank)
     if asked not in {None, rank.local_world_size}:
         raise ConfigError(
             f"{loaded.shown('nproc_per_node')}: a launcher started {rank.local_world_size} here",
