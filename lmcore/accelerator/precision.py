@@ -1,4 +1,7 @@
-"""`PrecisionPolicy`: the dtypes of computation, weights and reductions, and their verification."""
+"""`PrecisionPolicy`: the dtypes of computation, weights and reductions.
+
+`lmcore.accelerator.precision_check` verifies that a policy is in force.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from lmcore.errors import DeviceError, PluginError
+from lmcore.errors import PluginError
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
+    from torch import nn
 
     from lmcore.accelerator.device import Device
 
@@ -28,8 +30,8 @@ __all__ = [
 class PrecisionPolicy:
     """Dtypes of the numbers in training; dtypes are torch's names ("bfloat16").
 
-    These dtypes are checked by `verify` at the start of every run and by `verify_model` on
-    the built model, whatever `context` and `prepare` do.
+    These dtypes are checked by `verify` at the start of every run, by `verify_model` on the built
+    model and by `check_products` on its layers, whatever `context` and `prepare` do.
 
     Attributes:
         name: value of `--precision`.
@@ -95,15 +97,18 @@ class PrecisionPolicy:
         }
 
     def verify(self, device: Device) -> None:
-        """Prove on a small layer that it is in force in forward and backward, and computes right.
+        """Prove on small layers that it is in force in forward and backward, and computes right.
 
-        The states of the random number generators are restored.
+        The layers are projections with and without bias, and attention between them.  The states of
+        the random number generators are restored.
 
         Raises:
             DeviceError: Products, weights or gradients have another dtype, or wrong numbers.
         """
+        from lmcore.accelerator.precision_check import check_device
+
         with device.rng_tracker().preserved():
-            _verify(self, device)
+            check_device(self, device)
             if self.check is not None:
                 self.check()
 
@@ -131,7 +136,9 @@ class PrecisionPolicy:
 
     def verify_model(self, model: nn.Module) -> None:
         """Prove that a prepared model is kept and computed in as promised (see `apply`)."""
-        _verify_model(self, model)
+        from lmcore.accelerator.precision_check import check_model
+
+        check_model(self, model)
 
 
 def full_precision_policy(*, priority: int = 100) -> PrecisionPolicy:
@@ -202,102 +209,3 @@ def autocast_policy(
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _verify(policy: PrecisionPolicy, device: Device) -> None:
-    """Run one layer on numbers whose products are exact in every dtype, and compare.
-
-    T tokens, I inputs, O outputs; 16 of each, which 8-bit formats want.
-    """
-    import torch
-
-    pattern = torch.arange(3 * 256).remainder(7).remainder(3).sub(1.0).view(3, 16, 16)
-    x_TI, weight_OI, grad_TO = pattern.double().unbind()
-    linear = torch.nn.Linear(16, 16, bias=False, device=device.torch_device)
-    with torch.no_grad():
-        linear.weight.copy_(weight_OI)
-    layer = torch.nn.Sequential(linear)
-    if policy.prepare is not None:
-        policy.prepare(layer)
-    (parameter,) = layer.parameters()
-    _expect(policy, device, "weights", parameter, policy.keep, weight_OI)
-    x = x_TI.to(device.torch_device, parameter.dtype).requires_grad_()
-    with policy.context():
-        out = layer(x)
-    _expect(policy, device, "products", out, policy.activations, x_TI @ weight_OI.T)
-    # A scalar: given gradients, torch imports a symbolic algebra to check them, half a second.
-    (out * grad_TO.to(out.device, out.dtype)).sum().backward()
-    gradients = {
-        "gradients of weights": (parameter, policy.reduce, grad_TO.T @ x_TI),
-        "gradients of inputs": (x, policy.keep, grad_TO @ weight_OI),
-    }
-    for name, (tensor, dtype, expected) in gradients.items():
-        if tensor.grad is None:
-            raise _not_in_force(policy, device, f"{name} do not exist")
-        _expect(policy, device, name, tensor.grad, dtype, expected)
-
-
-def _expect(
-    policy: PrecisionPolicy,
-    device: Device,
-    name: str,
-    found: Tensor,
-    dtype: str,
-    expected: Tensor,
-) -> None:
-    import torch
-
-    if _dtype_name(found.dtype) != dtype:
-        raise _not_in_force(
-            policy, device, f"{name} under it are {_dtype_name(found.dtype)}, not {dtype}"
-        )
-    values = found.detach().to("cpu", torch.float64)
-    if not torch.allclose(values, expected, rtol=1e-2, atol=1e-2):
-        worst = (values - expected).abs().argmax()
-        raise DeviceError(
-            f"precision `{policy.name}` computes wrong {name} on device `{device.type}`",
-            why=f"one of them is {values.flatten()[worst]:g}, not "
-            f"{expected.flatten()[worst]:g}; numbers this small are exact in {policy.compute}",
-            hint="report this to the authors of the device's plugin, or try another `--precision`",
-        )
-
-
-def _not_in_force(policy: PrecisionPolicy, device: Device, why: str) -> DeviceError:
-    other = "`--precision fp32`" if policy.name != "fp32" else "another `--precision`"
-    return DeviceError(
-        f"precision `{policy.name}` is not applied on device `{device.type}`",
-        why=why,
-        hint=f"use {other}, or fix the device's support for {policy.compute}",
-    )
-
-
-def _verify_model(policy: PrecisionPolicy, model: nn.Module) -> None:
-    import torch
-
-    for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and _dtype_name(parameter.dtype) != policy.keep:
-            raise DeviceError(
-                f"precision `{policy.name}` is not applied in the model",
-                why=f"`{name}` is {_dtype_name(parameter.dtype)}, not {policy.keep}",
-            )
-    projections = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    if not projections:
-        return
-    least = min(projections, key=lambda module: module.weight.numel())
-    rows = 16  # 8-bit formats take no fewer
-    x_RI = torch.zeros(
-        rows, least.in_features, dtype=least.weight.dtype, device=least.weight.device
-    )
-    with torch.no_grad(), policy.context():
-        found = _dtype_name(least(x_RI).dtype)
-    if found != policy.activations:
-        raise DeviceError(
-            f"precision `{policy.name}` is not applied in the model",
-            why=f"a projection gives {found}, not {policy.activations}; its kernel or a module "
-            "put in its place computes in another dtype",
-            hint="see `kernels.json` or `lmcore ops explain linear`; `--ops linear=reference`",
-        )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from torch import nn
-
 from lmcore.model.op_binding import OpBinding
+from lmcore.model.products import apply_precision
 from lmcore.model.recompute import recompute_of
 from lmcore.model.registry import create_model
 
@@ -66,22 +63,8 @@ def build_model(
             masked=masked,
             part=part,
         )
-    with _smallest_projection_on(runtime.device.torch_device, model):
-        runtime.precision.apply(model)
+    model.products = apply_precision(model, runtime)
     if compile_blocks:
         for layer in model.layers:
             layer.compile(dynamic=False)
     return model
-
-
-@contextlib.contextmanager
-def _smallest_projection_on(device: torch.device, model: Model) -> Iterator[None]:
-    """Give the projection that a precision policy tries memory, if the model has none yet."""
-    projections = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    smallest = min(projections, key=lambda module: module.weight.numel())
-    if not smallest.weight.is_meta:
-        yield
-        return
-    smallest.to_empty(device=device)
-    yield
-    smallest.to("meta")

@@ -18,6 +18,7 @@ from lmcore.model.recompute import KEEP_ALL, Recompute
 from lmcore.model.shape import ModelPart
 
 if TYPE_CHECKING:
+    from lmcore.accelerator.products import ModelProducts
     from lmcore.model.cache import KeyValueCache
     from lmcore.model.op_binding import OpBinding
     from lmcore.model.shape import ModelShape
@@ -128,6 +129,7 @@ class Model(nn.Module, ABC):
         masked: True if attention can be limited to documents.
         recompute: Recompute policy of the layers.
         linear_cross_entropy: Bound op of the loss, if this part has the head.
+        products: Products of its layers and head, as `build_model` counted them; None before.
     """
 
     sample_kind: ClassVar[SampleKind] = CAUSAL_LM
@@ -155,6 +157,7 @@ class Model(nn.Module, ABC):
         super().__init__()
         self.shape, self.masked, self.recompute = shape, masked, recompute
         self.part = part or ModelPart.whole(shape)
+        self.products: ModelProducts | None = None
 
     @property
     @abstractmethod

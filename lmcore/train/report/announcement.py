@@ -18,6 +18,7 @@ from lmcore.train.compilation import compiles_blocks
 from lmcore.train.diagnose.memory_breakdown import in_units
 
 if TYPE_CHECKING:
+    from lmcore.accelerator.products import ModelProducts
     from lmcore.config.plan import RunPlan
     from lmcore.config.section.model import ModelSection
     from lmcore.runtime.runtime import Runtime
@@ -36,6 +37,7 @@ def announcement(
     directory: Path,
     checkpoint: Path | None,
     step: int,
+    products: ModelProducts | None = None,
 ) -> Iterator[str]:
     """Yield the lines that describe device, layout, model, data and length of a run.
 
@@ -46,8 +48,9 @@ def announcement(
         directory: The run directory.
         checkpoint: The checkpoint that was loaded; None if the weights are initial.
         step: Number of steps that the run has behind it.
+        products: Products of the model.
     """
-    yield from _hardware(plan, runtime)
+    yield from _hardware(plan, runtime, products)
     model = plan.config.model
     yield (
         f"model     {ModelShape.from_plan(plan).family}, {plan.parameter_count:,} parameters: "
@@ -93,7 +96,7 @@ def header_lines(line: str, width: int) -> str:
     )
 
 
-def _hardware(plan: RunPlan, runtime: Runtime) -> Iterator[str]:
+def _hardware(plan: RunPlan, runtime: Runtime, products: ModelProducts | None) -> Iterator[str]:
     device, processes = runtime.device, runtime.processes
     many = f", {plan.world_size} processes over {processes.backend.name}" if processes else ""
     yield f"device    {device.name} ({device.type}){many}"
@@ -101,7 +104,10 @@ def _hardware(plan: RunPlan, runtime: Runtime) -> Iterator[str]:
         yield f"layout    {plan.layout.words}"
     if plan.layout.pipeline > 1:
         yield f"stages    {stages_in_words(plan.config.model.num_layers, plan.layout)}"
-    yield f"precision {runtime.precision.words}"
+    # Tensor parallelism and DeepSpeed's half-precision weights replace or narrow the head.
+    own_head = plan.layout.tensor == 1 and plan.config.parallel.engine == "native"
+    wider = products.wider_words(head=own_head) if products else ""
+    yield f"precision {runtime.precision.words}{wider}"
     if runtime.recompute.name != "none":
         yield f"recompute {runtime.recompute.name}: {runtime.recompute.summary}"
     if compiles_blocks(plan, device):

@@ -247,7 +247,9 @@ class RunReport:
         directory.write_text("config.yaml", write_run_file(plan))
         plugins = plugins_of_run(plan, self.runtime, self.plugins, datasets.tokenizer.name)
         directory.write_json("environment.json", self.runtime.environment() | {"plugins": plugins})
-        directory.write_json("kernels.json", self.runtime.ops.to_dict())
+        products = engine.state.model.products
+        counts = {} if products is None else {"products": products.to_list()}
+        directory.write_json("kernels.json", self.runtime.ops.to_dict() | counts)
         for name, content in engine.run_files.items():
             directory.write_json(name, content)
         # The tokenizer of a run that failed before its first checkpoint is replaced.
@@ -271,6 +273,7 @@ class RunReport:
             directory=self.directory.path,
             checkpoint=checkpoint,
             step=state.iteration,
+            products=state.model.products,
         ):
             width = self.display.width
             self.display.say(line if width is None else header_lines(line, width))

@@ -1,0 +1,208 @@
+"""Matrix products of a computation, counted by op and dtype: the evidence for a precision policy.
+
+torch reports every op below autograd and autocast to a dispatch mode, so the dtypes are those that
+the device computes in.  A product inside a compiled kernel that is no op of torch is not visible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "HEAD",
+    "LAYERS",
+    "ModelProducts",
+    "Product",
+    "ProductCounter",
+    "dtype_name",
+    "in_words",
+    "is_wider",
+]
+
+LAYERS = "layers"
+"""Part of a model: its layers."""
+
+HEAD = "head"
+"""Part of a model: the projection to the vocabulary, with the loss."""
+
+_ADDS = frozenset({"addmm", "baddbmm", "addbmm", "addmv"})
+_BATCHED = frozenset({"bmm", "baddbmm", "addbmm", "attention", "attn", "flash"})
+_WORDS = _ADDS | _BATCHED | {"mm", "mv", "dot", "matmul", "linear", "gemm", "convolution"}
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product, attention or convolution.
+
+    Attributes:
+        op: Name of torch's op, without namespace and overload.
+        dtypes: Dtypes of the factors; one if they are equal.
+        backward: True if it is part of a backward pass.
+        batched: True for products of attention, and of batches of matrices.
+        part: Part of the model that computes it, such as "layers" or "head".
+    """
+
+    op: str
+    dtypes: tuple[str, ...]
+    backward: bool
+    batched: bool
+    part: str
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of the factors, in words."""
+        return " x ".join(self.dtypes)
+
+
+@dataclass(frozen=True)
+class ModelProducts:
+    """Products of one layer of each kind and of the head, in a forward and a backward pass.
+
+    Attributes:
+        counts: Number of calls of each product.
+        wider: Products that are wider than the policy's, as their kernels widen.
+    """
+
+    counts: Counter[Product]
+    wider: Counter[Product]
+
+    def wider_words(self, *, head: bool = True) -> str:
+        """Return the wider products for the first lines of a run; empty if there are none.
+
+        Args:
+            head: False to leave out the head.
+        """
+        parts = {
+            ("the head" if each.part == HEAD else "attention", each.dtype)
+            for each in self.wider
+            if head or each.part != HEAD
+        }
+        return "".join(f"; products of {part} in {dtype}" for part, dtype in sorted(parts))
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """Return JSON values, for `kernels.json`."""
+        return [
+            {
+                "part": product.part,
+                "op": product.op,
+                "dtype": product.dtype,
+                "pass": "backward" if product.backward else "forward",
+                "count": count,
+            }
+            for product, count in self.counts.items()
+        ]
+
+
+class ProductCounter(TorchDispatchMode):
+    """Context that counts the matrix products within it, in forward and backward passes.
+
+    Attributes:
+        products: Number of calls of each product.
+    """
+
+    def __init__(self) -> None:
+        """Count nothing yet."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.products: Counter[Product] = Counter()
+        self._part = LAYERS
+        self._known: dict[Any, tuple[str, frozenset[str]] | None] = {}
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the products within the context for a part of the model.
+
+        Args:
+            name: Name of the part.
+        """
+        before, self._part = self._part, name
+        try:
+            yield
+        finally:
+            self._part = before
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: otherwise torch imports its compiler to leave this class out, 2 s."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an op, and count it if it is a product."""
+        out = func(*args, **(kwargs or {}))
+        if func not in self._known:
+            self._known[func] = _product_words(func)
+        known = self._known[func]
+        if known is not None:
+            dtypes = _factor_dtypes(func, known[1], args, out)
+            if dtypes:
+                backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001  # no public name
+                batched = bool(known[1] & _BATCHED)
+                self.products[Product(known[0], dtypes, backward, batched, self._part)] += 1
+        return out
+
+
+def in_words(products: Counter[Product]) -> str:
+    """Return the number of products of each op and pass: "bmm 24 (8 forward, 16 backward)".
+
+    Args:
+        products: Number of calls of each product.
+    """
+    passes: dict[str, list[int]] = {}
+    for product, count in products.items():
+        passes.setdefault(product.op, [0, 0])[product.backward] += count
+    return ", ".join(
+        f"{op} {forward + backward} ({_pass_words(forward, backward)})"
+        for op, (forward, backward) in sorted(passes.items(), key=lambda item: -sum(item[1]))
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return torch's name of a dtype, such as "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def is_wider(name: str, other: str) -> bool:
+    """Return True if a dtype has more bits than another; False for names that torch lacks."""
+    widths = [getattr(getattr(torch, dtype, None), "itemsize", 0) for dtype in (name, other)]
+    return widths[0] > widths[1] > 0
+
+
+def _pass_words(forward: int, backward: int) -> str:
+    counts = {"forward": forward, "backward": backward}
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+
+
+def _product_words(func: Any) -> tuple[str, frozenset[str]] | None:
+    """Return the name of an op and the words in it, if it is a product."""
+    qualified: str = func._schema.name  # noqa: SLF001
+    words = frozenset(re.split(r"[:_]+", qualified)) & _WORDS
+    return (qualified.rpartition("::")[2].rstrip("_"), words) if words else None
+
+
+def _factor_dtypes(
+    func: Any, words: frozenset[str], args: Sequence[Any], out: Any
+) -> tuple[str, ...]:
+    """Return the dtypes of the two factors; none if the op has no two floating-point ones.
+
+    An op of another library may cast its arguments itself, also to fewer bits than the result has:
+    the narrowest dtype that is visible counts.
+    """
+    found = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
+    if func.namespace != "aten":
+        found += [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
+        matrices = [each for each in found if each.is_floating_point() and each.dim() > 1]
+        factors = sorted(matrices, key=lambda tensor: tensor.dtype.itemsize)[:1]
+    elif len(found) > 1:
+        factors = found[1:3] if words & _ADDS else found[:2]
+    else:
+        factors = []
+    return tuple(sorted({dtype_name(factor.dtype) for factor in factors}))
