@@ -69,6 +69,8 @@ def test_rules_are_read() -> None:
     )
     switches = frozenset({"no-rng-restore", "no-autocast"})
     assert parse_faults("no-rng-restore;no-autocast") == Faults((), switches)
+    only = parse_faults("autocast-only:mm; autocast-only:bmm")
+    assert only == Faults(autocast_only=("mm", "bmm"))
     assert parse_faults("wrong").rules == (FaultRule("wrong", "", 0, 1.01),)
     assert parse_faults(" ; ") == Faults()
 
@@ -76,6 +78,7 @@ def test_rules_are_read() -> None:
 @pytest.mark.parametrize(
     "text",
     ["fail:", "fail@0", "fial:mm", "fail=2", "slow=5", "slow=x", "wrong=no", "no-autocast@2",
+     "autocast-only", "autocast-only:gelu", "autocast-only:mm@2",
      "hang:mm", "hang:all_redcue", "fail:mm#x"],
 )  # fmt: skip
 def test_wrong_rules_are_refused(text: str) -> None:

@@ -18,6 +18,7 @@
 | `no-event-synchronize` | `Event.synchronize` does not wait | | |
 | `no-stream-wait` | `Stream.wait_stream` and `Stream.wait_event` (`Event.wait`) do not wait | | |
 | `query-always-true` | `Stream.query` and `Event.query` are always true | | |
+| `autocast-only` | of the products, `torch.autocast` casts this op only | `mm`, `bmm`, ... | |
 
 TARGET is the name of an op without namespace, overload and trailing underscore (`mm`, `gelu`,
 `native_layer_norm_backward`, `copy`), or `all_reduce`, `all_gather`, `reduce_scatter`,
@@ -47,6 +48,9 @@ _SWITCHES = (
     *("no-rng-restore", "no-autocast", "no-synchronize", "no-stream-synchronize"),
     *("no-event-synchronize", "no-stream-wait", "query-always-true"),
 )
+_AUTOCAST_ONLY = "autocast-only"
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "addbmm", "matmul", "linear")
+_PRODUCTS += ("scaled_dot_product_attention",)
 _DEFAULTS = {"wrong": "1.01", "slow": "1ms"}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _RULE = re.compile(
@@ -82,10 +86,12 @@ class Faults:
     Attributes:
         rules: Calls.
         switches: Kinds without a target, such as "no-autocast".
+        autocast_only: Products that autocast casts; empty: all.
     """
 
     rules: tuple[FaultRule, ...] = ()
     switches: frozenset[str] = frozenset()
+    autocast_only: tuple[str, ...] = ()
 
     @property
     def any(self) -> bool:
@@ -106,6 +112,7 @@ def parse_faults(text: str) -> Faults:
     """
     rules: list[FaultRule] = []
     switches: set[str] = set()
+    cast: list[str] = []
     for entry in filter(None, (part.strip() for part in text.split(";"))):
         found = _RULE.fullmatch(entry)
         if found is None:
@@ -114,11 +121,16 @@ def parse_faults(text: str) -> Faults:
             if entry != found["kind"]:
                 raise _error(entry, f"`{found['kind']}` takes no target, count, value or rank")
             switches.add(entry)
+        elif found["kind"] == _AUTOCAST_ONLY:
+            if entry != f"{_AUTOCAST_ONLY}:{found['target']}" or found["target"] not in _PRODUCTS:
+                raise _error(entry, f"`{_AUTOCAST_ONLY}` takes one target: {', '.join(_PRODUCTS)}")
+            cast.append(found["target"])
         elif found["kind"] in _CALLS:
             rules.append(_rule(entry, found))
         else:
-            raise _error(entry, suggestion(found["kind"], [*_CALLS, *_SWITCHES]))
-    return Faults(tuple(rules), frozenset(switches))
+            kinds = [*_CALLS, *_SWITCHES, _AUTOCAST_ONLY]
+            raise _error(entry, suggestion(found["kind"], kinds))
+    return Faults(tuple(rules), frozenset(switches), tuple(cast))
 
 
 def _rule(entry: str, found: re.Match[str]) -> FaultRule:

@@ -42,7 +42,7 @@ def _register(env: Mapping[str, str]) -> None:
     _C.configure(settings.num_devices, settings.memory_bytes)
     _C.set_missing_wait_raises(settings.missing_wait_raises)
     if "no-autocast" not in settings.faults.switches:
-        _C.register_autocast()
+        _C.register_autocast(settings.faults.autocast_only)
     apply_faults(settings.faults, env)
     if taken == _UNNAMED:
         backend_registration.rename_privateuse1_backend("sim")
@@ -58,7 +58,7 @@ def _register(env: Mapping[str, str]) -> None:
 def apply_faults(faults: Faults, env: Mapping[str, str] = os.environ) -> None:
     """Replace the injected faults, and reset their counts.
 
-    `no-autocast` is the exception: it is decided when the device is registered.
+    `no-autocast` and `autocast-only` are exceptions: they apply when the device is registered.
     """
     from lmcore_sim import _C
 

@@ -3,6 +3,8 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "device.h"
 
 namespace lmcore_sim {
@@ -98,10 +100,15 @@ void add(torch::Library& library, std::initializer_list<const char*> names) {
 
 }  // namespace
 
-void register_autocast() {
+void register_autocast(const std::vector<std::string>& only) {
   static auto* library =
       new torch::Library(torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__);
-  add<&in_lower_precision>(*library, {AT_FORALL_LOWER_PRECISION_FP(LMCORE_SIM_NAME)});
+  for (const std::string name : {AT_FORALL_LOWER_PRECISION_FP(LMCORE_SIM_NAME)}) {
+    const auto op = name.substr(0, name.find('.'));
+    if (only.empty() || std::find(only.begin(), only.end(), op) != only.end()) {
+      add<&in_lower_precision>(*library, {name.c_str()});
+    }
+  }
   add<&in_float32>(*library, {AT_FORALL_FP32(LMCORE_SIM_NAME) "norm.Scalar", "norm.ScalarOpt_dim"});
   add<&to_float32>(*library, {AT_FORALL_FP32_SET_OPT_DTYPE(LMCORE_SIM_NAME)});
   add<&in_widest>(*library, {AT_FORALL_PROMOTE(LMCORE_SIM_NAME)});
