@@ -65,20 +65,26 @@ _IN_MODEL = "in the model"
 
 
 def check_products(
-    policy: _Policy, products: Counter[Product], device_type: str, *, place: str = _IN_MODEL
+    policy: _Policy,
+    products: Counter[Product],
+    device_type: str,
+    *,
+    place: str = _IN_MODEL,
+    wide_attention: bool = False,
 ) -> Counter[Product]:
     """Check the dtypes of the products of a computation under a policy.
 
     The factors of a product must have the dtype that is computed in, or the dtype of its results.
-    Two kinds may be wider, as some kernels widen on purpose: products of the head, whose logits
-    the loss reads in float32; and without autocast, which would narrow them, products of attention,
-    as the reference of attention computes in at least float32.
+    Products of two parts may be wider, as some kernels widen on purpose: of the head, since the
+    loss is computed in float32; and of attention, if *wide_attention* is set or there is no
+    autocast, which would narrow the reference of attention.
 
     Args:
         policy: Precision policy.
         products: Number of calls of each product.
         device_type: Device type that computed them.
         place: Place of the computation, for messages.
+        wide_attention: True if products of attention may be wider.
 
     Returns:
         Products that are wider for these reasons.
@@ -87,15 +93,16 @@ def check_products(
         DeviceError: Other products have another dtype.
     """
     with policy.context():
-        has_autocast = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(
-            device_type
-        )
+        if not (
+            torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+        ):
+            wide_attention = True
     wider, wrong = Counter[Product](), Counter[Product]()
     for product, count in products.items():
         if all(_is_allowed(policy, dtype) for dtype in product.dtypes):
             continue
         widened = all(is_wider(dtype, policy.activations) for dtype in product.dtypes)
-        may_widen = product.part == HEAD or (product.batched and not has_autocast)
+        may_widen = product.part == HEAD or (product.batched and wide_attention)
         (wider if widened and may_widen else wrong)[product] = count
     if not wrong:
         return wider

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,17 +151,19 @@ class ProductCounter(TorchDispatchMode):
 
 
 def in_words(products: Counter[Product]) -> str:
-    """Return the number of products of each op and pass: "bmm 24 (8 forward, 16 backward)".
+    """Return the number of products by op and pass: "bmm 24 (8 forward, 16 backward)".
 
     Args:
         products: Number of calls of each product.
     """
-    passes: dict[str, list[int]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for product, count in products.items():
-        passes.setdefault(product.op, [0, 0])[product.backward] += count
+        passes = counts.setdefault(product.op, {"forward": 0, "backward": 0})
+        passes["backward" if product.backward else "forward"] += count
+    totals = {op: sum(passes.values()) for op, passes in counts.items()}
     return ", ".join(
-        f"{op} {forward + backward} ({_pass_words(forward, backward)})"
-        for op, (forward, backward) in sorted(passes.items(), key=lambda item: -sum(item[1]))
+        f"{op} {totals[op]} ({_pass_words(counts[op])})"
+        for op in sorted(counts, key=lambda op: -totals[op])
     )
 
 
@@ -176,9 +178,11 @@ def is_wider(name: str, other: str) -> bool:
     return widths[0] > widths[1] > 0
 
 
-def _pass_words(forward: int, backward: int) -> str:
-    counts = {"forward": forward, "backward": backward}
-    return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+def _pass_words(passes: Mapping[str, int]) -> str:
+    used = {name: count for name, count in passes.items() if count}
+    if len(used) == 1:
+        return next(iter(used))
+    return ", ".join(f"{count} {name}" for name, count in used.items())
 
 
 def _product_words(func: Any) -> tuple[str, frozenset[str]] | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from lmcore.accelerator.op import reference
 from lmcore.accelerator.precision_check import (
     check_products,
     module_kind,
@@ -67,7 +68,13 @@ def apply_precision(model: Model, runtime: Runtime) -> ModelProducts:
                 with context():
                     loss = _head_loss(model, model.head_weight, device)
                 loss.backward()
-    wider = check_products(runtime.precision, counter.products, runtime.device.type)
+    wider = check_products(
+        runtime.precision,
+        counter.products,
+        runtime.device.type,
+        # torch's own attention computes in float32 on a device that has no fused kernel for a case.
+        wide_attention=all(module.op is not reference.attention for module in model.attentions),
+    )
     return ModelProducts(counter.products, wider)
 
 

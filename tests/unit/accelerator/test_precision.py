@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from lmcore.accelerator import (
     Device,
@@ -19,6 +21,7 @@ from lmcore.accelerator import (
     double_precision_policy,
     full_precision_policy,
 )
+from lmcore.accelerator.products import ProductCounter
 from lmcore.errors import DeviceError, PluginError
 
 
@@ -273,3 +276,138 @@ def test_apply_sees_what_the_model_does(device: Device) -> None:
         autocast(device).apply(nn.Sequential(nn.Linear(8, 8), Deaf(4, 4)))
     assert "a projection gives float32, not bfloat16" in str(caught.value.why)
     autocast(device).apply(model())
+
+
+class Widening(TorchFunctionMode):
+    """Context that computes some of torch's functions in float32, as a partial autocast does."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.names = names
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        biased = "_biased" if len(args) > 2 and args[2] is not None else ""
+        if func.__name__ + biased not in self.names:
+            return func(*args, **kwargs)
+        with torch.autocast("cpu", enabled=False):
+            wide = [arg.float() if isinstance(arg, Tensor) else arg for arg in args]
+            return func(*wide, **kwargs).bfloat16()
+
+
+@pytest.mark.parametrize(
+    "names, why",
+    [
+        (
+            ["linear_biased"],
+            "3 of 12 products are in float32, not bfloat16: mm 2 (backward), addmm 1",
+        ),
+        (
+            ["matmul"],
+            "6 of 12 products are in float32, not bfloat16: bmm 6 (2 forward, 4 backward)",
+        ),
+        (["matmul", "linear_biased"], "9 of 12 products are in float32"),
+    ],
+)
+def test_an_autocast_that_covers_some_products_is_an_error(
+    device: Device, names: list[str], why: str
+) -> None:
+    """Products with bias, and the products of attention, are verified beside the plain ones."""
+
+    @contextlib.contextmanager
+    def context() -> Iterator[None]:
+        with torch.autocast("cpu", torch.bfloat16), Widening(*names):
+            yield
+
+    with pytest.raises(DeviceError, match="`bf16` is not applied on device `cpu`") as caught:
+        replace(autocast(device), context=context).verify(device)
+    assert str(caught.value.why).startswith(why)
+
+
+class OnePassWide(torch.autograd.Function):
+    """A projection in bfloat16 whose forward or backward pass computes in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, wide: str) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.dtype = torch.float32 if wide == "backward" else torch.bfloat16
+        dtype = torch.float32 if wide == "forward" else torch.bfloat16
+        return (x.to(dtype) @ weight.to(dtype).T).bfloat16()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        x, weight = (saved.to(ctx.dtype) for saved in ctx.saved_tensors)
+        grad = grad.to(ctx.dtype)
+        grad_weight = grad.flatten(0, -2).T @ x.flatten(0, -2)
+        return (grad @ weight).to(torch.float32), grad_weight.float(), None
+
+
+@pytest.mark.parametrize("wide", ["forward", "backward"])
+def test_one_pass_in_another_dtype_is_an_error(device: Device, wide: str) -> None:
+    """The dtypes that are visible outside are right; products of one pass are not."""
+
+    def prepare(model: nn.Module) -> None:
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.forward = lambda x, w=module.weight: OnePassWide.apply(x, w, wide)  # type: ignore[method-assign]
+
+    policy = PrecisionPolicy(
+        "half", "bfloat16", "float32", "float32", contextlib.nullcontext, prepare=prepare
+    )
+    with pytest.raises(DeviceError, match="`half` is not applied on device") as caught:
+        policy.verify(device)
+    count = 2 if wide == "forward" else 4
+    assert f"{count} of 12 products are in float32, not bfloat16" in str(caught.value.why)
+    assert f"mm {count} ({wide})" in str(caught.value.why)
+    with pytest.raises(DeviceError, match="`half` is not applied in the model") as caught:
+        policy.apply(nn.Sequential(nn.Linear(16, 16)))
+    assert f"({wide})" in str(caught.value.why)
+
+
+def test_a_narrow_format_that_no_projection_has_is_an_error(device: Device) -> None:
+    """Products in the dtype of the results do not pass for products of the narrower factors."""
+    policy = replace(autocast(device), name="fp8", compute="float8_e4m3fn", output="bfloat16")
+    with pytest.raises(DeviceError, match="`fp8` is not applied") as caught:
+        policy.verify(device)
+    assert "are in bfloat16, not float8_e4m3fn: mm 5" in str(caught.value.why)
+
+
+def test_verification_leaves_gradients_and_buffers(device: Device) -> None:
+    """A model that is verified again in training keeps its gradients and buffers."""
+
+    class Counting(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    found = Counting()
+    gradient = found.weight.grad = torch.ones(4, 4)
+    autocast(device).verify_model(found)
+    assert found.weight.grad is gradient
+    assert found.weight.grad.eq(1).all()
+    assert found.calls == 0
+
+
+def test_products_are_counted(device: Device) -> None:
+    """Factors count, not what is added; ops of other libraries by the narrowest visible dtype."""
+    assert device.type == "cpu"
+    x = torch.ones(2, 4, 4, requires_grad=True)
+    with ProductCounter() as counter:
+        with counter.part("head"):
+            torch.addmm(torch.ones(4, dtype=torch.float64).float(), x[0], x[1])
+        (x.bfloat16() @ x.bfloat16()).float().sum().backward()
+        functional.scaled_dot_product_attention(x[None], x[None], x[None])
+        torch.conv1d(x, torch.ones(4, 4, 1))
+        torch.ones(3).cumsum(0)
+    found = {(each.op, each.dtype, each.backward, each.part) for each in counter.products}
+    assert found == {
+        ("addmm", "float32", False, "head"),
+        ("bmm", "bfloat16", False, "layers"),
+        ("bmm", "bfloat16", True, "layers"),
+        ("_scaled_dot_product_flash_attention_for_cpu", "float32", False, "layers"),
+        ("convolution", "float32", False, "layers"),
+    }
