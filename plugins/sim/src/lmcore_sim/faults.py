@@ -49,8 +49,10 @@ _SWITCHES = (
     *("no-event-synchronize", "no-stream-wait", "query-always-true"),
 )
 _AUTOCAST_ONLY = "autocast-only"
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "addbmm", "matmul", "linear")
-_PRODUCTS += ("scaled_dot_product_attention",)
+_PRODUCTS = (
+    *("mm", "addmm", "bmm", "baddbmm", "addbmm", "matmul", "linear"),
+    "scaled_dot_product_attention",
+)
 _DEFAULTS = {"wrong": "1.01", "slow": "1ms"}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _RULE = re.compile(
