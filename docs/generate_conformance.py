@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lmcore_conformance import SUITE_VERSION
+from lmcore_conformance.contribution_report import contribution_lines
 from lmcore_conformance.registry import LEVELS, Check, all_checks
 from lmcore_conformance.requirements import REQUIREMENTS
 
@@ -37,6 +38,14 @@ Every check belongs to a level. A level is reached if each of its checks has pas
 that is declared for one of its requirements; it is reached in part if an author declares a check
 itself as a gap. A level whose checks are all gaps is not claimed. The report has the share of
 checks that are claimed, so that a plugin that passes by claiming nothing is recognised.
+
+A run on a device also binds the kernels, communication backends and policies of installed plugins
+without a device; these are tried with the device, and the report names the plugin of each.
+`--accelerator mychip --with myops` tries exactly these two plugins, and `--plugin myops` the offers
+of a plugin without a device alone, on each device that is present. Levels whose checks touch
+nothing of such a plugin are not applicable; a level is reached if the checks that apply have
+passed. [How to check a plugin](../how-to/check-a-plugin.md#try-what-is-bound) lists the checks of
+each kind of offer.
 
 A check that crashes or hangs fails with its position in the code, and the other checks continue in
 a new process. [The suite's README](../../plugins/conformance/README.md) has the options, the exit
@@ -99,6 +108,9 @@ def _plugin(name: str) -> str:
         rows.append((level, *map(str, figures), claimed, one["verdict"]))
     head = ("level", "checks", "passed", "failed", "gaps", "not run", "claimed", "verdict")
     parts = [f"### `{name}`", about, _table(head, rows)]
+    brought = list(contribution_lines(found.get("plugins", ())))
+    if brought:
+        parts.append("\n".join(["```text", *brought[1:], "```"]))
     parts += [
         f"{one['level']} is {one['verdict']}: {_codes(one['left'])} not run."
         for one in found["levels"]
@@ -141,7 +153,8 @@ def trimmed(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return of a report what the page shows."""
     kept = {name: report[name] for name in ("plugin", "versions", "date", "machine", "levels")}
     failed = {one["id"]: one["detail"] for one in report["checks"] if one["status"] == "failed"}
-    return {**kept, "gaps": report["gaps"], "failed": failed, "badge": report["badge"]}
+    more = {"gaps": report["gaps"], "failed": failed, "badge": report["badge"]}
+    return {**kept, **more, "plugins": report["plugins"]}
 
 
 def main() -> None:

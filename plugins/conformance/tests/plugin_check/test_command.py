@@ -136,7 +136,7 @@ def test_a_plugin_whose_device_is_absent_passes_with_what_was_skipped(install, c
 
 
 def test_an_extension_is_tried_on_the_cpu(install, check):
-    """A plugin without a device has its kernels bound, and its commands and texts looked for."""
+    """A plugin without a device has its kernels computed, and its commands and texts looked for."""
     install(
         INFO,
         KERNEL,
@@ -158,7 +158,9 @@ def test_an_extension_is_tried_on_the_cpu(install, check):
     assert status == 1
     assert lines(found, "ok")["rms_norm=guest"] == ["`guest_plugin:rms_norm` does 16 of 16 cases"]
     failed = lines(found, "failed")
-    assert set(failed) == {"lmcore_add_commands", "lmcore_add_corpora", "lmcore_add_tokenizers"}
+    registered = {"lmcore_add_commands", "lmcore_add_corpora", "lmcore_add_tokenizers"}
+    assert set(failed) == {"rms_norm=guest", *registered}
+    assert "regular, float32: it raised RuntimeError" in failed["rms_norm=guest"][0]
     assert "has no attribute 'gone'" in failed["lmcore_add_commands"][0]
     assert "`letters`: there is no file" in failed["lmcore_add_corpora"][0]
     assert "is taken" in failed["lmcore_add_tokenizers"][0]
