@@ -18,7 +18,7 @@ if FAKE == "slow-import":
 
 @hookimpl
 def lmcore_plugin_info():
-    api = ">=9" if FAKE == "api" else ">=1,<2"
+    api = ">=9" if FAKE == "api" else ">=1.1,<2"
     if FAKE == "not-twice":
         COUNT.append(0)
         return PluginInfo("fake", api, provides=("cpu",), summary=f"asked {len(COUNT)} times")
