@@ -5,12 +5,17 @@ so that a change of the machine's speed falls on both.  `hand_written.py` has th
 
     python benchmarks/parallel.py               # data parallel and ZeRO, 2 processes of 1 thread
     python benchmarks/parallel.py --overhead    # what the framework adds to a step, every layout
+    python benchmarks/parallel.py --checks      # cost of replica checks and rank times
     python benchmarks/parallel.py --start       # a cold start with 2 processes beside 1
 
 What the framework adds does not depend on the width of a model, and is too little to be seen beside
 a wide one: `--overhead` measures it on a narrow model of as many layers as GPT-2 124M, one step of
 each in turns, as processor time of the main thread, which other work on the machine hardly changes
 and which leaves out waiting for the other process.
+
+`--checks` measures the timer of the ranks in the same way, ten steps with it and ten without in
+turns, as its exchange is every ten steps; and the wall time of a replica check, which comes once in
+200 steps, on both models.
 """
 
 from __future__ import annotations
@@ -121,7 +126,55 @@ def wide(parts: Parts, _asked: argparse.Namespace) -> dict[str, float]:
     return {"lmcore": statistics.median(found["lmcore"])}
 
 
-WORK = {"speed": speed, "narrow": narrow, "wide": wide}
+def checks(parts: Parts, asked: argparse.Namespace) -> dict[str, float]:
+    """Measure what timing the ranks adds to a step, and how long a check of the replicas takes."""
+    from lmcore.config.section import TrainingSection
+    from lmcore.train.diagnose.replica_drift import ReplicaCheck
+    from lmcore.train.exit_conditions import ExitConditions
+    from lmcore.train.rank_times import RankTimer
+    from lmcore.train.step import TrainStep
+    from lmcore.train.step_queue import StepQueue
+
+    batches, exits = parts.batches(), ExitConditions(TrainingSection())
+    step = TrainStep(parts.state, parts.plan, parts.runtime)
+
+    def taking(timer: RankTimer | None) -> Step:
+        queue = StepQueue(step, batches, exits, timer)
+
+        def take() -> float:
+            queue.submit()
+            (record,) = queue.completed(wait=True)
+            return record.loss
+
+        return take
+
+    timer = RankTimer(parts.state.parallel.mesh, parts.runtime, interval=10)
+    steps = {"timed": taking(timer), "plain": taking(None)}
+    found: dict[str, list[float]] = {"timed": [0.0], "plain": [0.0]}
+    if asked.work == "checks-narrow":
+        turns, per_turn = (1, 1) if asked.toy else (6 * asked.turns, 10)
+        found = in_turns(steps, turns, per_turn, time.thread_time)
+    replicas = ReplicaCheck(parts.state, parts.runtime, interval=1)
+    taken: dict[str, list[float]] = {"step": [], "check": []}
+    for _ in range(1 if asked.toy else 5):
+        for name, work in (("step", steps["plain"]), ("check", replicas.check)):
+            began = time.perf_counter()
+            work()
+            taken[name].append(time.perf_counter() - began)
+    pairs = zip(found["timed"], found["plain"], strict=True)
+    return {
+        "added": statistics.median(timed - plain for timed, plain in pairs),
+        **{name: statistics.median(seconds) for name, seconds in taken.items()},
+    }
+
+
+WORK = {
+    "speed": speed,
+    "narrow": narrow,
+    "wide": wide,
+    "checks-narrow": checks,
+    "checks-wide": checks,
+}
 
 
 def measured(work: str, layout: str, asked: argparse.Namespace) -> dict[str, float]:
@@ -142,7 +195,8 @@ def measured(work: str, layout: str, asked: argparse.Namespace) -> dict[str, flo
 def work_of_process(asked: argparse.Namespace) -> None:
     """Do the work of one of several processes."""
     wide = "toy" if asked.toy else _WIDE
-    shape = {"narrow": _NARROW, "wide": SHAPES[wide], "speed": SHAPES[asked.shape]}[asked.work]
+    shapes = {"narrow": _NARROW, "wide": SHAPES[wide], "speed": SHAPES[asked.shape]}
+    shape = shapes[asked.work.removeprefix("checks-")]
     flags = LAYOUTS[asked.layouts[0]]
     with Parts(shape, compiled=False, threads=asked.threads, flags=flags) as parts:
         found = WORK[asked.work](parts, asked)
@@ -168,6 +222,20 @@ def overheads(asked: argparse.Namespace) -> None:
         usual = measured("wide", layout, asked)["lmcore"]
         times = f"{one['lmcore'] * 1e3:>12.2f}{one['added'] * 1e3:>12.2f}{usual * 1e3:>12.0f}"
         print(f"{layout:<8}{times}{one['added'] / usual:>10.2%}", flush=True)
+
+
+def costs(asked: argparse.Namespace) -> None:
+    """Print the cost of replica checks and rank times by layout, and its share of a step."""
+    every = 200
+    print(f"{'':<8}{'model':>8}{'timer ms':>10}{'check ms':>10}{'step ms':>10}{'share':>10}")
+    for layout in asked.layouts or LAYOUTS:
+        timer = 0.0
+        for size in ("narrow", "wide"):
+            one = measured(f"checks-{size}", layout, asked)
+            timer = timer or one["added"]  # too little to be seen beside a wide model
+            share = (timer + one["check"] / every) / one["step"]
+            times = f"{timer * 1e3:>10.3f}{one['check'] * 1e3:>10.2f}{one['step'] * 1e3:>10.1f}"
+            print(f"{layout:<8}{size:>8}{times}{share:>10.3%}", flush=True)
 
 
 def starts(turns: int, threads: int) -> None:
@@ -205,6 +273,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--per-turn", type=int, default=3)
     parser.add_argument("--overhead", action="store_true", help="what the framework adds instead")
+    parser.add_argument("--checks", action="store_true", help="cost of checks and rank times")
     parser.add_argument("--start", action="store_true", help="compare cold starts instead")
     parser.add_argument("--work", choices=WORK, help=argparse.SUPPRESS)
     asked = parse(parser, shape="toy", turns=1, per_turn=1)
@@ -216,7 +285,7 @@ def main() -> int:
         starts(asked.turns, asked.threads)
         return 0
     print(f"{asked.processes} processes of {asked.threads} threads")
-    (overheads if asked.overhead else speeds)(asked)
+    (costs if asked.checks else overheads if asked.overhead else speeds)(asked)
     return 0
 
 

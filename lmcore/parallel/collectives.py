@@ -17,16 +17,25 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from lmcore.parallel.mesh import Axis
+    from lmcore.parallel.wait_clock import WaitClock
 
-__all__ = ["all_gather", "all_reduce", "all_reduce_coalesced", "copy_to_group", "reduce_scatter"]
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "copy_to_group",
+    "gather_into",
+    "reduce_scatter",
+    "scatter_into",
+]
 
 
 _COALESCED_BYTES = 64 * 2**20
 """Size at which a flat buffer is sent, so that never all gradients are held twice."""
 
 # Newer torch deprecates the longer names.
-_gather_into = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
-_scatter_into = getattr(distributed, "reduce_scatter_single", distributed.reduce_scatter_tensor)
+gather_into = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
+scatter_into = getattr(distributed, "reduce_scatter_single", distributed.reduce_scatter_tensor)
 
 
 def copy_to_group(x: Tensor, axis: Axis) -> Tensor:
@@ -36,7 +45,7 @@ def copy_to_group(x: Tensor, axis: Axis) -> Tensor:
         x: Tensor of any shape, the same on all ranks of *axis*.
         axis: Axis of the mesh.
     """
-    return cast("Tensor", _CopyToGroup.apply(x, axis.group))  # type: ignore[no-untyped-call]
+    return cast("Tensor", _CopyToGroup.apply(x, axis.group, axis.clock))  # type: ignore[no-untyped-call]
 
 
 def all_reduce(x: Tensor, axis: Axis) -> Tensor:
@@ -46,7 +55,7 @@ def all_reduce(x: Tensor, axis: Axis) -> Tensor:
         x: Tensor of any shape, of the same shape on all ranks of *axis*.
         axis: Axis of the mesh.
     """
-    return cast("Tensor", _AllReduce.apply(x, axis.group))  # type: ignore[no-untyped-call]
+    return cast("Tensor", _AllReduce.apply(x, axis.group, axis.clock))  # type: ignore[no-untyped-call]
 
 
 def all_gather(x_BSH: Tensor, axis: Axis, dim: int = 1) -> Tensor:
@@ -59,7 +68,7 @@ def all_gather(x_BSH: Tensor, axis: Axis, dim: int = 1) -> Tensor:
         axis: Axis of the mesh.
         dim: Dim to concatenate along.
     """
-    return cast("Tensor", _AllGather.apply(x_BSH, axis.group, dim))  # type: ignore[no-untyped-call]
+    return cast("Tensor", _AllGather.apply(x_BSH, axis.group, dim, axis.clock))  # type: ignore[no-untyped-call]
 
 
 def reduce_scatter(x_BSH: Tensor, axis: Axis, dim: int = 1) -> Tensor:
@@ -70,7 +79,7 @@ def reduce_scatter(x_BSH: Tensor, axis: Axis, dim: int = 1) -> Tensor:
         axis: Axis of the mesh.
         dim: Dim to slice, divisible by the size of *axis*.
     """
-    return cast("Tensor", _ReduceScatter.apply(x_BSH, axis.group, dim))  # type: ignore[no-untyped-call]
+    return cast("Tensor", _ReduceScatter.apply(x_BSH, axis.group, dim, axis.clock))  # type: ignore[no-untyped-call]
 
 
 def all_reduce_coalesced(tensors: list[Tensor], axis: Axis, *, scale: float = 1.0) -> None:
@@ -87,7 +96,7 @@ def all_reduce_coalesced(tensors: list[Tensor], axis: Axis, *, scale: float = 1.
         return
     for batch in _batches(tensors):
         flat = torch.cat([tensor.flatten() for tensor in batch]).mul_(scale)
-        distributed.all_reduce(flat, group=axis.group)
+        axis.clock.wait(distributed.all_reduce, flat, group=axis.group)
         parts = flat.split([tensor.numel() for tensor in batch])
         for tensor, part in zip(batch, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
@@ -107,65 +116,65 @@ def _batches(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
         yield batch
 
 
-def _all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
+def _all_reduce(x: Tensor, group: ProcessGroup, clock: WaitClock) -> Tensor:
     total = x.clone(memory_format=torch.contiguous_format)
-    distributed.all_reduce(total, group=group)
+    clock.wait(distributed.all_reduce, total, group=group)
     return total
 
 
-def _all_gather(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
+def _all_gather(x: Tensor, group: ProcessGroup, dim: int, clock: WaitClock) -> Tensor:
     size = group.size()
     gathered = x.new_empty((size * x.shape[0], *x.shape[1:]))
-    _gather_into(gathered, x.contiguous(), group=group)
+    clock.wait(gather_into, gathered, x.contiguous(), group=group)
     return gathered if dim == 0 else torch.cat(gathered.chunk(size), dim=dim)
 
 
-def _reduce_scatter(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
+def _reduce_scatter(x: Tensor, group: ProcessGroup, dim: int, clock: WaitClock) -> Tensor:
     size = group.size()
     whole = x.contiguous() if dim == 0 else torch.cat(x.chunk(size, dim=dim))
     part = whole.new_empty((whole.shape[0] // size, *whole.shape[1:]))
-    _scatter_into(part, whole, group=group)
+    clock.wait(scatter_into, part, whole, group=group)
     return part
 
 
 class _CopyToGroup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, clock: WaitClock) -> Tensor:
+        ctx.group, ctx.clock = group, clock
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _all_reduce(grads[0], ctx.group), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _all_reduce(grads[0], ctx.group, ctx.clock), None, None
 
 
 class _AllReduce(torch.autograd.Function):
     @staticmethod
-    def forward(_ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        return _all_reduce(x, group)
+    def forward(_ctx: Any, x: Tensor, group: ProcessGroup, clock: WaitClock) -> Tensor:
+        return _all_reduce(x, group, clock)
 
     @staticmethod
-    def backward(_ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0], None
+    def backward(_ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return grads[0], None, None
 
 
 class _AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return _all_gather(x, group, dim)
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, dim: int, clock: WaitClock) -> Tensor:
+        ctx.group, ctx.dim, ctx.clock = group, dim, clock
+        return _all_gather(x, group, dim, clock)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _reduce_scatter(grads[0], ctx.group, ctx.dim), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return _reduce_scatter(grads[0], ctx.group, ctx.dim, ctx.clock), None, None, None
 
 
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return _reduce_scatter(x, group, dim)
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, dim: int, clock: WaitClock) -> Tensor:
+        ctx.group, ctx.dim, ctx.clock = group, dim, clock
+        return _reduce_scatter(x, group, dim, clock)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _all_gather(grads[0], ctx.group, ctx.dim), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return _all_gather(grads[0], ctx.group, ctx.dim, ctx.clock), None, None, None

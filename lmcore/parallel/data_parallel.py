@@ -12,15 +12,20 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
+from lmcore.parallel.collectives import gather_into, scatter_into
 from lmcore.parallel.gradient_buckets import GradientBuckets
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from lmcore.model.protocol import Model
     from lmcore.parallel.mesh import ParallelMesh
     from lmcore.parallel.pipeline import StageModule
+    from lmcore.parallel.wait_clock import WaitClock
 
 __all__ = ["Accumulation", "LossModule", "Replica", "replicate", "shard_stages"]
 
@@ -137,10 +142,54 @@ def _shard_layers(root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMe
     for layer in layers:
         fully_shard(layer, mesh=shard_mesh, reshard_after_forward=mesh.layout.zero_stage == 3)
     fully_shard(root, mesh=shard_mesh, reshard_after_forward=False)
+    if mesh.clock.on_host:
+        gather: Any = _TimedAllGather(mesh.clock)
+        scatter: Any = _TimedReduceScatter(mesh.clock)
+        for module in root.modules():
+            if isinstance(module, FSDPModule):
+                module.set_custom_all_gather(gather)
+                module.set_custom_reduce_scatter(scatter)
     if not mesh.can_average:  # torch then sums, and divides by the number of replicas
         for module in root.modules():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
+
+
+class _Timed:
+    """A collective of `fully_shard` that the host waits for, by torch's interface `Comm`."""
+
+    def __init__(self, clock: WaitClock) -> None:
+        self._clock = clock
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _TimedAllGather(_Timed):
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: ProcessGroup,
+        async_op: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    ) -> Any:
+        return self._clock.wait(
+            gather_into, output_tensor, input_tensor, group=group, async_op=async_op
+        )
+
+
+class _TimedReduceScatter(_Timed):
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: ProcessGroup,
+        op: Any,
+        async_op: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    ) -> Any:
+        return self._clock.wait(
+            scatter_into, output_tensor, input_tensor, op=op, group=group, async_op=async_op
+        )
 
 
 def _no_reduction(

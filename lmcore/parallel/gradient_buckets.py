@@ -55,7 +55,7 @@ class GradientBuckets:
             named: Parameters and their names, in the order of the forward pass.
             axis: Replicas.
         """
-        self._group, self._scale = axis.group, 1.0 / axis.size
+        self._group, self._scale, self._clock = axis.group, 1.0 / axis.size, axis.clock
         self._buckets: list[_Bucket] = []
         self._last = False
         self._next = 0  # all ranks reduce the buckets in the same order
@@ -115,7 +115,7 @@ class GradientBuckets:
         self._works.append(work)
 
     def _wait(self, profiler_range: ProfilerRange = no_range) -> None:
-        with profiler_range("reduce"):
+        with profiler_range("reduce"), self._clock:
             for work in self._works:
                 work.wait()
         self._works.clear()

@@ -7,11 +7,12 @@ the replicas of a weight, for example, differ in data and context.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lmcore.parallel.wait_clock import WaitClock
 from lmcore.runtime.process.collective_trace import PIPELINE
 
 if TYPE_CHECKING:
@@ -36,12 +37,14 @@ class Axis:
         size: Number of ranks on the axis.
         ranks: Global ranks on the axis, in order.
         group: Process group of the axis; None if its size is 1.
+        clock: Clock of the waits in its collectives.
     """
 
     rank: int
     size: int
     ranks: tuple[int, ...]
     group: ProcessGroup | None
+    clock: WaitClock = field(default_factory=WaitClock, compare=False)
 
 
 class ParallelMesh:
@@ -60,6 +63,7 @@ class ParallelMesh:
             other rank, and if one rank has both stages.
         can_average: True if the communication backend can average; otherwise gradients are summed,
             then divided.
+        clock: Clock of this rank's waits in the collectives of a step.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class ParallelMesh:
         device_type: str = "cpu",
         new_group: Callable[[Sequence[int], str], ProcessGroup | None] | None = None,
         can_average: bool = True,
+        clock: WaitClock | None = None,
     ) -> None:
         """Create the process groups of all axes.
 
@@ -80,7 +85,9 @@ class ParallelMesh:
             new_group: Function that creates the process group of some ranks, of a name for messages
                 and with the run's timeout; None if there is one process.
             can_average: True if the communication backend can average.
+            clock: Clock of the waits in collectives; None for one that measures on the host.
         """
+        self.clock = clock or WaitClock()
         self.layout, self.rank, self.device_type = layout, rank, device_type
         self.can_average = can_average
         self._new_group = new_group
@@ -111,6 +118,7 @@ class ParallelMesh:
             device_type=runtime.device.type,
             new_group=processes.new_group if processes else None,
             can_average=processes.backend.supports_average if processes else True,
+            clock=WaitClock.of(runtime.device) if processes else None,
         )
 
     @property
@@ -153,9 +161,14 @@ class ParallelMesh:
             return self._rows(tuple(dims))
         return self._rows((_PIPELINE, *dims), self._grid[[0, -1]])
 
+    def stage_ranks(self) -> list[list[int]]:
+        """Return the ranks of each pipeline stage."""
+        found: list[list[int]] = self._grid.reshape(self.layout.pipeline, -1).tolist()
+        return found
+
     @property
     def _single(self) -> Axis:
-        return Axis(0, 1, (self.rank,), None)
+        return Axis(0, 1, (self.rank,), None, self.clock)
 
     def _ends(self) -> Axis:
         rows = self._rows((_PIPELINE,))
@@ -189,5 +202,5 @@ class ParallelMesh:
             ranks = tuple(int(rank) for rank in row)
             group = self._new_group(ranks, name)
             if self.rank in ranks:
-                axis = Axis(ranks.index(self.rank), len(ranks), ranks, group)
+                axis = Axis(ranks.index(self.rank), len(ranks), ranks, group, self.clock)
         return axis

@@ -117,7 +117,7 @@ class Pipeline:
             mesh: Mesh of the run.
             device: Device of this rank.
         """
-        self.layout, self.axis = mesh.layout, mesh.pipeline
+        self.layout, self.axis, self._clock = mesh.layout, mesh.pipeline, mesh.clock
         layers = stage_layers(model.shape.num_layers, self.layout)
         self.count = len(layers)
         self.numbers = stages_of(self.axis.rank, self.layout)
@@ -157,7 +157,8 @@ class Pipeline:
         losses: list[Tensor] = []
         # Targets come with the micro-batch; the schedule requires some to pass to the loss.
         target = {"target": torch.arange(count), "losses": losses} if self._has_last else {}
-        with self._feeding(batches, context, profiler_range):
+        # What is not the forward or backward pass of a stage is a wait for another rank.
+        with self._feeding(batches, context, profiler_range), self._clock:
             schedule.step(return_outputs=False, **target)
         return [loss.detach() for loss in losses]
 
@@ -269,8 +270,9 @@ class Pipeline:
         stage = PipelineStage(
             module, number, self.count, self._device, group=self.axis.group, **tensors
         )
-        for name in ("backward_one_chunk", "backward_weight_one_chunk"):
-            setattr(stage, name, self._named(getattr(stage, name)))
+        for name in ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"):
+            call = self._clock.interrupted(getattr(stage, name))
+            setattr(stage, name, call if name.startswith("forward") else self._named(call))
         return stage
 
     def _named(self, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,8 +18,6 @@ from torch.nn import functional
 from lmcore.parallel.collectives import all_reduce, copy_to_group, reduce_scatter
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
     from lmcore.parallel.mesh import Axis
 
 __all__ = ["VocabularyLoss", "embed_split"]
@@ -66,7 +64,7 @@ class VocabularyLoss:
         if not self.gathered:
             hidden_TH = copy_to_group(hidden_TH, self.axis)
         first = self.axis.rank * weight_VH.shape[0]
-        loss = _Loss.apply(hidden_TH, weight_VH, target_T, loss_weight_T, first, self.axis.group)  # type: ignore[no-untyped-call]
+        loss = _Loss.apply(hidden_TH, weight_VH, target_T, loss_weight_T, first, self.axis)  # type: ignore[no-untyped-call]
         return cast("Tensor", loss)
 
 
@@ -79,7 +77,7 @@ class _Loss(torch.autograd.Function):
         target_T: Tensor,
         loss_weight_T: Tensor,
         first: int,
-        group: ProcessGroup,
+        axis: Axis,
     ) -> Tensor:
         needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         grad_hidden_TH = torch.empty_like(hidden_TH) if needs_grad else None
@@ -90,7 +88,7 @@ class _Loss(torch.autograd.Function):
             logits_CV = functional.linear(hidden_CH, weight_VH)
             compute = logits_CV.dtype
             loss_C, grad_CV = _cross_entropy(
-                logits_CV, target_T[block] - first, group, gradient=needs_grad
+                logits_CV, target_T[block] - first, axis, gradient=needs_grad
             )
             total = total.to(loss_C.dtype) + (loss_C * loss_weight_T[block]).sum()
             if grad_CV is None or grad_hidden_TH is None or grad_weight_VH is None:
@@ -114,28 +112,28 @@ def _blocks(tokens: int, rows: int) -> list[slice]:
 
 
 def _cross_entropy(
-    logits_CV: Tensor, local_C: Tensor, group: ProcessGroup, *, gradient: bool
+    logits_CV: Tensor, local_C: Tensor, axis: Axis, *, gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return the cross entropy of each token, [C], and its gradient by this rank's logits, [C, V].
 
     Args:
         logits_CV: Logits of this rank.
         local_C: Column of the target, outside [0, V) if another rank has it.
-        group: Process group of the tensor axis.
+        axis: Tensor axis of the mesh.
         gradient: False: the gradient is not computed, and None.
     """
     from torch import distributed
 
     logits_CV = logits_CV if logits_CV.dtype == torch.float64 else logits_CV.float()
     largest_C = logits_CV.amax(dim=-1)
-    distributed.all_reduce(largest_C, distributed.ReduceOp.MAX, group)
+    axis.clock.wait(distributed.all_reduce, largest_C, distributed.ReduceOp.MAX, axis.group)
     logits_CV = logits_CV - largest_C.unsqueeze(-1)
     here_C = (local_C >= 0) & (local_C < logits_CV.shape[-1])
     column_C1 = local_C.masked_fill(~here_C, 0).unsqueeze(-1)
     chosen_C = logits_CV.gather(-1, column_C1).squeeze(-1).masked_fill(~here_C, 0.0)
     power_CV = logits_CV.exp_()
     both_2C = torch.stack([power_CV.sum(dim=-1), chosen_C])
-    distributed.all_reduce(both_2C, group=group)
+    axis.clock.wait(distributed.all_reduce, both_2C, group=axis.group)
     sum_C, chosen_C = both_2C.unbind(0)
     loss_C = sum_C.log() - chosen_C
     if not gradient:

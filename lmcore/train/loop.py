@@ -74,7 +74,7 @@ def train(
     ):
         batches = prefetch_to_device(loader, runtime.device)
         exit_reason = None
-        queue = StepQueue(engine.step, batches, exits if runtime.processes else None)
+        queue = StepQueue.of(engine, batches, plan, runtime, exits)
         while state.iteration < plan.train_iters:
             saver.raise_background_error()
             profile.on_step(state.iteration)

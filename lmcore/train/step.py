@@ -155,7 +155,9 @@ class TrainStep:
         with self.profiler_range("reduce"):
             gradients = parallel.gradients()
             loss, square = sum(losses) / scale, parallel.squared_grad_norm(self.norm, scale=scale)
-            sums = all_reduce_scalars_on_device(self.runtime, loss, square, *requests())
+            numbers = (loss, square, *requests())
+            wait = parallel.mesh.clock.wait
+            sums = wait(all_reduce_scalars_on_device, self.runtime, *numbers)
         if self._copier is None:
             return self._update(samples, losses, gradients, sums.tolist())
         scalars = self._copier.copy(sums)

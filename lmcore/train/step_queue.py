@@ -9,9 +9,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from lmcore.train.rank_times import RankTimer
+
 if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
     from lmcore.data.loading.device_prefetch import Batches
-    from lmcore.train.engine import Step
+    from lmcore.runtime.runtime import Runtime
+    from lmcore.train.engine import Engine, Step
     from lmcore.train.exit_conditions import ExitConditions
     from lmcore.train.step_record import PendingStep, StepRecord
 
@@ -30,7 +34,13 @@ class _Queued(NamedTuple):
 class StepQueue:
     """The steps of a run that are taken, but not yet reported."""
 
-    def __init__(self, step: Step, batches: Batches, exits: ExitConditions | None = None) -> None:
+    def __init__(
+        self,
+        step: Step,
+        batches: Batches,
+        exits: ExitConditions | None = None,
+        timer: RankTimer | None = None,
+    ) -> None:
         """Create an empty queue.
 
         Args:
@@ -38,10 +48,24 @@ class StepQueue:
             batches: Micro-batches of this rank.
             exits: Exit conditions to be summed over the ranks with each step; None in a run of one
                 process.
+            timer: Timer of the ranks; None to measure this rank alone.
         """
-        self._step, self._batches, self._exits = step, batches, exits
+        self._step, self._batches, self._exits, self._timer = step, batches, exits, timer
         self._queue: list[_Queued] = []
         self._last_read = 0.0  # time at which the last step was finished
+
+    @classmethod
+    def of(
+        cls,
+        engine: Engine,
+        batches: Batches,
+        plan: RunPlan,
+        runtime: Runtime,
+        exits: ExitConditions,
+    ) -> StepQueue:
+        """Return the queue of a run; the exit conditions are summed over several processes."""
+        timer = RankTimer.of(plan, engine.state.parallel.mesh, runtime)
+        return cls(engine.step, batches, exits if runtime.processes else None, timer)
 
     def submit(self) -> None:
         """Run the next step and queue its record.
@@ -51,7 +75,11 @@ class StepQueue:
         """
         requests = () if self._exits is None else (self._exits.requests,)
         waited, began = self._batches.wait_seconds, time.perf_counter()
+        if self._timer is not None:
+            self._timer.start()
         pending = self._step(self._batches, *requests)
+        if self._timer is not None:
+            self._timer.stop()
         ended, waited = time.perf_counter(), self._batches.wait_seconds - waited
         self._queue.append(_Queued(pending, began, ended, waited))
 
@@ -83,4 +111,6 @@ class StepQueue:
         record.data_wait_ms = queued.data_wait * 1e3
         if self._exits is not None:
             self._exits.set_requests(record.exit_requests)
+        if self._timer is not None:
+            self._timer.complete(record)
         return record

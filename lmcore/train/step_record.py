@@ -33,6 +33,10 @@ class StepRecord:
         tokens_per_second: Tokens of the step divided by its time.
         step_time_ms: Wall time of the step in milliseconds, including the wait for data.
         data_wait_ms: Time that the step waited for data, in milliseconds.
+        rank_time_min_ms, rank_time_median_ms, rank_time_max_ms: Time of a step that a rank works
+            itself, of the fastest rank, the median and the slowest rank; None between the exchanges
+            of `RankTimer`.
+        slowest_rank: Rank with the largest time; None as the times.
         mfu: Model-FLOPs utilisation of the step, from 0 to 1; None if the peak is unknown.
         valid_loss: Validation loss after the step; None without a validation.
         valid_perplexity: exp(min(20, valid_loss)).
@@ -51,6 +55,10 @@ class StepRecord:
     tokens_per_second: float = 0.0
     step_time_ms: float = 0.0
     data_wait_ms: float = 0.0
+    rank_time_min_ms: float | None = None
+    rank_time_median_ms: float | None = None
+    rank_time_max_ms: float | None = None
+    slowest_rank: int | None = None
     mfu: float | None = None
     valid_loss: float | None = None
     valid_perplexity: float | None = None
