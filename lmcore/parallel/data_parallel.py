@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
-from lmcore.parallel.collectives import gather_into, scatter_into
 from lmcore.parallel.gradient_buckets import GradientBuckets
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
@@ -28,6 +27,11 @@ if TYPE_CHECKING:
     from lmcore.parallel.wait_clock import WaitClock
 
 __all__ = ["Accumulation", "LossModule", "Replica", "replicate", "shard_stages"]
+
+# Newer torch deprecates the longer names.
+_NEW = hasattr(distributed, "reduce_scatter_single")
+_GATHER = "all_gather_single" if _NEW else "all_gather_into_tensor"
+_SCATTER = "reduce_scatter_single" if _NEW else "reduce_scatter_tensor"
 
 
 class Accumulation(Protocol):
@@ -174,7 +178,11 @@ class _TimedAllGather(_Timed):
         async_op: bool = False,  # noqa: FBT001, FBT002 - torch's signature
     ) -> Any:
         return self._clock.wait(
-            gather_into, output_tensor, input_tensor, group=group, async_op=async_op
+            getattr(distributed, _GATHER),
+            output_tensor,
+            input_tensor,
+            group=group,
+            async_op=async_op,
         )
 
 
@@ -188,7 +196,12 @@ class _TimedReduceScatter(_Timed):
         async_op: bool = False,  # noqa: FBT001, FBT002 - torch's signature
     ) -> Any:
         return self._clock.wait(
-            scatter_into, output_tensor, input_tensor, op=op, group=group, async_op=async_op
+            getattr(distributed, _SCATTER),
+            output_tensor,
+            input_tensor,
+            op=op,
+            group=group,
+            async_op=async_op,
         )
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import distributed, nn
 
 from lmcore.config.derived.layout import ParallelLayout
-from lmcore.parallel import data_parallel
 from lmcore.parallel.data_parallel import shard_stages
 from lmcore.parallel.mesh import ParallelMesh
 
@@ -58,7 +57,6 @@ def test_reductions(
     for name in ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"):
         if hasattr(distributed, name):  # the name depends on torch's version
             monkeypatch.setattr(distributed, name, watching(getattr(distributed, name)))
-    monkeypatch.setattr(data_parallel, "scatter_into", watching(data_parallel.scatter_into))
     layout = ParallelLayout(data=4, replicas=replicas, zero_stage=2)
     mesh = ParallelMesh(
         layout,
