@@ -53,6 +53,48 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("wrong:mm=1.001", "device.transfer", "device.dtype.float32", "what is allowed"),
         ("no-rng-restore", "device.seed", "device.rng-state", "is not the one that is read"),
         ("no-autocast", "train.repeat", "train.precision-in-force", "`bf16`"),
+        (
+            "no-synchronize",
+            "device.events",
+            "device.synchronize",
+            "after `synchronize` the result of",
+        ),
+        (
+            "no-stream-synchronize",
+            "device.events",
+            "device.stream-synchronize",
+            "after `synchronize` of the stream its work is not finished",
+        ),
+        (
+            "no-event-synchronize",
+            "device.streams",
+            "device.events",
+            "after `synchronize` of an event, work before the event is not finished",
+        ),
+        (
+            "no-stream-wait",
+            "device.stream-synchronize",
+            "device.streams",
+            "`wait_stream` did not wait: the second stream read a result of the first",
+        ),
+        (
+            "no-stream-wait",
+            "device.synchronize",
+            "device.events",
+            "`wait_event` did not wait: the second stream read a result of the first",
+        ),
+        (
+            "query-always-true",
+            "device.streams",
+            "device.stream-synchronize",
+            "once `query` of the stream is true its work is not finished",
+        ),
+        (
+            "query-always-true",
+            "device.synchronize",
+            "device.events",
+            "once `query` is true of an event, work before the event is not finished",
+        ),
         ("lose:mm@1", "device.transfer", "device.dtype.float32", "lost"),
         (
             "wrong:all_reduce#1",

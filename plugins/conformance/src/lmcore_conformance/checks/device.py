@@ -218,28 +218,6 @@ def copies(bench: Bench) -> str:
     return ", ".join(found)
 
 
-@check(
-    "device.synchronize",
-    "L1",
-    "After `synchronize` all queued work is finished.",
-    reason="Step times are measured and host copies made after it.",
-    group="device",
-)
-def synchronize(bench: Bench) -> str:
-    """Queue many products and read the result of the last without another wait."""
-    steps = 60
-    matrix = torch.eye(256).roll(1, 0).to(bench.where)
-    landed = torch.zeros(256, 256)
-    x = matrix
-    for _ in range(steps):
-        x = x @ matrix
-    landed.copy_(x, non_blocking=True)
-    bench.device.synchronize()
-    if not torch.equal(landed, torch.eye(256).roll(steps + 1, 0)):
-        raise Failure(f"after it, the result of {steps} products is not there yet, or wrong")
-    return f"{steps} products of 256 x 256"
-
-
 def _product(bench: Bench, name: str) -> str:
     """Compare products in a dtype, forward and backward, with float64 on the host."""
     if name not in bench.device.dtypes:
