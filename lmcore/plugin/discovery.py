@@ -34,7 +34,7 @@ OFF = "LMCORE_PLUGIN_OFF"
 _REGISTERING = tuple(name for name in vars(hookspecs) if name.startswith("lmcore_add_"))
 """Hooks that are called in the launcher, where a crash would take the command down."""
 
-_TRIAL_SECONDS = 60.0
+_TRIAL_SECONDS = 20.0
 """Until a plugin's import, or its probe, counts as hung: a cold driver may take many seconds."""
 
 

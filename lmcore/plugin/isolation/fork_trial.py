@@ -57,7 +57,7 @@ def try_each(attempts: Mapping[str, Attempt], *, seconds: float) -> dict[str, Tr
 
     Args:
         attempts: attempts by name, in their order.
-        seconds: time limit of each attempt; the copy is killed after it.
+        seconds: time limit of each phase of an attempt; the copy is killed after it.
     """
     found: dict[str, Trial] = {}
     rest = list(attempts)
@@ -106,7 +106,7 @@ def _listen(
         for line in lines:
             message = json.loads(line)
             if "phase" in message:
-                phase = message["phase"]
+                phase, deadline = message["phase"], time.monotonic() + seconds
             else:
                 found[names[len(found)]] = Trial(answer=message["answer"])
                 phase, deadline = "start", time.monotonic() + seconds

@@ -29,9 +29,15 @@ from lmcore.child_process import ending, kill_group, last_line, log_tail
 from lmcore.errors import LmcoreError
 from lmcore.plugin.isolation.location import crash_location
 
-__all__ = ["Call", "Outcome", "call_isolated", "call_together", "in_one_line"]
+__all__ = ["HUNG", "Call", "Outcome", "call_isolated", "call_together", "in_one_line"]
 
 _POLL_SECONDS = 0.02
+
+HUNG = "no answer in time"
+"""Beginning of the fault of a process that ended itself because it hung."""
+
+_WATCHDOG = "Timeout ("
+"""Beginning of what `faulthandler` writes when it ends a process that takes too long."""
 
 _BOOTSTRAP = """\
 import json, sys
@@ -190,6 +196,8 @@ class _Child:
             limit = f"no answer within {timeout:g} s" if took >= timeout else "no answer"
             return f"{limit}{after}; stopped{crash_location(log)}"
         status = self.process.returncode
+        if status == 1 and _WATCHDOG in log:
+            return f"{HUNG}{after}; stopped{crash_location(log)}"
         if done and status == 0:
             return ""
         return f"the process {ending(status)}{after}{crash_location(log) or last_line(log)}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -191,9 +193,9 @@ def test_an_incomplete_level_names_its_checks() -> None:
 def test_a_collective_that_hangs(run: Any) -> None:
     """The check is given up, with the place of the rank that hangs; those after it are made."""
     names = ("distributed.all-reduce", "distributed.broadcast", "distributed.all-gather")
-    results = run("hang-broadcast", *names, patience=0.05)
+    results = run("hang-broadcast", *names, patience=0.15)
     assert failing(results) == {"distributed.broadcast"}
-    assert "rank 1: no answer in time; it was in `hanging`" in (
+    assert "rank 1: no answer in time; stopped; it was in `hanging` (lmcore_fake/device.py" in (
         results["distributed.broadcast"].detail
     )
 
@@ -203,3 +205,50 @@ def test_a_fake_that_behaves_passes(run: Any) -> None:
     """The checks that fail in the tests above pass without faults."""
     names = ("contract.*", "device.*", "train.precision-in-force")
     assert failing(run("", *names)) == set()
+
+
+@pytest.mark.parametrize(
+    "mode, names, broken, place",
+    [
+        ("hang-probe", "contract.*", "contract.probe", "`lmcore_probe` (lmcore_fake/plugin.py"),
+        ("hang-create", "device.create", "device.create", "`create` (lmcore_fake/device.py"),
+        (
+            "hang-synchronize",  # a loop that is busy
+            "device.create",
+            "device.create",
+            "`synchronize` (lmcore_fake/device.py",
+        ),
+    ],
+)
+def test_a_hang_is_found_soon(
+    run: Any, monkeypatch: pytest.MonkeyPatch, mode: str, names: str, broken: str, place: str
+) -> None:
+    """A step without progress is ended after its silence, and the plugin's line is named."""
+    from lmcore.plugin import discovery
+
+    monkeypatch.setattr(discovery, "_TRIAL_SECONDS", 2.0)
+    begin = time.monotonic()
+    results = run(mode, *names.split(), patience=0.15)  # three seconds, in place of twenty
+    assert time.monotonic() - begin < 40
+    assert failing(results) == {broken}, results
+    assert "no answer in time; stopped; it was in " + place in results[broken].detail
+    others = {result.detail for name, result in results.items() if "not reached" in result.detail}
+    assert all("hung" in detail or "lmcore_probe" in detail for detail in others)
+
+
+def test_progress_is_no_hang() -> None:
+    """A step of many functions may take longer than the silence, up to its own limit."""
+    script = """
+import time
+from lmcore_conformance.watchdog import watched
+
+def one(): time.sleep(0.1)
+def other(): time.sleep(0.1)
+
+with watched(1.0, {longest}):
+    for _ in range(15): one(), other()
+"""
+    for longest, status in ((30.0, 0), (1.5, 1)):
+        command = [sys.executable, "-c", script.format(longest=longest)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+        assert done.returncode == status, done.stderr

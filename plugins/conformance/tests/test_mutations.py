@@ -85,7 +85,11 @@ def test_a_kernel_that_crashes_or_hangs_loses_only_its_check(run: Any) -> None:
     """The check says how its process ended and where; those after it are made."""
     for mode, patience, message in (
         ("crash-op", 1.0, "it was in `crash_op` (lmcore_fake/kernels.py, line "),
-        ("hang-op", 0.05, "no answer in time; it was in `hang_op` (lmcore_fake/kernels.py"),
+        (
+            "hang-op",
+            0.15,
+            "no answer in time; stopped; it was in `hang_op` (lmcore_fake/kernels.py",
+        ),
     ):
         names = ("ops.bias_gelu.dtypes", "ops.swiglu.forward", "ops.cross_entropy.dtypes")
         results = run(mode, *names, patience=patience)

@@ -120,8 +120,10 @@ def test_each_fault_is_caught(run: Any, faults: str, good: str, bad: str, messag
 def test_a_collective_that_hangs(run: Any) -> None:
     """It is given up within its limit; the checks around it are made."""
     names = ("distributed.all-reduce", "distributed.broadcast", "distributed.all-gather")
-    results = run("hang:broadcast", *names, patience=0.05)
-    assert Counter(result.status for result in results.values()) == {"passed": 2, "failed": 1}
+    results = run("hang:broadcast", *names, patience=0.15)
+    assert Counter(result.status for result in results.values()) == {"passed": 2, "failed": 1}, (
+        results
+    )
     assert "no answer in time" in results["distributed.broadcast"].detail
 
 

@@ -1,12 +1,11 @@
 """The process in which the checks of a group are made, one after the other.
 
 Each check is announced before it begins, so that a crash is the crash of that check, and a watchdog
-in C ends the process where one takes too long, also in native code that holds the interpreter.
+ends the process if a check hangs.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from lmcore_conformance.contributions import contributions
 from lmcore_conformance.registry import Check, Failure, Gap, NotApplicable, NotRun, all_checks
 from lmcore_conformance.requirements import REQUIREMENTS
 from lmcore_conformance.result import Result, Status
+from lmcore_conformance.watchdog import SILENCE, watched
 
 __all__ = ["FLAGS", "SETUP_SECONDS", "Told", "make_check", "run_group"]
 
@@ -52,28 +52,27 @@ def run_group(
         subject: Name of the plugin without a device whose offers alone are tried.
         entry_points: Plugins that level 0 is about.
     """
-    faulthandler.dump_traceback_later(SETUP_SECONDS, exit=True)
-    wanted = [check for check in all_checks() if check.id in ids]
-    if group == "contract":
-        from lmcore_conformance.checks.contract import ContractBench
+    limits = (patience * SILENCE, SETUP_SECONDS)
+    with watched(*limits):
+        wanted = [check for check in all_checks() if check.id in ids]
+        if group == "contract":
+            from lmcore_conformance.checks.contract import ContractBench
 
-        bench: Any = ContractBench(entry_points)
-    else:
-        bench = Bench(closed, FLAGS.get(group, ()), subject)
-        if group != "create":
-            _ = bench.device
+            bench: Any = ContractBench(entry_points, patience)
+        else:
+            bench = Bench(closed, FLAGS.get(group, ()), subject)
+            if group != "create":
+                _ = bench.device
     yield {"ready": True}
     for check in wanted:
         yield {"begins": check.id}
-        faulthandler.dump_traceback_later(patience * check.seconds, exit=True)
-        result = make_check(check, bench)
-        faulthandler.cancel_dump_traceback_later()
+        with watched(patience * check.silence, patience * check.seconds):
+            result = make_check(check, bench)
         yield {"ends": result.to_dict()}
     if group == "create":
-        yield {"backend": REQUIREMENTS["distributed"].why_missing(bench)}
-        faulthandler.dump_traceback_later(SETUP_SECONDS, exit=True)
-        yield {"contributions": contributions(bench)}
-        faulthandler.cancel_dump_traceback_later()
+        with watched(*limits):
+            yield {"backend": REQUIREMENTS["distributed"].why_missing(bench)}
+            yield {"contributions": contributions(bench)}
 
 
 def make_check(check: Check, bench: Any) -> Result:

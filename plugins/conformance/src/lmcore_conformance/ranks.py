@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import faulthandler
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,6 +15,7 @@ from lmcore_conformance.bench import Bench
 from lmcore_conformance.child import SETUP_SECONDS, Told, make_check
 from lmcore_conformance.registry import Check, all_checks
 from lmcore_conformance.result import Result, Status
+from lmcore_conformance.watchdog import SILENCE, watched
 
 __all__ = ["RankBench", "run_group"]
 
@@ -60,28 +61,37 @@ def run_group(
         entry_points: Plugins that level 0 is about, which is none of these groups.
     """
     del entry_points
-    faulthandler.dump_traceback_later(SETUP_SECONDS, exit=True)
-    wanted = [check for check in all_checks() if check.id in ids]
-    bench = RankBench(closed, subject=subject)
+    limits = (patience * SILENCE, SETUP_SECONDS)
+    with watched(*limits):
+        wanted = [check for check in all_checks() if check.id in ids]
+        bench = RankBench(closed, subject=subject)
+        arguments = (bench.plugins, bench.selection, bench.device)
     place = rank_info(os.environ)
     seconds = _SHORT_SECONDS if group.endswith("timeout") else _COLLECTIVE_SECONDS
-    with join_processes(place, timeout=SETUP_SECONDS / 2) as rendezvous:
-        check_device(rendezvous, bench.selection, bench.plugins)
-        arguments = (bench.plugins, bench.selection, bench.device, rendezvous)
-        with start_processes(*arguments, timeout=seconds, wanted=bench.wanted_backend) as processes:
-            bench.processes = replace(
-                processes, rendezvous=replace(rendezvous, timeout=_COLLECTIVE_SECONDS)
+    with contextlib.ExitStack() as stack:
+        with watched(SETUP_SECONDS / 2, SETUP_SECONDS):  # the other process may be slow to start
+            joined = join_processes(place, timeout=SETUP_SECONDS / 2)
+            rendezvous = stack.enter_context(joined)
+            check_device(rendezvous, bench.selection, bench.plugins)
+        with watched(*limits):
+            started = start_processes(
+                *arguments, rendezvous, timeout=seconds, wanted=bench.wanted_backend
             )
-            yield {"ready": True}
-            for check in wanted:
-                yield {"begins": check.id}
-                faulthandler.dump_traceback_later(patience * check.seconds, exit=True)
+            processes = stack.enter_context(started)
+        bench.processes = replace(
+            processes, rendezvous=replace(rendezvous, timeout=_COLLECTIVE_SECONDS)
+        )
+        yield {"ready": True}
+        for check in wanted:
+            yield {"begins": check.id}
+            with watched(patience * check.silence, patience * check.seconds):
                 result = _made(check, bench)
-                yield {"ends": result.to_dict()}
+            yield {"ends": result.to_dict()}
+            # The other process may still be making the check, with progress.
+            with watched(patience * check.seconds, patience * check.seconds):
                 states = bench.processes.gather(str(result.status), f"`{check.id}`")
-                faulthandler.cancel_dump_traceback_later()
-                if Status.FAILED in states:
-                    return  # nobody knows what the others still wait for
+            if Status.FAILED in states:
+                return  # nobody knows what the others still wait for
 
 
 def _made(check: Check, bench: RankBench) -> Result:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from lmcore_conformance.watchdog import SILENCE
+
 __all__ = [
     "LEVELS",
     "Check",
@@ -100,6 +102,14 @@ class Check:
     run: Callable[[Any], str | None]
     every_index: bool = False
 
+    @property
+    def silence(self) -> float:
+        """Seconds without progress after which it hangs; progress of other processes is unseen."""
+        return self.seconds if self.group in _OTHER_PROCESSES else min(SILENCE, self.seconds)
+
+
+_OTHER_PROCESSES = {"contract", "command", "compile"}
+"""Groups whose checks wait for processes that they start, which have limits of their own."""
 
 _REGISTERED: dict[str, Check] = {}
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from lmcore.errors import LmcoreError
-from lmcore.plugin.isolation.subprocess_call import Call, Outcome, call_together
+from lmcore.plugin.isolation.subprocess_call import HUNG, Call, Outcome, call_together
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.store import SECRET, new_secret
 from lmcore_conformance.child import SETUP_SECONDS
@@ -30,6 +30,9 @@ _BACKEND = "distributed"
 """The requirement of checks that need a communication backend."""
 
 _RANKS = 2
+
+_MOST_HANGS = 3
+"""Number of checks that hang after which those behind them in a group are not made."""
 
 
 class Runner:
@@ -130,6 +133,11 @@ class Runner:
                 return found | {check.id: _failure(check.id, detail) for check in pending}
             found |= self._take(pending, outcomes)
             pending = [check for check in pending if check.id not in found]
+            hung = [name for name, result in found.items() if HUNG in result.detail]
+            if len(hung) >= _MOST_HANGS:
+                detail = f"not reached: `{'`, `'.join(hung)}` hung"
+                more = {check.id: Result(check.id, Status.NOT_RUN, detail) for check in pending}
+                return found | more
         return found
 
     @property
@@ -143,7 +151,8 @@ class Runner:
     def _with_last_index(self, first: Mapping[str, Result]) -> dict[str, Result]:
         """Return results that have failures on the last device as well, with the index of each."""
         last, count = self._last_index, self.target.device_count
-        names = {name for name in first if self.checks[name].every_index}
+        failed = {name for name, result in first.items() if result.status is Status.FAILED}
+        names = {name for name in first.keys() - failed if self.checks[name].every_index}
         if names - self._on_last_index.keys():
             # One process for the checks of all groups.
             checks = [
@@ -155,10 +164,12 @@ class Runner:
             ]
             place = RankInfo(last, last, count, count)
             self._on_last_index |= self._made("device", checks, place)
-        return {
-            name: _of_indices(result, self._on_last_index[name], last) if name in names else result
-            for name, result in first.items()
-        }
+        found = dict(first)
+        for name in names | failed:
+            by_index = {0: first[name], last: self._on_last_index.get(name, first[name])}
+            if self.checks[name].every_index:
+                found[name] = _of_indices(by_index)
+        return found
 
     def _judge_without_backend(self, checks: Sequence[Check], reason: str) -> None:
         """Keep one failure for a missing backend that is not declared; no process is started."""
@@ -216,7 +227,7 @@ class Runner:
             )
             for place in places
         ]
-        return call_together(calls, timeout=timeout, grace=15.0)
+        return call_together(calls, timeout=timeout)
 
     def _take(self, pending: Sequence[Check], outcomes: Sequence[Outcome]) -> dict[str, Result]:
         """Return the results of one round; the check at which it broke off has failed."""
@@ -294,15 +305,17 @@ def _joined(results: Sequence[Result], *, many: bool) -> Result:
     return Result(worst.id, worst.status, worst.detail, tuple(findings), worst.seconds)
 
 
-def _of_indices(first: Result, last: Result, index: int) -> Result:
+def _of_indices(results: Mapping[int, Result]) -> Result:
     """Return the result of a check on the first and on the last device; failures with the index."""
+    first, last = results.values()
     if Status.FAILED not in {first.status, last.status}:
         return first
-    results = {0: first, index: last}
-    failed = {i: result for i, result in results.items() if result.status is Status.FAILED}
+    failed = {i: found for i, found in results.items() if found.status is Status.FAILED}
+    if first is last:  # not made on the last one
+        failed.pop(max(failed))
     findings = tuple(f"index {i}: {line}" for i, found in failed.items() for line in found.findings)
     detail = "; ".join(f"index {i}: {found.detail}" for i, found in failed.items())
-    return Result(first.id, Status.FAILED, detail, findings, first.seconds + last.seconds)
+    return Result(first.id, Status.FAILED, detail, findings, first.seconds)
 
 
 def _faults(
@@ -316,15 +329,8 @@ def _faults(
     found = []
     for rank, (outcome, message) in enumerate(zip(outcomes, messages, strict=True)):
         if outcome.fault and (at is None or message["at"] == at):
-            found.append((f"rank {rank}: " if many else "") + _ending(outcome))
+            found.append((f"rank {rank}: " if many else "") + outcome.fault)
     return found
-
-
-def _ending(outcome: Outcome) -> str:
-    """Return how a process ended; the watchdog's exit in the words of a time limit."""
-    if "Timeout (" in outcome.log and "ended with status 1" in outcome.fault:
-        return outcome.fault.replace("the process ended with status 1", "no answer in time")
-    return outcome.fault
 
 
 def _failure(name: str, detail: str) -> Result:

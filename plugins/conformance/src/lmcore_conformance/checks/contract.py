@@ -20,10 +20,11 @@ from typing import Any
 from lmcore.accelerator.probe import API_VERSION, CheckStatus
 from lmcore.accelerator.probe import Check as Line
 from lmcore.plugin.discovery import GROUP
-from lmcore.plugin.isolation.subprocess_call import call_isolated
+from lmcore.plugin.isolation.subprocess_call import HUNG, call_isolated
 from lmcore_conformance.plugin_check.registrations import reserved_names
 from lmcore_conformance.plugin_check.trial import read_steps
 from lmcore_conformance.registry import Failure, NotRun, check
+from lmcore_conformance.watchdog import SILENCE
 
 __all__ = ["ContractBench", "watch_import", "watch_probe", "watch_registration"]
 
@@ -38,9 +39,10 @@ _RECORDS = ("import", "source", "hooks", "lmcore_plugin_info", "lmcore_probe")
 class ContractBench:
     """The plugins by their entry points, and the findings of `lmcore plugin check`."""
 
-    def __init__(self, entry_points: Sequence[str]) -> None:
-        """Take the names of the plugins' entry points."""
+    def __init__(self, entry_points: Sequence[str], patience: float = 1.0) -> None:
+        """Take the names of the plugins' entry points, and the factor on time limits."""
         self.entry_points = tuple(entry_points)
+        self.patience = patience
 
     @cached_property
     def lines(self) -> list[Line]:
@@ -50,9 +52,11 @@ class ContractBench:
     def _lines_of(self, name: str) -> Iterator[Line]:
         point = next(iter(importlib.metadata.entry_points(group=GROUP, name=name)))
         assert point.dist is not None
-        arguments = (name, point.dist.name, API_VERSION, reserved_names())
+        arguments = (name, point.dist.name, API_VERSION, reserved_names(), False)
         outcome = call_isolated(
-            "lmcore_conformance.plugin_check.trial:check_plugin", *arguments, timeout=100.0
+            "lmcore_conformance.plugin_check.trial:check_plugin",
+            *(*arguments, self.patience * SILENCE),
+            timeout=100.0 * self.patience,
         )
         for line in read_steps(outcome.values, outcome.fault):
             yield dataclasses.replace(line, detail=f"{self._prefix(name)}{line.detail}")
@@ -98,11 +102,14 @@ class ContractBench:
 
         Raises:
             Failure: It found a fault, crashed, hung or raised.
-            NotRun: It applies to no plugin.
+            NotRun: It applies to no plugin, or the plugin is known to hang.
         """
+        hung = [line.name for line in self.lines if HUNG in line.detail]
+        if hung:
+            raise NotRun(f"not reached: `{hung[0]}` hung")
         lines, faults = [], []
         for name in self.entry_points:
-            outcome = call_isolated(f"{_SELF}:{function}", name, timeout=30.0)
+            outcome = call_isolated(f"{_SELF}:{function}", name, timeout=30.0 * self.patience)
             if outcome.complete and outcome.value is None:
                 continue
             line, wrong = judge(outcome.value) if outcome.complete else ("", [outcome.fault])

@@ -45,7 +45,11 @@ class CheckSection:
     allow_private: bool = option(
         False, "Report private names of lmcore that it uses as warnings, not as failures."
     )
-    timeout: float = option(120.0, "Seconds that the plugin may take.", above=0.0)
+    timeout: float = option(
+        120.0,
+        "Seconds that the plugin may take; a sixth of it without progress is a hang.",
+        above=0.0,
+    )
     json: bool = option(False, "Print JSON.")
 
 
@@ -157,6 +161,7 @@ def _tried(plugin: _Plugin, wanted: CheckSection) -> _Plugin:
     outcome = call_isolated(
         "lmcore_conformance.plugin_check.trial:check_plugin",
         *(plugin.name, plugin.distribution, wanted.against, reserved_names(), wanted.allow_private),
+        wanted.timeout / 6,
         timeout=wanted.timeout,
     )
     checks = (first, *read_steps(outcome.values, outcome.fault))

@@ -32,6 +32,7 @@ from lmcore_conformance.plugin_check.hooks import check_hooks, implementations
 from lmcore_conformance.plugin_check.records import field_problems
 from lmcore_conformance.plugin_check.registrations import REGISTRATION_CHECKS
 from lmcore_conformance.plugin_check.source import check_source, source_files
+from lmcore_conformance.watchdog import SILENCE, watched
 
 __all__ = ["check_plugin", "plugin_names", "read_steps"]
 
@@ -50,6 +51,7 @@ def check_plugin(
     against: str,
     taken: Mapping[str, Sequence[str]] = _NOTHING_TAKEN,
     allow_private: bool = False,  # noqa: FBT001, FBT002 - passed by position to another process
+    silence: float = SILENCE,
 ) -> Iterator[dict[str, Any]]:
     """Try a plugin and yield the findings, in JSON values that `read_steps` understands.
 
@@ -59,13 +61,16 @@ def check_plugin(
         against: Version of the contract.
         taken: the core's names by "commands", "corpora" and "tokenizers".
         allow_private: True if private names of lmcore are warnings, not failures.
+        silence: Seconds without progress after which the process ends itself.
     """
     (point,) = (
         point
         for point in importlib.metadata.entry_points(group=GROUP, name=name)
         if point.dist is not None and point.dist.name == distribution
     )
-    yield from _Trial(point, load_contract(against), taken, allow_private=allow_private).run()
+    trial = _Trial(point, load_contract(against), taken, allow_private=allow_private)
+    with watched(silence, float("inf")):
+        yield from trial.run()
 
 
 def read_steps(values: Iterable[Mapping[str, Any]], fault: str) -> list[Check]:

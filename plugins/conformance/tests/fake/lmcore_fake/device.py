@@ -28,6 +28,8 @@ def create(fake, *, deterministic):
         import ctypes
 
         ctypes.string_at(0)
+    if fake == "hang-create":
+        time.sleep(1000)
     device = create_device()
     device = dataclasses.replace(device, dtypes=device.dtypes - {"float16"})  # closed, as declared
     change = globals().get(fake.replace("-", "_"))
@@ -95,6 +97,17 @@ def raises_float(device):
 
     def synchronize():
         return float("a chip")
+
+    return {"synchronize": synchronize}
+
+
+def hang_synchronize(device):
+    """Return at once until the device is created, then never."""
+    begin = time.monotonic()
+
+    def synchronize():
+        while time.monotonic() - begin < 1000:
+            pass
 
     return {"synchronize": synchronize}
 

@@ -34,6 +34,8 @@ def lmcore_probe():
     if FAKE == "opens":
         KEPT.append(os.open("/dev/zero", os.O_RDONLY))
         os.environ["FAKE_WAS_HERE"] = "1"
+    if FAKE == "hang-probe":
+        time.sleep(1000)
     if FAKE == "crash-probe":
         os.abort()
     if SIMULATED:
