@@ -50,7 +50,8 @@ each kind of offer.
 A check that crashes or hangs fails with its position in the code, and the other checks continue in
 a new process. A check hangs if its main thread stays in the same functions for 20 seconds;
 `--patience` multiplies the limit for a slow device. [The suite's
-README](../../plugins/conformance/README.md) has the options, the exit status and how a plugin's own tests use the suite."""
+README](../../plugins/conformance/README.md) has the options, the exit status and how a plugin's own
+tests use the suite."""
 
 _ABOUT_REQUIREMENTS = """\
 Abilities that a device may lack. An author declares a missing ability in `conformance.toml`, with
