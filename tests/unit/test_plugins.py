@@ -770,7 +770,7 @@ def test_the_device_must_be_one_of_the_promised_type():
     good = device_of()
     plugins, selection = chip(lmcore_create_device=good)
     assert create_device(plugins, selection, Config()) is good
-    for answer, words in ((None, "None"), ("chip", "'chip'"), (device_of("cpu"), "type `cpu`")):
+    for answer, words in ((None, "None"), ("chip", "`str`"), (device_of("cpu"), "type `cpu`")):
         with pytest.raises(PluginError) as error:
             create_device(*chip(lmcore_create_device=answer), Config())
         assert words in error.value.what
