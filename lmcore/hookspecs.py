@@ -63,9 +63,10 @@ def lmcore_probe(env: Mapping[str, str]) -> Probe:  # type: ignore[empty-body]
     When: before a device is chosen, and in a worker before it accepts the choice; `env` is the
     process environment.
     Ranks: the launcher and every worker.
-    Return: a `Probe`; its `count` is the number of processes that a run starts by default.  Do not
-    import torch: read the driver's files, libraries or package metadata.  Hardware without working
-    software is BROKEN, with the fix.
+    Return: a `Probe`; its `count` decides how many processes a run starts by default: one for each
+    device, or one process if the device has no communication backend.  Do not import torch: read
+    the driver's files, libraries or package metadata.  Hardware without working software is BROKEN,
+    with the fix.
     """
 
 

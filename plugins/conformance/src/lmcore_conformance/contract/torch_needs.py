@@ -132,15 +132,15 @@ TORCH_NEEDS: Mapping[str, TorchNeed] = {
     ),
     "torch.Event": _ability("new_event", "`Device.new_event`: `torch.Event(device)`"),
     "Event.record": TorchNeed(
-        "mark behind a copy, on a given or on the current stream",
-        _NO_FALL_BACK,
-        ("new_event", "pin_memory"),
+        "mark behind a copy, on a given or on the current stream; trial at the start of a process",
+        "an error when the process starts",
+        ("new_event",),
     ),
     "Event.query": TorchNeed("release of host memory whose copy is done", _NO_FALL_BACK, _PREFETCH),
     "Event.synchronize": TorchNeed(
-        "reading of loss and gradient norm after their copy",
-        "an error at the first step",
-        ("new_event", "pin_memory"),
+        "reading of loss and gradient norm after their copy; trial at the start of a process",
+        "an error when the process starts",
+        ("new_event",),
     ),
     "Tensor.pin_memory": _ability(
         "pin_memory", "`Device.pin_memory`: batches, scalars, offloaded activations, checkpoints"
@@ -154,6 +154,18 @@ TORCH_NEEDS: Mapping[str, TorchNeed] = {
         "`torch.autocast(type, dtype=...)` must cast the factors of matrix products",
         "an error when the precision is tested, before the first step",
         ("dtypes",),
+    ),
+    "torch.amp.is_autocast_available": TorchNeed(
+        "proof of the precision of a model's products: is the policy's context autocast",
+        "attention may compute in a wider dtype than the policy's",
+        optional=True,
+    ),
+    "torch.is_autocast_enabled": TorchNeed("the same proof", "the same", optional=True),
+    "Event.elapsed_time": TorchNeed(
+        "each rank's own time of a step, by `torch.Event(device, enable_timing=True)`",
+        "the time is not measured, and a slow rank is not named",
+        ("new_event",),
+        optional=True,
     ),
     "torch.random.fork_rng": TorchNeed(
         "trial of the class of `--optimizer MODULE:CLASS`, which must not change random numbers; "

@@ -33,7 +33,9 @@ def torch_problems(device: Device, needs: Mapping[str, Mapping[str, Any]]) -> It
     for name, need in needs.items():
         owner, _, method = name.partition(".")
         abilities = need["abilities"]
-        if not abilities or any(getattr(device, ability, None) is None for ability in abilities):
+        if need["optional"] or not abilities:
+            continue
+        if any(getattr(device, ability, None) is None for ability in abilities):
             continue
         if name == _CURRENT_STREAM:
             try:
