@@ -16,6 +16,7 @@ from lmcore.plugin.isolation import subprocess_call as isolated
 __all__ = ["new_environment", "throwaway_environment"]
 
 FAKE = Path(__file__).parent / "fake"
+EXTRA = Path(__file__).parent / "extra"
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -37,6 +38,21 @@ def fake_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (info / "METADATA").write_text(metadata, encoding="utf-8")
     points = "[lmcore.plugins]\nfake = lmcore_fake.plugin\n"
     (info / "entry_points.txt").write_text(points, encoding="utf-8")
+    return site
+
+
+@pytest.fixture(scope="session")
+def extra_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for `sys.path` in which the distribution `lmcore-extra` is installed."""
+    site = tmp_path_factory.mktemp("extra")
+    (site / "lmcore_extra").symlink_to(EXTRA / "lmcore_extra")
+    info = site / "lmcore_extra-0.3.dist-info"
+    info.mkdir()
+    metadata = "Metadata-Version: 2.1\nName: lmcore-extra\nVersion: 0.3\n"
+    (info / "METADATA").write_text(metadata, encoding="utf-8")
+    names = ("onlyops", "countgloo", "purebf16", "torchckpt", "slowstager")
+    points = "".join(f"{name} = lmcore_extra.{name}\n" for name in names)
+    (info / "entry_points.txt").write_text(f"[lmcore.plugins]\n{points}", encoding="utf-8")
     return site
 
 

@@ -34,7 +34,13 @@ def suite(tmp_path: Path, fake_site: Path) -> Callable[..., subprocess.Completed
     as a user's do.
     """
 
-    def start(*arguments: str, mode: str = "", pyargs: bool = True, cold: bool = False) -> Any:
+    def start(
+        *arguments: str,
+        mode: str = "",
+        pyargs: bool = True,
+        cold: bool = False,
+        sites: tuple[Path, ...] = (fake_site,),
+    ) -> Any:
         from importlib.metadata import entry_points
 
         installed = any(
@@ -45,7 +51,7 @@ def suite(tmp_path: Path, fake_site: Path) -> Callable[..., subprocess.Completed
         command += [] if installed else ["-p", "lmcore_conformance.pytest_plugin"]
         command += ["--pyargs", "lmcore_conformance"] if pyargs else []
         inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-        path = os.pathsep.join([str(fake_site), *inherited])
+        path = os.pathsep.join([*map(str, sites), *inherited])
         (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
         run = subprocess.run if cold else warm.run
         return run(
@@ -92,6 +98,13 @@ def suite(tmp_path: Path, fake_site: Path) -> Callable[..., subprocess.Completed
         ),
         ("--accelerator fake --levels L9", "", 2, ["error: `--levels L9`: no such level"]),
         ("", "", 4, ["the conformance suite needs `--accelerator NAME`"]),
+        ("--with x", "", 4, ["the conformance suite needs `--accelerator NAME`"]),
+        (
+            "--plugin x --accelerator fake",
+            "",
+            4,
+            ["cannot be combined; `--accelerator fake --with x` tests both together"],
+        ),
     ],
 )
 def test_nothing_can_be_tested(
@@ -177,6 +190,31 @@ def test_a_report(suite: Any, tmp_path: Path) -> None:
     statuses = [check["status"] for check in report["checks"] if check["level"] == "L1"]
     assert level["gaps"] == statuses.count("declared gap") > 3
     assert level["claimed"] == pytest.approx(1 - level["gaps"] / level["checks"], abs=1e-3)
+
+
+def test_a_report_on_a_plugin_without_a_device(
+    suite: Any, tmp_path: Path, extra_site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Table, badge and JSON have a part for each device, with the plugin's contributions."""
+    monkeypatch.setenv("LMCORE_PLUGINS", "")
+    file = tmp_path / "report.json"
+    arguments = ("--plugin", "slowstager", "--levels", "L1,L2", "--conformance-json", str(file))
+    done = suite(*arguments, sites=(extra_site,))
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
+    assert "  slowstager (lmcore-extra 0.3)\n    checkpoint stagers: slowstager\n" in done.stdout
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert found["plugin"]["name"] == "slowstager"
+    (report,) = found["devices"]
+    assert (report["device"], report["alone"], report["reached"]) == ("cpu", True, [])
+    verdicts = {level["level"]: level["verdict"] for level in report["levels"]}
+    assert (verdicts["L1"], verdicts["L2"], verdicts["L3"]) == (
+        *("reached", "not applicable"),
+        "not run",
+    )
+    brings = {plugin["name"]: plugin["brings"] for plugin in report["plugins"]}
+    assert brings["slowstager"] == {"checkpoint_stagers": [{"name": "slowstager", "reason": ""}]}
+    assert brings["cpu"] == {"device": "cpu"}
 
 
 def test_claiming_nothing_is_seen(suite: Any, tmp_path: Path) -> None:

@@ -16,32 +16,15 @@ from lmcore_conformance.contributions import NOTHING, touched
 from lmcore_conformance.declaration import declaration_of
 from lmcore_conformance.registry import all_checks
 from lmcore_conformance.report import make_report, render
-from lmcore_conformance.result import Result
+from lmcore_conformance.result import Result, Status
 from lmcore_conformance.runner import Runner
 from lmcore_conformance.target import Target, find_plugin_targets, find_target
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
-EXTRA = Path(__file__).parent / "extra"
-PLUGINS = ("onlyops", "countgloo", "purebf16", "torchckpt", "slowstager")
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for `sys.path` in which the distribution `lmcore-extra` is installed."""
-    folder = tmp_path_factory.mktemp("site")
-    (folder / "lmcore_extra").symlink_to(EXTRA / "lmcore_extra")
-    info = folder / "lmcore_extra-0.3.dist-info"
-    info.mkdir()
-    metadata = "Metadata-Version: 2.1\nName: lmcore-extra\nVersion: 0.3\n"
-    (info / "METADATA").write_text(metadata, encoding="utf-8")
-    points = [f"{name} = lmcore_extra.{name}\n" for name in PLUGINS]
-    (info / "entry_points.txt").write_text(f"[lmcore.plugins]\n{''.join(points)}", encoding="utf-8")
-    return folder
-
 
 @pytest.fixture
-def extra(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+def extra(extra_site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Return a function that installs the five plugins, right or wrong, beside the CPU's."""
 
     def forget() -> None:
@@ -49,7 +32,7 @@ def extra(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...,
             del sys.modules[name]
 
     def install(*, wrong: bool = False, allowed: str = "") -> None:
-        monkeypatch.syspath_prepend(site)
+        monkeypatch.syspath_prepend(extra_site)
         monkeypatch.setenv("EXTRA_WRONG", "1" if wrong else "")
         monkeypatch.setenv("LMCORE_PLUGINS", allowed)
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -169,6 +152,17 @@ def test_levels_that_touch_nothing_of_it(extra: Any) -> None:
     assert "bias_gelu=last of onlyops: never bound: `six` has priority 99, this -1" in text
     assert "bias_gelu=torch" not in text  # of the CPU's plugin, whose kernels are not tried
     assert "lmcore conformance 1.0: onlyops 0.3 on cpu: " in report.badge
+
+
+def test_a_device_that_cannot_be_created_is_not_left_out(extra: Any) -> None:
+    """A device on which nothing could be found out stays in the session, which fails."""
+    extra()
+    (target,) = find_plugin_targets("onlyops")
+    runner = Runner(target, declaration_of(target, all_checks()), all_checks())
+    runner.results["device.create"] = Result("device.create", Status.FAILED, "no driver")
+    assert runner.offers_something
+    runner.results["device.create"] = Result("device.create", Status.PASSED)
+    assert not runner.offers_something
 
 
 def test_each_kind_touches_checks_that_exist() -> None:

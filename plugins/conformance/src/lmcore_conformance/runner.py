@@ -70,14 +70,21 @@ class Runner:
         """Ids of the checks that apply: all, or of a plugin without a device the touched ones."""
         if not self.target.alone:
             return list(self.checks)
-        if self.target.selection is not None:
+        if self.target.selection is not None and CREATE not in self.results:
+            wanted, self._wanted = self._wanted, set()
             self.result(CREATE)
+            self._wanted = wanted
         own = [one for one in self.contributions if one["name"] == self.target.name]
         return touched(own[0] if own else NOTHING, self.checks)
 
     @property
     def offers_something(self) -> bool:
-        """True if an offer of the plugin without a device can be tried on this device."""
+        """True if an offer of the plugin without a device can be tried here, or if that is unknown.
+
+        It is unknown if the device cannot be created, which fails the session.
+        """
+        if self.result(CREATE).status is not Status.PASSED:
+            return True
         own = [one for one in self.contributions if one["name"] == self.target.name]
         return bool(own and usable_offers(own[0]))
 
