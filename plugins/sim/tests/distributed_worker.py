@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lmcore_sim import torch_backend  # noqa: F401 - makes the device known to torch
+from lmcore_sim import _C, torch_backend  # noqa: F401 - makes the device known to torch
 
 
 def full(value: float, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -93,6 +93,9 @@ def groups(rank: int, size: int) -> None:
     manager.wait()
     same(torch.cat(parts), [2, 2, 1, 1, 1])
     work = dist.all_reduce(tensor := full(rank, 2), async_op=True)
+    _C.set_missing_wait_raises(False)
+    assert (tensor + 0).isnan().all()  # the stream has not waited for the work
+    assert "simccl may still be writing" in _C.take_missing_waits()[0]
     future = work.get_future()
     future.wait()
     same(future.value()[0], [1, 1])
