@@ -45,7 +45,7 @@ def checked(folder, text, contract=CONTRACT, **settings):
         "from lmcore import hookspecs\nhookspecs.hookimpl()",
         "from lmcore.config.option import option",
         "import lmcore_other, torch\nlmcore_other.runtime",
-        "import lmcore\nprint(lmcore.__version__)",
+        "import lmcore\nprint(lmcore.__version__, lmcore.__file__)",
         "from . import lmcore\nlmcore.runtime.rank",
         "def f(lmcore):\n    return lmcore.runtime",
         "import lmcore.errors\nfor lmcore in []:\n    lmcore.runtime",

@@ -23,6 +23,9 @@ __all__ = ["check_source", "private_name", "source_files"]
 
 Modules = Mapping[str, Collection[str]]
 
+_OF_PYTHON = ("__doc__", "__file__", "__name__", "__path__", "__spec__")
+"""Attributes of modules that Python itself sets."""
+
 
 def source_files(module: str) -> list[Path]:
     """Return the Python files of the top-level package that *module* is in."""
@@ -79,7 +82,7 @@ def private_name(path: str, modules: Modules) -> str | None:
         start for start in starts if any(f"{public}.".startswith(f"{start}.") for public in modules)
     )
     rest = parts[module.count(".") + 1 :]
-    if not rest or rest[0] in modules.get(module, ()):
+    if not rest or rest[0] in {*modules.get(module, ()), *_OF_PYTHON}:
         return None
     below = f"{module}.{rest[0]}"
     return path if _is_module(below) else below
