@@ -154,15 +154,10 @@ def hanging_collectives(
         known = {index: trace[key] for index, trace in enumerate(traces) if trace and key in trace}
         ahead = max(known.values(), key=lambda trace: trace.last)
         behind = {index: trace.last for index, trace in known.items() if trace.last < ahead.last}
-        silent = (
-            []
-            if ahead.sends
-            else [
-                index
-                for index, trace in enumerate(traces)
-                if trace is None and 0 < counts[index].get(key, 0) <= ahead.last
-            ]
-        )
+        silent = {}  # a rank may have shown no group yet
+        for index, trace in enumerate(traces):
+            if trace is None and not ahead.sends and (key in counts[index] or not counts[index]):
+                silent[index] = counts[index].get(key, 0)
         waits = {
             index: trace.waiting or (trace.last if (index, key) == (rank, failed) else 0)
             for index, trace in known.items()
@@ -178,7 +173,7 @@ def hanging_collectives(
         for index, last in behind.items():
             before = known[index].ops.get(str(last), "collective").partition(" of ")[0]
             lines.append(f"rank {index}: has not begun it; its last one is `{before}` #{last}")
-        lines += [f"rank {index}: last seen at #{counts[index][key]}" for index in silent]
+        lines += [f"rank {index}: last seen at #{count}" for index, count in silent.items()]
     return lines
 
 

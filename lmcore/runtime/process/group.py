@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from lmcore.plugin import PluginSet, Selection
 
 __all__ = ["Processes", "backend_of", "start_processes"]
+
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+_LOOPBACK_INTERFACES = ("lo", "lo0")  # of Linux, of macOS
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,7 @@ def start_processes(
 
     from lmcore.runtime.store.torch_store import TorchStore
 
+    _keep_on_host(rendezvous.rank)
     store = TorchStore(rendezvous.store, "group/")  # torch calls it as long as there are groups
     backend = backend_of(plugins, selection, device, wanted)
     _register(backend, selection)
@@ -140,6 +146,18 @@ def start_processes(
         # The body may have destroyed it, as an engine of another package does.
         if distributed.is_initialized():
             distributed.destroy_process_group()
+
+
+def _keep_on_host(rank: RankInfo) -> None:
+    """Let gloo listen at the loopback interface if all processes of the run are on this host.
+
+    Its connections are not authenticated, and by default it takes the interface of the host's name.
+    A choice of the user is kept.
+    """
+    if rank.world_size == rank.local_world_size:
+        names = [name for _, name in socket.if_nameindex() if name in _LOOPBACK_INTERFACES]
+        if names:
+            os.environ.setdefault(_GLOO_INTERFACE, names[0])
 
 
 def _register(backend: CommBackend, selection: Selection) -> None:

@@ -47,6 +47,8 @@ def test_a_rank_that_does_not_answer() -> None:
         "rank 0: in `all_reduce` #9 of group data (float32 [8])",
         "rank 1: last seen at #7",
     ]
+    assert hanging_collectives(traces, [{}, {}], 0)[-1] == "rank 1: last seen at #0"
+    assert hanging_collectives(traces, [{}, {"2 tensor": 7}], 0) == []
 
 
 def test_sends_are_not_taken_for_collectives() -> None:
