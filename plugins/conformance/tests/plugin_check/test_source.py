@@ -17,12 +17,14 @@ CONTRACT = describe_contract()
 ROOT = Path(__file__).resolve().parents[4]
 OWN_PLUGINS = (
     "examples/plugin_extension/src",
+    "plugins/conformance/tests/extra",
     "plugins/conformance/tests/fake",
     "plugins/cpu/src",
     "plugins/sim/src",
     "plugins/triton/src",
     "plugins_cuda/src",
     "plugins_xpu/src",
+    "plugins_xpu/tests/on_sim",
     "tests/contract/throwaway",
 )
 """All plugins of this repository but the kit, which is released together with the core."""
