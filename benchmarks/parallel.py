@@ -14,8 +14,9 @@ each in turns, as processor time of the main thread, which other work on the mac
 and which leaves out waiting for the other process.
 
 `--checks` measures the timer of the ranks in the same way, ten steps with it and ten without in
-turns, as its exchange is every ten steps; and the wall time of a replica check, which comes once in
-200 steps, on both models.
+turns, as its exchange is every ten steps, and apart from that the timer's own calls, as the
+difference is less than its noise on a busy machine; and a replica check, which comes once in 200
+steps, on both models.
 """
 
 from __future__ import annotations
@@ -30,11 +31,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parent))
 from installed import check, parse
 from subjects import Parts
 from train_step import SHAPES, Shape
+
+if TYPE_CHECKING:
+    from lmcore.train.step_record import StepRecord
 
 Step = Callable[[], float]
 
@@ -148,7 +153,27 @@ def checks(parts: Parts, asked: argparse.Namespace) -> dict[str, float]:
 
         return take
 
-    timer = RankTimer(parts.state.parallel.mesh, parts.runtime, interval=10)
+    class CountedTimer(RankTimer):
+        """A timer that counts the processor time of its own calls."""
+
+        seconds, steps = 0.0, 0
+
+        def start(self) -> None:
+            began = time.thread_time()
+            super().start()
+            self.seconds += time.thread_time() - began
+
+        def stop(self) -> None:
+            began = time.thread_time()
+            super().stop()
+            self.seconds += time.thread_time() - began
+
+        def complete(self, record: StepRecord) -> None:
+            began = time.thread_time()
+            super().complete(record)
+            self.seconds, self.steps = self.seconds + time.thread_time() - began, self.steps + 1
+
+    timer = CountedTimer(parts.state.parallel.mesh, parts.runtime, interval=10)
     steps = {"timed": taking(timer), "plain": taking(None)}
     found: dict[str, list[float]] = {"timed": [0.0], "plain": [0.0]}
     if asked.work == "checks-narrow":
@@ -156,13 +181,14 @@ def checks(parts: Parts, asked: argparse.Namespace) -> dict[str, float]:
         found = in_turns(steps, turns, per_turn, time.thread_time)
     replicas = ReplicaCheck(parts.state, parts.runtime, interval=1)
     taken: dict[str, list[float]] = {"step": [], "check": []}
-    for _ in range(1 if asked.toy else 5):
+    for _ in range(1 if asked.toy else 3):
         for name, work in (("step", steps["plain"]), ("check", replicas.check)):
-            began = time.perf_counter()
+            began = time.thread_time()
             work()
-            taken[name].append(time.perf_counter() - began)
+            taken[name].append(time.thread_time() - began)
     pairs = zip(found["timed"], found["plain"], strict=True)
     return {
+        "calls": timer.seconds / max(timer.steps, 1),
         "added": statistics.median(timed - plain for timed, plain in pairs),
         **{name: statistics.median(seconds) for name, seconds in taken.items()},
     }
@@ -227,15 +253,18 @@ def overheads(asked: argparse.Namespace) -> None:
 def costs(asked: argparse.Namespace) -> None:
     """Print the cost of replica checks and rank times by layout, and its share of a step."""
     every = 200
-    print(f"{'':<8}{'model':>8}{'timer ms':>10}{'check ms':>10}{'step ms':>10}{'share':>10}")
+    heads = ("timer ms", "paired ms", "check ms", "step ms", "share")
+    print(f"{'':<8}{'model':>8}" + "".join(f"{head:>11}" for head in heads))
     for layout in asked.layouts or LAYOUTS:
-        timer = 0.0
+        timer = paired = 0.0
         for size in ("narrow", "wide"):
             one = measured(f"checks-{size}", layout, asked)
-            timer = timer or one["added"]  # too little to be seen beside a wide model
+            timer, paired = timer or one["calls"], paired or one["added"]  # of the narrow model
             share = (timer + one["check"] / every) / one["step"]
-            times = f"{timer * 1e3:>10.3f}{one['check'] * 1e3:>10.2f}{one['step'] * 1e3:>10.1f}"
-            print(f"{layout:<8}{size:>8}{times}{share:>10.3%}", flush=True)
+            times = f"{timer * 1e3:>11.3f}{paired * 1e3:>11.3f}{one['check'] * 1e3:>11.2f}"
+            print(
+                f"{layout:<8}{size:>8}{times}{one['step'] * 1e3:>11.1f}{share:>11.3%}", flush=True
+            )
 
 
 def starts(turns: int, threads: int) -> None:

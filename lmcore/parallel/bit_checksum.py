@@ -16,8 +16,8 @@ from torch import Tensor
 
 __all__ = ["BitChecksum", "bits"]
 
-_BLOCK = 2**20
-"""Elements that are multiplied at once; factors take 8 MB, and products too during a checksum."""
+_BLOCK = 2**18
+"""Elements that are multiplied at once; factors take 2 MB, and products too during a checksum."""
 _SEED = 20_261_122
 _INTEGERS = {1: torch.int8, 2: torch.int16}
 
