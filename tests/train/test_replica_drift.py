@@ -66,3 +66,18 @@ def test_one_ulp_is_found(
     assert f"continue from `{good}`" in " ".join(run.err.split())
     assert [path.name for path in good.parent.glob("iter_*")] == [good.name]
     assert run.summary["status"].startswith("failed: replicas of the parameters differ")
+
+
+@pytest.mark.full
+def test_no_check_without_an_interval(start: Any, finish: Any) -> None:
+    """With 0 a drift stays unseen, before checkpoints too, as no checksum is computed."""
+    refused = """
+import lmcore.parallel.bit_checksum as module
+def refuse(*_):
+    raise AssertionError("a checksum")
+module.BitChecksum.__init__ = refuse
+"""
+    more = f"--nproc-per-node 2 {STEPS} --check-replicas-interval 0 --save-interval 5"
+    run = finish(start("run", more, before=drifting(1, 3, NORM) + refused), "run")
+    assert run.status == 0, run.err
+    assert run.summary["status"] == "completed"
