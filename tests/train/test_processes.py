@@ -65,6 +65,9 @@ def test_equal_to_one_process(train_once: Any, many: Any, size: int, flags: str)
     assert [row["consumed_samples"] for row in together.rows] == [8, 16, 24, 32, 40, 48]
     assert_same_weights(together, alone, tolerance=2e-5)
     assert together.summary["status"] == "completed"
+    environment = json.loads((together.directory / "environment.json").read_text())
+    assert environment["comm_backend"] == {"name": "gloo", "plugin": "cpu"}
+    assert environment["plugins"][0]["brings"]["comm_backend"] == "gloo"
 
 
 @pytest.mark.full  # compiling takes most of the time, and `test_compile.py` does it alone
