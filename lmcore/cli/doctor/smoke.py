@@ -22,6 +22,7 @@ from lmcore.plugin import (
     create_device,
     discover,
     doctor_checks,
+    precision_policies,
     verify,
 )
 from lmcore.plugin.isolation.subprocess_call import in_one_line
@@ -36,6 +37,7 @@ __all__ = ["ALL_REDUCE", "DEVICE", "device_checks", "own_checks", "reduction"]
 
 DEVICE = "device works"
 ALL_REDUCE = "all-reduce"
+PRECISION = "precision"
 _INNER_SHARE = 0.8
 """Share of the time limit after which processes give each other up, to say so before they are
 stopped."""
@@ -67,6 +69,7 @@ def device_checks() -> Iterator[StepValues]:
             name = f"product {dtype}"
             yield from _step(name, functools.partial(_product, device, name, dtype))
         yield from _step("random state", functools.partial(_random_state, device))
+        yield from _step(PRECISION, functools.partial(_precision, device))
 
 
 def _step(name: str, check: Callable[[], Check]) -> Iterator[StepValues]:
@@ -122,6 +125,23 @@ def _tolerance(dtype: str) -> Tolerance | None:
     from lmcore.accelerator.op.spec import OP_SPECS
 
     return next(spec for spec in OP_SPECS if spec.name == "linear").tolerances.get(dtype)
+
+
+def _precision(device: Device) -> Check:
+    """Check the dtypes of all products under each precision policy, as a run does at its start."""
+    policies = precision_policies(*_handed_down(), device)
+    offered = [policy for policy in policies if policy.available() is None]
+    faults, fix = [], None
+    for policy in offered:
+        try:
+            policy.verify(device)
+        except LmcoreError as error:
+            faults.append(in_one_line(error))
+            fix = error.hint
+    if faults:
+        return Check(PRECISION, CheckStatus.FAILED, "; ".join(faults), fix)
+    names = ", ".join(policy.name for policy in offered)
+    return Check(PRECISION, CheckStatus.OK, f"all products in the dtypes of {names}")
 
 
 def _random_state(device: Device) -> Check:

@@ -147,7 +147,7 @@ def test_the_report_of_a_healthy_installation(clinic, doctor):
     assert list(checks) == [
         *("works with", "versions", "device cpu", "pulse", "device works"),
         *("product bfloat16", "product float16", "product float32", "product float64"),
-        *("random state", "all-reduce"),
+        *("random state", "precision", "all-reduce"),
     ]
     assert {check["status"] for check in checks.values()} == {"ok"}
     assert checks["pulse"] == {
@@ -273,6 +273,26 @@ def test_what_raises_is_a_row_and_the_next_check_goes_on(rows):
     )
     assert found["product float32"].detail == "OSError: stuck"
     assert found["random state"].status is CheckStatus.OK
+    assert found["precision"].status is CheckStatus.OK
+
+
+def test_a_precision_that_is_not_in_force_is_a_row(rows):
+    """Each policy is verified; the row names those that fail and the products."""
+    found = rows(
+        create="import torch\n"
+        "    plain = torch.Tensor.__matmul__\n"
+        "    def widened(x, y):\n"
+        "        with torch.autocast('cpu', enabled=False):\n"
+        "            return plain(x.float(), y.float()).to(x.dtype)\n"
+        "    torch.Tensor.__matmul__ = widened"
+    )
+    assert found["random state"].status is CheckStatus.OK
+    assert found["precision"].status is CheckStatus.FAILED
+    assert (
+        "precision `bf16` is not applied on device `cpu`: 6 of 12 products"
+        in found["precision"].detail
+    )
+    assert "--precision fp32" in found["precision"].fix
 
 
 def test_a_device_that_cannot_be_made_has_the_plugins_words(rows):
