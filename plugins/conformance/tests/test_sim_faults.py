@@ -95,6 +95,18 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
             "device.events",
             "once `query` is true of an event, work before the event is not finished",
         ),
+        (
+            "autocast-only:mm",
+            "device.transfer",
+            "train.precision-in-force",
+            "9 of 12 products are in float32, not bfloat16: bmm 6 (2 forward, 4 backward), mm 2",
+        ),
+        (
+            "autocast-only:mm;autocast-only:addmm",
+            "device.transfer",
+            "extras.autocast",
+            "bmm: not in bfloat16: bmm 3 (1 forward, 2 backward)",
+        ),
         ("lose:mm@1", "device.transfer", "device.dtype.float32", "lost"),
         (
             "wrong:all_reduce#1",

@@ -162,6 +162,11 @@ def test_a_checkpoint_speaks(train: Any, run_python: RunPython, tmp_path: Path) 
     "flags, env, expected",
     [
         ("--precision bf16", {"LMCORE_SIM_FAULTS": "no-autocast"}, "`bf16` is not applied"),
+        (
+            "--precision bf16",
+            {"LMCORE_SIM_FAULTS": "autocast-only:mm"},
+            "9 of 12 products are in float32, not bfloat16: bmm 6 (2 forward, 4 backward)",
+        ),
         ("", {"LMCORE_SIM_FAULTS": "no-rng-restore"}, "does not restore its random numbers"),
         ("--precision bf16", {"LMCORE_SIM_FAULTS": "wrong:mm=1.1"}, "computes wrong products"),
         ("", {"LMCORE_SIM_FAULTS": "lose@400"}, "the sim device is lost"),

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -149,6 +150,7 @@ class TinyRuns:
         steps: int = 6,
         host: bool = False,
         processes: Processes | None = None,
+        around_step: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> Trained:
         """Train and return the results.
 
@@ -157,12 +159,13 @@ class TinyRuns:
             steps: Until this one; a run that is continued begins where its checkpoint is.
             host: True to train on the CPU, by its own plugin.
             processes: processes that train together and all call this; None: this one alone.
+            around_step: makes the context of each step.
         """
         plan = self._plan(flags, processes.rank.world_size if processes else 1)
         plugins, selection, device = self._place(host=host)
         with _deterministic(plan):
             runtime = _runtime(plan, plugins, selection, device, processes)
-            return self._trained(plan, runtime, steps)
+            return self._trained(plan, runtime, steps, around_step)
 
     def _plan(self, flags: str, world_size: int) -> RunPlan:
         arguments = [*shape_flags().split(), *self._op_flags()]
@@ -198,7 +201,13 @@ class TinyRuns:
             self._host = selection, create_device(bench.plugins, selection, bench.config)
         return bench.plugins, *self._host
 
-    def _trained(self, plan: RunPlan, runtime: Runtime, steps: int) -> Trained:
+    def _trained(
+        self,
+        plan: RunPlan,
+        runtime: Runtime,
+        steps: int,
+        around_step: Callable[[], AbstractContextManager[Any]],
+    ) -> Trained:
         directory = Path(plan.config.checkpoint.save or self.folder / "unused")
         datasets = build_datasets(plan, self.tokenizer, directory)
         order = datasets.order
@@ -242,7 +251,8 @@ class TinyRuns:
             ) as batches,
         ):
             while state.iteration < steps:
-                result = step(batches).result()
+                with around_step():
+                    result = step(batches).result()
                 losses.append(math.nan if result.loss is None else result.loss)
                 norms.append(math.nan if result.grad_norm is None else result.grad_norm)
                 interval = plan.config.checkpoint.save_interval

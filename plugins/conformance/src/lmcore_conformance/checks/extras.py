@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from lmcore.accelerator.products import ProductCounter, in_words
 from lmcore_conformance.registry import Failure, check
 from lmcore_conformance.tiny_run import tiny_runs
 
@@ -20,34 +23,61 @@ _GROUP = "training"
 @check(
     "extras.autocast",
     "L5",
-    "`torch.autocast` computes products in the lower dtype, other operations unchanged, until its"
-    " context ends.",
+    "`torch.autocast` computes all products in the lower dtype, forward and backward: with and"
+    " without bias, batched, attention; other operations unchanged, until its context ends.",
     reason="Other libraries depend on it, independent of the plugin's precision policies.",
     group=_GROUP,
     requires=["autocast", "bfloat16"],
 )
 def autocast(bench: Bench) -> str:
-    """Look at dtypes inside, outside and in backward."""
-    x = bench.values(16, 16).float().to(bench.where)
-    weight = bench.values(16, 16, seed=1).float().to(bench.where).requires_grad_()
-    with torch.autocast(bench.device.type, dtype=torch.bfloat16):
-        inside = torch.nn.functional.linear(x, weight)
-        with torch.autocast(bench.device.type, enabled=False):
-            disabled = torch.nn.functional.linear(x, weight)
-    after = torch.nn.functional.linear(x, weight)
-    inside.float().sum().backward()
-    found = {
-        "inside": (inside.dtype, torch.bfloat16),
-        "in a part where it is off": (disabled.dtype, torch.float32),
-        "afterwards": (after.dtype, torch.float32),
-        "the weight's gradient": (getattr(weight.grad, "dtype", None), torch.float32),
+    """Look at dtypes inside, where it is off, afterwards and in backward, for each product."""
+    x = bench.values(2, 16, 16).float().to(bench.where).requires_grad_()
+    weight = bench.values(2, 16, 16, seed=1).float().to(bench.where).requires_grad_()
+    bias = bench.values(16, seed=2).float().to(bench.where)
+    functional = torch.nn.functional
+    products: dict[str, Callable[[], Tensor]] = {
+        "linear": lambda: functional.linear(x, weight[0]),
+        "linear with bias": lambda: functional.linear(x, weight[0], bias),
+        "mm": lambda: x[0] @ weight[0],
+        "addmm": lambda: torch.addmm(bias, x[0], weight[0]),
+        "bmm": lambda: torch.bmm(x, weight),
+        "baddbmm": lambda: torch.baddbmm(bias, x, weight),
+        "product of four dims": lambda: x[None] @ weight[None],
+        "attention": lambda: functional.scaled_dot_product_attention(
+            x[None], weight[None], x[None]
+        ),
     }
-    faults = [
-        f"{name}: {value}, not {right}" for name, (value, right) in found.items() if value != right
-    ]
+    faults = []
+    for name, product in products.items():
+        with torch.autocast(bench.device.type, dtype=torch.bfloat16):
+            with ProductCounter() as counter:
+                inside = product()
+            with torch.autocast(bench.device.type, enabled=False):
+                disabled = product()
+        with counter:
+            inside.float().sum().backward()
+        wide = {each: n for each, n in counter.products.items() if each.dtype != "bfloat16"}
+        found = {
+            "inside": (inside.dtype, torch.bfloat16),
+            "in a part where it is off": (disabled.dtype, torch.float32),
+            "afterwards": (product().dtype, torch.float32),
+        }
+        faults += [
+            f"{name}: {place}: {value}, not {right}"
+            for place, (value, right) in found.items()
+            if value != right
+        ]
+        if wide and name != "attention":  # torch's own, without a fused kernel, widens again
+            faults.append(f"{name}: not in bfloat16: {in_words(Counter(wide))}")
+    with torch.autocast(bench.device.type, dtype=torch.bfloat16):
+        if (x + 1).dtype != torch.float32:
+            faults.append(f"x + 1: {(x + 1).dtype}, not torch.float32")
+    gradients = {getattr(tensor.grad, "dtype", None) for tensor in (x, weight)}
+    if gradients != {torch.float32}:
+        faults.append(f"gradients: {gradients}, not torch.float32")
     if faults:
         raise Failure(*faults)
-    return "bfloat16"
+    return f"bfloat16: {', '.join(products)}"
 
 
 @check(

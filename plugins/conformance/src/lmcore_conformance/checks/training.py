@@ -9,15 +9,25 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from lmcore.accelerator.precision_check import check_products
+from lmcore.accelerator.products import ProductCounter
 from lmcore.accelerator.recompute import none_policy
 from lmcore.errors import LmcoreError
 from lmcore.plugin import choose_precision
 from lmcore.plugin.isolation.subprocess_call import call_isolated
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore_conformance.registry import Failure, NotApplicable, NotRun, check
-from lmcore_conformance.tiny_run import DROPOUT, REFERENCES, Trained, shape_flags, tiny_runs
+from lmcore_conformance.tiny_run import (
+    DROPOUT,
+    REFERENCES,
+    TinyRuns,
+    Trained,
+    shape_flags,
+    tiny_runs,
+)
 
 if TYPE_CHECKING:
+    from lmcore.accelerator import PrecisionPolicy
     from lmcore_conformance.bench import Bench
 
 _GROUP = "training"
@@ -260,21 +270,24 @@ def _recomputed(bench: Bench, names: tuple[str, ...]) -> str:
 @check(
     "train.precision-in-force",
     "L3",
-    "Every offered precision is in force: dtypes of products, weights and gradients.",
+    "Every offered precision is in force: the dtypes of weights, of gradients, and of all products "
+    "of one step of the tiny model, forward and backward.",
     reason="A policy that silently computes in another dtype is slow, or wrong.",
     group=_GROUP,
+    seconds=90,
 )
 def precision_in_force(bench: Bench) -> str:
-    """Verify each policy on the device, and find the default."""
+    """Verify each policy on the device, count the products of a step, and find the default."""
     faults, done = [], []
-    for policy in bench.precision_policies:
-        if policy.available() is not None:
-            continue
-        done.append(policy.name)
-        try:
-            policy.verify(bench.device)
-        except LmcoreError as error:
-            faults.append(f"`{policy.name}`: {error.what}: {error.why}")
+    with tiny_runs(bench) as runs:
+        for policy in bench.precision_policies:
+            if policy.available() is not None:
+                continue
+            try:
+                policy.verify(bench.device)
+                done.append(f"{policy.name} ({_counted_step(runs, policy)} products)")
+            except LmcoreError as error:
+                faults.append(f"`{policy.name}`: {error.what}: {error.why}")
     try:
         default = choose_precision(bench.all_precision_policies, None).name
     except LmcoreError as error:
@@ -283,6 +296,21 @@ def precision_in_force(bench: Bench) -> str:
     if faults:
         raise Failure(*faults)
     return f"{', '.join(done)}; default {default}"
+
+
+def _counted_step(runs: TinyRuns, policy: PrecisionPolicy) -> int:
+    """Count and check the products of a step.
+
+    The head is its reference, since kernels of it may be wider than the policy.
+    """
+    counter = ProductCounter()
+    runs.train(
+        f"--precision {policy.name} --ops linear_cross_entropy=reference",
+        steps=1,
+        around_step=lambda: counter,
+    )
+    check_products(policy, counter.products, runs.bench.device.type)
+    return counter.products.total()
 
 
 @check(
