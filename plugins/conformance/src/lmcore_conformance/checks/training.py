@@ -279,6 +279,11 @@ def _recomputed(bench: Bench, names: tuple[str, ...]) -> str:
 def precision_in_force(bench: Bench) -> str:
     """Verify each policy on the device, count the products of a step, and find the default."""
     faults, done = [], []
+    try:
+        default = choose_precision(bench.all_precision_policies, None).name
+    except LmcoreError as error:
+        faults.append(f"{error.what}: {error.why}")
+        default = "none"
     with tiny_runs(bench) as runs:
         for policy in bench.precision_policies:
             if policy.available() is not None:
@@ -288,13 +293,8 @@ def precision_in_force(bench: Bench) -> str:
                 done.append(f"{policy.name} ({_counted_step(runs, policy)} products)")
             except LmcoreError as error:
                 faults.append(f"`{policy.name}`: {error.what}: {error.why}")
-    try:
-        default = choose_precision(bench.all_precision_policies, None).name
-    except LmcoreError as error:
-        faults.append(f"{error.what}: {error.why}")
-        default = "none"
-    if faults:
-        raise Failure(*faults)
+        if faults:
+            raise Failure(*faults)
     return f"{', '.join(done)}; default {default}"
 
 
