@@ -69,6 +69,73 @@ _ABOUT_LEVELS = {
     "L5": "Features that are optional for a run.",
 }
 
+_ABOUT_PROVES = """\
+A level is a statement about one device type, one machine and the versions in the report's head:
+other generations of the hardware, drivers and versions of torch need a run of their own."""
+
+_PROVES = {
+    "L0": (
+        (
+            "The plugin can be found, imported without torch and called; each hook returns "
+            "what the contract requires; it imports only public names of lmcore."
+        ),
+        ("Numbers: nothing is computed. Hooks of a device that is absent here."),
+    ),
+    "L1": (
+        (
+            "On the first and on the last device: tensors survive copies, products in every "
+            "claimed dtype are right, random numbers are repeatable and have the right "
+            "distribution, memory figures follow the tensors, and each kind of wait waits."
+        ),
+        (
+            "Faults that depend on time, heat or long use; memory beyond what the checks "
+            "allocate; an error of order that is rarer than the repetitions; peak rates and "
+            "names of devices, which are only plausible."
+        ),
+    ),
+    "L2": (
+        (
+            "Each kernel that was tried agrees with its reference in float64, forward and "
+            "backward, for small, odd, empty, strided and large arguments, and hides no NaN."
+        ),
+        (
+            "Arguments that no check has, such as the exact sizes of a model; large sizes in "
+            "other dtypes than float32; kernels that reject every case (`ops.reached` names "
+            "them); speed."
+        ),
+    ),
+    "L3": (
+        (
+            "The core trains a small GPT on one device with the losses of the host, in every "
+            "precision that is offered, with all products in the promised dtype; "
+            "recomputation, checkpoints and resumed runs are right bit for bit."
+        ),
+        (
+            "Convergence of a large model; other architectures; long sequences; the hours "
+            "after step 20."
+        ),
+    ),
+    "L4": (
+        (
+            "Two processes exchange tensors rightly and train in each layout with the steps "
+            "of one process; a missed collective ends the run."
+        ),
+        (
+            "More than two ranks; several hosts, unless the run had them; bandwidth, and "
+            "faults of a network."
+        ),
+    ),
+    "L5": (
+        ("The features that are offered work for a small model."),
+        ("Gains: a graph that is right, or a profiler that shows something, need not be fast."),
+    ),
+}
+
+_ABOUT_FAITH = """\
+No level proves good faith: the plugin runs in the process of its checks, and a plugin that
+recognises the suite can behave differently in a run. Speed is measured by `benchmarks/`, not by
+the suite."""
+
 _ABOUT_PLUGINS = """\
 Results of the last recorded runs, with their versions. Checks that were not run are not claimed."""
 
@@ -76,7 +143,11 @@ Results of the last recorded runs, with their versions. Checks that were not run
 def page() -> str:
     """Return the whole reference."""
     checks = all_checks()
-    parts = ["# Conformance", _NOTE, _ABOUT, "## Levels of our plugins", _ABOUT_PLUGINS]
+    rows = [(f"{level} {name}", *_PROVES[level]) for level, name in LEVELS.items()]
+    proves = _table(("level", "it proves", "it cannot prove"), rows)
+    parts = ["# Conformance", _NOTE, _ABOUT]
+    parts += ["## What a level proves", _ABOUT_PROVES, proves, _ABOUT_FAITH]
+    parts += ["## Levels of our plugins", _ABOUT_PLUGINS]
     parts += [_plugin(name) for name in PLUGINS]
     parts += ["## Requirements", _ABOUT_REQUIREMENTS, _requirements(checks)]
     for level, name in LEVELS.items():
