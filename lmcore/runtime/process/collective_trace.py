@@ -117,7 +117,7 @@ _DTYPES = {
     "long": "int64",
     "int": "int32",
 }
-"""Names of dtypes, by those of torch's C++."""
+"""Names of dtypes, by torch's names in C++."""
 
 
 def _described(entry: Mapping[str, Any]) -> str:

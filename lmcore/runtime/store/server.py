@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import logging
+import math
 import os
 import selectors
 import socket
@@ -55,12 +56,17 @@ class _Connection:
 
 @dataclass(eq=False)
 class _Waiting:
-    """A request that is answered when all of its keys, or one of `stop`, exist, or at a time."""
+    """A request that is answered when all of its keys, or one of `stop`, exist, or at a time.
+
+    Attributes:
+        missing: Keys without a value, which another request may delete again.
+    """
 
     connection: _Connection
     keys: list[bytes]
     stop: list[bytes]
     deadline: float
+    missing: set[bytes] = field(default_factory=set)
 
 
 class StoreServer:
@@ -75,7 +81,9 @@ class StoreServer:
         self._listener, self._secret = listener, secret
         self._values: dict[bytes, bytes] = {}
         self._connections: dict[_Connection, None] = {}
-        self._waiting: list[_Waiting] = []
+        self._waiting: dict[_Waiting, None] = {}
+        self._waiting_for: dict[bytes, dict[_Waiting, None]] = {}
+        self._next_deadline = math.inf
         self._selector = selectors.DefaultSelector()
         listener.settimeout(0.0)
         self._stopped, self._stop = socket.socketpair()
@@ -95,10 +103,10 @@ class StoreServer:
         """Answer requests for *seconds*, or until `stop` is called; return False after `stop`."""
         end = time.monotonic() + seconds
         while True:
-            self._answer_late()
             now = time.monotonic()
-            pending = [waiting.deadline for waiting in self._waiting]
-            pause = max(0.0, min([end, now + _LONGEST_POLL, *pending]) - now)
+            if now >= self._next_deadline:
+                self._answer_late(now)
+            pause = max(0.0, min(end, now + _LONGEST_POLL, self._next_deadline) - now)
             for key, mask in self._selector.select(pause):
                 if key.fileobj is self._stopped:
                     return False
@@ -142,6 +150,7 @@ class StoreServer:
         if strangers >= _MAX_STRANGERS:
             self._drop_oldest_stranger()
         self._connections[connection] = None
+        self._next_deadline = min(self._next_deadline, connection.deadline)
         self._selector.register(stream, selectors.EVENT_READ, connection)
         self._queue(connection, MAGIC + connection.nonce)
 
@@ -157,7 +166,8 @@ class StoreServer:
         del self._connections[connection]
         self._selector.unregister(connection.stream)
         connection.stream.close()
-        self._waiting = [item for item in self._waiting if item.connection is not connection]
+        for waiting in [item for item in self._waiting if item.connection is connection]:
+            self._forget(waiting)
 
     def _receive(self, connection: _Connection) -> None:
         try:
@@ -243,15 +253,20 @@ class StoreServer:
         write = selectors.EVENT_WRITE if connection.unsent else 0
         self._selector.modify(connection.stream, selectors.EVENT_READ | write, connection)
 
-    def _answer_late(self) -> None:
+    def _answer_late(self, now: float) -> None:
         """Answer requests that waited long enough, and drop strangers that gave no proof."""
-        now = time.monotonic()
         for waiting in [waiting for waiting in self._waiting if waiting.deadline <= now]:
-            self._waiting.remove(waiting)
-            self._answer(waiting.connection, _NO)
+            if waiting in self._waiting:
+                self._forget(waiting)
+                self._answer(waiting.connection, _NO)
         for connection in list(self._connections):
             if connection.incoming is None and connection.deadline <= now:
                 self._drop(connection)
+        strangers = (one.deadline for one in self._connections if one.incoming is None)
+        self._next_deadline = min(
+            min(strangers, default=math.inf),
+            min((waiting.deadline for waiting in self._waiting), default=math.inf),
+        )
 
     def _wait(self, connection: _Connection, *arguments: bytes) -> None:
         try:
@@ -261,23 +276,33 @@ class StoreServer:
         except ValueError:
             raise WireError("a malformed request to wait") from None
         waiting = _Waiting(connection, keys[:split], keys[split:], deadline)
-        if not self._answer_if_there(waiting):
-            self._waiting.append(waiting)
+        waiting.missing = {key for key in waiting.keys if key not in self._values}
+        if not waiting.missing or any(key in self._values for key in waiting.stop):
+            self._answer(connection, _NO if waiting.missing else _YES)
+            return
+        self._waiting[waiting] = None
+        for key in (*waiting.keys, *waiting.stop):
+            self._waiting_for.setdefault(key, {})[waiting] = None
+        self._next_deadline = min(self._next_deadline, deadline)
 
-    def _answer_if_there(self, waiting: _Waiting) -> bool:
-        complete = all(key in self._values for key in waiting.keys)
-        if complete or any(key in self._values for key in waiting.stop):
-            self._answer(waiting.connection, _YES if complete else _NO)
-            return True
-        return False
+    def _forget(self, waiting: _Waiting) -> None:
+        """Remove a request to wait, which was answered or whose connection has gone."""
+        del self._waiting[waiting]
+        for key in {*waiting.keys, *waiting.stop}:
+            others = self._waiting_for[key]
+            del others[waiting]
+            if not others:
+                del self._waiting_for[key]
 
     def _added(self, key: bytes) -> None:
         """Answer the requests that waited for *key* and have nothing left to wait for."""
-        concerned = [item for item in self._waiting if key in item.keys or key in item.stop]
-        for waiting in concerned:
-            if waiting in self._waiting and self._answer_if_there(waiting):
-                with contextlib.suppress(ValueError):  # dropped while it was answered
-                    self._waiting.remove(waiting)
+        for waiting in list(self._waiting_for.get(key, ())):
+            if waiting not in self._waiting:  # dropped while another was answered
+                continue
+            waiting.missing.discard(key)
+            if not waiting.missing or key in waiting.stop:
+                self._forget(waiting)
+                self._answer(waiting.connection, _NO if waiting.missing else _YES)
 
     def _set(self, key: bytes, value: bytes) -> bytes:
         new = key not in self._values
@@ -309,7 +334,11 @@ class StoreServer:
         return self._set(key, self._values.get(key, b"") + value)
 
     def _delete(self, key: bytes) -> bytes:
-        return _NO if self._values.pop(key, None) is None else _YES
+        if self._values.pop(key, None) is None:
+            return _NO
+        for waiting in self._waiting_for.get(key, ()):
+            waiting.missing |= {key} & {*waiting.keys}
+        return _YES
 
     def _count(self) -> bytes:
         return str(len(self._values)).encode()

@@ -92,6 +92,20 @@ def test_a_wait_ends_with_a_stop_key_or_at_its_limit(client: StoreClient) -> Non
     assert time.monotonic() - begin < 10
 
 
+def test_a_key_that_is_removed_during_a_wait(client: StoreClient) -> None:
+    """All keys must have values at the same time; an ended wait leaves nothing behind."""
+    client.set("a", "")
+    for delay, action in ((0.1, lambda: client.delete("a")), (0.2, lambda: client.set("b", ""))):
+        threading.Timer(delay, action).start()
+    assert not client.wait(["a", "b"], 0.5)
+    threading.Timer(0.1, client.set, ("a", "")).start()
+    assert client.wait(["a", "b", "a"], 30.0)
+    assert not client.wait(["none"], 0.1, stop=["none too"])
+    client.set("none", "")
+    client.set("none too", "")
+    assert client.check(["none"])
+
+
 def test_threads_share_a_client(client: StoreClient) -> None:
     """No addition is lost."""
     threads = [
