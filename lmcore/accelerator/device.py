@@ -56,7 +56,8 @@ class Device:
         type: torch's device type.
         index: Ordinal on this host; 0 for the CPU.
         name: the vendor's name of the device, for messages.
-        dtypes: Names of the dtypes that matrix products compute in ("float32", "bfloat16").
+        dtypes: Names of the dtypes that matrix products `x @ w` compute in ("float32", "bfloat16");
+            the name of an 8-bit floating-point dtype claims `torch._scaled_mm`.
         synchronize: Wait until all work queued on the device is done.
         set_current: Make this device the process's current one.
         seed: Seed the device's generator (and only that).

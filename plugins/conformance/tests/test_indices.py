@@ -1,4 +1,4 @@
-"""Level 1 is made on the last device as well as on the first, and says on which one it fails."""
+"""Level 1 is made on the first and the last device, and checks what is claimed of memory."""
 
 from __future__ import annotations
 
@@ -42,3 +42,20 @@ def test_functions_of_another_index_are_caught(
     assert results[broken].status == "failed"
     assert any(line.startswith(message) for line in results[broken].findings), results
     assert not any(line.startswith("index 0") for line in results[broken].findings)
+
+
+@pytest.mark.parametrize(
+    "mode, broken, message",
+    [
+        ("sim-pebibyte", "device.memory-consistent", "the total is 1073741824.0 MiB, and torch's"),
+        ("sim-small-total", "device.out-of-memory", "a tensor of 0.00293 TiB can be made"),
+        ("sim-keeps-cache", "device.memory-cache", "`reserved` fell by 0.0 MiB"),
+    ],
+)
+def test_false_claims_about_memory_are_caught(
+    run: Any, mode: str, broken: str, message: str
+) -> None:
+    """A total that nobody has, one that is exceeded, and a cache that is never emptied."""
+    found = run(mode, broken)[broken]
+    assert found.status == "failed"
+    assert any(message in line for line in found.findings), found

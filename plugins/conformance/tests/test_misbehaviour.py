@@ -140,6 +140,16 @@ def test_a_constant_factor_is_named(run: Any) -> None:
     assert "numbers are wrong; every number is 0.5 times the right one" in result.detail
 
 
+def test_further_dtypes_are_tried(run: Any) -> None:
+    """A claim of float8 is one of `torch._scaled_mm`; integers are multiplied exactly."""
+    found = run("no-float8", "device.dtype.others")["device.dtype.others"]
+    assert found.findings == (
+        "`float8_e4m3fn` is claimed; its product raised NotImplementedError: no float8 here",
+    )
+    found = run("float8", "device.dtype.others")["device.dtype.others"]
+    assert (found.status, found.detail) == ("passed", "float8_e4m3fn, float8_e5m2, int32")
+
+
 def test_an_exception_has_the_plugins_line(run: Any) -> None:
     """The finding names the plugin's line, not the check's."""
     findings = run("raises-float", "device.create")["device.create"].findings

@@ -40,6 +40,7 @@ LEVELS = MappingProxyType(
 _MODULES = (
     "contract",
     "device",
+    "dtypes",
     "memory",
     "random_numbers",
     "streams",

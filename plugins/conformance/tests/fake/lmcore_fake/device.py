@@ -112,6 +112,22 @@ def hang_synchronize(device):
     return {"synchronize": synchronize}
 
 
+def no_float8(device):
+    """Claim float8, and have no product of it."""
+    library = torch.library.Library("aten", "IMPL")
+    LIBRARIES.append(library)
+
+    def scaled_mm(*arguments, **more):
+        raise NotImplementedError("no float8 here")
+
+    library.impl("_scaled_mm", scaled_mm, "CPU")
+    return {"dtypes": device.dtypes | {"float8_e4m3fn"}}
+
+
+def float8(device):
+    return {"dtypes": device.dtypes | {"float8_e4m3fn", "float8_e5m2", "int32"}}
+
+
 def no_double(device):
     return {"dtypes": device.dtypes - {"float64"}}
 

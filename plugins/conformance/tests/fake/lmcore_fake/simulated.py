@@ -29,5 +29,26 @@ def numbers_of_0(device):
     }
 
 
+def pebibyte(device):
+    return {"memory_stats": lambda: dataclasses.replace(device.memory_stats(), total=2**50)}
+
+
+def small_total(device):
+    """Claim less memory than can be allocated."""
+    return {"memory_stats": lambda: dataclasses.replace(device.memory_stats(), total=2**30)}
+
+
+def keeps_cache(device):
+    """Cache all memory that was ever used, and never give any back."""
+    most = [0]
+
+    def stats():
+        found = device.memory_stats()
+        most[0] = max(most[0], found.reserved)
+        return dataclasses.replace(found, reserved=most[0])
+
+    return {"memory_stats": stats, "empty_cache": lambda: None}
+
+
 def never_current(device):
     return {"set_current": lambda: None}
