@@ -122,8 +122,6 @@ def test_a_copy_to_the_host_arrives_when_it_is_waited_for(sim: ModuleType) -> No
         x += 1
         event.record()
     assert [target.tolist() for target in landed] == [[0] * 4] * 3
-    assert not events[0].query()
-    assert landed[0].tolist() == [0] * 4
     assert events[0].query()
     assert [target[0].item() for target in landed] == [1, 0, 0]
     events[1].synchronize()

@@ -154,7 +154,6 @@ class Queue {
   }
 
   const Actor actor;
-  std::atomic<bool> asked{false};  // whether it is done, and it was not
 
  private:
   std::deque<Job> jobs_;
@@ -224,7 +223,6 @@ void wait_queue(Queue& queue) {
     const Turn turn;
     acquire_on_host(clock_of(queue.actor));
     queue.run_to(queue.pushed());
-    queue.asked = false;
   }
   std::this_thread::sleep_until(queue.ready());
   queue.raise_failure();
@@ -236,7 +234,6 @@ struct Mark {
   int64_t ticket;
   Clock clock;
   Time::time_point time;
-  std::atomic<bool> asked{false};
 
   bool is_reached() const {
     return queue->done() >= ticket && Time::now() >= time && is_known_on_host(clock);
@@ -353,12 +350,6 @@ bool query_stream(c10::Stream stream) {
   if (queue.ready(now) > now) {
     return false;
   }
-  if (queue.done() == queue.pushed() && is_known_on_host(clock_of(queue.actor))) {
-    return true;
-  }
-  if (!queue.asked.exchange(true)) {
-    return false;
-  }
   wait_queue(queue);
   return true;
 }
@@ -395,10 +386,10 @@ void make_wait(void* event, c10::Stream stream) {
 
 bool query_event(void* event) {
   auto* mark = mark_of(event);
-  if (mark == nullptr || is_on(Switch::query_always_true) || mark->is_reached()) {
+  if (mark == nullptr || is_on(Switch::query_always_true)) {
     return true;
   }
-  if (Time::now() < mark->time || !mark->asked.exchange(true)) {
+  if (Time::now() < mark->time) {
     return false;
   }
   mark->reach();

@@ -3,8 +3,8 @@
 // An op computes in the calling thread, and its result is there for its own stream (order.h).  A
 // copy between device and pinned memory is queued, and made as late as it may be: one to the device
 // when an op of its stream, or of one that waits for it, needs the memory; one to the host when the
-// host waits for the stream or an event behind it, or asks twice whether it is done.  So a program
-// that does not wait reads old numbers, in every run.
+// host waits for the stream or an event behind it, or asks whether it is done.  So a program that
+// does neither reads old numbers, in every run.
 //
 // Time is a stream's own: what is slow delays the stream, not the host, until the host waits.
 #pragma once
@@ -54,7 +54,7 @@ void wait_device(c10::DeviceIndex device);
 // Have the host wait until the stream's time has come, without a look at its results.
 void wait_time(c10::Stream stream);
 
-// True if all is done.  Work that nothing has waited for is done at the second question.
+// True if the stream's time has come; all is done then.
 bool query_stream(c10::Stream stream);
 
 // Events, behind the untyped pointer that torch keeps.
