@@ -1,4 +1,4 @@
-"""Level 1: the dtypes of `Device.dtypes` beside those that a check of its own is about."""
+"""Level 1: the dtypes of `Device.dtypes` that no other check is about."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _scaled(bench: Bench, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     group="device",
 )
 def others(bench: Bench) -> str:
-    """Compare products with those of float64 on the host."""
+    """Compare products with products in float64 on the host."""
     names = sorted(bench.device.dtypes - _OWN_CHECK)
     faults: list[str] = []
     for name in names:

@@ -241,7 +241,7 @@ def grad_norm_value(bench: Bench) -> str:
     group=_GROUP,
 )
 def grad_norm_large(bench: Bench) -> str:
-    """Compare tensors of which some are transposed and one has gaps, each alone and together."""
+    """Compare tensors, some transposed and one with gaps, each alone and all together."""
     dtype = next(dtypes_of(bench))
     values = [bench.values(*shape, seed=seed) for seed, shape in enumerate(_LARGE)]
     values[1], values[2] = values[1].t(), values[2][::2]
