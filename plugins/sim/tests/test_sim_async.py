@@ -107,6 +107,8 @@ def test_a_run_waits_for_nothing_and_is_the_same(run_python: RunPython, tmp_path
         lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
         keep = ("step", "loss", "grad_norm", "learning_rate", "consumed_samples", "valid_loss")
         rows[name] = [[json.loads(line).get(key) for key in keep] for line in lines]
+        times = sorted(json.loads(line)["step_time_ms"] for line in lines)
+        assert times[0] > times[3] / 10  # the last step took its time, too
     assert [row[0] for row in rows["late"]] == list(range(1, 8))
     assert rows["late"] == rows["at-once"]
 
