@@ -1,7 +1,7 @@
 """Matrix products of a computation, counted by op and dtype: the evidence for a precision policy.
 
-torch reports every op below autograd and autocast to a dispatch mode, so the dtypes are those that
-the device computes in.  A product inside a compiled kernel that is no op of torch is not visible.
+torch reports every op below autograd and autocast to a dispatch mode, with the dtypes in which the
+device computes.  A product inside a compiled kernel that is no op of torch is not visible.
 """
 
 from __future__ import annotations
