@@ -9,6 +9,8 @@ import pytest
 pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
 pytest.importorskip("lmcore_sim", reason="lmcore-sim is not installed")
 
+from lmcore_conformance.declaration import Declaration
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 
@@ -50,12 +52,31 @@ def test_functions_of_another_index_are_caught(
         ("sim-pebibyte", "device.memory-consistent", "the total is 1073741824.0 MiB, and torch's"),
         ("sim-small-total", "device.out-of-memory", "a tensor of 0.00293 TiB can be made"),
         ("sim-keeps-cache", "device.memory-cache", "`reserved` fell by 0.0 MiB"),
+        (
+            "sim-constant-memory",
+            "device.memory-rises-and-falls",
+            "a tensor of 64.0 MiB raises it by 0.0 MiB",
+        ),
+        (
+            "sim-half-memory",
+            "device.memory-rises-and-falls",
+            "a tensor of 64.0 MiB raises it by 32.0 MiB",
+        ),
+        ("sim-reserves-nothing", "device.memory-consistent", "less is reserved than is in use"),
+        ("sim-unpinned", "extras.pinned-memory", "the tensor is not in pinned host memory"),
     ],
 )
 def test_false_claims_about_memory_are_caught(
     run: Any, mode: str, broken: str, message: str
 ) -> None:
-    """A total that nobody has, one that is exceeded, and a cache that is never emptied."""
-    found = run(mode, broken)[broken]
+    """Wrong figures, a cache that is never emptied, and host memory that is not pinned."""
+    found = run(mode, broken, declaration=Declaration())[broken]
     assert found.status == "failed"
     assert any(message in line for line in found.findings), found
+
+
+def test_processes_on_one_device_are_caught(run: Any) -> None:
+    """A device record that ignores the local rank fails the first check of level 4."""
+    found = run("sim-always-0", "distributed.start")["distributed.start"]
+    assert found.status == "failed"
+    assert "two processes use one device: [['sim', 0], ['sim', 0]]" in found.detail

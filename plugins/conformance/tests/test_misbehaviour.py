@@ -140,6 +140,14 @@ def test_a_constant_factor_is_named(run: Any) -> None:
     assert "numbers are wrong; every number is 0.5 times the right one" in result.detail
 
 
+def test_a_collective_whose_result_is_lost(run: Any) -> None:
+    """An asynchronous reduction that does not write its result fails its check alone."""
+    names = ("distributed.all-reduce", "distributed.async")
+    results = run("lost-async", *names)
+    assert failing(results) == {"distributed.async"}
+    assert "reduction 0: " in "\n".join(results["distributed.async"].findings)
+
+
 def test_further_dtypes_are_tried(run: Any) -> None:
     """A claim of float8 is one of `torch._scaled_mm`; integers are multiplied exactly."""
     found = run("no-float8", "device.dtype.others")["device.dtype.others"]

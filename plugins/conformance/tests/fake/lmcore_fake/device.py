@@ -172,6 +172,8 @@ def backend(fake):
         broadcast = distributed.broadcast
 
         def all_reduce(tensor, *arguments, **more):
+            if fake == "lost-async" and more.get("async_op"):
+                return plain(tensor.clone(), *arguments, **more)
             work = plain(tensor, *arguments, **more)
             if fake == "wrong-reduce" and distributed.get_rank() == 1:
                 tensor[-1] += 1

@@ -366,6 +366,14 @@ def _(x):
     return reference.swiglu(dense)
 
 
+@misfit("layer_norm", "layouts")
+def _(x, weight, bias, epsilon):
+    """Compute a wrong gradient of an input with strides."""
+    if not x.is_contiguous():
+        x = _Spoil.apply(x, _CHANGES["scaled"])
+    return reference.layer_norm(x, weight, bias, epsilon)
+
+
 @misfit("linear", "empty")
 def _(x, weight, bias):
     if not x.numel():
@@ -401,6 +409,18 @@ def _(x, bias):
     with torch.no_grad():
         bias.data.mul_(1.0001)
     return out
+
+
+@misfit("swiglu", "pure")
+def _(x):
+    """Change the incoming gradient in the backward pass."""
+
+    def change(grad):
+        kept = grad.clone()
+        grad.mul_(1.0001)
+        return kept
+
+    return _Spoil.apply(reference.swiglu(x), change)
 
 
 @misfit("bias_dropout_add", "share")

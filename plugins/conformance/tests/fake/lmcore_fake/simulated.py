@@ -52,3 +52,32 @@ def keeps_cache(device):
 
 def never_current(device):
     return {"set_current": lambda: None}
+
+
+def constant_memory(device):
+    found = device.memory_stats()
+    return {"memory_stats": lambda: found}
+
+
+def half_memory(device):
+    """Count half of the memory in use."""
+
+    def stats():
+        found = device.memory_stats()
+        return dataclasses.replace(found, allocated=found.allocated // 2)
+
+    return {"memory_stats": stats}
+
+
+def reserves_nothing(device):
+    return {"memory_stats": lambda: dataclasses.replace(device.memory_stats(), reserved=0)}
+
+
+def unpinned(device):
+    return {"pin_memory": lambda tensor: tensor.clone()}
+
+
+def always_0(device):
+    """Have every process use the first device."""
+    first = type(device).from_torch("sim", 0, dtypes=device.dtypes)
+    return {field.name: getattr(first, field.name) for field in dataclasses.fields(first)}
