@@ -133,8 +133,7 @@ class Channel:
             self._rendezvous.wait_for(keys, about, heartbeats=beats)
             parts = [self._rendezvous.read(key) for key in keys.values()]
             # A rank that has sent this part has read its last answer.
-            for key in (*keys.values(), *self._answered):
-                store.delete(key)
+            store.delete(*keys.values(), *self._answered)
         self._answered = []
         return parts
 

@@ -99,7 +99,7 @@ class Rendezvous:
             self.store.set(keys[self.rank.rank], json.dumps(value))
             if self.rank.rank == 0:
                 self.wait_for(dict(enumerate(keys)), about)
-                values = [self.read(key) for key in keys]
+                values = [json.loads(value or b"null") for value in self.store.get_all(keys)]
                 self.store.set(result, json.dumps(values))
                 return values
             self.wait_for({0: result}, about)

@@ -125,10 +125,12 @@ def collect_states(store: StoreClient, world_size: int) -> list[RankState]:
     store.set(_WANTED, "")
     ranks = range(world_size)
     store.wait([f"stacks/{rank}" for rank in ranks], _STACK_SECONDS)
+    signs = store.get_all([f"watch/{rank}" for rank in ranks])
+    answers = store.get_all([f"stacks/{rank}" for rank in ranks])
     states = []
-    for rank in ranks:
-        sign: Mapping[str, Any] = json.loads(store.get(f"watch/{rank}") or b"{}")
-        answer = json.loads(store.get(f"stacks/{rank}") or b"{}")
+    for own_sign, own_answer in zip(signs, answers, strict=True):
+        sign: Mapping[str, Any] = json.loads(own_sign or b"{}")
+        answer = json.loads(own_answer or b"{}")
         traces = answer.get("collectives")
         states.append(
             RankState(

@@ -28,6 +28,7 @@ from lmcore.runtime.store.wire import (
 __all__ = ["StoreClient", "StoreError"]
 
 _RETRY_SECONDS = 0.05
+_READ_BYTES = 1 << 18
 
 
 class StoreError(RuntimeError):
@@ -70,6 +71,11 @@ class StoreClient:
         found = unpack(self._request([b"get", key.encode()]))
         return found[0] if found else None
 
+    def get_all(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Return the values of *keys* in one request; None for each key that has none."""
+        found = unpack(self._request([b"get_all", *(key.encode() for key in keys)]))
+        return [value[1:] if value.startswith(b"1") else None for value in found]
+
     def add(self, key: str, amount: int) -> int:
         """Add *amount* to the number at *key*, from 0, and return the sum."""
         return int(self._request([b"add", key.encode(), str(amount).encode()]))
@@ -86,9 +92,9 @@ class StoreClient:
         """
         return self._request([b"compare_set", key.encode(), _bytes(expected), _bytes(desired)])
 
-    def delete(self, key: str) -> bool:
-        """Remove *key*; return True if it was there."""
-        return self._request([b"delete", key.encode()]) == b"1"
+    def delete(self, *keys: str) -> bool:
+        """Remove *keys* in one request; return True if all were there."""
+        return self._request([b"delete", *(key.encode() for key in keys)]) == b"1"
 
     def count(self) -> int:
         """Return the number of keys."""
@@ -217,6 +223,7 @@ class _Connection:
 
     def __init__(self, stream: socket.socket, secret: bytes) -> None:
         self.stream = stream
+        self._received = bytearray()
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         hello = self._read(HELLO_BYTES)
         if not hello.startswith(MAGIC):
@@ -249,13 +256,15 @@ class _Connection:
         self.stream.close()
 
     def _read(self, count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            part = self.stream.recv(min(count - len(data), 1 << 20))
+        received = self._received
+        while len(received) < count:
+            part = self.stream.recv(_READ_BYTES)
             if not part:
                 raise ConnectionResetError("the connection was closed")
-            data += part
-        return bytes(data)
+            received += part
+        data = bytes(received[:count])
+        del received[:count]
+        return data
 
 
 def _bytes(value: str | bytes) -> bytes:

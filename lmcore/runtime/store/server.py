@@ -43,7 +43,11 @@ _YES, _NO = b"1", b"0"
 
 @dataclass(eq=False)
 class _Connection:
-    """One accepted connection; `incoming` is None until its secret is proved."""
+    """One accepted connection; `incoming` is None until its secret is proved.
+
+    Attributes:
+        is_full: True if the system took only a part of an answer, and reports when it takes more.
+    """
 
     stream: socket.socket
     nonce: bytes
@@ -52,6 +56,7 @@ class _Connection:
     unsent: bytearray = field(default_factory=bytearray)
     incoming: Authenticator | None = None
     outgoing: Authenticator | None = None
+    is_full: bool = False
 
 
 @dataclass(eq=False)
@@ -92,6 +97,7 @@ class StoreServer:
         self._requests: dict[bytes, Callable[..., bytes]] = {
             b"set": self._set,
             b"get": self._get,
+            b"get_all": self._get_all,
             b"add": self._add,
             b"append": self._append,
             b"compare_set": self._compare_set,
@@ -250,8 +256,10 @@ class StoreServer:
             self._drop(connection)
             return
         del connection.unsent[:sent]
-        write = selectors.EVENT_WRITE if connection.unsent else 0
-        self._selector.modify(connection.stream, selectors.EVENT_READ | write, connection)
+        if connection.unsent or connection.is_full:
+            connection.is_full = bool(connection.unsent)
+            write = selectors.EVENT_WRITE if connection.unsent else 0
+            self._selector.modify(connection.stream, selectors.EVENT_READ | write, connection)
 
     def _answer_late(self, now: float) -> None:
         """Answer requests that waited long enough, and drop strangers that gave no proof."""
@@ -315,6 +323,10 @@ class StoreServer:
         value = self._values.get(key)
         return pack([] if value is None else [value])
 
+    def _get_all(self, *keys: bytes) -> bytes:
+        values = (self._values.get(key) for key in keys)
+        return pack([_NO if value is None else _YES + value for value in values])
+
     def _add(self, key: bytes, amount: bytes) -> bytes:
         number = int(self._values.get(key, b"0")) + int(amount)
         self._set(key, str(number).encode())
@@ -333,12 +345,12 @@ class StoreServer:
     def _append(self, key: bytes, value: bytes) -> bytes:
         return self._set(key, self._values.get(key, b"") + value)
 
-    def _delete(self, key: bytes) -> bytes:
-        if self._values.pop(key, None) is None:
-            return _NO
-        for waiting in self._waiting_for.get(key, ()):
-            waiting.missing |= {key} & {*waiting.keys}
-        return _YES
+    def _delete(self, *keys: bytes) -> bytes:
+        found = [key for key in keys if self._values.pop(key, None) is not None]
+        for key in found:
+            for waiting in self._waiting_for.get(key, ()):
+                waiting.missing |= {key} & {*waiting.keys}
+        return _YES if len(found) == len(keys) else _NO
 
     def _count(self) -> bytes:
         return str(len(self._values)).encode()

@@ -59,6 +59,14 @@ def test_requests(client: StoreClient) -> None:
     assert client.check(["a", "b"])
     assert not client.check(["a", "none"])
     assert client.count() == 4
+    client.set("empty", b"")
+    assert client.get_all(["b", "none", "empty"]) == [b"\x00\xff", None, b""]
+    assert client.get_all([]) == []
+    assert client.delete("n", "empty")
+    assert not client.delete("b", "none")  # the first is removed
+    assert client.get("b") is None
+    client.set("b", "")
+    client.set("n", "")
     assert client.delete("a")
     assert not client.delete("a")
     assert client.count() == 3
