@@ -12,12 +12,16 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_configure() -> None:
-    """Hear SIGINT again where a shell started pytest in the background.
+    """Handle signals again that the program which started pytest had ignored.
 
-    Such a shell has it ignored, also in the processes that tests start and interrupt.
+    A shell ignores SIGINT in the background, `nohup` SIGHUP, also in the processes that tests start
+    and interrupt.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     # Processes that tests start without lmcore's launcher need not make one in the home directory.
     os.environ.setdefault("LMCORE_SECRET", "the secret of all runs of the tests")
 

@@ -22,6 +22,7 @@ from lmcore.accelerator import Probe, ProbeState
 from lmcore.accelerator.op.packages import Package
 from lmcore.errors import DeviceError
 from lmcore.plugin import choose_comm_backend
+from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.process import group as processes
 from lmcore_xpu import comm, plugin
 from lmcore_xpu.device import create_device
@@ -195,7 +196,7 @@ def test_the_device_is_current_before_the_group_and_named_at_it(
     fake = create_autospec(distributed.init_process_group, side_effect=init)
     monkeypatch.setattr(distributed, "init_process_group", fake)
     monkeypatch.setattr(processes, "backend_of", lambda *_: comm.xccl())
-    place = SimpleNamespace(rank=1, world_size=2)
+    place = RankInfo(rank=1, local_rank=1, world_size=2, local_world_size=2)
     store = distributed.HashStore()
     meeting: Any = SimpleNamespace(rank=place, store=store, barrier=lambda about: None)
     nobody: Any = None

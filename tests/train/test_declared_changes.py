@@ -54,6 +54,7 @@ CHANGES: Mapping[str, tuple[str, str]] = {
     "eval_iters": ("gpt", "--eval-iters 2"),
     "exit_interval": ("gpt", "--exit-interval 5"),
     "exit_duration_in_mins": ("gpt", "--exit-duration-in-mins 1000"),
+    "kill_switch_path": ("gpt", "--kill-switch-path {folder}/stop"),
     "compile": ("gpt", "--compile"),
     "async_metrics": ("gpt", "--no-async-metrics"),
     "manual_gc": ("gpt", "--no-manual-gc"),
@@ -156,6 +157,7 @@ LAYOUTS: Mapping[str, tuple[str, str]] = {
         f"{TWO} --profile --profile-step-start 3 --profile-step-end 5",
         "--profile-ranks 1",
     ),
+    "check_replicas_interval": (TWO, "--check-replicas-interval 1"),
     "distributed_backend": (TWO, "--distributed-backend gloo"),
     "distributed_timeout_minutes": (TWO, "--distributed-timeout-minutes 5"),
 }

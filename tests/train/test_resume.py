@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from lmcore.signals import SAME_SIGNAL_SECONDS
+from lmcore.train.step_queue import StepQueue
 
 DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1"
 VALID = "--eval-interval 5 --eval-iters 2 --split 80,20,0"
@@ -189,21 +191,24 @@ def test_terminated_run(
     assert_same(part.saved(), whole.saved())
 
 
-def test_interrupted_twice(start: Any, finish: Any, signal_after: Any, tmp_path: Any) -> None:
+def test_interrupted_twice(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second SIGINT gets out at once, with the shell's status and a summary that says so."""
-    # A step takes about a second here, so that both signals fall into one.
-    flags = "--train-iters 90 --micro-batch-size 24 --num-layers 6 --hidden-size 128"
-    process = start("run", f"{flags} --seq-length 256")
-    directory = tmp_path / "run"
-    signal_after(process, directory, 1, signal.SIGINT)
-    time.sleep(0.1)  # two at once would count as one
-    process.send_signal(signal.SIGINT)
-    run = finish(process, "run")
+    submit = StepQueue.submit
+
+    def interrupted(queue: StepQueue) -> None:
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(SAME_SIGNAL_SECONDS + 0.1)
+        signal.raise_signal(signal.SIGINT)
+        submit(queue)
+
+    monkeypatch.setattr(StepQueue, "submit", interrupted)
+    run = train("run", "--train-iters 4")
     assert run.status == 130, run.err
     assert run.err.rstrip().endswith("interrupted")
     assert "Traceback" not in run.err
-    assert json.loads((directory / "summary.json").read_text())["status"] == "interrupted"
-    assert all(not path.name.startswith("iter_") for path in (directory / "checkpoints").iterdir())
+    assert run.summary["status"] == "interrupted"
+    saved = (run.directory / "checkpoints").glob("iter_*")
+    assert not list(saved)
 
 
 def test_rotary_positions_store_nothing(train: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import types
 from collections.abc import Callable
@@ -108,7 +109,7 @@ def test_an_extension_adds_to_the_device() -> None:
     )
     assert found.precision.words == "half: everything in float32 (an extension's)"
     assert found.recompute.summary == "halves"
-    assert found.stager is stager
+    assert found.stager == dataclasses.replace(stager, plugin="extra")
 
 
 def test_a_dtype_that_the_device_lacks() -> None:
