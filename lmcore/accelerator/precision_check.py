@@ -42,7 +42,7 @@ __all__ = [
 
 
 class _Policy(Protocol):
-    """The part of a `PrecisionPolicy` that is verified."""
+    """The part of a `PrecisionPolicy` that is verified; that class imports this module."""
 
     @property
     def name(self) -> str: ...
@@ -234,11 +234,7 @@ def _not_in_force(policy: _Policy, place: str, why: str, *, op: str = "linear") 
     hint = f"use {other}, or fix the device's support for {policy.compute}"
     if place == _IN_MODEL:
         hint = f"`lmcore ops explain {op}` shows the kernel; try `--ops {op}=reference`, or {other}"
-    return DeviceError(
-        f"precision `{policy.name}` is not applied {place}",
-        why=why,
-        hint=hint,
-    )
+    return DeviceError(f"precision `{policy.name}` is not applied {place}", why=why, hint=hint)
 
 
 def check_model(policy: _Policy, model: nn.Module) -> None:
@@ -255,10 +251,8 @@ def check_model(policy: _Policy, model: nn.Module) -> None:
     """
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and dtype_name(parameter.dtype) != policy.keep:
-            raise DeviceError(
-                f"precision `{policy.name}` is not applied in the model",
-                why=f"`{name}` is {dtype_name(parameter.dtype)}, not {policy.keep}",
-            )
+            why = f"`{name}` is {dtype_name(parameter.dtype)}, not {policy.keep}"
+            raise _not_in_force(policy, "in the model's weights", why)
     for projection in projection_kinds(model):
         if projection.weight.is_meta:
             continue

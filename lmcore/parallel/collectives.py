@@ -19,15 +19,22 @@ if TYPE_CHECKING:
     from lmcore.parallel.mesh import Axis
     from lmcore.parallel.wait_clock import WaitClock
 
-__all__ = ["all_gather", "all_reduce", "all_reduce_coalesced", "copy_to_group", "reduce_scatter"]
-
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "copy_to_group",
+    "gather_into",
+    "reduce_scatter",
+    "scatter_into",
+]
 
 _COALESCED_BYTES = 64 * 2**20
 """Size at which a flat buffer is sent, so that never all gradients are held twice."""
 
 # Newer torch deprecates the longer names.
-_gather_into = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
-_scatter_into = getattr(distributed, "reduce_scatter_single", distributed.reduce_scatter_tensor)
+gather_into = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
+scatter_into = getattr(distributed, "reduce_scatter_single", distributed.reduce_scatter_tensor)
 
 
 def copy_to_group(x: Tensor, axis: Axis) -> Tensor:
@@ -117,7 +124,7 @@ def _all_reduce(x: Tensor, group: ProcessGroup, clock: WaitClock) -> Tensor:
 def _all_gather(x: Tensor, group: ProcessGroup, dim: int, clock: WaitClock) -> Tensor:
     size = group.size()
     gathered = x.new_empty((size * x.shape[0], *x.shape[1:]))
-    clock.wait(_gather_into, gathered, x.contiguous(), group=group)
+    clock.wait(gather_into, gathered, x.contiguous(), group=group)
     return gathered if dim == 0 else torch.cat(gathered.chunk(size), dim=dim)
 
 
@@ -125,7 +132,7 @@ def _reduce_scatter(x: Tensor, group: ProcessGroup, dim: int, clock: WaitClock) 
     size = group.size()
     whole = x.contiguous() if dim == 0 else torch.cat(x.chunk(size, dim=dim))
     part = whole.new_empty((whole.shape[0] // size, *whole.shape[1:]))
-    clock.wait(_scatter_into, part, whole, group=group)
+    clock.wait(scatter_into, part, whole, group=group)
     return part
 
 

@@ -7,31 +7,25 @@ and optimizer state are sharded (ZeRO; Rajbhandari et al., 2020), by torch's `fu
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
+from lmcore.parallel.collectives import gather_into, scatter_into
 from lmcore.parallel.gradient_buckets import GradientBuckets
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
     from lmcore.model.protocol import Model
     from lmcore.parallel.mesh import ParallelMesh
     from lmcore.parallel.pipeline import StageModule
     from lmcore.parallel.wait_clock import WaitClock
 
 __all__ = ["Accumulation", "LossModule", "Replica", "replicate", "shard_stages"]
-
-# Newer torch deprecates the longer names.
-_NEW = hasattr(distributed, "reduce_scatter_single")
-_GATHER = "all_gather_single" if _NEW else "all_gather_into_tensor"
-_SCATTER = "reduce_scatter_single" if _NEW else "reduce_scatter_tensor"
 
 
 class Accumulation(Protocol):
@@ -147,8 +141,8 @@ def _shard_layers(root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMe
         fully_shard(layer, mesh=shard_mesh, reshard_after_forward=mesh.layout.zero_stage == 3)
     fully_shard(root, mesh=shard_mesh, reshard_after_forward=False)
     if mesh.clock.on_host:
-        gather: Any = _TimedAllGather(mesh.clock)
-        scatter: Any = _TimedReduceScatter(mesh.clock)
+        gather: Any = _TimedCollective(gather_into, mesh.clock)
+        scatter: Any = _TimedCollective(scatter_into, mesh.clock)
         for module in root.modules():
             if isinstance(module, FSDPModule):
                 module.set_custom_all_gather(gather)
@@ -159,50 +153,17 @@ def _shard_layers(root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMe
                 module.set_force_sum_reduction_for_comms(True)
 
 
-class _Timed:
+class _TimedCollective:
     """A collective of `fully_shard` that the host waits for, by torch's interface `Comm`."""
 
-    def __init__(self, clock: WaitClock) -> None:
-        self._clock = clock
+    def __init__(self, collective: Callable[..., Any], clock: WaitClock) -> None:
+        self._collective, self._clock = collective, clock
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-
-class _TimedAllGather(_Timed):
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: ProcessGroup,
-        async_op: bool = False,  # noqa: FBT001, FBT002 - torch's signature
-    ) -> Any:
-        return self._clock.wait(
-            getattr(distributed, _GATHER),
-            output_tensor,
-            input_tensor,
-            group=group,
-            async_op=async_op,
-        )
-
-
-class _TimedReduceScatter(_Timed):
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: ProcessGroup,
-        op: Any,
-        async_op: bool = False,  # noqa: FBT001, FBT002 - torch's signature
-    ) -> Any:
-        return self._clock.wait(
-            getattr(distributed, _SCATTER),
-            output_tensor,
-            input_tensor,
-            op=op,
-            group=group,
-            async_op=async_op,
-        )
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **options: Any) -> Any:
+        return self._clock.wait(self._collective, output_tensor, input_tensor, **options)
 
 
 def _no_reduction(

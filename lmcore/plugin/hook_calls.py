@@ -366,8 +366,8 @@ def _offered(
 
 def _owned(offers: list[T], plugin: str) -> list[T]:
     return [
-        dataclasses.replace(one, plugin=plugin) if isinstance(one, _OWNED) else one
-        for one in offers
+        dataclasses.replace(offer, plugin=plugin) if isinstance(offer, _OWNED) else offer
+        for offer in offers
     ]
 
 

@@ -37,7 +37,7 @@ __all__ = ["ALL_REDUCE", "DEVICE", "device_checks", "own_checks", "reduction"]
 
 DEVICE = "device works"
 ALL_REDUCE = "all-reduce"
-PRECISION = "precision"
+_PRECISION = "precision"
 _INNER_SHARE = 0.8
 """Share of the time limit after which processes give each other up, to say so before they are
 stopped."""
@@ -69,7 +69,7 @@ def device_checks() -> Iterator[StepValues]:
             name = f"product {dtype}"
             yield from _step(name, functools.partial(_product, device, name, dtype))
         yield from _step("random state", functools.partial(_random_state, device))
-        yield from _step(PRECISION, functools.partial(_precision, device))
+        yield from _step(_PRECISION, functools.partial(_precision, device))
 
 
 def _step(name: str, check: Callable[[], Check]) -> Iterator[StepValues]:
@@ -139,9 +139,9 @@ def _precision(device: Device) -> Check:
             faults.append(in_one_line(error))
             fix = error.hint
     if faults:
-        return Check(PRECISION, CheckStatus.FAILED, "; ".join(faults), fix)
+        return Check(_PRECISION, CheckStatus.FAILED, "; ".join(faults), fix)
     names = ", ".join(policy.name for policy in offered)
-    return Check(PRECISION, CheckStatus.OK, f"all products in the dtypes of {names}")
+    return Check(_PRECISION, CheckStatus.OK, f"all products in the dtypes of {names}")
 
 
 def _random_state(device: Device) -> Check:

@@ -27,6 +27,18 @@ __all__ = [
 PIPELINE = "pipeline"
 """Name of the groups whose ranks send and receive."""
 
+_KEPT = 64
+"""Collectives of a group whose names are sent to the rank that asks."""
+
+_DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "long": "int64",
+    "int": "int32",
+}
+"""Names of dtypes, by torch's names in C++."""
+
 
 @dataclass(frozen=True)
 class GroupTrace:
@@ -106,20 +118,6 @@ def _trace(entries: Sequence[Mapping[str, Any]]) -> GroupTrace:
     )
 
 
-_KEPT = 64
-"""Collectives of a group whose names are sent to the rank that asks."""
-
-
-_DTYPES = {
-    "float": "float32",
-    "double": "float64",
-    "half": "float16",
-    "long": "int64",
-    "int": "int32",
-}
-"""Names of dtypes, by torch's names in C++."""
-
-
 def _described(entry: Mapping[str, Any]) -> str:
     """Return name and data of a collective, such as "all_reduce of float32 [1000]"."""
     op = str(entry["profiling_name"]).rpartition(":")[2]
@@ -168,8 +166,8 @@ def hanging_collectives(
             continue
         op = next(filter(None, (trace.ops.get(str(number)) for trace in known.values())), "")
         name, _, data = op.partition(" of ")
-        where = f"`{name or 'collective'}` #{number} of group {ahead.name or key}"
-        lines.append(f"{named_ranks(inside)}: in {where}{f' ({data})' if data else ''}")
+        call = f"`{name or 'collective'}` #{number} of group {ahead.name or key}"
+        lines.append(f"{named_ranks(inside)}: in {call}{f' ({data})' if data else ''}")
         for index, last in behind.items():
             before = known[index].ops.get(str(last), "collective").partition(" of ")[0]
             lines.append(f"rank {index}: has not begun it; its last one is `{before}` #{last}")

@@ -270,9 +270,9 @@ class StoreServer:
         for connection in list(self._connections):
             if connection.incoming is None and connection.deadline <= now:
                 self._drop(connection)
-        strangers = (one.deadline for one in self._connections if one.incoming is None)
+        unproven = (each.deadline for each in self._connections if each.incoming is None)
         self._next_deadline = min(
-            min(strangers, default=math.inf),
+            min(unproven, default=math.inf),
             min((waiting.deadline for waiting in self._waiting), default=math.inf),
         )
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from lmcore.accelerator.products import dtype_name
 from lmcore.errors import RunError, counted
 from lmcore.parallel.bit_checksum import BitChecksum
 from lmcore.parallel.scalar_collectives import all_gather_scalars
@@ -139,7 +140,7 @@ class ReplicaCheck:
         if rank in drifted.ranks:
             own = differing[drifted.class_index].parameters[drifted.name].detach()
         sizes = self._runtime.processes.gather(
-            None if own is None else [own.numel(), str(own.dtype).removeprefix("torch.")],
+            None if own is None else [own.numel(), dtype_name(own.dtype)],
             "the size of a parameter",
         )
         numel, dtype = sizes[reference]

@@ -119,7 +119,7 @@ def test_nothing_can_be_tested(
 
 
 WRONG_DECLARATIONS = [
-    ('suite = ">=2"', "is for the suite >=2, and this is 1.0"),
+    ('suite = ">=2"', "is for the suite >=2, and this is 1.1"),
     ("", "it does not say which versions of the suite it is for"),
     ('suite = ">=1"\n[closed]\nstreems = "no queues"', "did you mean `streams`?"),
     ('suite = ">=1"\n[closed]\nstreams = ""', "`closed` gives no reason for `streams`"),
@@ -182,7 +182,7 @@ def test_a_report(suite: Any, tmp_path: Path) -> None:
     assert report["reached"] == ["L0"]
     assert report["plugin"] == {"name": "fake", "distribution": "lmcore-fake", "version": "1.0"}
     assert report["badge"] in done.stdout
-    assert report["badge"].startswith("lmcore conformance 1.0: L0 | ")
+    assert report["badge"].startswith("lmcore conformance 1.1: L0 | ")
     assert "`rand`: a restored state gives other numbers" in done.stdout
     assert "why it matters: Recomputation and `--load` restore states." in done.stdout
     assert "declared gap: `streams` is closed: there are no queues here" in done.stdout
@@ -232,7 +232,7 @@ def test_claiming_nothing_is_seen(suite: Any, tmp_path: Path) -> None:
         "L4 distributed         22        0        0       22        0       0%  not claimed"
         in (done.stdout)
     )
-    assert "lmcore conformance 1.0: none | 0 of " in done.stdout
+    assert "lmcore conformance 1.1: none | 0 of " in done.stdout
 
 
 def test_an_absent_device_keeps_the_contract(suite: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import distributed, nn
 
 from lmcore.config.derived.layout import ParallelLayout
+from lmcore.parallel import data_parallel
 from lmcore.parallel.data_parallel import shard_stages
 from lmcore.parallel.mesh import ParallelMesh
 
@@ -54,9 +55,8 @@ def test_reductions(
 
         return call
 
-    for name in ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"):
-        if hasattr(distributed, name):  # the name depends on torch's version
-            monkeypatch.setattr(distributed, name, watching(getattr(distributed, name)))
+    monkeypatch.setattr(distributed, "all_reduce", watching(distributed.all_reduce))
+    monkeypatch.setattr(data_parallel, "scatter_into", watching(data_parallel.scatter_into))
     layout = ParallelLayout(data=4, replicas=replicas, zero_stage=2)
     mesh = ParallelMesh(
         layout,

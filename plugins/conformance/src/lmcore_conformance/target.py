@@ -252,7 +252,11 @@ def _companion(installed: Sequence[PluginRecord], name: str) -> PluginRecord:
     """
     record = _record(installed, f"--with {name}", name, by_device=False)
     if record.state is PluginState.FAILED:
-        raise ConfigError(f"`--with {name}`: plugin {record.label} failed", why=record.reason)
+        raise ConfigError(
+            f"`--with {name}`: plugin {record.label} failed",
+            why=record.reason,
+            hint=f"`lmcore plugin check {record.name}` shows its faults",
+        )
     if record.might_bring_device:
         raise ConfigError(
             f"`--with {name}`: plugin {record.label} brings a device",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lmcore.accelerator.products import dtype_name
 from lmcore_conformance.registry import Failure, check
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def _scaled(bench: Bench, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
     A dtype with two bits of mantissa is for gradients: it is multiplied by one with three.
     """
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     other = getattr(torch, name.replace("e5m2", "e4m3" if name.endswith("fnuz") else "e4m3fn"))
     left = bench.values(_ROWS, _INNER).to(dtype)
     right = bench.values(_COLUMNS, _INNER, seed=1).to(other)
