@@ -275,9 +275,8 @@ class _Workers:
         if number is not None and self.received is None:  # sent to that process alone
             self.received, self._received_at = number, time.monotonic()
             self._send(number)
-        report = read_report(failed.report_file)
-        text = report.text if report else _ending(failed, self.size)
-        what = text.splitlines()[0].removeprefix("error: ")
+        failed.report = read_report(failed.report_file)
+        what = _in_one_line(failed, self.size)
         failure = {"rank": failed.rank, "what": what, "why": None, "hint": None}
         store.put(FAILED, json.dumps(failure))
 
@@ -378,11 +377,14 @@ def _failure_text(first: _Worker, workers: Sequence[_Worker]) -> str:
 
 def _summary_status(first: _Worker, size: int) -> str:
     """Return the status of a failed run for its summary: the first failure, on one line."""
-    if first.report is None:
-        return "failed: " + _ending(first, size).splitlines()[0].removeprefix("error: ")
-    lines = first.report.text.splitlines()
-    line = lines[-1] if lines[0].startswith("Traceback") else lines[0].removeprefix("error: ")
-    return f"failed: rank {first.rank}: {line}"
+    rank = f"rank {first.rank}: " if first.report else ""
+    return f"failed: {rank}{_in_one_line(first, size)}"
+
+
+def _in_one_line(failed: _Worker, size: int) -> str:
+    """Return the failure of a worker without its traceback, reason and hint."""
+    lines = (failed.report.text if failed.report else _ending(failed, size)).splitlines()
+    return lines[-1] if lines[0].startswith("Traceback") else lines[0].removeprefix("error: ")
 
 
 def _ending(worker: _Worker, size: int) -> str:

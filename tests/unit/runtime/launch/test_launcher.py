@@ -267,14 +267,22 @@ def test_a_signal_to_one_process(
     assert capfd.readouterr().err == f"{end_word(number)}\n"
 
 
+@pytest.mark.parametrize(
+    "end, what",
+    [
+        ("sys.exit(3)", "rank 1 of 2 ended with exit status 3 and said nothing"),
+        ("sys.exit(report_error(ValueError('broken'), os.environ).status)", "ValueError: broken"),
+    ],
+)
 def test_a_process_that_fails_before_it_connects(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, end: str, what: str
 ) -> None:
     """The launcher reports its end to the processes that wait for it at the store."""
-    script = """
+    script = f"""
         import json
+        from lmcore.runtime.launch.worker_protocol import report_error
         if rank == 1:
-            sys.exit(3)
+            {end}
         from lmcore.runtime.store import StoreClient
         secret = bytes.fromhex(json.loads(os.environ["LMCORE_LAUNCHED"])["secret"])
         address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -286,8 +294,7 @@ def test_a_process_that_fails_before_it_connects(
     start = time.monotonic()
     assert run(script) == 1
     assert time.monotonic() - start < 30
-    first = capfd.readouterr().err.splitlines()[0]
-    assert first == "rank 1 of 2 ended with exit status 3 and said nothing"
+    assert capfd.readouterr().err.splitlines()[0] == what
 
 
 def test_what_cannot_be_started(tmp_path: Path) -> None:
