@@ -267,11 +267,17 @@ def test_a_signal_to_one_process(
     assert capfd.readouterr().err == f"{end_word(number)}\n"
 
 
+_RAISES = """try:
+                raise ValueError("broken")
+            except ValueError as error:
+                sys.exit(report_error(error, os.environ).status)"""
+
+
 @pytest.mark.parametrize(
     "end, what",
     [
         ("sys.exit(3)", "rank 1 of 2 ended with exit status 3 and said nothing"),
-        ("sys.exit(report_error(ValueError('broken'), os.environ).status)", "ValueError: broken"),
+        (_RAISES, "ValueError: broken"),
     ],
 )
 def test_a_process_that_fails_before_it_connects(
