@@ -83,8 +83,11 @@ def test_the_run_ends_and_names_the_stopped_rank(
     if f"rank {rank} did not answer within 6 s" in err:
         assert place == "save"
         return
-    assert f"a collective of rank {other} did not end within 6 s" in err
+    message = f"rank {rank} does not answer: a collective of rank {other} did not end within 6 s"
+    assert f"error: {message}\n" in err
     assert f"no answer from rank {rank}" in err
+    if rank == 1:  # rank 0 wrote a summary
+        assert run.summary["status"] == f"failed: {message}"
     if layout == "pipeline" and place == "step":
         assert f"rank {other}: last seen at send or receive #" in err
     else:

@@ -322,10 +322,8 @@ class _Workers:
             return end_status(self.received)
         first = min(failed, key=_precedence)
         sys.stderr.write(printable(_failure_text(first, self.workers)) + "\n")
-        main = self.workers[0]  # wrote the summary, with its own error
-        if first is not main and (
-            first.report is None or _in_short(main, first.report.text) != _SAME
-        ):
+        main = self.workers[0]  # wrote the summary, before it explained its own error
+        if first is main or first.report is None or _in_short(main, first.report.text) != _SAME:
             correct_summary(self.folder, _summary_status(first, len(self.workers)))
         return first.report.status if first.report else 1
 
@@ -377,7 +375,7 @@ def _failure_text(first: _Worker, workers: Sequence[_Worker]) -> str:
 
 def _summary_status(first: _Worker, size: int) -> str:
     """Return the status of a failed run for its summary: the first failure, on one line."""
-    rank = f"rank {first.rank}: " if first.report else ""
+    rank = f"rank {first.rank}: " if first.report and first.rank else ""
     return f"failed: {rank}{_in_one_line(first, size)}"
 
 

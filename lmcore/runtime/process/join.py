@@ -21,7 +21,7 @@ from lmcore.runtime.process.rendezvous import (
     first_line,
 )
 from lmcore.runtime.process.watch import Watch
-from lmcore.runtime.store import StoreClient, run_secret, serve_in_thread
+from lmcore.runtime.store import OTHER_SECRET, SECRET, StoreClient, run_secret, serve_in_thread
 
 __all__ = ["join_processes"]
 
@@ -116,11 +116,19 @@ def _store(
             store = StoreClient(host, port, secret, timeout=timeout)
         except (OSError, RuntimeError) as cause:
             does = "listen" if keeps_store else f"reach {owner}"
+            hint = (
+                "MASTER_ADDR must be the host of rank 0, which all others reach, and "
+                "MASTER_PORT a free port there"
+            )
+            if OTHER_SECRET in str(cause):
+                hint = (
+                    f"set `{SECRET}` to the same value on all hosts; MASTER_ADDR and MASTER_PORT "
+                    "must be the same text, too, and another run must not listen there"
+                )
             raise RunError(
                 f"rank {rank.rank} of {rank.world_size} cannot {does} at {host}:{port}",
                 why=first_line(cause),
-                hint="MASTER_ADDR must be the host of rank 0, which all others reach, and "
-                "MASTER_PORT a free port there",
+                hint=hint,
             ) from cause
         yield store, keeps_store
 

@@ -250,9 +250,9 @@ class Rendezvous:
         silent = [rank for rank, state in enumerate(states) if state.stacks is None]
         lines = [where]
         if silent:
-            lines.append(
-                f"no answer from {named_ranks(silent)}: a stopped process or a frozen host"
-            )
+            who = named_ranks(silent)
+            what = f"{who} does not answer: {what}"
+            lines.append(f"no answer from {who}: a stopped process or a frozen host")
         calls = traceback.extract_tb(error.__traceback__)
         counts = [state.operations for state in states]
         sends = any(call.name in _SENDS for call in calls)

@@ -5,11 +5,12 @@ know the secret of the run before anything is read, and each message carries a c
 secret makes.  Torch-free but for the adapter of process groups.
 """
 
-from lmcore.runtime.store.client import StoreClient, StoreError
+from lmcore.runtime.store.client import OTHER_SECRET, StoreClient, StoreError
 from lmcore.runtime.store.secret import SECRET, new_secret, run_secret
 from lmcore.runtime.store.server import StoreServer, serve_in_thread
 
 __all__ = [
+    "OTHER_SECRET",
     "SECRET",
     "StoreClient",
     "StoreError",

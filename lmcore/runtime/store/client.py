@@ -25,7 +25,10 @@ from lmcore.runtime.store.wire import (
     unpack,
 )
 
-__all__ = ["StoreClient", "StoreError"]
+__all__ = ["OTHER_SECRET", "StoreClient", "StoreError"]
+
+OTHER_SECRET = "it has another secret"
+"""Reason why a server refuses a client with another secret."""
 
 _RETRY_SECONDS = 0.05
 _READ_BYTES = 1 << 18
@@ -232,7 +235,7 @@ class _Connection:
         stream.sendall(client_nonce + proof(secret, b"client", server_nonce, client_nonce))
         given = self._read(PROOF_BYTES)
         if not hmac.compare_digest(given, proof(secret, b"server", server_nonce, client_nonce)):
-            raise WireError("it has another secret")
+            raise WireError(OTHER_SECRET)
         nonces = server_nonce + client_nonce
         self._outgoing = Authenticator(secret, b"client", nonces)
         self._incoming = Authenticator(secret, b"server", nonces)

@@ -12,6 +12,7 @@ import pytest
 from lmcore.errors import ConfigError, DataError, OtherRankError, RunError
 from lmcore.runtime.launch.rank import RankInfo, named_ranks
 from lmcore.runtime.process.join import join_processes
+from lmcore.runtime.store import serve_in_thread
 
 ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -146,6 +147,20 @@ def test_rank_0_that_never_starts_is_reported_with_its_address(free_port):
         join_processes(RankInfo(1, 1, 2, 2), timeout=0.2, env=env),
     ):
         pass
+
+
+def test_the_hint_for_another_secret_names_the_variable(free_port):
+    """The address is right; the hosts have no common secret."""
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+    with (
+        socket.create_server(("127.0.0.1", free_port)) as listener,
+        serve_in_thread(listener, b"secret of another run"),
+        pytest.raises(RunError, match="cannot reach rank 0") as caught,
+        join_processes(RankInfo(1, 1, 2, 2), timeout=5.0, env=env),
+    ):
+        pass
+    assert "another secret" in caught.value.why
+    assert "set `LMCORE_SECRET` to the same value on all hosts" in caught.value.hint
 
 
 def test_a_taken_port_is_reported():
