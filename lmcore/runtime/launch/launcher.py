@@ -323,7 +323,8 @@ class _Workers:
         first = min(failed, key=_precedence)
         sys.stderr.write(printable(_failure_text(first, self.workers)) + "\n")
         main = self.workers[0]  # wrote the summary, before it explained its own error
-        if first is main or first.report is None or _in_short(main, first.report.text) != _SAME:
+        text = first.report.text if first.report else ""
+        if text.startswith("error: ") if first is main else _in_short(main, text) != _SAME:
             correct_summary(self.folder, _summary_status(first, len(self.workers)))
         return first.report.status if first.report else 1
 
