@@ -128,7 +128,7 @@ class Bench:
         """Name of the backend that processes must use; None: the one that a run uses."""
         if not self.subject:
             return None
-        own = [one for one in self.backends if one.device_type == self.device.type]
+        own = [offer for offer in self.backends if offer.device_type == self.device.type]
         return choose_comm_backend(own).name
 
     def _under_test(self, ask: Callable[..., tuple[Any, ...]]) -> tuple[Any, ...]:

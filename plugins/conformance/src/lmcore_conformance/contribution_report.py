@@ -23,7 +23,8 @@ def described(
     """
     if device_only:
         brought = {**brought, **NOTHING}
-    made = {name for name, one in results.items() if one.status in {Status.PASSED, Status.FAILED}}
+    ended = {Status.PASSED, Status.FAILED}
+    made = {name for name, result in results.items() if result.status in ended}
     tried_ops = {name.split(".")[1] for name in made if name.startswith("ops.")}
     brings = {kind: brought[kind] for kind in ("device", *POLICIES) if brought[kind]}
     kernels = []
@@ -67,11 +68,13 @@ def _names(brings: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the names of what was brought, by kind; a kernel that was not tried is left out."""
     found = {"device": [brings["device"]] if "device" in brings else []}
     found["kernels"] = [
-        f"{one['op']}={one['id']}" for one in brings.get("kernels", ()) if one["tried"]
+        f"{kernel['op']}={kernel['id']}" for kernel in brings.get("kernels", ()) if kernel["tried"]
     ]
     for kind in POLICIES:
         found[kind.replace("_", " ")] = [
-            f"{one['name']} (unavailable: {one['reason']})" if one["reason"] else one["name"]
-            for one in brings.get(kind, ())
+            f"{offer['name']} (unavailable: {offer['reason']})"
+            if offer["reason"]
+            else offer["name"]
+            for offer in brings.get(kind, ())
         ]
     return {kind: names for kind, names in found.items() if names}

@@ -61,7 +61,9 @@ def touched(brought: Mapping[str, Any], ids: Iterable[str]) -> list[str]:
 def usable_offers(brought: Mapping[str, Any]) -> list[str]:
     """Return the kinds of contributions that can be tried on the device."""
     kinds = ["kernels"] if any(kernel["cases"] for kernel in brought["kernels"]) else []
-    return kinds + [kind for kind in POLICIES if any(not one["reason"] for one in brought[kind])]
+    return kinds + [
+        kind for kind in POLICIES if any(not offer["reason"] for offer in brought[kind])
+    ]
 
 
 def contributions(bench: Bench) -> list[dict[str, Any]]:
@@ -82,7 +84,7 @@ def contributions(bench: Bench) -> list[dict[str, Any]]:
     arguments = (bench.plugins, bench.selection, bench.device)
     offers: dict[str, Sequence[Any]] = {
         "comm_backends": [
-            one for one in comm_backends(*arguments) if one.device_type == bench.device.type
+            offer for offer in comm_backends(*arguments) if offer.device_type == bench.device.type
         ],
         "precision_policies": precision_policies(*arguments),
         "recompute_policies": recompute_policies(*arguments),
@@ -98,9 +100,9 @@ def contributions(bench: Bench) -> list[dict[str, Any]]:
             "kernels": list(_kernels(bench, table, record)),
             **{
                 kind: [
-                    {"name": one.name, "reason": one.available() or ""}
-                    for one in found
-                    if one.plugin == record.name
+                    {"name": offer.name, "reason": offer.available() or ""}
+                    for offer in found
+                    if offer.plugin == record.name
                 ]
                 for kind, found in offers.items()
             },

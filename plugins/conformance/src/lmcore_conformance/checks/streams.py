@@ -274,17 +274,17 @@ def events(bench: Bench) -> str:
     return f"recorded, waited for both ways, queried; {_work(products)}"
 
 
-def _poll(what: str, query: Callable[[], bool]) -> None:
-    """Ask until the answer is yes.
+def _poll(name: str, query: Callable[[], bool]) -> None:
+    """Call *query* until it is true.
 
     Raises:
-        Failure: It never is.
+        Failure: It stays false.
     """
     limit = time.perf_counter() + _QUERY_SECONDS
     while not query():
         if time.perf_counter() > limit:
             raise Failure(
-                f"`query` of the {what} is false {_QUERY_SECONDS} s after {_SECONDS} s of work"
+                f"`query` of the {name} is false {_QUERY_SECONDS} s after {_SECONDS} s of work"
             )
         time.sleep(0.001)
 
