@@ -20,16 +20,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lmcore.child_process import ending, kill_group, last_line, log_tail
 from lmcore.errors import LmcoreError
 from lmcore.plugin.isolation.location import crash_location
 
-__all__ = ["HUNG", "Call", "Outcome", "call_isolated", "call_together", "in_one_line"]
+__all__ = [
+    "HUNG",
+    "Call",
+    "Outcome",
+    "Running",
+    "answer",
+    "call_isolated",
+    "call_together",
+    "in_one_line",
+    "start_program",
+]
 
 _POLL_SECONDS = 0.02
 
@@ -91,6 +101,65 @@ class Outcome:
         return self.values[-1] if self.values else None
 
 
+class Running(Protocol):
+    """A process that makes a call."""
+
+    @property
+    def status(self) -> int | None:
+        """Exit status, negative for a signal; None while the process runs."""
+
+    def has_ended(self) -> bool:
+        """Return True if the process has ended; its children end with it."""
+
+    def kill(self) -> None:
+        """End the process and its children; nothing happens when that was done already."""
+
+
+Start = Callable[[Mapping[str, str] | None, Sequence[str], Path], Running]
+"""Starts a process with an environment, the arguments of `answer`, and the file that its standard
+error goes to."""
+
+
+class _Program:
+    """A new process of the interpreter."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @property
+    def status(self) -> int | None:
+        return self._process.returncode
+
+    def has_ended(self) -> bool:
+        if self.status is not None:
+            return True
+        # Not reaped before its group is killed, so that the group's number is still its own.
+        status = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if status is None:
+            return False
+        self.kill()
+        return True
+
+    def kill(self) -> None:
+        if self.status is None:
+            kill_group(self._process)
+
+
+def start_program(env: Mapping[str, str] | None, arguments: Sequence[str], log: Path) -> Running:
+    """Start a new interpreter that makes a call; see `Start`."""
+    command = [sys.executable, "-P", "-c", _BOOTSTRAP, json.dumps(sys.path), *arguments]
+    with log.open("wb") as errors:
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            command,
+            env=None if env is None else dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
+    return _Program(process)
+
+
 def call_isolated(
     target: str, *arguments: Any, timeout: float, env: Mapping[str, str] | None = None
 ) -> Outcome:
@@ -106,7 +175,7 @@ def call_isolated(
 
 
 def call_together(
-    calls: Sequence[Call], *, timeout: float, grace: float = 5.0
+    calls: Sequence[Call], *, timeout: float, grace: float = 5.0, start: Start = start_program
 ) -> tuple[Outcome, ...]:
     """Make several calls at the same time, each in a separate process.
 
@@ -114,19 +183,20 @@ def call_together(
         calls: The functions.
         timeout: Seconds until all that still run are killed.
         grace: Seconds that other calls get after one has failed: they may be waiting for it.
+        start: Starts a process; default: as a new interpreter.
     """
     with (
         tempfile.TemporaryDirectory(prefix="lmcore-isolated-") as folder,
-        _started(calls, Path(folder), timeout) as children,
+        _started(calls, Path(folder), timeout, start) as children,
     ):
         begin = time.monotonic()
         deadline = begin + timeout
         while running := [one for one in children if one.seconds is None]:
             now = time.monotonic()
             for one in running:
-                if one.has_ended():
+                if one.process.has_ended():
                     one.seconds = now - begin
-                    if one.process.poll() != 0:
+                    if one.process.status != 0:
                         deadline = min(deadline, now + grace)
             if now > deadline:
                 break
@@ -138,42 +208,17 @@ def call_together(
 class _Child:
     """A started process and the files that it writes."""
 
-    def __init__(self, call: Call, folder: Path, timeout: float) -> None:
+    def __init__(self, call: Call, folder: Path, timeout: float, start: Start) -> None:
         self.answers = folder / "answers.jsonl"
         self.log = folder / "stderr"
         self.seconds: float | None = None
-        command = [sys.executable, "-P", "-c", _BOOTSTRAP, json.dumps(sys.path), call.target]
-        command += [json.dumps(call.arguments), str(self.answers), str(timeout)]
-        with self.log.open("wb") as errors:
-            self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                command,
-                env=None if call.env is None else dict(call.env),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                start_new_session=True,
-            )
-
-    def has_ended(self) -> bool:
-        """Return True if the process has ended; its children end with it."""
-        if self.process.returncode is not None:
-            return True
-        # Not reaped before its group is killed, so that the group's number is still its own.
-        status = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        if status is None:
-            return False
-        self.kill()
-        return True
-
-    def kill(self) -> None:
-        """End the process and its children; nothing happens when that was done already."""
-        if self.process.returncode is None:
-            kill_group(self.process)
+        arguments = (call.target, json.dumps(call.arguments), str(self.answers), str(timeout))
+        self.process = start(call.env, arguments, self.log)
 
     def outcome(self, took: float, timeout: float) -> Outcome:
         """Return how the call ended; one that still runs is killed."""
         stopped = self.seconds is None
-        self.kill()
+        self.process.kill()
         lines = list(_lines(self.answers))
         with self.log.open("rb") as file:
             log = log_tail(file)
@@ -195,7 +240,8 @@ class _Child:
         if timeout is not None:
             limit = f"no answer within {timeout:g} s" if took >= timeout else "no answer"
             return f"{limit}{after}; stopped{crash_location(log)}"
-        status = self.process.returncode
+        status = self.process.status
+        assert status is not None
         if status == 1 and _WATCHDOG in log:
             return f"{HUNG}{after}; stopped{crash_location(log)}"
         if done and status == 0:
@@ -204,18 +250,20 @@ class _Child:
 
 
 @contextlib.contextmanager
-def _started(calls: Sequence[Call], folder: Path, timeout: float) -> Iterator[list[_Child]]:
+def _started(
+    calls: Sequence[Call], folder: Path, timeout: float, start: Start
+) -> Iterator[list[_Child]]:
     """Start the calls; whatever happens, none of their processes is left."""
     children: list[_Child] = []
     try:
         for number, call in enumerate(calls):
             own = folder / str(number)
             own.mkdir()
-            children.append(_Child(call, own, timeout))
+            children.append(_Child(call, own, timeout, start))
         yield children
     finally:
         for one in children:
-            one.kill()
+            one.process.kill()
 
 
 def _lines(answers: Path) -> Iterator[dict[str, Any]]:

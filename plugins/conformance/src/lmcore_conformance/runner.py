@@ -14,6 +14,7 @@ from lmcore.runtime.store import SECRET, new_secret
 from lmcore_conformance.child import SETUP_SECONDS
 from lmcore_conformance.contributions import NOTHING, touched, usable_offers
 from lmcore_conformance.declaration import Declaration
+from lmcore_conformance.fork_server import ForkServer
 from lmcore_conformance.registry import Check
 from lmcore_conformance.result import Result, Status
 from lmcore_conformance.target import Target
@@ -61,6 +62,7 @@ class Runner:
         self.results: dict[str, Result] = {}
         self.logs: dict[str, str] = {}
         self._no_backend: str | None = None
+        self._server: ForkServer | None = None
         self._on_last_index: dict[str, Result] = {}
         self.contributions: Sequence[Mapping[str, Any]] = ()
         self._wanted = set(self.checks)
@@ -222,7 +224,7 @@ class Runner:
         if not group.startswith(DISTRIBUTED):
             target = "lmcore_conformance.child:run_group"
             calls = [Call(target, arguments, self.target.environment(place))]
-            return call_together(calls, timeout=timeout)
+            return self._call_together(calls, timeout)
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         address[SECRET] = new_secret()
         places = [RankInfo(rank, rank, _RANKS, _RANKS) for rank in range(_RANKS)]
@@ -234,7 +236,12 @@ class Runner:
             )
             for place in places
         ]
-        return call_together(calls, timeout=timeout)
+        return self._call_together(calls, timeout)
+
+    def _call_together(self, calls: Sequence[Call], timeout: float) -> Sequence[Outcome]:
+        if self._server is None:
+            self._server = ForkServer(calls[0].env or {})
+        return call_together(calls, timeout=timeout, start=self._server.start)
 
     def _take(self, pending: Sequence[Check], outcomes: Sequence[Outcome]) -> dict[str, Result]:
         """Return the results of one round; the check at which it broke off has failed."""

@@ -26,7 +26,7 @@ from lmcore_conformance.plugin_check.trial import read_steps
 from lmcore_conformance.registry import Failure, NotRun, check
 from lmcore_conformance.watchdog import SILENCE
 
-__all__ = ["ContractBench", "watch_import", "watch_probe", "watch_registration"]
+__all__ = ["ContractBench", "open_devices", "watch_import", "watch_probe", "watch_registration"]
 
 _GROUP = "contract"
 _IMPORT_SECONDS = 0.5
@@ -300,7 +300,7 @@ def watch_probe(entry_point: str) -> dict[str, Any] | None:
     caller.register(_load(entry_point), entry_point)
     if not caller.hook.lmcore_probe.get_hookimpls():
         return None
-    opened, variables, threads = _opened(), dict(os.environ), _threads()
+    opened, variables, threads = open_devices(), dict(os.environ), _threads()
     begin = time.perf_counter()
     (first,) = caller.hook.lmcore_probe(env=dict(os.environ))
     seconds = time.perf_counter() - begin
@@ -308,7 +308,7 @@ def watch_probe(entry_point: str) -> dict[str, Any] | None:
     now = dict(os.environ)
     return {
         "torch": "torch" in sys.modules,
-        "opened": sorted(_opened() - opened),
+        "opened": sorted(open_devices() - opened),
         "variables": sorted(
             name for name in variables.keys() | now if variables.get(name) != now.get(name)
         ),
@@ -350,7 +350,7 @@ def watch_registration(entry_point: str) -> dict[str, Any]:
     return {"problem": "", "pairs": pairs}
 
 
-def _opened() -> set[str]:
+def open_devices() -> set[str]:
     """Return the devices that this process has open."""
     links = set()
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the folder's own descriptor vanishes
