@@ -165,6 +165,7 @@ def call(
     *,
     layout: Callable[[Tensor], Tensor] = plain,
     incoming: torch.dtype | None = None,
+    only: int | None = None,
 ) -> Outcome:
     """Call an op and return output and gradients, for a fixed incoming gradient.
 
@@ -175,6 +176,7 @@ def call(
         device: Device.
         layout: memory layout of arguments and incoming gradient.
         incoming: Dtype through which the incoming gradient is rounded; default: *dtype*.
+        only: Place of the one argument that requires a gradient; None: all tensors do.
     """
 
     def sent(value: Any) -> Any:
@@ -185,9 +187,9 @@ def call(
     arguments = {place: sent(value) for place, value in case.others.items()}
     leaves = {}
     for place, values in case.tensors.items():
-        leaf = layout(sent(values).clone()).detach()
-        leaves[place] = leaf.requires_grad_()
-    arguments |= leaves
+        arguments[place] = layout(sent(values).clone()).detach()
+        if only in {None, place}:
+            leaves[place] = arguments[place].requires_grad_()
     kwargs = {name: sent(value) for name, value in case.kwargs.items()}
     out = function(*(arguments[place] for place in sorted(arguments)), **kwargs)
     generator = torch.Generator().manual_seed(5)

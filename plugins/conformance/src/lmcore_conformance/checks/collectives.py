@@ -76,6 +76,11 @@ def all_reduce(bench: RankBench) -> str:
             tensor = _own(bench, dtype)
             distributed.all_reduce(tensor, operation)
             _expect(bench, f"{name} of {dtype}", tensor, right(every).to(dtype))
+    every = torch.stack([_of(rank, torch.int64) + 2**60 for rank in range(bench.size)])
+    for name, (operation, right) in operations.items():
+        tensor = every[bench.rank].clone().to(bench.where)
+        distributed.all_reduce(tensor, operation)
+        _expect(bench, f"{name} of torch.int64 above 2**60", tensor, right(every))
     return ", ".join(operations)
 
 

@@ -314,11 +314,13 @@ def stagers(bench: Bench) -> str:
             "weight": bench.values(40, 30).float().to(bench.where),
             "strided": bench.values(6, 9).bfloat16().to(bench.where).t(),
             "step": torch.tensor(3.0),
+            "step on the device": torch.tensor(3.0, device=bench.where),
             "state": torch.arange(7, dtype=torch.uint8),
             "empty": torch.empty(0, 4, device=bench.where),
         }
-        for factor in (1.0, 3.0):
-            live["weight"].mul_(factor)
+        for factor in (1, 3):
+            for tensor in live.values():
+                tensor.mul_(factor)
             before = {name: tensor.cpu().clone() for name, tensor in live.items()}
             try:
                 staged = stage_tensors(stager, live)
@@ -326,7 +328,8 @@ def stagers(bench: Bench) -> str:
                 faults.append(f"`{stager.name}`: {error.why or error.what}")
                 break
             if stager.copies:
-                live["weight"].add_(1.0)
+                for tensor in live.values():
+                    tensor.add_(1)
             bench.device.synchronize()
             faults += [
                 f"`{stager.name}`: `{name}` has other numbers"

@@ -6,6 +6,7 @@ kernel that is wrong where it first is.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -128,6 +129,23 @@ def _forward(bench: Bench, op: str) -> str:
 
 def _backward(bench: Bench, op: str) -> str:
     return _compare(bench, op, "value", "gradients")
+
+
+def _alone(bench: Bench, op: str) -> str:
+    """Compare the gradient of each argument if the other arguments require none."""
+    findings = _Findings()
+    dtypes = (next(dtypes_of(bench)),)
+    for dtype, case, wanted, kernels in _each(bench, op, "value", dtypes):
+        if not case.label.startswith("regular"):
+            continue
+        for kernel, place in itertools.product(kernels, case.tensors):
+            with findings.of(kernel, f"{case.label}, {dtype}, one gradient required") as add:
+                own = getattr(torch, dtype)
+                found = call(kernel.function, case, own, bench.where, only=place)
+                right = Outcome(wanted.out, {place: wanted.grads[place]})
+                for wrong in _differences(bench, found, right, op, dtype, "output and gradients"):
+                    add(wrong)
+    return findings.conclude()
 
 
 def _empty(bench: Bench, op: str) -> str:
@@ -295,6 +313,11 @@ _PROPERTIES: dict[str, tuple[Callable[[Bench, str], str], str, str]] = {
         _backward,
         "The gradients of `{op}` equal those of its reference in float64.",
         "A missing term in a gradient breaks training without an error.",
+    ),
+    "alone": (
+        _alone,
+        "The gradient of each argument of `{op}` is right if no other argument requires one.",
+        "Frozen weights, and inputs without a gradient, are usual in fine-tuning.",
     ),
     "layouts": (
         _layouts,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,18 @@ def seed(bench: Bench) -> str:
             faults.append(f"`{name}`: another seed gives the same sequence")
         if torch.equal(*rounds[0]):
             faults.append(f"`{name}`: the same numbers come again")
+    bits = [0, 1, 8, 16, 24, 31]
+    first = {}
+    for bit in bits:
+        bench.device.seed(2**bit)
+        first[bit] = torch.rand(64, device=bench.where).cpu()
+    equal = [
+        f"2**{low} and 2**{high}"
+        for low, high in itertools.combinations(bits, 2)
+        if torch.equal(first[low], first[high])
+    ]
+    if equal:
+        faults.append(f"the seeds {', '.join(equal)} give the same numbers")
     bench.device.seed(2**63 - 1)
     if faults:
         raise Failure(*faults)

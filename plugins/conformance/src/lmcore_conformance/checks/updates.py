@@ -21,14 +21,21 @@ _SETTINGS = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_d
 _OTHERS = {"lr": 0.3, "beta1": 0.5, "beta2": 0.7, "epsilon": 0.2, "weight_decay": 0.9}
 _SHAPES = ((5,), (3, 7), (1,), (2, 3, 4), (64, 129))
 _LARGE = ((1024, 1024), (1031, 257), (8192,), (1,), (257, 1031))
+_MANY = 700
+"""Gradients of a model of about 60 layers; kernels for lists of tensors take so many in parts."""
 _PARTS = ("weights", "gradients", "first moments", "second moments", "steps")
 _KEPT = ("float32", "float64")
 
 
 def _state(
-    bench: Bench, dtype: torch.dtype, *, transposed: bool = False, large: bool = False
+    bench: Bench,
+    dtype: torch.dtype,
+    *,
+    transposed: bool = False,
+    large: bool = False,
+    late: bool = False,
 ) -> list[list[Tensor]]:
-    """Return weights, gradients, moments and step counts."""
+    """Return weights, gradients, moments and step counts, *late* also those of a long run."""
 
     def draw(seed: int, *shape: int) -> Tensor:
         return bench.values(*shape, seed=seed).to(dtype).to(bench.where)
@@ -41,7 +48,8 @@ def _state(
     if transposed:
         for part, at in ((params, 1), (grads, 4)):
             part[at] = draw(5 + at, *reversed(shapes[at])).t()
-    counts = [torch.tensor(float(count), device=bench.where) for count in (0, 1, 5, 100, 7)]
+    steps = (0, 1, 5, 2**16 - 2, 2**23) if late else (0, 1, 5, 100, 7)
+    counts = [torch.tensor(float(count), device=bench.where) for count in steps]
     return [params, grads, averages, squares, counts]
 
 
@@ -79,7 +87,7 @@ def _stepped(
 
 
 def _each_kernel(
-    bench: Bench, settings: dict[str, float], *, large: bool = False, transposed: bool = False
+    bench: Bench, settings: dict[str, float], *, large: bool = False, **how: bool
 ) -> str:
     faults: list[str] = []
     names = []
@@ -87,8 +95,8 @@ def _each_kernel(
         for kernel in _able(bench, "adamw", dtype):
             names.append(f"{kernel.id} {dtype}")
             try:
-                how = {"large": large, "transposed": transposed}
-                faults += _stepped(bench, kernel, dtype, settings, steps=1 if large else 3, **how)
+                steps = 1 if large else 3
+                faults += _stepped(bench, kernel, dtype, settings, steps=steps, large=large, **how)
             except Exception as error:  # noqa: BLE001 - a kernel may raise anything
                 faults.append(f"`{kernel.id}`, {dtype}: it raised {type(error).__name__}: {error}")
     if faults:
@@ -119,6 +127,18 @@ def adamw_update(bench: Bench) -> str:
 def adamw_settings(bench: Bench) -> str:
     """Compare with extreme settings."""
     return _each_kernel(bench, _OTHERS)
+
+
+@check(
+    "ops.adamw.late",
+    "L2",
+    "AdamW steps are right after tens of thousands and millions of steps.",
+    reason="A step count in 16 bits begins the bias correction again in the middle of a run.",
+    group=_GROUP,
+)
+def adamw_late(bench: Bench) -> str:
+    """Compare with step counts up to 2**23; betas near 1 make the bias correction matter."""
+    return _each_kernel(bench, {**_SETTINGS, "beta1": 0.999, "beta2": 0.9999}, late=True)
 
 
 @check(
@@ -218,19 +238,22 @@ def grad_norm_value(bench: Bench) -> str:
     for dtype in ("float32", "float64", "bfloat16", "float16"):
         if dtype not in bench.device.dtypes:
             continue
-        grads = _norm_inputs(bench, getattr(torch, dtype))
-        exact = torch.cat([bench.host(grad).flatten() for grad in grads]).norm()
+        few = _norm_inputs(bench, getattr(torch, dtype))
+        many = list(bench.values(_MANY, 5, seed=4).to(few[0]).unbind())
         wide = torch.float64 if dtype == "float64" else torch.float32
-        for kernel in _able(bench, "grad_norm", dtype):
-            found = kernel.function(grads)
-            if found.dtype != wide or found.dim():
-                faults.append(f"`{kernel.id}`, {dtype}: it is {found.dtype}, {found.dim()} dims")
-            error = abs(float(bench.host(found)) / float(exact) - 1)
-            if not error < (1e-12 if dtype == "float64" else 2e-6):
-                faults.append(f"`{kernel.id}`, {dtype}: off by {error:.1e} of it")
+        for grads in (few, many):
+            exact = torch.cat([bench.host(grad).flatten() for grad in grads]).norm()
+            for kernel in _able(bench, "grad_norm", dtype):
+                label = f"`{kernel.id}`, {dtype}, {len(grads)} tensors"
+                found = kernel.function(grads)
+                if found.dtype != wide or found.dim():
+                    faults.append(f"{label}: it is {found.dtype}, {found.dim()} dims")
+                error = abs(float(bench.host(found)) / float(exact) - 1)
+                if not error < (1e-12 if dtype == "float64" else 2e-6):
+                    faults.append(f"{label}: off by {error:.1e} of it")
     if faults:
         raise Failure(*faults)
-    return "six tensors"
+    return f"6 and {_MANY} tensors"
 
 
 @check(
