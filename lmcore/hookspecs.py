@@ -219,7 +219,8 @@ def lmcore_run_start(run: Mapping[str, Any]) -> None:
     When: after device and model are built; `run` has directory, rank, world_size and plan, the
     resolved configuration as a mapping.
     Ranks: every worker.
-    Return: nothing.  Raising stops the run if the plugin is the chosen one.
+    Return: nothing.  Raising stops the run if the plugin is the chosen one.  The states of torch's
+    random number generators are restored afterwards.
     """
 
 

@@ -220,7 +220,8 @@ class RunReport:
             "world_size": rank.world_size,
             "plan": plan.to_dict(),
         }
-        run_start(self.plugins, self.runtime.selection, facts)
+        with self.runtime.device.rng_tracker().preserved():
+            run_start(self.plugins, self.runtime.selection, facts)
         self.clock.mark("model")
         status = "failed"
         try:

@@ -166,6 +166,7 @@ def call(
     layout: Callable[[Tensor], Tensor] = plain,
     incoming: torch.dtype | None = None,
     only: int | None = None,
+    later_calls: int = 0,
 ) -> Outcome:
     """Call an op and return output and gradients, for a fixed incoming gradient.
 
@@ -177,6 +178,7 @@ def call(
         layout: memory layout of arguments and incoming gradient.
         incoming: Dtype through which the incoming gradient is rounded; default: *dtype*.
         only: Place of the one argument that requires a gradient; None: all tensors do.
+        later_calls: Number of calls with other numbers between this call and its backward pass.
     """
 
     def sent(value: Any) -> Any:
@@ -192,11 +194,15 @@ def call(
             leaves[place] = arguments[place].requires_grad_()
     kwargs = {name: sent(value) for name, value in case.kwargs.items()}
     out = function(*(arguments[place] for place in sorted(arguments)), **kwargs)
+    others = {place: (2 * leaf).detach().requires_grad_() for place, leaf in leaves.items()}
+    changed = [value for _, value in sorted((arguments | others).items())]
+    kept = [function(*changed, **kwargs) for _ in range(later_calls)]
     generator = torch.Generator().manual_seed(5)
     grad = torch.randn(out.shape, dtype=torch.float64, generator=generator)
     grad = grad.to(incoming or dtype).to(device, out.dtype)
     grad = layout(grad) if grad.dim() else grad
     grads = torch.autograd.grad(out, list(leaves.values()), grad)
+    del kept  # until here, as the activations of later layers
     return Outcome(out.detach(), dict(zip(leaves, grads, strict=True)))
 
 

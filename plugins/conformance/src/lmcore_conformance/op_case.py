@@ -260,6 +260,8 @@ _MAKERS: Mapping[str, _Maker] = {
         attention_case("regular", (1, 2, 64, 64), causal=True),
         attention_case("odd", (2, 3, 17, 8), causal=True),
         attention_case("head of 5", (1, 2, 7, 5), causal=True),
+        attention_case("head of 192", (1, 2, 9, 192), causal=True),
+        attention_case("head of 256", (1, 2, 9, 256), causal=True),
         attention_case("bidirectional", (2, 2, 11, 8), causal=False),
         attention_case("one query on a cache", (2, 4, 1, 8), keys=13, causal=True),
         attention_case("three queries on a cache", (2, 4, 3, 8), keys=13, causal=True),

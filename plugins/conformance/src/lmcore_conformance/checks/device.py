@@ -275,7 +275,8 @@ for _name_of_dtype in ("float32", "float64", "bfloat16", "float16"):
 @check(
     "device.peak-flops",
     "L1",
-    "`peak_flops` gives a positive rate, or None, for each dtype, and None for an unknown dtype.",
+    "`peak_flops` gives a plausible rate in FLOP/s, or None, for each dtype, and None for an "
+    "unknown dtype.",
     reason="The utilisation (MFU) of a run is relative to it.",
     group="device",
     requires=["peak_flops"],
@@ -285,9 +286,9 @@ def peak_flops(bench: Bench) -> str:
     ask = bench.device.require("peak_flops")
     rates = {name: ask(name) for name in sorted(bench.device.dtypes)}
     bad = [
-        f"{name}: {rate!r:.40}"
+        f"{name}: {rate!r:.40}; a rate in FLOP/s is between 1e9 and 1e19"
         for name, rate in rates.items()
-        if rate is not None and not (isinstance(rate, int | float) and 1e6 < rate < 1e19)
+        if rate is not None and not (isinstance(rate, int | float) and 1e9 < rate < 1e19)
     ]
     if ask("float3") is not None:
         bad.append("it knows a dtype `float3`")

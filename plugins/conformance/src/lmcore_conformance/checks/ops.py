@@ -131,13 +131,34 @@ def _backward(bench: Bench, op: str) -> str:
     return _compare(bench, op, "value", "gradients")
 
 
+_LATER_CALLS = 100
+"""Layers of a deep model: their forward passes run before the first layer's backward pass."""
+
+
+def _layers(bench: Bench, op: str) -> str:
+    """Compare the gradients of a call that many calls with other numbers follow."""
+    findings = _Findings()
+    for dtype, case, wanted, kernels in _regular(bench, op):
+        for kernel in kernels:
+            with findings.of(kernel, f"{case.label}, {dtype}, {_LATER_CALLS} later calls") as add:
+                own = getattr(torch, dtype)
+                found = call(kernel.function, case, own, bench.where, later_calls=_LATER_CALLS)
+                for wrong in _differences(bench, found, wanted, op, dtype, "output and gradients"):
+                    add(wrong)
+    return findings.conclude()
+
+
+def _regular(bench: Bench, op: str) -> Iterator[tuple[str, Case, Outcome, list[Kernel]]]:
+    """Yield the regular cases in one dtype, as `_each`."""
+    for dtype, case, wanted, kernels in _each(bench, op, "value", (next(dtypes_of(bench)),)):
+        if case.label.startswith("regular"):
+            yield dtype, case, wanted, kernels
+
+
 def _alone(bench: Bench, op: str) -> str:
     """Compare the gradient of each argument if the other arguments require none."""
     findings = _Findings()
-    dtypes = (next(dtypes_of(bench)),)
-    for dtype, case, wanted, kernels in _each(bench, op, "value", dtypes):
-        if not case.label.startswith("regular"):
-            continue
+    for dtype, case, wanted, kernels in _regular(bench, op):
         for kernel, place in itertools.product(kernels, case.tensors):
             with findings.of(kernel, f"{case.label}, {dtype}, one gradient required") as add:
                 own = getattr(torch, dtype)
@@ -318,6 +339,11 @@ _PROPERTIES: dict[str, tuple[Callable[[Bench, str], str], str, str]] = {
         _alone,
         "The gradient of each argument of `{op}` is right if no other argument requires one.",
         "Frozen weights, and inputs without a gradient, are usual in fine-tuning.",
+    ),
+    "layers": (
+        _layers,
+        "The gradients of `{op}` are right after a hundred further calls with other numbers.",
+        "A deep model calls it in each layer before the first backward pass; saved tensors stay.",
     ),
     "layouts": (
         _layouts,

@@ -225,7 +225,8 @@ def offload(bench: Bench) -> str:
 @check(
     "train.recompute-own",
     "L3",
-    "Every other recompute policy of the plugin changes nothing but memory, bit for bit.",
+    "Every other recompute policy of the plugin changes nothing but memory, bit for bit, also in "
+    "half precision.",
     reason="A plugin's policies are selected by name, like the core's.",
     group=_GROUP,
     requires=["deterministic"],
@@ -241,14 +242,19 @@ def recompute_own(bench: Bench) -> str:
     )
     if not own:
         return "the plugin offers none beside the core's"
-    return _recomputed(bench, own)
+    half = [
+        f"--precision {policy.name}"
+        for policy in bench.all_precision_policies
+        if policy.name in {"bf16", "fp16"} and policy.compute in bench.device.dtypes
+    ]
+    return ", ".join(_recomputed(bench, own, flags) for flags in ("", *half[:1]))
 
 
-def _recomputed(bench: Bench, names: tuple[str, ...]) -> str:
+def _recomputed(bench: Bench, names: tuple[str, ...], precision: str = "") -> str:
     offered = {policy.name: policy for policy in bench.recompute_policies}
     faults, done = [], []
     with tiny_runs(bench) as runs:
-        flags = f"--deterministic {DROPOUT}"
+        flags = f"--deterministic {DROPOUT} {precision}"
         plain = runs.train(flags, steps=4)
         for name in names:
             if name not in offered:
@@ -258,7 +264,7 @@ def _recomputed(bench: Bench, names: tuple[str, ...]) -> str:
             if reason is not None:
                 faults.append(f"`{name}` cannot be used: {reason}")
                 continue
-            done.append(name)
+            done.append(f"{name} {precision}".strip())
             differing = plain.differing(runs.train(f"{flags} --recompute {name}", steps=4))
             if differing:
                 faults.append(f"`{name}`: {len(differing)} differ: {', '.join(differing[:4])}")

@@ -51,6 +51,10 @@ def live_state(device):
     return {"get_rng_state": get}
 
 
+def seed_of_16_bits(device):
+    return {"seed": lambda seed: device.seed(seed % 2**16)}
+
+
 def ignores_seed(device):
     return {"seed": lambda seed: None}
 
@@ -177,6 +181,8 @@ def backend(fake):
             work = plain(tensor, *arguments, **more)
             if fake == "wrong-reduce" and distributed.get_rank() == 1:
                 tensor[-1] += 1
+            if fake == "reduce-in-float" and tensor.dtype == torch.int64:
+                tensor.copy_(tensor.float().long())
             if fake == "average-reduce":
                 tensor.copy_(tensor / 2)
             return work
