@@ -83,7 +83,7 @@ def test_the_run_ends_and_names_the_stopped_rank(
     if f"rank {rank} did not answer within 6 s" in err:
         assert place == "save"
         return
-    message = f"rank {rank} does not answer: a collective of rank {other} did not end within 6 s"
+    message = f"no answer from rank {rank}: a collective of rank {other} did not end within 6 s"
     assert f"error: {message}\n" in err
     assert f"no answer from rank {rank}" in err
     if rank == 1:  # rank 0 wrote a summary

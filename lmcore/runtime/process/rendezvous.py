@@ -251,7 +251,7 @@ class Rendezvous:
         lines = [where]
         if silent:
             who = named_ranks(silent)
-            what = f"{who} does not answer: {what}"
+            what = f"no answer from {who}: {what}"
             lines.append(f"no answer from {who}: a stopped process or a frozen host")
         calls = traceback.extract_tb(error.__traceback__)
         counts = [state.operations for state in states]
