@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from lmcore.train.report.run_report import RunResult
 
 __all__ = ["SUMMARY", "run"]
+
+logger = logging.getLogger(__name__)
 
 SUMMARY = "Train a GPT or Llama model; without arguments a small GPT on a bundled text."
 
@@ -121,12 +124,19 @@ def _is_finished(plan: RunPlan, rank: RankInfo) -> bool:
 def _refuse_kill_switch(path: str | None) -> None:
     """Refuse to start a run if its kill switch exists; lmcore's launcher does it for all processes.
 
+    A folder that does not exist is a warning: it may be created later.
+
     Raises:
         ConfigError: It exists.
     """
     from lmcore.runtime.launch.worker_protocol import launch_info
 
-    if path is None or launch_info(os.environ).report_file or not os.path.exists(path):  # noqa: PTH110 - no error if it cannot be read
+    if path is None or launch_info(os.environ).report_file:
+        return
+    folder = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
+    if not os.path.exists(path):  # noqa: PTH110 - no error if it cannot be read
+        if not os.path.isdir(folder):  # noqa: PTH112
+            logger.warning("the folder of the kill switch, `%s`, does not exist", folder)
         return
     raise ConfigError(
         f"the run does not start: the kill switch `{path}` exists",

@@ -142,6 +142,11 @@ def test_kill_switch(train: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(StepQueue, "submit", real)
     done = train("run", f"{flags} --load {run.directory}")
     assert (done.status, done.summary["status"]) == (0, "completed")
+    assert "does not exist" not in done.err
+    other = train("other", f"{FLAGS} --kill-switch-path {tmp_path}/absent/stop")
+    assert (
+        f"warning: the folder of the kill switch, `{tmp_path}/absent`, does not exist" in other.err
+    )
 
 
 @pytest.mark.parametrize("number", SIGNALS)

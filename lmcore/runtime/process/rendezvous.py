@@ -48,6 +48,8 @@ _ALL_LEFT = "all left"
 _VERDICT_SECONDS = 5.0
 """Time that the other ranks wait longer than rank 0, which is the one that can name who is missing.
 """
+_NUM_SHOWN = "lmcore/stacks-shown"
+"""Key of the number of ranks that could have printed all stacks; the first one does."""
 _HEARTBEAT_SECONDS = 1.0
 """Pause between two heartbeats of a working process, and between two checks for others'."""
 _HEARTBEAT_LIMIT = 5.0
@@ -214,19 +216,22 @@ class Rendezvous:
                 raise self._missing(missing, about)
 
     def show_states(self, error: BaseException) -> list[RankState] | None:
-        """Print the Python stacks of all ranks; None if the store does not answer.
+        """Print the Python stacks of all ranks, once in a run; None if the store does not answer.
 
         Args:
             error: Error of this rank, whose traceback is its stack.
         """
         try:
-            states = collect_states(self.store.within(FAILURE_SECONDS), self.rank.world_size)
+            store = self.store.within(FAILURE_SECONDS)
+            states = collect_states(store, self.rank.world_size)
+            is_first = store.add(_NUM_SHOWN, 1) == 1
         except StoreError:
             return None
         calls = calls_of(traceback.extract_tb(error.__traceback__))
         own = "\n".join(["main thread", *(f"  {call}" for call in calls)])
         states[self.rank.rank] = replace(states[self.rank.rank], stacks=own)
-        sys.stderr.write(f"{printable(show_states(states))}\n")
+        if is_first:
+            sys.stderr.write(f"{printable(show_states(states))}\n")
         return states
 
     def no_answer(self, error: BaseException) -> RunError:

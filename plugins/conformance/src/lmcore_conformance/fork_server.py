@@ -68,7 +68,7 @@ class ForkServer:
 
         Args:
             env: Environment of the process.
-            arguments: Of `lmcore.plugin.isolation.subprocess_call.answer`.
+            arguments: Arguments of `lmcore.plugin.isolation.subprocess_call.answer`.
             log: File for its standard error.
         """
         if env is not None and _shared(env) == self._env:

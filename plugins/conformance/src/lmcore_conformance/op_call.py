@@ -248,7 +248,7 @@ def factor(found: Tensor, wanted: Tensor) -> str:
     ratios = found[large] / wanted[large]
     ratio, spread = ratios.mean().item(), (ratios.max() - ratios.min()).item()
     close = torch.allclose(found, ratio * wanted, rtol=0.01, atol=0.01 * size.max().item())
-    if not close or spread > 0.05 * abs(ratio - 1):
+    if not close or abs(ratio - 1) < 1e-6 or spread > 0.05 * abs(ratio - 1):
         return ""
     return f"; every number is {ratio:.6g} times the right one"
 

@@ -35,7 +35,7 @@ def _state(
     large: bool = False,
     late: bool = False,
 ) -> list[list[Tensor]]:
-    """Return weights, gradients, moments and step counts, *late* also those of a long run."""
+    """Return weights, gradients, moments and step counts; *late* counts are of a long run."""
 
     def draw(seed: int, *shape: int) -> Tensor:
         return bench.values(*shape, seed=seed).to(dtype).to(bench.where)
