@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
 from layouts import worker
 from layouts.stored import store
 
+from lmcore.parallel import data_parallel
 from lmcore.plugin import Selection, discover
 from lmcore.plugin.selection import HANDED_DOWN
 from lmcore.runtime.launch.rank import rank_info
@@ -54,13 +55,16 @@ def reductions() -> Iterator[set[str]]:
 
         return call
 
+    scatter = data_parallel.scatter_into  # on the host in the place of torch's own call
     for name, function in real.items():
         setattr(distributed, name, watching(function))
+    data_parallel.scatter_into = watching(scatter)
     try:
         yield asked
     finally:
         for name, function in real.items():
             setattr(distributed, name, function)
+        data_parallel.scatter_into = scatter
 
 
 def only_sums(runtime: Runtime) -> Runtime:
