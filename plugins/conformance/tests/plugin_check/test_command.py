@@ -285,11 +285,12 @@ def test_a_crash_keeps_what_came_before_and_lists_what_was_not_reached(install, 
 
 
 def test_a_hang_is_a_finding(install, check):
-    """The time limit ends it."""
+    """A part of the time limit without progress ends it, or the limit on a busy machine."""
     install(INFO + "time.sleep(1000)")
     status, found = check("guest", "--timeout", "3")
     assert status == 1
-    assert "no answer within 3 s" in lines(found, "failed")["import"][0]
+    detail = lines(found, "failed")["import"][0]
+    assert "no answer in time" in detail or "no answer within 3 s" in detail
 
 
 def test_hooks_are_not_called_while_they_are_wrong(install, check):
