@@ -265,7 +265,7 @@ def test_progress_is_no_hang() -> None:
     """A step of many functions may take longer than the silence, up to its own limit."""
     script = """
 import time
-from lmcore_conformance.watchdog import watched
+from lmcore_conformance.process.watchdog import watched
 
 def one(): time.sleep(0.1)
 def other(): time.sleep(0.1)

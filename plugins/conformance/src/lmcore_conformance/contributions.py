@@ -130,8 +130,8 @@ def _kernels(bench: Bench, table: OpTable, record: PluginRecord) -> Iterator[dic
 def _cases(bench: Bench, table: OpTable, impl: OpImpl) -> tuple[int, int, str]:
     """Return how many cases a kernel does, for how many it is bound, and a reason if one is 0."""
     from lmcore.accelerator.op.context import op_context
-    from lmcore_conformance.op_call import SPECS, Kernel, dtypes_of
-    from lmcore_conformance.op_case import CASES
+    from lmcore_conformance.op.call import SPECS, Kernel, dtypes_of
+    from lmcore_conformance.op.case import CASES
 
     kernel = Kernel(impl.op, impl.id, lambda: None, impl)
     attributes = [case.attributes for case in CASES.get(impl.op, ())] or [{}]

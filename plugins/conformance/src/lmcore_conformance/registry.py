@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from lmcore_conformance.watchdog import SILENCE
+from lmcore_conformance.process.watchdog import SILENCE
 
 __all__ = [
     "LEVELS",

@@ -11,10 +11,10 @@ from lmcore.errors import LmcoreError
 from lmcore.plugin.isolation.subprocess_call import HUNG, Call, Outcome, call_together
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.store import SECRET, new_secret
-from lmcore_conformance.child import SETUP_SECONDS
 from lmcore_conformance.contributions import NOTHING, touched, usable_offers
 from lmcore_conformance.declaration import Declaration
-from lmcore_conformance.fork_server import ForkServer
+from lmcore_conformance.process.child import SETUP_SECONDS
+from lmcore_conformance.process.fork_server import ForkServer
 from lmcore_conformance.registry import Check
 from lmcore_conformance.result import Result, Status
 from lmcore_conformance.target import Target
@@ -222,7 +222,7 @@ class Runner:
         closed = list(self.declaration.closed)
         arguments = (group, ids, closed, self.patience, subject, points)
         if not group.startswith(DISTRIBUTED):
-            target = "lmcore_conformance.child:run_group"
+            target = "lmcore_conformance.process.child:run_group"
             calls = [Call(target, arguments, self.target.environment(place))]
             return self._call_together(calls, timeout)
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
@@ -230,7 +230,7 @@ class Runner:
         places = [RankInfo(rank, rank, _RANKS, _RANKS) for rank in range(_RANKS)]
         calls = [
             Call(
-                "lmcore_conformance.ranks:run_group",
+                "lmcore_conformance.process.ranks:run_group",
                 arguments,
                 self.target.environment(place) | address,
             )

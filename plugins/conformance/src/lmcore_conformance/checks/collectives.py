@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
-from lmcore_conformance.op_call import factor
+from lmcore_conformance.op.call import factor
 from lmcore_conformance.registry import Failure, Gap, NotRun, check
 
 if TYPE_CHECKING:
-    from lmcore_conformance.ranks import RankBench
+    from lmcore_conformance.process.ranks import RankBench
 
 _GROUP = "distributed"
 _DTYPES = (torch.float32, torch.bfloat16, torch.int64)

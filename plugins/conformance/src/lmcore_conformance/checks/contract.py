@@ -23,8 +23,8 @@ from lmcore.plugin.discovery import GROUP
 from lmcore.plugin.isolation.subprocess_call import HUNG, call_isolated
 from lmcore_conformance.plugin_check.registrations import reserved_names
 from lmcore_conformance.plugin_check.trial import read_steps
+from lmcore_conformance.process.watchdog import SILENCE
 from lmcore_conformance.registry import Failure, NotRun, check
-from lmcore_conformance.watchdog import SILENCE
 
 __all__ = ["ContractBench", "open_devices", "watch_import", "watch_probe", "watch_registration"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lmcore_conformance.op_call import Kernel, kernels_of
+from lmcore_conformance.op.call import Kernel, kernels_of
 from lmcore_conformance.registry import Failure, check
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from lmcore_conformance.registry import Failure, check
 from lmcore_conformance.tiny_run import DROPOUT, Trained, tiny_runs
 
 if TYPE_CHECKING:
-    from lmcore_conformance.ranks import RankBench
+    from lmcore_conformance.process.ranks import RankBench
 
 _GROUP = "distributed-parallel"
 _STEPS = 4

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lmcore.accelerator.op.records import REFERENCE, missing_packages
-from lmcore_conformance.op_call import (
+from lmcore_conformance.op.call import (
     LAYOUTS,
     Kernel,
     Outcome,
@@ -28,8 +28,8 @@ from lmcore_conformance.op_call import (
     rounded,
     with_nan,
 )
-from lmcore_conformance.op_case import CALLED_OPS, CASES, Case
-from lmcore_conformance.op_case_large import PRIMES, large_cases
+from lmcore_conformance.op.case import CALLED_OPS, CASES, Case
+from lmcore_conformance.op.case_large import PRIMES, large_cases
 from lmcore_conformance.registry import Failure, check
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lmcore_conformance.registry import Failure, check
 
 if TYPE_CHECKING:
-    from lmcore_conformance.ranks import RankBench
+    from lmcore_conformance.process.ranks import RankBench
 
 _GROUP = "distributed"
 _STEPS = 4

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lmcore.accelerator.op.records import load_target
-from lmcore_conformance.op_call import SPECS, Kernel, difference, dtypes_of, kernels_of
+from lmcore_conformance.op.call import SPECS, Kernel, difference, dtypes_of, kernels_of
 from lmcore_conformance.registry import Failure, check
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from lmcore.plugin.record import located
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
-    from lmcore_conformance.op_call import Kernel
-    from lmcore_conformance.op_case import Case
+    from lmcore_conformance.op.call import Kernel
+    from lmcore_conformance.op.case import Case
 
 __all__ = ["check_results"]
 
@@ -27,8 +27,8 @@ def check_results(kernels: Sequence[OpImpl], device: Device, plugin: str) -> Ite
         device: The device, which must have float32.
         plugin: Name of the plugin that offers them.
     """
-    from lmcore_conformance.op_call import Kernel
-    from lmcore_conformance.op_case import CASES
+    from lmcore_conformance.op.call import Kernel
+    from lmcore_conformance.op.case import CASES
 
     for impl in kernels:
         if missing_packages(impl) or impl.op not in CASES:
@@ -65,7 +65,7 @@ def _faults(kernel: Kernel, case: Case, device: Device) -> Iterator[str]:
     """Yield how the output and the gradients of a kernel differ from the reference's."""
     import torch
 
-    from lmcore_conformance.op_call import call, difference, oracle, rounded
+    from lmcore_conformance.op.call import call, difference, oracle, rounded
 
     held = rounded(case, torch.float32)
     wanted = oracle(held, torch.float32)

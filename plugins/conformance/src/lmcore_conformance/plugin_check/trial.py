@@ -32,7 +32,7 @@ from lmcore_conformance.plugin_check.hooks import check_hooks, implementations
 from lmcore_conformance.plugin_check.records import field_problems
 from lmcore_conformance.plugin_check.registrations import REGISTRATION_CHECKS
 from lmcore_conformance.plugin_check.source import check_source, source_files
-from lmcore_conformance.watchdog import SILENCE, watched
+from lmcore_conformance.process.watchdog import SILENCE, watched
 
 __all__ = ["check_plugin", "plugin_names", "read_steps"]
 

@@ -16,10 +16,10 @@ from lmcore.plugin.isolation.location import exception_location
 from lmcore.plugin.isolation.subprocess_call import in_one_line
 from lmcore_conformance.bench import Bench
 from lmcore_conformance.contributions import contributions
+from lmcore_conformance.process.watchdog import SILENCE, watched
 from lmcore_conformance.registry import Check, Failure, Gap, NotApplicable, NotRun, all_checks
 from lmcore_conformance.requirements import REQUIREMENTS
 from lmcore_conformance.result import Result, Status
-from lmcore_conformance.watchdog import SILENCE, watched
 
 __all__ = ["FLAGS", "SETUP_SECONDS", "Told", "make_check", "run_group"]
 

@@ -41,7 +41,7 @@ _BOOTSTRAP = """\
 import json, sys
 given = json.loads(sys.argv[1])
 sys.path[:] = [*given, *(path for path in sys.path if path not in given)]
-from lmcore_conformance.fork_server import serve
+from lmcore_conformance.process.fork_server import serve
 raise SystemExit(serve())
 """
 
@@ -184,8 +184,8 @@ def serve() -> int:
 
 def _import_all() -> bool:
     """Import the checks and torch; return True if a fork can replace a new process then."""
-    from lmcore_conformance import child, ranks  # noqa: F401 - for the processes
     from lmcore_conformance.checks.contract import open_devices
+    from lmcore_conformance.process import child, ranks  # noqa: F401 - for the processes
     from lmcore_conformance.registry import all_checks
 
     all_checks()

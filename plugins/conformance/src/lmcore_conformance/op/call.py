@@ -12,7 +12,7 @@ from torch import Tensor
 from lmcore.accelerator import OP_SPECS, OpImpl, OpSpec
 from lmcore.accelerator.op.context import op_context
 from lmcore.accelerator.op.records import REFERENCE, load_target, missing_packages
-from lmcore_conformance.op_case import Case
+from lmcore_conformance.op.case import Case
 
 if TYPE_CHECKING:
     from lmcore_conformance.bench import Bench

@@ -12,10 +12,10 @@ from lmcore.runtime.process.consistency import check_device
 from lmcore.runtime.process.group import Processes, start_processes
 from lmcore.runtime.process.join import join_processes
 from lmcore_conformance.bench import Bench
-from lmcore_conformance.child import SETUP_SECONDS, Told, make_check
+from lmcore_conformance.process.child import SETUP_SECONDS, Told, make_check
+from lmcore_conformance.process.watchdog import SILENCE, watched
 from lmcore_conformance.registry import Check, all_checks
 from lmcore_conformance.result import Result, Status
-from lmcore_conformance.watchdog import SILENCE, watched
 
 __all__ = ["RankBench", "run_group"]
 

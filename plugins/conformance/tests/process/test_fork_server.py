@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
 
 from lmcore.plugin.isolation.subprocess_call import Call, Outcome, call_together
-from lmcore_conformance.fork_server import ForkServer
+from lmcore_conformance.process.fork_server import ForkServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 

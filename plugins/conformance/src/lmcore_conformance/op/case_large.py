@@ -1,13 +1,13 @@
 """Inputs of the sizes that real models have: thousands of rows and columns, and prime sizes.
 
-Made when they are needed, because they take memory and time.  Shapes as in `op_case`.
+Made when they are needed, because they take memory and time.  Shapes as in `op.case`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from lmcore_conformance.op_case import (
+from lmcore_conformance.op.case import (
     Case,
     added_case,
     attention_case,
