@@ -24,6 +24,7 @@ from lmcore.runtime.launch.rank import RankInfo, named_ranks
 from lmcore.runtime.launch.worker_protocol import FAILED
 from lmcore.runtime.process.collective_trace import hanging_collectives, hanging_sends
 from lmcore.runtime.process.watch import (
+    LEFT,
     RankState,
     Watch,
     calls_of,
@@ -252,7 +253,7 @@ class Rendezvous:
                 "answer: its process is stopped or its host frozen",
                 hint=f"look at the host of {self.store_owner}; {limit}",
             )
-        silent = [rank for rank, state in enumerate(states) if state.stacks is None]
+        silent = [rank for rank, state in enumerate(states) if state.silent]
         lines = [where]
         if silent:
             who = named_ranks(silent)
@@ -267,6 +268,8 @@ class Rendezvous:
         lines += [
             f"rank {rank}: last seen in {states[rank].activity}" for rank in silent[:_MAX_NAMED]
         ]
+        left = [rank for rank, state in enumerate(states) if state.left]
+        lines += [f"{named_ranks(left)}: {LEFT}"] if left else []
         return RunError(
             what, why="\n".join(lines), hint=f"the Python stacks of all ranks are above; {limit}"
         )

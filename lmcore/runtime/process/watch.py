@@ -26,7 +26,7 @@ from lmcore.runtime.process.collective_trace import (
 from lmcore.runtime.store import StoreClient, StoreError
 from lmcore.threads import start_optional
 
-__all__ = ["RankState", "Watch", "calls_of", "collect_states", "show_states"]
+__all__ = ["LEFT", "RankState", "Watch", "calls_of", "collect_states", "show_states"]
 
 _SECONDS, _RANKS = 1.0, 32
 """Time between two signs of life of a rank in a run of up to so many ranks; in larger runs more, so
@@ -38,6 +38,7 @@ _STACK_SECONDS = 3.0
 _WANTED = "stacks/wanted"
 _MAX_FRAMES = 24
 _UNKNOWN = "unknown"
+LEFT = "left the run before"
 _IDLE = frozenset({"lmcore-parent", "lmcore-store", "lmcore-alive", "lmcore-lock"})
 """Names of threads that do nothing that could hang the run."""
 
@@ -68,29 +69,28 @@ class Watch:
         thread = threading.Thread(target=self._run, name="lmcore-watch", daemon=True)
         lost = "this rank cannot show where it is if the run hangs"
         started = start_optional(thread, without=lost)
+        if not started:  # not to be taken for a stopped rank
+            answer = {"stacks": "unknown: no thread could be started", "collectives": {}}
+            self._store.set(_stacks_key(self._rank), json.dumps(answer))
         try:
             yield
         finally:
+            with contextlib.suppress(StoreError):
+                self._store.within(_END_SECONDS).set(_end_key(self._rank), "")
             if started:
-                with contextlib.suppress(StoreError):
-                    self._store.within(_END_SECONDS).set(self._over, "")
                 thread.join(_END_SECONDS)
-
-    @property
-    def _over(self) -> str:
-        return f"watch/{self._rank}/over"
 
     def _run(self) -> None:
         with contextlib.suppress(StoreError):  # the process with the store has gone
             wanted = False
             while not self._store.wait(
-                [self._over], self._seconds, stop=[] if wanted else [_WANTED]
+                [_end_key(self._rank)], self._seconds, stop=[] if wanted else [_WANTED]
             ):
                 self._send_sign()
                 if not wanted and self._store.check([_WANTED]):
                     wanted = True
                     answer = {"stacks": _stacks(self._main), "collectives": trace_collectives()}
-                    self._store.set(f"stacks/{self._rank}", json.dumps(answer))
+                    self._store.set(_stacks_key(self._rank), json.dumps(answer))
 
     def _send_sign(self) -> None:
         # After an error the groups are destroyed before the ranks' states are compared.
@@ -108,12 +108,19 @@ class RankState:
         operations: Number of operations that it had begun at that time, by process group.
         stacks: Its Python stacks, the main thread's first; None if it did not answer.
         collectives: Its last collectives by process group; None if it did not answer.
+        left: True if its part of the run is over, and so it sends nothing.
     """
 
     activity: str
     operations: Mapping[str, int]
     stacks: str | None
     collectives: Mapping[str, GroupTrace] | None = None
+    left: bool = False
+
+    @property
+    def silent(self) -> bool:
+        """True if the rank is in the run and did not answer: stopped, or frozen."""
+        return self.stacks is None and not self.left
 
 
 def collect_states(store: StoreClient, world_size: int) -> list[RankState]:
@@ -124,11 +131,13 @@ def collect_states(store: StoreClient, world_size: int) -> list[RankState]:
     """
     store.set(_WANTED, "")
     ranks = range(world_size)
-    store.wait([f"stacks/{rank}" for rank in ranks], _STACK_SECONDS)
+    answer_keys = [_stacks_key(rank) for rank in ranks]
+    store.wait(answer_keys, _STACK_SECONDS)
     signs = store.get_all([f"watch/{rank}" for rank in ranks])
-    answers = store.get_all([f"stacks/{rank}" for rank in ranks])
+    answers = store.get_all(answer_keys)
+    ends = store.get_all([_end_key(rank) for rank in ranks])
     states = []
-    for own_sign, own_answer in zip(signs, answers, strict=True):
+    for own_sign, own_answer, end in zip(signs, answers, ends, strict=True):
         sign: Mapping[str, Any] = json.loads(own_sign or b"{}")
         answer = json.loads(own_answer or b"{}")
         traces = answer.get("collectives")
@@ -140,6 +149,7 @@ def collect_states(store: StoreClient, world_size: int) -> list[RankState]:
                 collectives=None
                 if traces is None
                 else {key: GroupTrace(**trace) for key, trace in traces.items()},
+                left=end is not None,
             )
         )
     return states
@@ -149,12 +159,21 @@ def show_states(states: Sequence[RankState]) -> str:
     """Return the states as text: equal stacks once, with their ranks."""
     groups: dict[str, list[int]] = {}
     for rank, state in enumerate(states):
-        groups.setdefault(state.stacks or "no answer: stopped, or frozen", []).append(rank)
+        missing = LEFT if state.left else "no answer: stopped, or frozen"
+        groups.setdefault(state.stacks or missing, []).append(rank)
     lines = []
     for stacks, ranks in groups.items():
         lines.append(f"{named_ranks(ranks)}:")
         lines += [f"  {line}" for line in stacks.splitlines()]
     return "\n".join(lines)
+
+
+def _stacks_key(rank: int) -> str:
+    return f"stacks/{rank}"
+
+
+def _end_key(rank: int) -> str:
+    return f"watch/{rank}/over"
 
 
 def _stacks(main: int) -> str:

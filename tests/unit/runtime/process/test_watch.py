@@ -7,13 +7,10 @@ import socket
 import threading
 import time
 
-from lmcore.runtime.process.watch import (
-    RankState,
-    Watch,
-    collect_states,
-    show_states,
-)
-from lmcore.runtime.store import StoreClient, StoreServer
+from lmcore.runtime.launch.rank import RankInfo
+from lmcore.runtime.process.rendezvous import Rendezvous
+from lmcore.runtime.process.watch import RankState, Watch, collect_states, show_states
+from lmcore.runtime.store import StoreClient, StoreServer, serve_in_thread
 
 
 def wait_here(event: threading.Event) -> None:
@@ -47,18 +44,37 @@ def test_each_rank_shows_where_it_is(ranks, monkeypatch):
     assert "test_watch.py, line " in main
 
 
-def test_a_rank_without_an_answer(ranks):
-    """It is waited for a few seconds, and shown without stacks."""
+def test_a_stopped_rank_is_named_and_a_rank_that_has_left_is_not(monkeypatch, capsys):
+    """A rank whose part of the run is over answers as little as a stopped one, but is healthy."""
+    monkeypatch.setattr("lmcore.runtime.process.watch._STACK_SECONDS", 0.3)
+    listener = socket.create_server(("127.0.0.1", 0))
+    with serve_in_thread(listener, b"secret"):
+        client = StoreClient(*listener.getsockname(), b"secret", timeout=60.0)
+        with Watch(1, 3, client).running():
+            pass
+        waiting = Watch(0, 3, client)
+        with waiting.running():
+            rendezvous = Rendezvous(RankInfo(0, 0, 3, 3), 60.0, client, False, waiting)
+            error = rendezvous.no_answer(RuntimeError("timed out"))
+        client.close()
+    assert error.what.startswith("no answer from rank 2: a collective of rank 0 did not end")
+    assert "rank 1: left the run before" in str(error.why).splitlines()
+    shown = capsys.readouterr().err
+    assert "rank 1:\n  left the run before" in shown
+    assert "rank 2:\n  no answer" in shown
 
-    def body(rendezvous):
-        if rendezvous.rank.rank == 1:
-            return None
-        assert rendezvous.store.wait(["watch/1/over"], 30.0)
-        return collect_states(rendezvous.store, 2)
 
-    states, _ = ranks(body, timeout=60.0)
-    assert states[0].stacks
-    assert states[1].stacks is None
+def test_a_rank_without_a_thread_is_not_taken_for_a_stopped_one(monkeypatch):
+    """It cannot show its stack, and the states of the ranks say so."""
+    monkeypatch.setattr("lmcore.runtime.process.watch.start_optional", lambda *_, **__: False)
+    listener = socket.create_server(("127.0.0.1", 0))
+    with serve_in_thread(listener, b"secret"):
+        client = StoreClient(*listener.getsockname(), b"secret", timeout=60.0)
+        with Watch(0, 1, client).running():
+            states = collect_states(client, 1)
+        client.close()
+    assert not states[0].silent
+    assert "unknown: no thread could be started" in show_states(states)
 
 
 def test_equal_stacks_are_shown_once():
