@@ -29,14 +29,16 @@ if TYPE_CHECKING:
 
 __all__ = ["ExitConditions"]
 
-_CODES = {number: 2.0**index for index, number in enumerate(END_SIGNALS)}
-"""Number of each signal in the requests: no mean of two of them is a third's."""
-_KILL_SWITCH = 2.0 ** len(END_SIGNALS)
-_SAVE_REQUEST = 2.0**-20
-"""Request of a checkpoint by time, in the place of the time limit, whose request is 1.
+_BASE = 2.0**20
+"""Ratio of codes in one number: sums over fewer than half a million ranks distinguish them.
 
-The sums over fewer than a million ranks distinguish them, and the all-reduce of a step has no
-further number, which could change the order of its sums."""
+The all-reduce of a step has no number for each, which could change the order of its sums."""
+_CODES = {number: _BASE**index for index, number in enumerate(END_SIGNALS)}
+"""Code of each signal in the requests: the mean of different ones, in float32, is none of them."""
+_KILL_SWITCH = _BASE ** len(END_SIGNALS)
+"""Code of the kill switch, above the sums of all others."""
+_SAVE_REQUEST = 1 / _BASE
+"""Request of a checkpoint by time, in the place of the time limit, whose request is 1."""
 _KILL_SWITCH_SECONDS = 1.0
 """Time between two looks for the kill switch: a query of a shared file system takes milliseconds.
 """
@@ -170,18 +172,18 @@ class ExitConditions:
             return None
         num_ending, codes, by_time = self._sums or self.requests()
         if num_ending:
-            return self._ending_reason(codes / num_ending)
+            return self._ending_reason(num_ending, codes)
         if due.exit:
             return f"step {step} is a multiple of --exit-interval {self.interval}"
         if by_time >= 1 and self.seconds is not None:
             return f"{self.seconds / 60:g} minutes have passed (--exit-duration-in-mins)"
         return None
 
-    def _ending_reason(self, code: float) -> str:
-        """Return the reason to end; *code* is the mean of the ranks' reasons as numbers."""
+    def _ending_reason(self, num_ending: float, codes: float) -> str:
+        """Return the reason of *num_ending* ranks to end, from the sum of their codes."""
         if self.received is not None:
             return self.signal_reason
-        if code == _KILL_SWITCH:
+        if codes >= _KILL_SWITCH:
             return f"the kill switch {self.kill_switch} exists"
-        names = [number.name for number, own in _CODES.items() if own == code]
+        names = [number.name for number, code in _CODES.items() if code == codes / num_ending]
         return f"received {names[0] if names else 'several signals'}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lmcore.config.section import TrainingSection
 from lmcore.signals import END_SIGNALS
@@ -69,12 +71,32 @@ def test_a_signal_of_other_ranks_is_named(number: signal.Signals, count: int) ->
 
 
 def test_different_signals_of_other_ranks() -> None:
-    """No signal is named that no rank received."""
+    """No signal is named that no rank received, whatever the mix of signals, in float32."""
+    codes = []
+    for number in END_SIGNALS:
+        with ExitConditions(TrainingSection()) as other:
+            os.kill(os.getpid(), number)
+            codes.append(torch.tensor(other.requests()))
     exits = ExitConditions(TrainingSection())
-    for first in range(len(END_SIGNALS)):
-        for second in range(first):
-            exits.set_requests((2.0, 2.0**first + 2.0**second, 0.0))
-            assert exits.reason(2, NOTHING) == "received several signals"
+    for first, second in itertools.permutations(codes, 2):
+        for count in (1, 2, 3, 4, 6, 7, 15, 1000, 200_000):
+            for more in (1, 2, 12, 1000, 200_000):
+                requests = tuple((count * first + more * second).tolist())
+                exits.set_requests(requests)
+                assert exits.reason(2, NOTHING) == "received several signals", requests
+
+
+def test_a_kill_switch_beside_a_signal_of_another_rank(tmp_path: Path) -> None:
+    """The kill switch is named: it ends the run, too."""
+    path = tmp_path / "stop"
+    path.touch()
+    main = ExitConditions(TrainingSection(kill_switch_path=str(path)))
+    with ExitConditions(TrainingSection()) as other:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        requests = other.requests()
+    sums = torch.tensor(main.requests()) + 1000 * torch.tensor(requests)
+    main.set_requests(tuple(sums.tolist()))
+    assert main.reason(2, NOTHING) == f"the kill switch {path} exists"
 
 
 def test_kill_switch(tmp_path: Path) -> None:
