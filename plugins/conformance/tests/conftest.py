@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from suite import calls
+from suite import calls, warm
 from suite.environment import new_environment, throwaway_environment
 
 from lmcore.plugin.isolation import subprocess_call as isolated
@@ -22,8 +22,13 @@ EXTRA = Path(__file__).parent / "extra"
 @pytest.fixture(autouse=True, scope="session")
 def warm_checks() -> Iterator[None]:
     """Processes of checks are forked from one that has imported torch."""
+    from lmcore_conformance import runner
+    from lmcore_conformance.registry import all_checks
+
+    warm.preload("lmcore_conformance.ranks", *{check.run.__module__ for check in all_checks()})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(isolated, "subprocess", calls.SUBPROCESS)
+        patch.setattr(runner, "ForkServer", calls.NoForkServer)
         yield
 
 

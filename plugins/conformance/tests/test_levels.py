@@ -1,4 +1,4 @@
-"""The simulated device passes every check, the CPU the checks before training.
+"""The simulated device passes every check, the CPU the checks before kernels.
 
 The others of the CPU are in the full set, as is the command that makes all (`test_command.py`).
 """
@@ -26,6 +26,9 @@ TRAINING = ("training", "train.command", "train.processes", "compile")
 PROCESSES = ("distributed", "distributed-timeout", "distributed-parallel")
 PARTS = {"sim": (*WITHOUT_TRAINING, *TRAINING, *PROCESSES), "cpu": WITHOUT_TRAINING}
 """By plugin, groups of checks or single ones."""
+
+FULL = {("cpu", "ops")}
+"""Parts that only the full set has: the kernels of the CPU have tests of their own."""
 
 PATIENCE = 4.0
 """The machine has other work beside."""
@@ -56,7 +59,12 @@ def results() -> Callable[[str, str], Mapping[str, Result]]:
 
 
 @pytest.mark.parametrize(
-    "name, part", [(name, part) for name, parts in PARTS.items() for part in parts]
+    "name, part",
+    [
+        pytest.param(name, part, marks=[pytest.mark.full] if (name, part) in FULL else [])
+        for name, parts in PARTS.items()
+        for part in parts
+    ],
 )
 def test_a_part_holds(results: Any, name: str, part: str) -> None:
     """Each check passes, or is about something that the plugin has declared not to have."""

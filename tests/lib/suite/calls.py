@@ -6,12 +6,13 @@ for a pytest that a test starts by `suite.warm`, and has there some commands for
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmcore.plugin.isolation import subprocess_call as isolated
@@ -67,6 +68,19 @@ def install(*, nested: bool = False) -> None:
     if nested:
         warm._STARTED[os.getpid()] = CopiedServer()
     isolated.subprocess = SUBPROCESS  # type: ignore[assignment]
+    with contextlib.suppress(ImportError):
+        from lmcore_conformance import runner
+
+        runner.ForkServer = NoForkServer  # type: ignore[assignment,misc]
+
+
+class NoForkServer:
+    """`ForkServer` of the conformance suite that starts none, as one serves all tests here."""
+
+    start = staticmethod(isolated.start_program)
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        """Take the environment of the processes, and do nothing with it."""
 
 
 FORKED = (["lmcore.cli.main", "train"], ["pytest", "--pyargs"])

@@ -239,8 +239,8 @@ def _serve(orders: socket.socket) -> None:
     """Fork for each order until the client is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client
     _import(PRELOADED)
-    own = set(_path_variable(os.environ))
-    sys.path[:] = [path for path in sys.path if path not in own]
+    own = _path_variable(os.environ)
+    sys.path[:] = paths = [path for path in sys.path if path not in own]
     while True:
         head, streams, _, _ = socket.recv_fds(orders, _LENGTH.size, 3)
         if len(head) != _LENGTH.size:
@@ -250,7 +250,9 @@ def _serve(orders: socket.socket) -> None:
             content += orders.recv(_LENGTH.unpack(head)[0] - len(content))
         order = json.loads(content)
         if "modules" in order:
+            sys.path[:] = [*own, *paths]
             _import(order["modules"])
+            sys.path[:] = paths
             orders.sendall(_PID.pack(os.getpid()))
             continue
         orders.sendall(_PID.pack(_fork_an_orphan(order, streams)))
