@@ -92,3 +92,19 @@ def test_another_run_is_not_taken_for_it(train: Any, train_once: Any, copy_of: A
     longer = train("run", f"--train-iters 8 --lr-decay-iters 8 --load {first.directory}")
     assert longer.status == 0, longer.err
     assert [row["step"] for row in longer.rows] == list(range(1, 9))
+
+
+def test_no_summary_of_an_earlier_start(
+    train: Any, train_once: Any, copy_of: Any, monkeypatch: Any
+) -> None:
+    """A run that continues and is then killed does not keep the status of its earlier end."""
+    first = copy_of(train_once("--train-iters 4 --lr-decay-iters 8"), "run")
+    path, found = first.directory / "summary.json", []
+    assert path.exists()
+    monkeypatch.setattr(
+        "lmcore.train.report.run_report.run_start", lambda *_: found.append(path.exists())
+    )
+    flags = f"--train-iters 5 --lr-decay-iters 8 --load {first.directory}"
+    assert train("run", flags).status == 0
+    assert found == [False]
+    assert path.exists()

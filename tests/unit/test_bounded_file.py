@@ -25,7 +25,7 @@ from lmcore.data.tokenizer.file_tokenizer import read_bounded
 from lmcore.data.tokenizer.saved import load_tokenizer
 from lmcore.errors import ConfigError, LmcoreError
 from lmcore.lock import LockOwner
-from lmcore.runtime.launch.worker_protocol import correct_summary
+from lmcore.runtime.launch.worker_protocol import complete_summary
 from lmcore.train.report.metrics import MetricsFile
 from lmcore.train.resume.finished import finished_summary
 
@@ -95,7 +95,7 @@ def test_deeply_nested_records(tmp_path: Path):
     plan: Any = SimpleNamespace(train_iters=1)
     assert finished_summary(plan, tmp_path, 1) is None
     (tmp_path / "summary").write_text(str(tmp_path / "summary.json"))
-    correct_summary(tmp_path, "failed: memory")
+    complete_summary(tmp_path, "failed: memory", replace=True)
     assert (tmp_path / "summary.json").read_text() == deep
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + deep + "\n")
     with MetricsFile(tmp_path / "metrics.jsonl", after_step=3) as metrics:

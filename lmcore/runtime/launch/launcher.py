@@ -32,7 +32,7 @@ from lmcore.runtime.launch.worker_protocol import (
     FAILED,
     LaunchInfo,
     Report,
-    correct_summary,
+    complete_summary,
     read_report,
 )
 from lmcore.runtime.store import StoreServer, new_secret
@@ -319,13 +319,15 @@ class _Workers:
             return 0
         if self.received and all(_ended_by_signal(worker) for worker in failed):
             sys.stderr.write(f"{end_word(self.received)}\n")
+            complete_summary(self.folder, end_word(self.received))
             return end_status(self.received)
         first = min(failed, key=_precedence)
         sys.stderr.write(printable(_failure_text(first, self.workers)) + "\n")
         main = self.workers[0]  # wrote the summary, before it explained its own error
         text = first.report.text if first.report else ""
-        if text.startswith("error: ") if first is main else _in_short(main, text) != _SAME:
-            correct_summary(self.folder, _summary_status(first, len(self.workers)))
+        differs = text.startswith("error: ") if first is main else _in_short(main, text) != _SAME
+        status = _summary_status(first, len(self.workers))
+        complete_summary(self.folder, status, replace=differs)
         return first.report.status if first.report else 1
 
 

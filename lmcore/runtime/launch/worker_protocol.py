@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.bounded_file import open_regular, read_bounded_file
 from lmcore.child_process import exit_after
 from lmcore.durable import write_atomically
 from lmcore.errors import HostMemoryError, LmcoreError, OtherRankError
@@ -26,7 +26,7 @@ __all__ = [
     "LAUNCHED",
     "LaunchInfo",
     "Report",
-    "correct_summary",
+    "complete_summary",
     "end_with_launcher",
     "launch_info",
     "name_summary",
@@ -43,6 +43,13 @@ FAILED = "failed"
 _MAX_REPORT_BYTES = 1 << 20
 _SUMMARY = "summary"
 """Name of the file, beside the reports, that holds the path of the run's `summary.json`."""
+_COUNTS = {
+    "iteration": "step",
+    "consumed_samples": "consumed_samples",
+    "consumed_tokens": "consumed_tokens",
+    "skipped_iterations": "skipped_iterations",
+}
+"""Key in a row of `metrics.jsonl` by key of the summary."""
 
 
 @dataclass(frozen=True)
@@ -114,29 +121,51 @@ def report_error(error: BaseException, env: Mapping[str, str]) -> Report:
 def name_summary(summary: Path, env: Mapping[str, str]) -> None:
     """Name the file with the status of the run to the launcher, if there is one.
 
-    The first failure may be another rank's, which only the launcher sees: `correct_summary`.
+    The first failure may be another rank's, which only the launcher sees, and rank 0 may be killed
+    or stopped: `complete_summary`.
     """
     path = launch_info(env).report_file
     if path:
         Path(path).with_name(_SUMMARY).write_text(str(summary.absolute()), "utf-8")
 
 
-def correct_summary(folder: Path, status: str) -> None:
-    """Write *status* into the summary of a failed run, if it has one.
+def complete_summary(folder: Path, status: str, *, replace: bool = False) -> None:
+    """Write the summary of a run whose rank 0 was killed or stopped before it did.
+
+    Nothing is written if training had not begun.
 
     Args:
         folder: Folder of the workers' report files.
-        status: Status that names the first failure of the run.
+        status: Status of the run.
+        replace: True to replace the failure in a summary that rank 0 did write, since another rank
+            failed first.
     """
     try:
         summary = Path((folder / _SUMMARY).read_text("utf-8"))
-        content = json.loads(read_bounded_file(summary, _MAX_REPORT_BYTES))
-    except (OSError, ValueError, RecursionError):  # the run had not begun, or rank 0 was killed
+    except (OSError, ValueError):
         return
-    if isinstance(content, dict) and str(content.get("status")).startswith("failed: "):
-        content["status"] = status
-        with contextlib.suppress(OSError):
-            write_atomically(summary, (json.dumps(content, indent=2) + "\n").encode())
+    try:
+        content = json.loads(read_bounded_file(summary, _MAX_REPORT_BYTES))
+        if not replace or not str(content["status"]).startswith("failed: "):
+            return
+    except FileNotFoundError:
+        content = {"status": status, **_last_counts(summary.with_name("metrics.jsonl"))}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # another program's file
+        return
+    content["status"] = status
+    with contextlib.suppress(OSError):
+        write_atomically(summary, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _last_counts(metrics: Path) -> dict[str, int]:
+    """Return the counts in the last row of `metrics.jsonl`, with their names in a summary."""
+    with contextlib.suppress(OSError), os.fdopen(open_regular(metrics), "rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _MAX_REPORT_BYTES))
+        for line in reversed(stream.read(_MAX_REPORT_BYTES).splitlines()):
+            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):  # torn
+                row = json.loads(line)
+                return {name: row[key] for name, key in _COUNTS.items()}
+    return {}
 
 
 def read_report(path: Path) -> Report | None:

@@ -212,7 +212,9 @@ class RunReport:
         self._finished = finished_summary(plan, self.directory.path, state.iteration)
         if self.is_main_rank and self._finished is None:
             self._describe()
-            name_summary(self.directory.path / "summary.json", os.environ)
+            summary = self.directory.path / "summary.json"
+            summary.unlink(missing_ok=True)  # of an earlier start, which this one continues
+            name_summary(summary, os.environ)
         self._announce(datasets, checkpoint, state)
         facts = {
             "directory": str(self.directory.path),

@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,6 +149,29 @@ def test_the_summary_has_the_first_failure(tmp_path: Path, rank_1: str, status: 
     path = tmp_path / "summary.json"
     assert run(SUMMARY.format(path=str(path), rank_1=rank_1)) == 1
     assert json.loads(path.read_text()) == {"status": f"failed: {status}", "n": 4}
+
+
+ROW = {"step": 7, "consumed_samples": 28, "consumed_tokens": 448, "skipped_iterations": 1}
+COUNTS = {"iteration": 7} | {key: value for key, value in ROW.items() if key != "step"}
+
+
+@pytest.mark.parametrize(
+    "rows, counts", [(json.dumps(ROW) + "\n", COUNTS), (json.dumps(ROW) + "\n{", COUNTS), ("", {})]
+)
+def test_the_summary_of_a_killed_rank_0(tmp_path: Path, rows: str, counts: Any) -> None:
+    """The launcher writes the first failure and the counts of the last row."""
+    (tmp_path / "metrics.jsonl").write_text(rows)
+    path = tmp_path / "summary.json"
+    script = f"""
+        from pathlib import Path
+        from lmcore.runtime.launch.worker_protocol import name_summary
+        if rank == 0:
+            name_summary(Path({str(path)!r}), os.environ)
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    assert run(script) == 1
+    status = "failed: rank 0 of 2 was killed by SIGKILL"
+    assert json.loads(path.read_text()) == {"status": status, **counts}
 
 
 def test_the_others_are_ended(
