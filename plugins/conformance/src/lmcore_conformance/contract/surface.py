@@ -20,33 +20,22 @@ from lmcore.accelerator.registry import (
     OptionRegistry,
     TokenizerRegistry,
 )
-from lmcore_conformance.contract.types import describe_function, describe_source_function
+from lmcore_conformance.contract.types import (
+    describe_function,
+    describe_source_function,
+    source_names,
+)
 
 __all__ = ["LOADS_TORCH", "PUBLIC_MODULES", "describe_functions", "public_classes"]
 
 PUBLIC_MODULES: Mapping[str, tuple[str, ...]] = {
     "lmcore": ("__version__",),
     "lmcore.accelerator": tuple(sorted(accelerator.__all__)),
-    "lmcore.accelerator.activation_saving": ("HostMemory", "recompute"),
+    "lmcore.accelerator.activation_saving": source_names("lmcore.accelerator.activation_saving"),
     "lmcore.accelerator.op.packages": tuple(packages.__all__),
     "lmcore.accelerator.op.reference": tuple(spec.reference.partition(":")[2] for spec in OP_SPECS),
     "lmcore.accelerator.op.rules": tuple(rules.__all__),
-    "lmcore.accelerator.op.torch_kernels": (
-        "adamw",
-        "attention",
-        "attention_expanded",
-        "bias_dropout_add",
-        "bias_gelu",
-        "contiguous_as",
-        "cross_entropy",
-        "grad_norm",
-        "layer_norm",
-        "linear",
-        "rms_norm",
-        "rotary_embedding",
-        "scaled_masked_softmax",
-        "swiglu",
-    ),
+    "lmcore.accelerator.op.torch_kernels": source_names("lmcore.accelerator.op.torch_kernels"),
     "lmcore.accelerator.registry": tuple(
         registry.__name__
         for registry in (CommandRegistry, CorpusRegistry, OptionRegistry, TokenizerRegistry)

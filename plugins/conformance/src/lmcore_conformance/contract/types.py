@@ -21,7 +21,13 @@ from typing import Any
 
 from lmcore.accelerator.op.spec import OP_SPECS
 
-__all__ = ["describe_function", "describe_ops", "describe_source_function", "describe_types"]
+__all__ = [
+    "describe_function",
+    "describe_ops",
+    "describe_source_function",
+    "describe_types",
+    "source_names",
+]
 
 _CONTRACT = "lmcore.accelerator"
 
@@ -44,6 +50,16 @@ def describe_source_function(module: str, name: str) -> Described | None:
         return None
     result = ast.unparse(definition.returns) if definition.returns else ""
     return {"parameters": _source_parameters(definition), "result": result}
+
+
+def source_names(module: str) -> tuple[str, ...]:
+    """Return `__all__` from the source of a module whose import needs torch."""
+    (names,) = (
+        node.value
+        for node in _module_body(module)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    return tuple(ast.literal_eval(names))
 
 
 def describe_types(
