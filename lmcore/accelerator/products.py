@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lmcore.accelerator.dtype import dtype_name
+
 __all__ = [
     "HEAD",
     "LAYERS",
@@ -165,11 +167,6 @@ def in_words(products: Counter[Product]) -> str:
         f"{op} {totals[op]} ({_pass_words(counts[op])})"
         for op in sorted(counts, key=lambda op: -totals[op])
     )
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return torch's name of a dtype, such as "bfloat16"."""
-    return str(dtype).removeprefix("torch.")
 
 
 def is_wider(name: str, other: str) -> bool:

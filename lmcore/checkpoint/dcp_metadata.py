@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from lmcore.accelerator.dtype import dtype_name
 from lmcore.bounded_file import read_bounded_file
 from lmcore.checkpoint.chunks import ChunkBounds, is_inside, is_partition
 from lmcore.checkpoint.manifest import Manifest
@@ -27,7 +28,6 @@ __all__ = [
     "METADATA_NAME",
     "STORAGE_MODULE",
     "StoredChunk",
-    "dtype_name",
     "dtype_of",
     "read_metadata",
 ]
@@ -49,15 +49,10 @@ _RECORDS = {
 }
 _MEMORY_FORMATS = {"TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRESERVE_FORMAT"}
 _DTYPES = {
-    dtype_name: value
-    for dtype_name, value in vars(torch).items()
-    if isinstance(value, torch.dtype) and str(value) == f"torch.{dtype_name}"
+    name: value
+    for name, value in vars(torch).items()
+    if isinstance(value, torch.dtype) and dtype_name(value) == name
 }
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of *dtype* in the manifest: `float32` for `torch.float32`."""
-    return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(name: str) -> torch.dtype:

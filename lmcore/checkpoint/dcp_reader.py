@@ -13,8 +13,9 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
 
+from lmcore.accelerator.dtype import dtype_name
 from lmcore.checkpoint.chunks import ChunkBounds, overlap
-from lmcore.checkpoint.dcp_metadata import StoredChunk, dtype_name
+from lmcore.checkpoint.dcp_metadata import StoredChunk
 from lmcore.checkpoint.manifest import TensorEntry
 from lmcore.errors import CheckpointError
 from lmcore.parallel.tensor_layout import TensorLayout, box

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from lmcore.accelerator.dtype import dtype_name
 from lmcore.checkpoint.manifest import Manifest, read_manifest
 from lmcore.checkpoint.synced_file import num_io_threads
 from lmcore.checkpoint.verify import MAX_THREADS, all_problems, damaged, own_problems
@@ -97,7 +98,7 @@ def _check_request(
     differing, same_shapes = [], True
     for name, tensor in tensors.items():
         entry = manifest.tensors[name]
-        dtype = str(tensor.dtype).removeprefix("torch.")
+        dtype = dtype_name(tensor.dtype)
         shape = layouts[name].shape if name in layouts else tuple(tensor.shape)
         fits = entry.shape == shape or _fits(entry.shape, shape, rows.get(name))
         if entry.dtype != dtype or not fits:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lmcore.accelerator.dtype import dtype_name
 from lmcore.checkpoint.chunks import ChunkBounds, is_partition
 from lmcore.checkpoint.manifest import TensorEntry
 from lmcore.runtime.process.channel import Channel
@@ -89,7 +90,7 @@ class WritePlanner:
             layout = _layout(name, tensor, layouts)
             cut = [part for one in layout.chunks for part in _cut(one, tensor.element_size())]
             bounds = [[list(chunk.offset), list(chunk.size)] for chunk in cut]
-            dtype = str(tensor.dtype).removeprefix("torch.")
+            dtype = dtype_name(tensor.dtype)
             cuts[name], held[name] = cut, [dtype, list(layout.shape), bounds]
         if self._last is not None and self._last[0] == held:
             return self._last[1]

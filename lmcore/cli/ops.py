@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator.op.context import OpAttributes, attribute_options, dtype_name, op_context
+from lmcore.accelerator.dtype import parse_dtype
+from lmcore.accelerator.op.context import OpAttributes, attribute_options, op_context
 from lmcore.accelerator.op.records import (
     REFERENCE,
     OpContext,
@@ -130,7 +131,7 @@ def _explain(argv: list[str]) -> int:
     )
     spec = _spec(wanted.name)
     _check_attributes(wanted, spec)
-    dtype = None if wanted.dtype is None else dtype_name(wanted.dtype)
+    dtype = None if wanted.dtype is None else parse_dtype(wanted.dtype)
     device, precision, table = _open(
         wanted.device,
         argv,

@@ -1,4 +1,4 @@
-"""Attributes of a case, each declared once, and the names of dtypes.
+"""Attributes of a case, each declared once.
 
 A field below is an attribute that `OpSpec.attributes` may name.  The model gives every one of its
 op's when it binds, `lmcore ops explain` has a flag for each, and docs/reference/ops.md a row.
@@ -6,16 +6,15 @@ op's when it binds, `lmcore ops explain` has a flag for each, and docs/reference
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from lmcore.accelerator.op.records import OpContext, OpSpec
 from lmcore.config.option import Option, option, options_of
-from lmcore.errors import ConfigError, suggestion
 
-__all__ = ["TRAITS", "OpAttributes", "attribute_options", "dtype_name", "op_context"]
+__all__ = ["TRAITS", "OpAttributes", "attribute_options", "op_context"]
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,6 @@ TRAITS: Mapping[str, str] = MappingProxyType(
 )
 """Claims that a kernel may make, and what each means; a plugin may add its own."""
 
-_DTYPES = {
-    "float64": ("fp64", "double"),
-    "float32": ("fp32", "float"),
-    "bfloat16": ("bf16",),
-    "float16": ("fp16", "half"),
-}
-
 
 def attribute_options() -> dict[str, Option]:
     """Return the declarations of all attributes by name."""
@@ -72,26 +64,3 @@ def op_context(
     values = {name: attributes.get(name) for name in spec.attributes}
     given = {name: value for name, value in values.items() if value is not None}
     return OpContext(device_type, dtype, given)
-
-
-def dtype_name(text: str, further: Iterable[str] = ()) -> str:
-    """Return torch's name of a dtype: "bfloat16" for "bf16" or "torch.bfloat16".
-
-    Args:
-        text: value on the command line.
-        further: Names that are known beside the four of every op's tolerances.
-
-    Raises:
-        ConfigError: It is none.
-    """
-    plain = text.strip().lower().removeprefix("torch.")
-    for name, spellings in _DTYPES.items():
-        if plain == name or plain in spellings:
-            return name
-    known = dict.fromkeys([*_DTYPES, *further])
-    if plain in known:
-        return plain
-    shorter = [other for spellings in _DTYPES.values() for other in spellings]
-    raise ConfigError(
-        f"`--dtype {text}`: unknown dtype", hint=suggestion(plain, [*known, *shorter])
-    )

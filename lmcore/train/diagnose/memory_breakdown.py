@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lmcore.accelerator.dtype import dtype_name
 from lmcore.model.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def _consumer(
         size += storage.nbytes()
         if tensor.nbytes > largest[0]:
             shown = f"`{label}` " if label else ""
-            dtype = str(tensor.dtype).removeprefix("torch.")
+            dtype = dtype_name(tensor.dtype)
             words = f"{shown}{list(tensor.shape)} {dtype}, {in_units(tensor.nbytes)}"
             largest = (tensor.nbytes, words)
     return Consumer(name, size, largest[1])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.products import dtype_name
+from lmcore.accelerator.dtype import dtype_name
 from lmcore.errors import RunError, counted
 from lmcore.parallel.bit_checksum import BitChecksum
 from lmcore.parallel.scalar_collectives import all_gather_scalars

@@ -8,9 +8,8 @@ import inspect
 import pytest
 
 from lmcore.accelerator import OP_SPECS, OpAttributes
-from lmcore.accelerator.op.context import attribute_options, dtype_name, op_context
+from lmcore.accelerator.op.context import attribute_options, op_context
 from lmcore.accelerator.op.records import load_target
-from lmcore.errors import ConfigError
 
 SPECS = {spec.name: spec for spec in OP_SPECS}
 NAMES = [field.name for field in dataclasses.fields(OpAttributes)]
@@ -46,28 +45,3 @@ def test_attributes_without_a_usual_value_have_none():
     assert {name for name, value in defaults.items() if value is not None} == {
         "causal", "masked", "dropout", "bias", "compile"
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "text, name",
-    [
-        ("bf16", "bfloat16"),
-        ("bfloat16", "bfloat16"),
-        ("torch.float16", "float16"),
-        ("half", "float16"),
-        ("FP32", "float32"),
-        (" double ", "float64"),
-        ("float8_e4m3fn", "float8_e4m3fn"),
-    ],
-)
-def test_dtypes_have_several_names(text, name):
-    """The names of torch, of precision policies and those that a device adds are understood."""
-    assert dtype_name(text, ["float8_e4m3fn"]) == name
-
-
-def test_an_unknown_dtype_names_the_nearest():
-    """A typo is answered with what was meant."""
-    with pytest.raises(ConfigError, match="`--dtype blfoat16`") as error:
-        dtype_name("blfoat16")
-    assert "did you mean `bfloat16`" in error.value.hint
-    assert "`bf16`" in error.value.hint
