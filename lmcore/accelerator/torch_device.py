@@ -17,7 +17,7 @@ from lmcore.accelerator.device_errors import first_line
 from lmcore.accelerator.memory_stats import MemoryStats
 from lmcore.errors import DeviceError, PluginError
 
-__all__ = ["defaults", "own_index", "require_complete"]
+__all__ = ["defaults", "memory_info", "own_index", "require_complete"]
 
 _HOST = "cpu"
 
@@ -119,6 +119,20 @@ def require_complete(device_type: str, values: Collection[str], missing: Mapping
             )
 
 
+def memory_info(device_type: str, index: int) -> tuple[int, int] | None:
+    """Return the free and the total bytes of a device's memory; None if torch cannot read them.
+
+    Args:
+        device_type: torch's device type.
+        index: ordinal on this host.
+    """
+    try:
+        free, total = _required(device_type, "mem_get_info")(index)
+    except (*_LACKING, DeviceError):
+        return None
+    return int(free), int(total)
+
+
 def _module(device_type: str) -> Any:
     try:
         return torch.get_device_module(device_type)
@@ -183,7 +197,7 @@ _ACCELERATOR = {
 """Names in torch's device modules, and the same functions' names in `torch.accelerator`."""
 
 _LACKING = (AttributeError, RuntimeError, TypeError, ValueError, AssertionError)
-"""Errors with which torch says that a device cannot do something."""
+"""Errors that torch raises for functions that a device lacks."""
 
 
 def _is_accelerator(device_type: str) -> bool:
@@ -205,7 +219,7 @@ def _required(device_type: str, name: str) -> Any:
     """Return torch's function of this name for a device type.
 
     Raises:
-        AttributeError: There is none; the message says where it was looked for.
+        AttributeError: There is none; the message names the module that lacks it.
     """
     found = _find(device_type, name)
     if found is not None:
@@ -252,19 +266,14 @@ def _set_state(has: _Torch) -> Any:
 
 
 def _memory_stats(has: _Torch) -> Any:
-    get_info = _find(has.device.type, "mem_get_info")
-    if get_info is not None:
-        try:
-            get_info(has.index)
-        except _LACKING:
-            get_info = None
+    info = memory_info(has.device.type, has.index)
 
     def read() -> MemoryStats:
         return MemoryStats(
             allocated=has["memory_allocated"](has.index),
             peak_allocated=has["max_memory_allocated"](has.index),
             reserved=has["memory_reserved"](has.index),
-            total=get_info(has.index)[1] if get_info else None,
+            total=info[1] if info else None,
         )
 
     return has.tried(read)

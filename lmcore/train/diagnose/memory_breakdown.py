@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lmcore.accelerator.dtype import dtype_name
+from lmcore.accelerator.torch_device import memory_info
 from lmcore.model.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -225,11 +226,11 @@ def _others(device: Device, stats: MemoryStats | None) -> int | None:
     """Return the bytes that other processes use; None if unknown."""
     if stats is None or device.type == "cpu":
         return None
-    try:
-        free, total = torch.get_device_module(device.type).mem_get_info(device.torch_device)
-    except (RuntimeError, AttributeError):  # torch has no such function for the device
+    info = memory_info(device.type, device.index)
+    if info is None:
         return None
-    return max(0, int(total) - int(free) - stats.reserved)
+    free, total = info
+    return max(0, total - free - stats.reserved)
 
 
 def activations(plan: RunPlan, runtime: Runtime) -> list[Activation]:

@@ -44,6 +44,7 @@ def device_of(runtime: Any) -> Callable[..., Any]:
     def make(stats: MemoryStats | None = PLENTY, **changes: Any) -> Any:
         device = SimpleNamespace(
             type="chip",
+            index=0,
             name="Chip 9",
             torch_device="chip:0",
             dtypes={"float32", "bfloat16"},
@@ -73,6 +74,28 @@ def use_of(
     one = Consumer("", 0)
     rest = None if rest is None else rest * GIB
     return MemoryUse(stats, others, Consumer("weights", kept * GIB), one, one, 0, rest)
+
+
+def test_memory_of_other_processes_by_torch_accelerator(
+    device_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's module of the device may lack `mem_get_info`: the free memory is known all the same.
+
+    If neither reads it, or torch does not know the device, the use is unknown.
+    """
+    device = device_of().device
+    assert measure(None, device).others is None
+
+    def info(index: int) -> tuple[int, int]:
+        return 3 * GIB, 80 * GIB
+
+    monkeypatch.setattr(torch, "get_device_module", lambda device_type: SimpleNamespace())
+    current = SimpleNamespace(type="chip")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: current)
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", info)
+    assert measure(None, device).others == 2 * GIB
+    monkeypatch.delattr(torch.accelerator, "get_memory_info")
+    assert measure(None, device).others is None
 
 
 @pytest.mark.parametrize(
