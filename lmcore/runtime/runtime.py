@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import platform
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -66,6 +68,12 @@ class Runtime:
     stager: CheckpointStager
     ops: OpTable
     processes: Processes | None = None
+
+    @functools.cached_property
+    def hosts(self) -> list[str]:
+        """Host name of each rank; all ranks must use it at the same time."""
+        own = socket.gethostname()
+        return self.processes.gather(own, "the names of hosts") if self.processes else [own]
 
     def environment(self) -> dict[str, Any]:
         """Return versions and facts for `environment.json`."""

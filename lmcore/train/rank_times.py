@@ -7,7 +7,6 @@ count.  Ranks of different pipeline stages have different work, and are not comp
 from __future__ import annotations
 
 import logging
-import socket
 import statistics
 import time
 from collections import deque
@@ -72,7 +71,6 @@ class RankTimer:
         if supports_async_scalars(runtime.device):
             self._copier = ScalarCopier(runtime.device)
         self._copy: AsyncScalars | None = None
-        self._hosts: list[str] = []
         self._named: tuple[int, float] | None = None  # rank, and when it was named
 
     @classmethod
@@ -124,9 +122,7 @@ class RankTimer:
         slow = slow_rank(times, self._stages)
         if slow is None:
             return
-        assert self._runtime.processes is not None
-        if not self._hosts:  # all ranks have the same times, and so all come here
-            self._hosts = self._runtime.processes.gather(socket.gethostname(), "names of hosts")
+        hosts = self._runtime.hosts  # all ranks have the same times, and so all come here
         now = time.monotonic()
         if self._named is not None:
             rank, since = self._named
@@ -138,7 +134,7 @@ class RankTimer:
                 "rank %d on host %s takes %.1fx the median step of the other ranks: %.1f ms in "
                 "place of %.1f ms, waits for other ranks left out; the run is as slow as this rank",
                 slow.rank,
-                self._hosts[slow.rank],
+                hosts[slow.rank],
                 slow.own_ms / slow.others_ms,
                 slow.own_ms,
                 slow.others_ms,

@@ -8,7 +8,6 @@ mixture of models.
 
 from __future__ import annotations
 
-import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -99,7 +98,7 @@ class ReplicaCheck:
         when = f"after step {self._state.iteration}"
         if self._equal_after is None:
             when = f"before step {self._state.iteration + 1}"
-        hosts = _hosts(self._runtime, wrong)
+        hosts = ", ".join(dict.fromkeys(self._runtime.hosts[rank] for rank in wrong))
         if first.minority:
             verdict = f"{named_ranks(first.majority)} agree, {named_ranks(first.minority)} not"
         else:
@@ -111,7 +110,8 @@ class ReplicaCheck:
             f"replicas of the parameters differ {when}: `{first.name}`{several}, on "
             f"{named_ranks(wrong)}",
             why="\n".join(why),
-            hint=f"suspect the memory or the device of {hosts}: run `lmcore doctor` there",
+            hint=f"suspect the memory or the device of {named_ranks(wrong)} ({hosts}): run "
+            "`lmcore doctor` there",
         )
 
     def _drifted(self, differing: Sequence[ReplicaClass]) -> list[_Drifted]:
@@ -247,14 +247,6 @@ def _described(found: _Difference, numel: int, reference: int) -> str:
         f"{found.different:,} of {counted(numel, 'element')} differ from rank {reference}, "
         f"by at most {found.largest:.3g}; {found.example}"
     )
-
-
-def _hosts(runtime: Runtime, ranks: Sequence[int]) -> str:
-    """Return ranks with their hosts; all ranks must call it."""
-    assert runtime.processes is not None
-    hosts = runtime.processes.gather(socket.gethostname(), "the names of hosts")
-    names = ", ".join(dict.fromkeys(hosts[rank] for rank in ranks))
-    return f"{named_ranks(ranks)} ({names})"
 
 
 def _gather(runtime: Runtime, checksums: Tensor) -> list[list[int]]:

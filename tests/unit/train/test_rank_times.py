@@ -46,10 +46,8 @@ def timer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
         monkeypatch.setattr(rank_times, "all_gather_scalars", gather)
         device = SimpleNamespace(torch_device=torch.device("cpu"), new_event=None, pin_memory=None)
-        hosts = SimpleNamespace(gather=lambda *_: ["a", "b", "c"])
-        runtime: Any = SimpleNamespace(
-            device=device, processes=hosts, rank=SimpleNamespace(rank=0, world_size=3)
-        )
+        rank = SimpleNamespace(rank=0, world_size=3)
+        runtime: Any = SimpleNamespace(device=device, hosts=["a", "b", "c"], rank=rank)
         ticks = itertools.count(0.0, 0.02)
         mesh: Any = SimpleNamespace(
             clock=WaitClock(ticks.__next__), stage_ranks=lambda: [[0, 1, 2]]
