@@ -40,15 +40,21 @@ def default_process_count(plugins: PluginSet, selection: Selection, rank: RankIn
     env = {**os.environ, HANDED_DOWN: selection.to_json()}
     env |= launch_env(plugins, selection, rank.to_dict(), env)
     outcome = call_isolated(f"{__name__}:missing_backend", timeout=_SECONDS, env=env)
-    # If the call failed, the device cannot be created: the run's one process reports the error.
-    reason = outcome.fault or outcome.value
-    if reason is None:
+    if outcome.fault:  # the run's one process reports the error if the device cannot be created
+        logger.warning(
+            "one process, on 1 of %d devices: the process that creates the device to find its "
+            "communication backend failed (%s); `--nproc-per-node %d` starts one for each device "
+            "all the same",
+            *(count, outcome.fault, count),
+        )
+        return 1
+    if outcome.value is None:
         return count
     logger.info(
         "one process, on 1 of %d devices: processes on them cannot exchange tensors (%s); "
         "`--nproc-per-node %d` needs a backend that is registered with torch, or comes from the "
         "hook `lmcore_comm_backends`",
-        *(count, reason, count),
+        *(count, outcome.value, count),
     )
     return 1
 

@@ -42,22 +42,29 @@ def test_nothing_is_called_where_the_answer_is_known(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     "fault, value, expected",
-    [("", None, 4), ("", "no backend", 1), ("the process was ended by SIGSEGV", None, 1)],
+    [
+        ("", None, None),
+        ("", "no backend", "processes on them cannot exchange tensors (no backend)"),
+        ("the process ended with status 7", None, "failed (the process ended with status 7)"),
+        ("no answer within 120 s; stopped", None, "failed (no answer within 120 s; stopped)"),
+    ],
 )
 def test_several_devices_without_a_backend_are_one_process(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     fault: str,
     value: str | None,
-    expected: int,
+    expected: str | None,
 ) -> None:
-    """The line has the reason, and what starts several processes."""
+    """The line has the reason, a missing backend or a query that failed, and the remedy."""
     outcome = SimpleNamespace(fault=fault, value=value)
     with caplog.at_level(logging.INFO):
-        assert counted(monkeypatch, devices=4, hooks=(), outcome=outcome) == expected
-    if expected == 1:
-        assert "one process, on 1 of 4 devices" in caplog.text
-        assert (fault or str(value)) in caplog.text
-        assert "`--nproc-per-node 4`" in caplog.text
-    else:
+        count = counted(monkeypatch, devices=4, hooks=(), outcome=outcome)
+    assert count == (1 if expected else 4)
+    if expected is None:
         assert not caplog.text
+        return
+    assert "one process, on 1 of 4 devices" in caplog.text
+    assert expected in caplog.text
+    assert ("cannot exchange tensors" in caplog.text) == bool(value)
+    assert "`--nproc-per-node 4`" in caplog.text
