@@ -16,6 +16,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -46,8 +47,12 @@ _POLL_SECONDS = 0.02
 HUNG = "no answer in time"
 """Beginning of the fault of a process that ended itself because it hung."""
 
-_WATCHDOG = "Timeout ("
-"""Beginning of what `faulthandler` writes when it ends a process that takes too long."""
+_WATCHDOG = re.compile(
+    r"^Timeout \(\d+:\d\d:\d\d(\.\d+)?\)!\n"
+    r"((Current thread|Thread|Stack) ?[^\n]*\(most recent call first\):\n(  [^\n]*\n)*\n?)+\Z",
+    re.MULTILINE,
+)
+"""Stacks that `faulthandler` writes last when it ends a process that takes too long."""
 
 _BOOTSTRAP = """\
 import json, sys
@@ -242,7 +247,7 @@ class _Child:
             return f"{limit}{after}; stopped{crash_location(log)}"
         status = self.process.status
         assert status is not None
-        if status == 1 and _WATCHDOG in log:
+        if status == 1 and _WATCHDOG.search(log):
             return f"{HUNG}{after}; stopped{crash_location(log)}"
         if done and status == 0:
             return ""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.plugin.isolation.subprocess_call import Call, call_isolated, call_together
+from lmcore.plugin.isolation.subprocess_call import HUNG, Call, call_isolated, call_together
 
 SOURCE = """
 import ctypes, os, signal, subprocess, sys, time
@@ -51,6 +51,22 @@ def no_json():
 def hang():
     yield "before"
     time.sleep(1000)
+
+def watched():
+    import faulthandler, threading
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    faulthandler.dump_traceback_later(0.2, exit=True)
+    time.sleep(1000)
+
+def leave_after(line):
+    sys.stderr.write(line)
+    leave(1)
+
+def leave_after_stacks():
+    import faulthandler
+    faulthandler.dump_traceback_later(0.1)
+    time.sleep(0.5)
+    leave(1)
 
 def crash_at_exit():
     import atexit
@@ -126,6 +142,27 @@ def test_a_hang_is_stopped_and_says_where():
     assert time.monotonic() - begin < 10
     assert outcome.values == ("before",)
     assert outcome.fault.startswith("no answer within 2 s; stopped; it was in `hang` (subject.py")
+
+
+def test_a_process_that_its_own_watchdog_ends():
+    """The stacks of `faulthandler` are the last of its output, and the function is named."""
+    outcome = call_isolated("subject:watched", timeout=30)
+    assert outcome.fault.startswith(f"{HUNG}; stopped; it was in `watched` (subject.py, line ")
+
+
+@pytest.mark.parametrize(
+    "function, arguments",
+    [
+        ("leave_after", ("Timeout (30 s) of the driver\n",)),
+        ("leave_after", ("RuntimeError: Timeout (0:00:05)!\n",)),
+        ("leave_after", ("Timeout (0:00:05)!\n",)),
+        ("leave_after_stacks", ()),
+    ],
+)
+def test_other_timeouts_are_no_hang(function, arguments):
+    """A process that mentions a timeout, or has shown its stacks and continued, has not hung."""
+    outcome = call_isolated(f"subject:{function}", *arguments, timeout=30)
+    assert outcome.fault.startswith("the process ended with status 1")
 
 
 def test_a_child_of_the_process_ends_with_it(tmp_path):
