@@ -50,9 +50,11 @@ def apply_precision(model: Model, runtime: Runtime) -> ModelProducts:
         PluginError: The precision policy broke the model.
     """
     device, context = runtime.device.torch_device, runtime.precision.context
-    with _on_device(device, _layer_kinds(model) or list(projection_kinds(model))):
+    layers = _layer_kinds(model)
+    with _on_device(device, layers or list(projection_kinds(model))):
         runtime.precision.apply(model)
-    layers = _layer_kinds(model)  # the policy may have exchanged modules
+    if runtime.precision.prepare is not None:  # it may have exchanged modules
+        layers = _layer_kinds(model)
     with (
         _on_device(device, layers),
         runtime.rng.preserved(),
