@@ -155,7 +155,7 @@ class _PeakFlops:
     never gives any, so the measurement continues until several products in a row were no faster.
     """
 
-    def __init__(self, size: int = 1024, patience: int = 8, seconds: float = 0.5) -> None:
+    def __init__(self, size: int = 1024, patience: int = 5, seconds: float = 0.5) -> None:
         """Square products of *size*; give up after *seconds* for each kind of product.
 
         Where one would take much of that time they are of 256.
