@@ -25,7 +25,9 @@ def warm_checks() -> Iterator[None]:
     from lmcore_conformance import runner
     from lmcore_conformance.registry import all_checks
 
-    warm.preload("lmcore_conformance.process.ranks", *{check.run.__module__ for check in all_checks()})
+    warm.preload(
+        "lmcore_conformance.process.ranks", *{check.run.__module__ for check in all_checks()}
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(isolated, "subprocess", calls.SUBPROCESS)
         patch.setattr(runner, "ForkServer", calls.NoForkServer)

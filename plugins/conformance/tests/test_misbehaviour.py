@@ -131,8 +131,8 @@ def test_a_device_that_crashes_when_it_is_created(run: Any) -> None:
 def test_a_wrong_collective(run: Any) -> None:
     """A sum that is wrong on one rank fails its check with the rank's name; the others pass."""
     names = ("distributed.all-reduce", "distributed.broadcast", "distributed.all-gather")
-    # The other rank waits for it until the limit.
-    results = run("wrong-reduce", *names, patience=0.05)
+    # The other rank waits for it until the limit: three seconds, in place of twenty.
+    results = run("wrong-reduce", *names, patience=0.15)
     assert failing(results) == {"distributed.all-reduce"}
     assert "rank 1: sum of torch.float32: 1 of 1001 numbers are wrong" in (
         results["distributed.all-reduce"].findings
@@ -141,9 +141,8 @@ def test_a_wrong_collective(run: Any) -> None:
 
 def test_a_constant_factor_is_named(run: Any) -> None:
     """A sum that is an average says so."""
-    result = run("average-reduce", "distributed.all-reduce", patience=0.05)[
-        "distributed.all-reduce"
-    ]
+    name = "distributed.all-reduce"
+    result = run("average-reduce", name)[name]
     assert "numbers are wrong; every number is 0.5 times the right one" in result.detail
 
 

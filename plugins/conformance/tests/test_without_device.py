@@ -42,10 +42,10 @@ def extra(extra_site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     forget()
 
 
-def made(target: Target, *ids: str, patience: float = 1.0) -> tuple[Runner, list[Result]]:
+def made(target: Target, *ids: str) -> tuple[Runner, list[Result]]:
     """Return the results of checks."""
     checks = all_checks()
-    runner = Runner(target, declaration_of(target, checks), checks, patience=patience)
+    runner = Runner(target, declaration_of(target, checks), checks)
     runner.choose(ids)
     return runner, [runner.result(name) for name in ids]
 
@@ -69,9 +69,7 @@ def test_alone(extra: Any, name: str, check: str, message: str, *, wrong: bool) 
     extra(wrong=wrong)
     (target,) = find_plugin_targets(name)
     assert (target.name, target.device_type, target.alone) == (name, "cpu", True)
-    # Where one of two processes finds a fault the other waits for it until the limit.
-    patience = 0.05 if wrong and check.startswith("distributed.") else 1.0
-    runner, (result,) = made(target, check, patience=patience)
+    runner, (result,) = made(target, check)
     assert check in runner.touched
     assert result.status == ("failed" if wrong else "passed"), result
     assert (message in "\n".join((result.detail, *result.findings))) is wrong
