@@ -23,7 +23,7 @@ PLUGINS = {
 }
 LAYERS = [
     ["cli"],
-    ["train"],
+    ["library", "train"],
     ["evaluation", "generation"],
     ["checkpoint"],
     ["optim", "parallel"],
