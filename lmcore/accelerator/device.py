@@ -77,7 +77,7 @@ class Device:
             which needs only the functions above, so that it is never missing.
         missing: For each optional ability that is None, the reason.
         facts: Versions and properties for `environment.json`, JSON values only.  `compile_pays`,
-            where it is true, has blocks compiled in runs that do not say whether to.
+            if it is true, compiles blocks in runs without `--compile` and `--no-compile`.
     """
 
     type: str
@@ -102,7 +102,7 @@ class Device:
     new_graph: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a record that leaves an ability out without saying why, or says both."""
+        """Refuse an absent ability without a reason, and a present ability with one."""
         reasons = {name: why for name, why in _LATER.items() if getattr(self, name) is None}
         object.__setattr__(self, "missing", {**reasons, **self.missing})
         for ability in _OPTIONAL:

@@ -30,8 +30,8 @@ __all__ = [
 class PrecisionPolicy:
     """Dtypes of the numbers in training; dtypes are torch's names ("bfloat16").
 
-    These dtypes are checked by `verify` at the start of every run, by `verify_model` on the built
-    model and by `check_products` on its layers, whatever `context` and `prepare` do.
+    `context` and `prepare` bring these dtypes about, and are checked: by `verify` at the start of
+    every run, by `verify_model` on the built model and by `check_products` on its layers.
 
     Attributes:
         name: value of `--precision`.

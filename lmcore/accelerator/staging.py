@@ -93,8 +93,8 @@ def stage_tensors(stager: CheckpointStager, tensors: Mapping[str, Tensor]) -> di
     """Return *tensors* as *stager* brings them to the host; its result is checked.
 
     Raises:
-        PluginError: A tensor is missing, of another shape or dtype, not on the host, or, where
-            the stager says that it copies, still the live one.
+        PluginError: A tensor is missing, of another shape or dtype, not on the host, or,
+            although the stager declares `copies`, still the live tensor.
     """
     staged = dict(stager.stage(tensors))
     if staged.keys() != tensors.keys():

@@ -1,6 +1,6 @@
 """`ParallelMesh`: the process groups of each parallel axis, and this rank's index in them.
 
-Ranks are numbered as `ParallelLayout` says.  An axis of the mesh may join several of the layout's:
+Ranks are numbered as in `ParallelLayout`.  An axis of the mesh may join several of the layout's:
 the replicas of a weight, for example, differ in data and context.
 """
 

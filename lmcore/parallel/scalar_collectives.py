@@ -24,7 +24,7 @@ def all_reduce_scalars(runtime: Runtime, *values: float | Tensor) -> list[float]
     """Return the sum of each number over all ranks; all ranks must call it.
 
     The sum is in float64 if a tensor is of that dtype, otherwise in float32.  The host waits for
-    the device once, whatever the number of tensors.
+    the device once, for any number of tensors.
 
     Args:
         runtime: Device and process group.

@@ -69,8 +69,7 @@ def launch_env(
 ) -> dict[str, str]:
     """Return the variables to add to a worker's environment before torch is imported there.
 
-    Variables that *env* has already stay the user's; where a plugin wanted another value, the log
-    says so.
+    Variables that *env* already has keep their values; a plugin's other value for one is logged.
 
     Args:
         plugins: result of `discover`.
@@ -79,7 +78,7 @@ def launch_env(
         env: the environment that the worker inherits.
 
     Raises:
-        PluginError: The chosen plugin failed, or two plugins want different values of a variable
+        PluginError: The chosen plugin failed, or two plugins set different values of a variable
             that the user has not set.
     """
     hook = "lmcore_launch_env"

@@ -167,8 +167,8 @@ def _incompatible(info: PluginInfo) -> str:
         installed = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return "torch is not installed"
-    # Vendors' containers carry pre-releases with a local part ("2.12.0a0+c0ffee"); a range speaks
-    # of the release that they are going to be.
+    # Vendors' containers carry pre-releases with a local part ("2.12.0a0+c0ffee"); a range is
+    # about the release that follows them.
     if not SpecifierSet(str(info.torch)).contains(
         Version(installed).base_version, prereleases=True
     ):

@@ -148,7 +148,7 @@ def start_runtime(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_deterministic(wanted=section.deterministic))
         processes = None
-        if rendezvous is not None:  # one process needs no backend, whatever the settings name
+        if rendezvous is not None:  # one process needs no backend, also if the settings name one
             backend = config.parallel.distributed_backend
             timeout = config.parallel.distributed_timeout_minutes * 60
             processes = stack.enter_context(

@@ -40,8 +40,7 @@ _KILL_SWITCH = _BASE ** len(END_SIGNALS)
 _SAVE_REQUEST = 1 / _BASE
 """Request of a checkpoint by time, in the place of the time limit, whose request is 1."""
 _KILL_SWITCH_SECONDS = 1.0
-"""Time between two looks for the kill switch: a query of a shared file system takes milliseconds.
-"""
+"""Time between two queries of the kill switch, which take milliseconds on a shared file system."""
 
 
 class ExitConditions:
@@ -64,11 +63,11 @@ class ExitConditions:
         Args:
             training: Exit interval, time limit and kill switch.
             save_minutes: Minutes between checkpoints; 0 for none by time.
-            is_main_rank: True on rank 0, which alone looks for the kill switch.
+            is_main_rank: True on rank 0, the only one that checks if the kill switch exists.
             clock: Returns the time in seconds.
         """
         self.kill_switch = training.kill_switch_path
-        self._looks_at = clock() if is_main_rank and self.kill_switch is not None else math.inf
+        self._next_query = clock() if is_main_rank and self.kill_switch is not None else math.inf
         self._is_killed = False
         self.interval = training.exit_interval
         self.seconds = (
@@ -129,8 +128,8 @@ class ExitConditions:
     def requests(self) -> tuple[float, ...]:
         """Return this rank's requests: 1 to end, the reason as a number, what is due by time."""
         now, by_time = self.clock(), 0.0
-        if now >= self._looks_at and self.kill_switch is not None and not self._is_killed:
-            self._looks_at = now + _KILL_SWITCH_SECONDS
+        if now >= self._next_query and self.kill_switch is not None and not self._is_killed:
+            self._next_query = now + _KILL_SWITCH_SECONDS
             self._is_killed = os.path.exists(self.kill_switch)  # noqa: PTH110 - no error if it cannot be read
         code = _KILL_SWITCH if self._is_killed else 0.0
         if self.received is not None:

@@ -47,7 +47,7 @@ def loss_arguments(
 ) -> Arguments:
     """Return the positional and keyword arguments of the model's loss for a micro-batch.
 
-    With them the loss is *share* times the mean loss over the batch, weighted as the batch says.
+    With them the loss is *share* times the mean loss over the batch, with the batch's loss weights.
 
     Args:
         batch: Tensors by the names of *kind*, on the host or the device.
@@ -65,7 +65,7 @@ def loss_arguments(
 def mean_loss(
     loss: Callable[..., Tensor], batch: Batch, kind: SampleKind, device: torch.device
 ) -> Tensor:
-    """Return the mean loss over a batch, weighted as the batch says.
+    """Return the mean loss over a batch, with the batch's loss weights.
 
     Args:
         loss: Loss function of a model on *device*, with the arguments of `loss_arguments`.

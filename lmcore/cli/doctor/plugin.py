@@ -123,7 +123,7 @@ def _worst(found: Sequence[Check], outcomes: Sequence[Outcome]) -> Check:
 
     def weight(rank: int) -> tuple[bool, bool, bool]:
         failed = found[rank].status is CheckStatus.FAILED
-        # A crash says more than the words of the rank that waited for it, or was stopped for it.
+        # A crash explains more than the message of a rank that waited or was stopped for it.
         stopped = "stopped the run" in found[rank].detail or "no answer" in found[rank].detail
         return failed, not stopped, not outcomes[rank].complete
 
@@ -152,7 +152,7 @@ def _worker_env(record: PluginRecord, plugins: PluginSet, place: RankInfo) -> di
     """
     selection = chosen_plugin(plugins, record, "`lmcore doctor` tries every present device")
     env = _only(record, plugins)
-    # Whatever launched this process has no part in the workers' world.
+    # The launcher of this process has no part in the workers' world.
     env = {name: value for name, value in env.items() if not name.startswith("TORCHELASTIC_")}
     env |= {**place.to_env(), HANDED_DOWN: selection.to_json()}
     return env | launch_env(plugins, selection, place.to_dict(), env)

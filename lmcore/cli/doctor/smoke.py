@@ -39,8 +39,8 @@ DEVICE = "device works"
 ALL_REDUCE = "all-reduce"
 _PRECISION = "precision"
 _INNER_SHARE = 0.8
-"""Share of the time limit after which processes give each other up, to say so before they are
-stopped."""
+"""Share of the time limit after which a wait for other processes fails, with a message, before
+they are stopped."""
 
 StepValues = dict[str, Any]
 """A check as JSON, or the announcement of one: {"begins": name}."""

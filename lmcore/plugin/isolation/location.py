@@ -1,7 +1,7 @@
 """Location of a crash, a hang or an exception: the innermost line that is in a plugin's package.
 
-The innermost line of all is often in a library (`ctypes`, torch), which says nothing to the author
-of the plugin; it is named as well.
+The innermost line of all is often in a library (`ctypes`, torch), which does not help the author of
+the plugin to find the fault; it is named as well.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ sys.path[:] = [*given, *(path for path in sys.path if path not in given)]
 from lmcore.plugin.isolation.subprocess_call import answer
 raise SystemExit(answer(*sys.argv[2:]))
 """
-"""The child finds modules where its parent does, whatever way that was started."""
+"""Program of the child: it searches modules in the same folders as its parent."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ class _Child:
 def _started(
     calls: Sequence[Call], folder: Path, timeout: float, start: Start
 ) -> Iterator[list[_Child]]:
-    """Start the calls; whatever happens, none of their processes is left."""
+    """Start the calls; end all of their processes when the block ends, also by an exception."""
     children: list[_Child] = []
     try:
         for number, call in enumerate(calls):

@@ -1,7 +1,7 @@
 """Store: the keys and values by which the processes of a run find and inform each other.
 
 A server in the launcher, or on rank 0, keeps them; every process is a client.  Both prove that they
-know the secret of the run before anything is read, and each message carries a code that only the
+have the secret of the run before anything is read, and each message carries a code that only the
 secret makes.  Torch-free but for the adapter of process groups.
 """
 

@@ -35,7 +35,7 @@ _READ_BYTES = 1 << 18
 
 
 class StoreError(RuntimeError):
-    """The server of the store did not answer, has gone, or does not know the secret.
+    """The server of the store did not answer, has ended, or has another secret.
 
     It is a `RuntimeError`, as are the errors of torch's stores.
     """
@@ -54,8 +54,8 @@ class StoreClient:
         timeout: Time limit of a request, and of connecting, in seconds.
 
     Raises:
-        StoreError: The server cannot be reached within the time limit, or one side does not know
-            the secret.
+        StoreError: The server cannot be reached within the time limit, or the two sides have
+            different secrets.
     """
 
     def __init__(self, host: str, port: int, secret: bytes, *, timeout: float) -> None:
@@ -158,7 +158,7 @@ class StoreClient:
 
         Raises:
             OSError: There was none until then.
-            WireError: The other side does not know the secret.
+            WireError: The other side has another secret.
         """
         while True:
             left = max(0.01, deadline - time.monotonic())
@@ -213,7 +213,7 @@ class _Pool:
 
 
 class _Connection:
-    """One connection to the server, after both sides have proved that they know the secret.
+    """One connection to the server, after both sides have proved that they have the secret.
 
     Args:
         stream: Connected socket with a time limit.
@@ -221,7 +221,7 @@ class _Connection:
 
     Raises:
         OSError: The connection broke.
-        WireError: The server does not know the secret, or is none of lmcore.
+        WireError: The server has another secret, or is not a store of lmcore.
     """
 
     def __init__(self, stream: socket.socket, secret: bytes) -> None:

@@ -75,7 +75,7 @@ class _Waiting:
 
 
 class StoreServer:
-    """Key-value store for processes that know its secret.
+    """Key-value store for processes that have its secret.
 
     Args:
         listener: Listening socket, which the server closes at the end.
@@ -145,7 +145,7 @@ class StoreServer:
     def _accept(self) -> None:
         try:
             stream, _ = self._listener.accept()
-        except OSError:  # no file descriptor is left, or the other side has gone
+        except OSError:  # no file descriptor is left, or the client closed the connection
             self._drop_oldest_stranger()
             return
         stream.settimeout(0.0)
@@ -294,7 +294,7 @@ class StoreServer:
         self._next_deadline = min(self._next_deadline, deadline)
 
     def _forget(self, waiting: _Waiting) -> None:
-        """Remove a request to wait, which was answered or whose connection has gone."""
+        """Remove a request to wait that was answered, or whose connection was closed."""
         del self._waiting[waiting]
         for key in {*waiting.keys, *waiting.stop}:
             others = self._waiting_for[key]

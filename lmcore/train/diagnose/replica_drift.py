@@ -2,7 +2,7 @@
 
 Data-parallel ranks, the ranks of a tensor-parallel group and the ends of a pipeline hold replicas
 of parameters, which stay equal because all of them apply the same gradients.  An error of memory,
-of a device or of a program can change one of them; without a check the run would train and save a
+of a device or of a program can change a replica; without a check the run would train and save a
 mixture of models.
 """
 

@@ -24,8 +24,8 @@ def plugins_of_run(
 ) -> list[dict[str, Any]]:
     """Return each plugin that takes part, with version and contributions, as JSON values.
 
-    The device's plugin is the first; the others bring no device.  A kernel counts if it is bound, a
-    policy if it is chosen.
+    The device's plugin is the first; the other plugins bring no device.  A kernel counts if it is
+    bound, a policy if it is chosen.
 
     Args:
         plan: The run.

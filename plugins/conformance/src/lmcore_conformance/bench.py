@@ -1,4 +1,4 @@
-"""`Bench`: the device and what is under test on it, created once in the process of a group."""
+"""`Bench`: the device and the offers under test on it, created once in the process of a group."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Bench:
 
     @property
     def where(self) -> torch.device:
-        """The device as torch calls it."""
+        """The device as a `torch.device`."""
         return self.device.torch_device
 
     @property

@@ -5,13 +5,13 @@ can run the suite; `--requirements FILE` names another one.
 
     suite = ">=1,<2"                    # versions of the suite that it was written for
 
-    [closed]                            # not there, with the reason
+    [closed]                            # absent abilities, with the reason
     streams = "work is done when its call returns"
 
-    [depends]                           # there or not, as the hardware is; the device's record says
+    [depends]                           # present or absent, depending on the hardware
     bfloat16 = "the first generation of chips lacks it"
 
-Whatever it does not name is open: claimed, and checked.
+An ability that it does not name is open: claimed, and checked.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Declaration:
         return None
 
     def why_it_may_lack(self, check: Check) -> str | None:
-        """Return the reason for which the device may say that it lacks what *check* is about."""
+        """Return the reason why the device may lack the ability that *check* is about."""
         reasons = [
             f"`{name}`: {self.depends[name]}" for name in check.requires if name in self.depends
         ]

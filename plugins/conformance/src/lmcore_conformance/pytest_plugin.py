@@ -133,7 +133,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse to run the suite on nothing."""
+    """Refuse to run the suite without a plugin to test."""
     arguments = [str(arg).partition("::")[0] for arg in config.invocation_params.args]
     named = {"lmcore_conformance", "lmcore_conformance.suite"} & set(arguments)
     accelerator, plugin = config.getoption("--accelerator"), config.getoption("--plugin")
@@ -226,7 +226,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "conformance_check" not in metafunc.fixturenames:
         return
     state = metafunc.config.stash.get(_STATE, None)
-    if state is None:  # one test, which says what is missing
+    if state is None:  # one test, whose message names what is missing
         metafunc.parametrize("conformance_check", [None], ids=["no accelerator"])
         return
     level = getattr(metafunc.cls, "level", "")
@@ -347,7 +347,7 @@ def pytest_terminal_summary(
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail where nothing could be tried because the device cannot be created."""
+    """Fail if no check could be made because the device cannot be created."""
     state = session.config.stash.get(_STATE, None)
     if state is None or session.exitstatus != pytest.ExitCode.OK:
         return

@@ -66,15 +66,15 @@ class Failure(Exception):  # noqa: N818 - how a check ends, not what went wrong 
 
 
 class Gap(Exception):  # noqa: N818 - how a check ends, not what went wrong here
-    """The device does not offer the capability that a check is about, and says so itself."""
+    """The device's record declares that it lacks the capability that a check is about."""
 
 
 class NotApplicable(Exception):  # noqa: N818 - how a check ends, not what went wrong here
-    """The check used nothing of the plugin without a device that is tried alone."""
+    """The check used no offer of the plugin without a device that is tried alone."""
 
 
 class NotRun(Exception):  # noqa: N818 - how a check ends, not what went wrong here
-    """The check says nothing on this machine."""
+    """The check cannot be made on this machine."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def check(
 ) -> Callable[[Callable[[Any], str | None]], Callable[[Any], str | None]]:
     """Register the decorated function as a check; see `Check` for the arguments.
 
-    Checks of the level of the device are run on every index if they do not say otherwise.
+    Checks of the level of the device are run on every index by default.
     """
     every = level == "L1" if every_index is None else every_index
 

@@ -15,13 +15,13 @@ __all__ = ["REQUIREMENTS", "Requirement"]
 
 @dataclass(frozen=True)
 class Requirement:
-    """Something that checks need of a device.
+    """An ability of a device that checks need.
 
     Attributes:
         summary: the ability, in words.
         offered: True if the device's records offer it; None if only its checks can show that.
         ability: The attribute of `Device` that it is, if it is one.
-        reason: Returns why it is missing, if the device's record does not say so.
+        reason: Returns why it is missing, if the device's record has no reason.
     """
 
     summary: str

@@ -1,4 +1,4 @@
-"""Status of a check."""
+"""Results of checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Result", "Status"]
 
 
 class Status(StrEnum):
-    """Of a check."""
+    """Status of a check."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -43,6 +43,6 @@ class Result:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Result:
-        """Return what `to_dict` gave."""
+        """Return the result that `to_dict` described."""
         read = {"status": Status(values["status"]), "findings": tuple(values["findings"])}
         return cls(**(values | read))

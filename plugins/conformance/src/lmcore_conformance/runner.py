@@ -22,7 +22,7 @@ from lmcore_conformance.target import Target
 __all__ = ["CREATE", "DISTRIBUTED", "Runner"]
 
 CREATE = "device.create"
-"""The check without which nothing of the device is checked."""
+"""The check that must pass before others of the device are made."""
 
 DISTRIBUTED = "distributed"
 """Groups of this name, or beginning with it, run in several processes at once."""
@@ -37,7 +37,7 @@ _MOST_HANGS = 3
 
 
 class Runner:
-    """The checks that are to be made of one plugin, and their results so far."""
+    """Checks of one plugin, and their results so far."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Runner:
         self._wanted = set(ids)
 
     def result(self, name: str) -> Result:
-        """Return what became of a check; its group is run at the first of them."""
+        """Return the result of a check; the first call for a check of a group runs the group."""
         if name not in self.results:
             group = self.checks[name].group
             members = [
@@ -257,7 +257,7 @@ class Runner:
             if len(known) == len(outcomes) or any(end.status is Status.FAILED for end in known):
                 results[check.id] = self._permitted(check, _joined(known, many=many))
                 if many and results[check.id].status is Status.FAILED:
-                    return results  # what the processes did afterwards says nothing
+                    return results  # later results of these processes are not reliable
             elif any(message["at"] == check.id for message in messages):
                 detail = "; ".join(_faults(outcomes, messages, check.id, many=many))
                 self._keep(check.id, outcomes)
@@ -339,7 +339,7 @@ def _faults(
     *,
     many: bool,
 ) -> list[str]:
-    """Return how the processes ended that ended otherwise than they should."""
+    """Return the faults of processes that did not end in order."""
     found = []
     for rank, (outcome, message) in enumerate(zip(outcomes, messages, strict=True)):
         if outcome.fault and (at is None or message["at"] == at):

@@ -39,7 +39,7 @@ class _Level:
         conformance: Conformance,
         request: pytest.FixtureRequest,
     ) -> None:
-        """Hold the plugin to one check."""
+        """Make one check of the plugin."""
         conformance.judge(conformance_check, request)
 
 

@@ -142,7 +142,7 @@ def find_target(
         return Target(record, tuple(loaded), names, plugins, selection, obstacle)
 
     if record.state is not PluginState.USABLE:
-        return target(None, record.reason)  # level 0 says what is wrong with it
+        return target(None, record.reason)  # level 0 reports its fault
     if record.probe is None:
         raise ConfigError(
             f"plugin {record.label} brings no device",
@@ -267,7 +267,7 @@ def _companion(installed: Sequence[PluginRecord], name: str) -> PluginRecord:
 
 
 def _check_suite() -> None:
-    """Raise where the suite is for another contract than the installed lmcore's."""
+    """Raise if the suite is for another contract than the installed lmcore's."""
     if API_VERSION.partition(".")[0] != SUITE_VERSION.partition(".")[0]:
         raise ConfigError(
             f"this suite is for version {SUITE_VERSION} of the plugin contract, and lmcore has "
@@ -291,7 +291,7 @@ def _installed() -> list[PluginRecord]:
 def _record(
     installed: Sequence[PluginRecord], option: str, named: str, *, by_device: bool
 ) -> PluginRecord:
-    """Return the plugin of this name; several for a device type: the first.
+    """Return the plugin of this name; the first one of several for a device type.
 
     Raises:
         ConfigError: There is none.

@@ -140,7 +140,7 @@ class TinyRuns:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Bytes."""
+        """Tokenizer of bytes."""
         return build_tokenizer("ByteTokenizer", vocab_file=None, merge_file=None, vocab_size=None)
 
     def train(
@@ -277,7 +277,7 @@ class TinyRuns:
 
 @contextlib.contextmanager
 def tiny_runs(bench: Bench) -> Iterator[TinyRuns]:
-    """Return runs that write into a separate folder, which is gone afterwards.
+    """Return runs that write into a separate folder, which is removed afterwards.
 
     Raises:
         NotApplicable: The runs used nothing of the plugin whose offers alone are tried.

@@ -46,7 +46,7 @@ def _expect(bench: RankBench, label: str, found: Tensor, right: Tensor) -> None:
     requires=["distributed"],
 )
 def start(bench: RankBench) -> str:
-    """Look at the group that the core made."""
+    """Check the group that the core made."""
     if distributed.get_world_size() != bench.size or distributed.get_rank() != bench.rank:
         raise Failure("the group has another size or rank than the run")
     places = bench.processes.gather([bench.device.type, bench.device.index])

@@ -1,4 +1,4 @@
-"""Level 1: the dtypes of `Device.dtypes` that no other check is about."""
+"""Level 1: dtypes of `Device.dtypes` that no other check covers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def others(bench: Bench) -> str:
     for name in names:
         dtype = getattr(torch, name, None)
         if not isinstance(dtype, torch.dtype):
-            continue  # another check says that torch does not know it
+            continue  # another check reports that torch lacks it
         try:
             compute = _scaled if name.startswith(_EIGHT_BITS) else _ordinary
             found, exact, scale = compute(bench, dtype)

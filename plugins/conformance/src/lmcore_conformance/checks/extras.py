@@ -30,7 +30,7 @@ _GROUP = "training"
     requires=["autocast", "bfloat16"],
 )
 def autocast(bench: Bench) -> str:
-    """Look at dtypes inside, where it is off, afterwards and in backward, for each product."""
+    """Check dtypes inside, if it is off, afterwards and in backward, for each product."""
     x = bench.values(2, 16, 16).float().to(bench.where).requires_grad_()
     weight = bench.values(2, 16, 16, seed=1).float().to(bench.where).requires_grad_()
     bias = bench.values(16, seed=2).float().to(bench.where)
@@ -119,7 +119,7 @@ def pinned(bench: Bench) -> str:
     seconds=90,
 )
 def profiler(bench: Bench) -> str:
-    """Profile products and look for events of the device, or of the host where that is it."""
+    """Profile products and search for events of the device, or of the host if it is the device."""
     from torch.profiler import profile, supported_activities
 
     x = bench.values(128, 128).float().to(bench.where)

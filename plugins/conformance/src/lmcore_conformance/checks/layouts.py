@@ -60,7 +60,7 @@ def _compare(bench: RankBench, layouts: Mapping[str, str]) -> str:
 
 
 def _largest(values: Iterable[float]) -> float:
-    """Return the largest value, and NaN where any is, which `max` may pass over."""
+    """Return the largest value, or NaN if any value is NaN, which `max` may pass over."""
     found = list(values)
     return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
 

@@ -93,7 +93,7 @@ def rises_and_falls(bench: Bench) -> str:
     requires=["memory_stats", "peak_memory"],
 )
 def peak(bench: Bench) -> str:
-    """Reset, make and drop a tensor, look, reset again."""
+    """Reset, make and drop a tensor, read the peak, reset again."""
     _settle(bench)
     reset = bench.device.require("reset_peak_memory")
     reset()
@@ -122,7 +122,7 @@ def peak(bench: Bench) -> str:
     requires=["memory_stats"],
 )
 def consistent(bench: Bench) -> str:
-    """Compare the four figures with each other, and the total with what else is known of it."""
+    """Compare the four figures with each other, and the total with other sources of it."""
     block = _filled(bench, _BLOCK)
     found = _now(bench)
     faults = []

@@ -1,7 +1,7 @@
 """Level 2: every op, by every kernel of the plugin and by its reference on the device.
 
-A check is an op and a property; it goes through all kernels, dtypes and cases, and says of each
-kernel that is wrong where it first is.
+A check is an op and a property; it goes through all kernels, dtypes and cases, and reports the
+first fault of each kernel.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _large(bench: Bench, op: str) -> str:
 
 
 def _nan(bench: Bench, op: str) -> str:
-    """Put a NaN into one element and see which results it reaches."""
+    """Put a NaN into one element and check which results it reaches."""
     findings = _Findings()
     for dtype, case, wanted, kernels in _each(bench, op, "nan"):
         assert case.nan is not None
@@ -233,7 +233,7 @@ def _nan(bench: Bench, op: str) -> str:
 
 
 def _repeatable(bench: Bench, op: str) -> str:
-    """Call again what claims the trait `deterministic`, as its run does, and compare bits."""
+    """Call kernels with the trait `deterministic` again, as such a run does, and compare bits."""
     findings = _Findings()
     for dtype, case, _, kernels in _each(bench, op, "value"):
         for kernel in (kernel for kernel in kernels if kernel.is_deterministic):
@@ -308,7 +308,7 @@ def _changes(bench: Bench, kernel: Kernel, case: Case) -> Iterator[str]:
 
 
 def _dtypes(bench: Bench, op: str) -> str:
-    """Look at the dtypes of outputs and gradients."""
+    """Check the dtypes of outputs and gradients."""
     findings = _Findings()
     for dtype, case, _, kernels in _each(bench, op, "value"):
         own = getattr(torch, dtype)

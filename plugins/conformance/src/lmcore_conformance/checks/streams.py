@@ -290,7 +290,7 @@ def _poll(name: str, query: Callable[[], bool]) -> None:
 
 
 def _settle(products: _Products, *streams: Any) -> None:
-    """Wait by reads, which wait whatever `synchronize` does."""
+    """Wait by reads, which wait even if `synchronize` does not."""
     products.new_result()
     for stream in streams:
         if stream is not None:

@@ -1,7 +1,7 @@
 """Differences of two versions of the plugin contract, and the version number that they require.
 
-Breaking is what a plugin written for the old contract may run into; compatible is what it can
-ignore; wording is what is only said differently.  Works on the dictionaries of
+A breaking change may affect a plugin written for the old contract, which can ignore a compatible
+change; a change of wording leaves the meaning as it was.  Works on the dictionaries of
 `snapshot.describe_contract`.
 """
 
@@ -259,7 +259,7 @@ def _op(place: str, old: Described, new: Described) -> Iterator[Change]:
 
 
 def _torch(old: Described, new: Described) -> Iterator[Change]:
-    """Yield the changes of what the core needs of torch; version 1.0 does not say."""
+    """Yield the changes of the torch functions that the core needs; version 1.0 lists none."""
     for name, was in old.items():
         if name not in new:
             yield _compatible(f"torch's `{name}` is not needed any more")

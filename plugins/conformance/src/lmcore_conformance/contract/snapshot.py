@@ -104,7 +104,7 @@ def contract_versions() -> list[str]:
 
 
 def load_contract(version: str) -> dict[str, Any]:
-    """Return the snapshot of a version of the contract; `frozen` says whether it was released.
+    """Return the snapshot of a version of the contract; `frozen` is True if it was released.
 
     Raises:
         ConfigError: This lmcore ships none for that version.

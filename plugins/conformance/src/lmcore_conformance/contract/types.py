@@ -1,6 +1,6 @@
 """The types, functions and ops of the plugin contract as JSON values; part of `describe_contract`.
 
-Types are found, not listed: whatever of `lmcore.accelerator` a hook's arguments or result lead to.
+Types are found, not listed: all of `lmcore.accelerator` that a hook's arguments or result lead to.
 The signatures of the ops are read from the source of their references, whose import needs torch.
 """
 
@@ -205,7 +205,7 @@ def _types_in(annotation: str, module: ModuleType) -> Iterator[type]:
 
 @cache
 def _typing_imports(module: ModuleType) -> dict[str, str]:
-    """Return where a module imports names from, also those under `if TYPE_CHECKING`."""
+    """Return the modules of imported names, also of imports under `if TYPE_CHECKING`."""
     tree = ast.parse(inspect.getsource(module))
     return {
         alias.asname or alias.name: node.module

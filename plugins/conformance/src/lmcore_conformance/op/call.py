@@ -130,7 +130,7 @@ LAYOUTS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """Return the tensor as it is."""
+    """Return the tensor unchanged."""
     return tensor
 
 
@@ -213,7 +213,7 @@ def oracle(case: Case, incoming: torch.dtype) -> Outcome:
 
 
 def difference(found: Tensor, wanted: Tensor, op: str, dtype: str) -> str | None:
-    """Return how a result on the host differs from float64's; None where it is close enough.
+    """Return the difference of a result on the host from float64's, in words; None if it is close.
 
     The absolute part of the tolerance scales with the largest value: sums have its error.
     """

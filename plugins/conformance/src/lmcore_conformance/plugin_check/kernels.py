@@ -50,7 +50,7 @@ _VALUES: Mapping[str, tuple[Any, ...]] = {
     "vocab_size": (50304, 50257),
     "compile": (False, True),
 }
-"""Values of each attribute that `supports` is asked with: the usual one first."""
+"""Values of each attribute in the calls of `supports`: the usual value first."""
 
 
 def reference_of(op: Described) -> Callable[..., Any]:

@@ -248,7 +248,7 @@ def check_precisions(
 def check_recompute(
     policies: Sequence[RecomputePolicy], contract: Described, *, brings_device: bool
 ) -> Iterator[Check]:
-    """Yield whether recompute policies are right; a device's plugin offers `none`."""
+    """Yield the checks of recompute policies; a device's plugin offers `none`."""
     hook = "lmcore_recompute_policies"
     problems = list(check_named(hook, policies, contract))
     if brings_device and "none" not in [policy.name for policy in policies]:

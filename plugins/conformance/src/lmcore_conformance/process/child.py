@@ -21,7 +21,7 @@ from lmcore_conformance.registry import Check, Failure, Gap, NotApplicable, NotR
 from lmcore_conformance.requirements import REQUIREMENTS
 from lmcore_conformance.result import Result, Status
 
-__all__ = ["FLAGS", "SETUP_SECONDS", "Told", "make_check", "run_group"]
+__all__ = ["FLAGS", "SETUP_SECONDS", "Message", "make_check", "run_group"]
 
 SETUP_SECONDS = 120.0
 """Until importing torch and creating the device counts as hung."""
@@ -29,7 +29,7 @@ SETUP_SECONDS = 120.0
 FLAGS: Mapping[str, Sequence[str]] = MappingProxyType({"deterministic": ("--deterministic",)})
 """By group, the flags of the run whose device it is to have."""
 
-Told = dict[str, Any]
+Message = dict[str, Any]
 """{"ready": True}, {"begins": id}, {"ends": result}, {"backend": reason why there is none} or
 {"contributions": of each plugin}."""
 
@@ -41,8 +41,8 @@ def run_group(
     patience: float,
     subject: str = "",
     entry_points: Sequence[str] = (),
-) -> Iterator[Told]:
-    """Make checks of a group and yield what becomes of them.
+) -> Iterator[Message]:
+    """Make checks of a group and yield their results.
 
     Args:
         group: Decides the set-up of the process.
@@ -76,7 +76,7 @@ def run_group(
 
 
 def make_check(check: Check, bench: Any) -> Result:
-    """Return what becomes of a check in this process; its time limit is the caller's."""
+    """Make a check in this process and return its result; its time limit is the caller's."""
     begin = time.perf_counter()
     lacking = [] if check.group == "contract" else _lacking(check, bench)
     try:
@@ -90,7 +90,7 @@ def make_check(check: Check, bench: Any) -> Result:
 
 
 def _lacking(check: Check, bench: Bench) -> list[str]:
-    """Return why the device does not offer what *check* is about; empty where it does."""
+    """Return why the device lacks the abilities that *check* requires; empty if it has them."""
     found = [REQUIREMENTS[name].why_missing(bench) for name in check.requires]
     return [reason for reason in found if reason is not None]
 

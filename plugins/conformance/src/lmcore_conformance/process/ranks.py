@@ -12,7 +12,7 @@ from lmcore.runtime.process.consistency import check_device
 from lmcore.runtime.process.group import Processes, start_processes
 from lmcore.runtime.process.join import join_processes
 from lmcore_conformance.bench import Bench
-from lmcore_conformance.process.child import SETUP_SECONDS, Told, make_check
+from lmcore_conformance.process.child import SETUP_SECONDS, Message, make_check
 from lmcore_conformance.process.watchdog import SILENCE, watched
 from lmcore_conformance.registry import Check, all_checks
 from lmcore_conformance.result import Result, Status
@@ -33,12 +33,12 @@ class RankBench(Bench):
 
     @property
     def rank(self) -> int:
-        """This process's place."""
+        """Rank of this process."""
         return self.processes.rank.rank
 
     @property
     def size(self) -> int:
-        """The number of processes."""
+        """Number of processes."""
         return self.processes.rank.world_size
 
 
@@ -49,7 +49,7 @@ def run_group(
     patience: float,
     subject: str = "",
     entry_points: Sequence[str] = (),
-) -> Iterator[Told]:
+) -> Iterator[Message]:
     """Join the other ranks, run the checks, and yield their results on this rank.
 
     Args:
@@ -58,7 +58,7 @@ def run_group(
         closed: requirements that the author declares as missing.
         patience: Factor on the time limits of checks.
         subject: Name of the plugin without a device whose offers alone are tried.
-        entry_points: Plugins that level 0 is about, which is none of these groups.
+        entry_points: Plugins of level 0; unused, as its checks are in no group of ranks.
     """
     del entry_points
     limits = (patience * SILENCE, SETUP_SECONDS)
@@ -91,7 +91,7 @@ def run_group(
             with watched(patience * check.seconds, patience * check.seconds):
                 states = bench.processes.gather(str(result.status), f"`{check.id}`")
             if Status.FAILED in states:
-                return  # nobody knows what the others still wait for
+                return  # other processes may still wait in a collective
 
 
 def _made(check: Check, bench: RankBench) -> Result:
