@@ -239,7 +239,7 @@ class _Trial:
             yield Check(hook, CheckStatus.OK, detail)
 
     def info_problems(self, info: PluginInfo) -> Iterator[str]:
-        """Yield the faults of the record `PluginInfo`, and the reason why the plugin is not used."""
+        """Yield faults of the record `PluginInfo`, and the reason why the plugin is not used."""
         yield from field_problems(info, self.contract)
         version, api = self.contract["api"], SpecifierSet(str(info.api))
         included = api.contains(version, prereleases=True)
