@@ -11,7 +11,10 @@ import sys
 
 from lmcore.errors import printable
 
-__all__ = ["configure", "warn_once"]
+__all__ = ["ALL_RANKS", "configure", "warn_once"]
+
+ALL_RANKS = {"all_ranks": True}
+"""Argument *extra* of a warning that every rank logs: only rank 0 shows it."""
 
 _warned: set[tuple[str, str]] = set()
 
@@ -22,7 +25,8 @@ class _RankFilter(logging.Filter):
         self.rank = rank
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return self.rank == 0 or record.levelno >= logging.WARNING
+        repeated = getattr(record, "all_ranks", False)
+        return self.rank == 0 or (record.levelno >= logging.WARNING and not repeated)
 
 
 class _Formatter(logging.Formatter):

@@ -34,6 +34,7 @@ from lmcore.data.prepare.named_text import (
 )
 from lmcore.data.tokenizer import tokenizer_from
 from lmcore.errors import ConfigError, LmcoreError, counted
+from lmcore.log import ALL_RANKS
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.train.resume.saved_data import SavedData, saved_data
 
@@ -347,7 +348,9 @@ def _test_samples(plan: RunPlan, parts: Mapping[Part, tuple[OpenSource, ...]]) -
     split = plan.sources.split
     if plan.test_samples and split and split.shares[2] > 0 and "test" not in parts:
         logger.warning(
-            "`--split %s` leaves no test documents: there is no test at the end", split.text
+            "`--split %s` leaves no test documents: there is no test at the end",
+            split.text,
+            extra=ALL_RANKS,
         )
     return plan.test_samples
 

@@ -42,8 +42,9 @@ def test_it_changes_nothing(train: Any, train_once: Any, copy_of: Any, more: str
 def test_several_processes(start: Any, finish: Any, train: Any, tmp_path: Any) -> None:
     """The same with a process for each rank: none is started, and the line is printed once."""
     flags = "--train-iters 2 --micro-batch-size 2 --nproc-per-node 2"
-    first = finish(start("run", flags), "run")
+    first = finish(start("run", f"{flags} --load {tmp_path / 'run'}"), "run")
     assert first.status == 0, first.err
+    assert first.err.count("starting from initial weights") == 1
     before = files_of(first.directory)
     again = train("run", f"{flags} --load {first.directory}")
     assert again.status == 0, again.err

@@ -23,3 +23,16 @@ def test_only_other_ranks_are_named(
         assert capfd.readouterr().err == shown
     finally:
         log.configure()
+
+
+@pytest.mark.parametrize("rank,shown", [(0, "warning: much\n"), (1, "")])
+def test_a_warning_of_all_ranks_is_shown_once(
+    rank: int, shown: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 0 shows it for all."""
+    try:
+        log.configure(rank=rank, world_size=2)
+        logging.getLogger("lmcore.test").warning("much", extra=log.ALL_RANKS)
+        assert capfd.readouterr().err == shown
+    finally:
+        log.configure()

@@ -27,6 +27,7 @@ from lmcore.data.dataset.gpt import GPTDataset
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.metadata import verify_files
 from lmcore.errors import DataError, counted
+from lmcore.log import ALL_RANKS
 
 __all__ = [
     "GPTSamples",
@@ -234,6 +235,7 @@ def _drop_empty(found: Sequence[OpenSource], part: Part, option: str) -> tuple[O
             LONG_NAME[part],
             ", ".join(empty),
             LONG_NAME[part],
+            extra=ALL_RANKS,
         )
     return kept
 
@@ -316,6 +318,7 @@ def weigh_sources(
             "%s: less than one sample of %d tokens, left out of a blend by size",
             small,
             settings.sequence_length + 1,
+            extra=ALL_RANKS,
         )
     return kept, BlendWeights.by_size([length for length in lengths if length])
 

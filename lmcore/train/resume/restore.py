@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.checkpoint import WritePlanner, load_checkpoint
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.errors import CheckpointError
+from lmcore.log import ALL_RANKS
 from lmcore.train.resume.same_run import (
     check_same_run,
     comparable_shape,
@@ -79,7 +80,9 @@ def restore(
         return None
     resume = plan.resume
     if resume is None:
-        logger.warning("no checkpoint in `%s`: starting from initial weights", asked.load)
+        logger.warning(
+            "no checkpoint in `%s`: starting from initial weights", asked.load, extra=ALL_RANKS
+        )
         state.parallel.initialize(seed)
         return None
     channel = (planner or WritePlanner()).loads
@@ -209,6 +212,7 @@ def _warn_padding(manifest: Manifest, plan: RunPlan) -> None:
         saved,
         what,
         f"; {keeps}" if keeps else "",
+        extra=ALL_RANKS,
     )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.checkpoint import check_shape
 from lmcore.config.option import DROPOUT, flag_of
 from lmcore.errors import CheckpointError, ConfigError, LmcoreError
+from lmcore.log import ALL_RANKS
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.train.resume.saved_meta import part_of
 
@@ -286,7 +287,7 @@ def check_learning_rate(plan: RunPlan, schedule: LearningRateSchedule, scheduled
             hint="`--override-opt-param-scheduler` continues with this run's schedule, whose "
             "decay `--lr-decay-iters` or `--lr-decay-samples` makes longer; or give `--min-lr`",
         )
-    logger.warning("the last %d steps have learning rate 0: %s", count, ended)
+    logger.warning("the last %d steps have learning rate 0: %s", count, ended, extra=ALL_RANKS)
 
 
 def _order_difference(plan: RunPlan, manifest: Manifest, order: str) -> _Difference | None:
@@ -352,7 +353,8 @@ def warn_changed_settings(plan: RunPlan, manifest: Manifest, *, precision: str) 
     """
     rows = changed_settings(plan, manifest, precision=precision)
     if rows:
-        logger.warning("settings differ from the checkpoint's: %s", "; ".join(rows))
+        listed = "; ".join(rows)
+        logger.warning("settings differ from the checkpoint's: %s", listed, extra=ALL_RANKS)
 
 
 def changed_settings(plan: RunPlan, manifest: Manifest, *, precision: str) -> list[str]:
