@@ -37,12 +37,13 @@ def lmcore_contender(
     stack: ExitStack, layers: int, hidden: int, heads: int, *, precision: str
 ) -> Contender:
     """Return lmcore's generation on a model that is built as a run builds it."""
-    from lmcore.cli.selection import choose_device, find_plugins
+    from lmcore.cli.selection import find_plugins
     from lmcore.config.section import AcceleratorSection, Config
     from lmcore.generation.generate import generate
     from lmcore.generation.sampling_options import SamplingOptions
     from lmcore.model.build import build_model
     from lmcore.model.shape import ModelShape
+    from lmcore.runtime.device_choice import choose_device
     from lmcore.runtime.launch.rank import RankInfo
     from lmcore.runtime.runtime import start_runtime
 

@@ -64,7 +64,8 @@ class Parts:
         device: str = "cpu",
     ) -> None:
         """Make device, data, model and state; *flags* are added to those of the shape."""
-        from lmcore.cli.selection import choose_device, find_plugins
+        from lmcore.cli.selection import find_plugins
+        from lmcore.runtime.device_choice import choose_device
         from lmcore.runtime.launch.rank import rank_info
         from lmcore.runtime.process.join import join_processes
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.cli.selection import choose_device, find_plugins
+from lmcore.cli.selection import find_plugins
 from lmcore.cli.text.sample_output import (
     JsonOutput,
     LinesOutput,
@@ -31,6 +31,7 @@ from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError, LmcoreError, RunError
 from lmcore.plugin.registrations import plugin_sections
+from lmcore.runtime.device_choice import choose_device
 
 if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSettings

@@ -189,9 +189,10 @@ def _open(
     requested: str | None, argv: Sequence[str], options: Mapping[str, Any]
 ) -> tuple[Device, PrecisionPolicy, OpTable]:
     """Return the device, its default precision and the op table, as a run would have them."""
-    from lmcore.cli.selection import choose_device, find_plugins
+    from lmcore.cli.selection import find_plugins
     from lmcore.config.section import Config
     from lmcore.plugin import build_op_table, choose_precision, create_device, precision_policies
+    from lmcore.runtime.device_choice import choose_device
     from lmcore.runtime.launch.rank import RankInfo
 
     plugins = find_plugins(argv)

@@ -1,32 +1,23 @@
-"""Plugin discovery, choice of the device, and the environment that it needs.
+"""Discovery of plugins by a command that needs a device.
 
-Every command that needs a device calls `find_plugins` first, because plugins add options; then it
-reads its configuration and calls `choose_device`.
+Such a command calls `find_plugins` first, because plugins add options; then it reads its
+configuration and calls `lmcore.runtime.device_choice.choose_device`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
-import io
-import logging
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lmcore.config.option import options_of
 from lmcore.config.options.command_line import parse_flags
 from lmcore.config.section import AcceleratorSection
-from lmcore.errors import DeviceError
-from lmcore.plugin import HANDED_DOWN, Selection, discover, launch_env, select, verify
+from lmcore.plugin import discover
 
 if TYPE_CHECKING:
     from lmcore.plugin import PluginSet
-    from lmcore.runtime.launch.rank import RankInfo
 
-__all__ = ["choose_device", "find_plugins", "prepare_environment", "select_device"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["find_plugins"]
 
 
 def find_plugins(argv: Sequence[str], *, probe: bool = True) -> PluginSet:
@@ -43,71 +34,3 @@ def find_plugins(argv: Sequence[str], *, probe: bool = True) -> PluginSet:
     """
     own = {one.name: one for one in options_of(AcceleratorSection) if one.name == "plugin_off"}
     return discover(off=parse_flags(argv, own).values.get("plugin_off", ()), probe=probe)
-
-
-def choose_device(plugins: PluginSet, requested: str | None, rank: RankInfo) -> Selection:
-    """Choose the device and prepare the environment, so that torch can be imported.
-
-    Args:
-        plugins: The plugins, from `find_plugins`.
-        requested: Value of `--device`; None if it was not given.
-        rank: Rank of this process.
-
-    Raises:
-        DeviceError: See `select_device`.
-    """
-    selection = select_device(plugins, requested, rank)
-    prepare_environment(plugins, selection, rank)
-    return selection
-
-
-def select_device(plugins: PluginSet, requested: str | None, rank: RankInfo) -> Selection:
-    """Choose the device; a worker verifies and keeps its launcher's choice.
-
-    Args:
-        plugins: The plugins, from `find_plugins`.
-        requested: Value of `--device`; None if it was not given.
-        rank: Rank of this process.
-
-    Raises:
-        DeviceError: There is no device, not the requested device, or another device than the
-            launcher's.
-    """
-    handed_down = os.environ.get(HANDED_DOWN)
-    if handed_down:
-        selection = Selection.from_json(handed_down)
-        _check_request(selection, requested)
-        if rank.world_size == 1:  # several processes verify it together after their rendezvous
-            verify(selection, plugins)
-    else:
-        selection = select(plugins, requested=requested)
-        for warning in selection.warnings:
-            logger.warning("%s", warning)
-        if selection.notice:
-            logger.info("%s", selection.notice)
-    return selection
-
-
-def prepare_environment(plugins: PluginSet, selection: Selection, rank: RankInfo) -> None:
-    """Set the environment variables that plugins need, before torch is imported.
-
-    Raises:
-        PluginError: Plugins contradict each other.
-    """
-    _enable_crash_stacks()
-    os.environ.update(launch_env(plugins, selection, rank.to_dict(), os.environ))
-
-
-def _enable_crash_stacks() -> None:
-    """Print Python's stack on standard error if native code crashes."""
-    with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):
-        faulthandler.enable()  # fails if standard error is no file
-
-
-def _check_request(selection: Selection, requested: str | None) -> None:
-    if requested not in {None, selection.plugin, selection.probe.device_type}:
-        raise DeviceError(
-            f"`--device {requested}`: the launcher of this process chose `{selection.plugin}`",
-            why=f"`{HANDED_DOWN}` is set: {selection.reason}",
-            hint=f"give `--device` to the launcher, or unset `{HANDED_DOWN}`",
-        )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lmcore import log
 from lmcore.cli.device_count import default_process_count
-from lmcore.cli.selection import find_plugins, prepare_environment, select_device
+from lmcore.cli.selection import find_plugins
 from lmcore.config.load import load_config
 from lmcore.config.options.command_line import wants_help
 from lmcore.config.options.run_help import render_run_help
@@ -19,6 +19,7 @@ from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
 from lmcore.errors import ConfigError, DeviceError, LmcoreError, RunError, counted, printable
 from lmcore.plugin.registrations import plugin_sections
+from lmcore.runtime.device_choice import prepare_environment, select_device
 from lmcore.signals import clean_termination
 
 if TYPE_CHECKING:

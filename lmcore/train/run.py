@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from lmcore.checkpoint import WritePlanner
+from lmcore.parallel.random_states import seed_everything
 from lmcore.runtime.process.consistency import check_equal
 from lmcore.runtime.process.join import join_processes
 from lmcore.runtime.process.rendezvous import Rendezvous
@@ -25,7 +26,6 @@ from lmcore.train.resume.resume_point import verify_resume_point
 from lmcore.train.resume.same_run import check_learning_rate
 from lmcore.train.resume.saver import Saver
 from lmcore.train.resume.snapshot import Snapshot, take_snapshot
-from lmcore.train.state import seed_everything
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan

@@ -26,11 +26,12 @@ from lmcore.data.loading.batch import CausalLMBatch
 from lmcore.model.protocol import CAUSAL_LM
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import ParallelModel, parallelize
+from lmcore.parallel.random_states import seed_everything
 from lmcore.plugin import comm_backends, discover, select
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.process.group import Processes
 from lmcore.runtime.runtime import Runtime, start_runtime
-from lmcore.train.state import TrainState, seed_everything
+from lmcore.train.state import TrainState
 from lmcore.train.step import loss_arguments
 
 VOCABULARY = 1000

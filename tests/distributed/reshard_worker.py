@@ -29,6 +29,7 @@ from lmcore.checkpoint import WritePlanner, synced_file
 from lmcore.config.plan import RunPlan
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.errors import LmcoreError
+from lmcore.parallel.random_states import named_random_states, seed_everything
 from lmcore.parallel.tensor_layout import box
 from lmcore.parallel.tensor_parallel import STREAM
 from lmcore.plugin import Selection, discover
@@ -41,7 +42,7 @@ from lmcore.train.resume.restore import restore
 from lmcore.train.resume.resume_point import find_resume_point, verify_resume_point
 from lmcore.train.resume.saver import Saver
 from lmcore.train.resume.snapshot import Snapshot, take_snapshot
-from lmcore.train.state import TrainState, named_random_states, seed_everything
+from lmcore.train.state import TrainState
 
 JOIN_SECONDS = 60.0
 

@@ -21,6 +21,7 @@ from layouts.worker import Samples, of_case, plan_of
 
 from lmcore.config.plan import RunPlan
 from lmcore.data.loading.batch import CausalLMCollation
+from lmcore.parallel.random_states import seed_everything
 from lmcore.plugin import Selection, discover
 from lmcore.plugin.selection import HANDED_DOWN
 from lmcore.runtime.launch.rank import rank_info
@@ -29,7 +30,6 @@ from lmcore.runtime.process.join import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
 from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.engine import build_engine
-from lmcore.train.state import seed_everything
 from lmcore.train.validation import validate
 
 

@@ -16,6 +16,12 @@ from lmcore.checkpoint import WritePlanner, load_checkpoint
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.errors import CheckpointError
 from lmcore.log import ALL_RANKS
+from lmcore.parallel.random_states import (
+    random_state_name,
+    random_states,
+    seed_everything,
+    set_random_states,
+)
 from lmcore.train.resume.same_run import (
     check_same_run,
     comparable_shape,
@@ -24,12 +30,6 @@ from lmcore.train.resume.same_run import (
     warn_changed_settings,
 )
 from lmcore.train.resume.saved_meta import check_saved_run, part_of
-from lmcore.train.state import (
-    random_state_name,
-    random_states,
-    seed_everything,
-    set_random_states,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.accelerator.staging import stage_tensors
 from lmcore.checkpoint import WritePlanner, save_checkpoint
+from lmcore.parallel.random_states import named_random_states
 from lmcore.train.diagnose.non_finite import check_weights
-from lmcore.train.state import named_random_states
 
 if TYPE_CHECKING:
     from torch import Tensor

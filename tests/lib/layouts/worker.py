@@ -31,6 +31,7 @@ from lmcore.data.dataset.document_mask import DocumentMasks
 from lmcore.data.loading.batch import CausalLMCollation
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.model.gpt import GPT
+from lmcore.parallel.random_states import seed_everything
 from lmcore.plugin import PluginSet, Selection, build_op_table, discover
 from lmcore.plugin.selection import HANDED_DOWN
 from lmcore.runtime.launch.rank import rank_info
@@ -40,7 +41,7 @@ from lmcore.runtime.process.join import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
 from lmcore.train.diagnose.replica_drift import ReplicaCheck
 from lmcore.train.engine import build_engine
-from lmcore.train.state import TrainState, seed_everything
+from lmcore.train.state import TrainState
 
 VOCABULARY = 120
 END = 0

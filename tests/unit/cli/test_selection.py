@@ -6,9 +6,10 @@ import os
 
 import pytest
 
-from lmcore.cli.selection import choose_device, find_plugins
+from lmcore.cli.selection import find_plugins
 from lmcore.errors import ConfigError, DeviceError
 from lmcore.plugin import HANDED_DOWN, PluginState, discover, select
+from lmcore.runtime.device_choice import choose_device
 from lmcore.runtime.launch.rank import RankInfo
 
 

@@ -21,12 +21,13 @@ from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import build_tokenizer
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import parallelize
+from lmcore.parallel.random_states import seed_everything
 from lmcore.plugin import discover, select
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.runtime import Runtime, start_runtime
 from lmcore.train.datasets import RunDatasets, build_datasets
 from lmcore.train.resume.resume_point import find_resume_point
-from lmcore.train.state import TrainState, seed_everything
+from lmcore.train.state import TrainState
 
 TINY = {
     "--num-layers": "2",

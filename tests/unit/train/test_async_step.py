@@ -20,6 +20,7 @@ from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import parallelize
+from lmcore.parallel.random_states import seed_everything
 from lmcore.train.async_scalars import ScalarCopier
 from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.exit_conditions import ExitConditions
@@ -28,7 +29,7 @@ from lmcore.train.report.display import SilentDisplay
 from lmcore.train.report.run_directory import RunDirectory
 from lmcore.train.report.run_report import RunReport
 from lmcore.train.report.startup_clock import PhaseClock
-from lmcore.train.state import TrainState, seed_everything
+from lmcore.train.state import TrainState
 from lmcore.train.step import TrainStep
 from lmcore.train.step_queue import StepQueue
 from lmcore.train.step_record import PendingStep, StepRecord

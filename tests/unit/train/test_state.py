@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from lmcore.config.derived.layout import ParallelLayout
+from lmcore.parallel.random_states import random_states, seed_everything, set_random_states
 from lmcore.parallel.tensor_layout import TensorLayout
 from lmcore.parallel.tensor_parallel import STREAM
 from lmcore.runtime.launch.rank import RankInfo
-from lmcore.train.state import random_states, seed_everything, set_random_states
 
 
 def test_tensors(make_plan: Any, make_state: Any) -> None:

@@ -33,6 +33,7 @@ from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import build_tokenizer
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import parallelize
+from lmcore.parallel.random_states import random_states, seed_everything
 from lmcore.plugin import build_op_table, create_device
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.plugin.selection import chosen_plugin
@@ -44,7 +45,7 @@ from lmcore.train.resume.restore import restore
 from lmcore.train.resume.resume_point import find_resume_point
 from lmcore.train.resume.saver import Saver
 from lmcore.train.resume.snapshot import Snapshot, take_snapshot
-from lmcore.train.state import TrainState, random_states, seed_everything
+from lmcore.train.state import TrainState
 from lmcore.train.step import TrainStep
 from lmcore_conformance.registry import NotApplicable
 
