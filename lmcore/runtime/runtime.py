@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from lmcore.runtime.launch.rank import RankInfo
     from lmcore.runtime.process.rendezvous import Rendezvous
 
-__all__ = ["Runtime", "start_runtime"]
+__all__ = ["Runtime", "deterministic_algorithms", "start_runtime"]
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def start_runtime(
     rng.verify()
     policies = start_policies(config, plugins, selection, device)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_deterministic(wanted=section.deterministic))
+        stack.enter_context(deterministic_algorithms(wanted=section.deterministic))
         processes = None
         if rendezvous is not None:  # one process needs no backend, also if the settings name one
             backend = config.parallel.distributed_backend
@@ -178,7 +178,12 @@ def start_runtime(
 
 
 @contextlib.contextmanager
-def _deterministic(*, wanted: bool) -> Iterator[None]:
+def deterministic_algorithms(*, wanted: bool = True) -> Iterator[None]:
+    """Make torch choose deterministic algorithms, and refuse others, within the context.
+
+    Args:
+        wanted: False to change nothing.
+    """
     import torch
 
     if not wanted:

@@ -6,7 +6,7 @@ The functions are in `lmcore_conformance.checks`, each below a `check(...)` that
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +22,7 @@ __all__ = [
     "NotRun",
     "all_checks",
     "check",
+    "conclude",
     "register",
 ]
 
@@ -149,6 +150,18 @@ def check(
         return function
 
     return add
+
+
+def conclude(faults: Iterable[str], finding: str) -> str:
+    """Return *finding*, the line of a check that passes without faults.
+
+    Raises:
+        Failure: There are faults.
+    """
+    found = tuple(faults)
+    if found:
+        raise Failure(*found)
+    return finding
 
 
 def all_checks() -> tuple[Check, ...]:

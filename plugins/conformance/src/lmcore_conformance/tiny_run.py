@@ -39,7 +39,7 @@ from lmcore.plugin.registrations import plugin_sections
 from lmcore.plugin.selection import chosen_plugin
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.policies import start_policies
-from lmcore.runtime.runtime import Runtime
+from lmcore.runtime.runtime import Runtime, deterministic_algorithms
 from lmcore.train.datasets import build_datasets
 from lmcore.train.resume.restore import restore
 from lmcore.train.resume.resume_point import find_resume_point
@@ -164,7 +164,7 @@ class TinyRuns:
         """
         plan = self._plan(flags, processes.rank.world_size if processes else 1)
         plugins, selection, device = self._place(host=host)
-        with _deterministic(plan):
+        with deterministic_algorithms(wanted=plan.config.accelerator.deterministic):
             runtime = _runtime(plan, plugins, selection, device, processes)
             return self._trained(plan, runtime, steps, around_step)
 
@@ -318,16 +318,6 @@ def _runtime(
             deterministic=section.deterministic,
         ),
     )
-
-
-@contextlib.contextmanager
-def _deterministic(plan: RunPlan) -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(mode=plan.config.accelerator.deterministic)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(mode=before)
 
 
 def _last_of_each(arguments: list[str]) -> list[str]:

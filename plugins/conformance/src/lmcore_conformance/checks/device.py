@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from lmcore.accelerator import OP_SPECS, host_copy_stager
 from lmcore.accelerator.staging import stage_tensors
 from lmcore.errors import LmcoreError
-from lmcore_conformance.registry import Failure, check
+from lmcore_conformance.registry import Failure, check, conclude
 from lmcore_conformance.requirements import REQUIREMENTS
 
 if TYPE_CHECKING:
@@ -79,12 +78,12 @@ def current(bench: Bench) -> str:
             event = device.new_event()
             event.record(stream)
             found["a recorded `new_event()`"] = getattr(event, "device", None)
-    _raise(
+    faults = [
         f"{name} is on `{where}`, and the device of this process is `{bench.where}`"
         for name, where in found.items()
         if where is not None and torch.device(where) != bench.where
-    )
-    return f"`{bench.where}`"
+    ]
+    return conclude(faults, f"`{bench.where}`")
 
 
 @check(
@@ -113,8 +112,7 @@ def declaration(bench: Bench) -> str:
         for name in sorted(bench.device.dtypes)
         if not isinstance(getattr(torch, name, None), torch.dtype)
     ]
-    _raise(faults)
-    return f"{len(bench.device.missing)} reasons"
+    return conclude(faults, f"{len(bench.device.missing)} reasons")
 
 
 @check(
@@ -179,8 +177,7 @@ def transfer(bench: Bench) -> str:
                 faults.append(f"{dtype}, {layout}: it is {back.dtype} on `{sent.device}`")
             elif not torch.equal(back, tensor):
                 faults.append(f"{dtype}, {layout}: other numbers come back")
-    _raise(faults)
-    return f"{len(_STORED)} dtypes"
+    return conclude(faults, f"{len(_STORED)} dtypes")
 
 
 @check(
@@ -210,12 +207,9 @@ def copies(bench: Bench) -> str:
         "fill": (torch.empty(3, 3, device=bench.where).fill_(2.5), torch.full((3, 3), 2.5)),
     }
     bench.device.synchronize()
-    _raise(
-        f"{name}: other numbers"
-        for name, (value, right) in found.items()
-        if not torch.equal(value.cpu(), right)
-    )
-    return ", ".join(found)
+    pairs = found.items()
+    faults = [f"{name}: other numbers" for name, (a, b) in pairs if not torch.equal(a.cpu(), b)]
+    return conclude(faults, ", ".join(found))
 
 
 def _product(bench: Bench, name: str) -> str:
@@ -292,7 +286,8 @@ def peak_flops(bench: Bench) -> str:
     ]
     if ask("float3") is not None:
         bad.append("it knows a dtype `float3`")
-    _raise(bad)
+    if bad:
+        raise Failure(*bad)
     return ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in rates.items() if rate)
 
 
@@ -337,8 +332,7 @@ def stagers(bench: Bench) -> str:
                 for name, tensor in staged.items()
                 if not torch.equal(tensor, before[name])
             ]
-    _raise(faults)
-    return ", ".join(names)
+    return conclude(faults, ", ".join(names))
 
 
 @check(
@@ -363,11 +357,4 @@ def serialization(bench: Bench) -> str:
             faults.append(f"loaded for `{target}`, it is on `{found.device}`")
         elif not torch.equal(found.cpu(), tensor.cpu()):
             faults.append(f"loaded for `{target}`, it has other numbers")
-    _raise(faults)
-    return "both ways"
-
-
-def _raise(faults: Iterator[str] | list[str]) -> None:
-    found = list(faults)
-    if found:
-        raise Failure(*found)
+    return conclude(faults, "both ways")

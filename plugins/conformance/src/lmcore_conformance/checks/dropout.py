@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lmcore_conformance.op.call import Kernel, kernels_of
-from lmcore_conformance.registry import Failure, check
+from lmcore_conformance.registry import check, conclude
 
 if TYPE_CHECKING:
     from lmcore_conformance.bench import Bench
@@ -51,9 +51,7 @@ def _over_kernels(
             faults += [f"`{kernel.id}`: {text}" for text in judge(kernel)]
         except Exception as error:  # noqa: BLE001 - a kernel may raise anything
             faults.append(f"`{kernel.id}`: it raised {type(error).__name__}: {error}")
-    if faults:
-        raise Failure(*faults)
-    return ", ".join(names)
+    return conclude(faults, ", ".join(names))
 
 
 @check(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lmcore.accelerator.products import ProductCounter, in_words
-from lmcore_conformance.registry import Failure, check
+from lmcore_conformance.registry import Failure, check, conclude
 from lmcore_conformance.tiny_run import tiny_runs
 
 if TYPE_CHECKING:
@@ -75,9 +75,7 @@ def autocast(bench: Bench) -> str:
     gradients = {getattr(tensor.grad, "dtype", None) for tensor in (x, weight)}
     if gradients != {torch.float32}:
         faults.append(f"gradients: {gradients}, not torch.float32")
-    if faults:
-        raise Failure(*faults)
-    return f"bfloat16: {', '.join(products)}"
+    return conclude(faults, f"bfloat16: {', '.join(products)}")
 
 
 @check(
@@ -104,9 +102,7 @@ def pinned(bench: Bench) -> str:
     bench.device.synchronize()
     if not torch.equal(back, host):
         faults.append("copies without waiting bring other numbers")
-    if faults:
-        raise Failure(*faults)
-    return "there and back"
+    return conclude(faults, "there and back")
 
 
 @check(
@@ -205,9 +201,7 @@ def graph_random(bench: Bench) -> str:
         faults.append("under the same seed other elements are dropped")
     if not all(0.4 < fraction < 0.6 for fraction in kept):
         faults.append(f"of every two elements {kept} are kept")
-    if faults:
-        raise Failure(*faults)
-    return "new numbers each time"
+    return conclude(faults, "new numbers each time")
 
 
 @check(

@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from lmcore.accelerator import MemoryStats
-from lmcore_conformance.registry import Failure, check
+from lmcore_conformance.registry import Failure, check, conclude
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,18 +70,14 @@ def rises_and_falls(bench: Bench) -> str:
     for _ in range(3):
         block = _filled(bench, _BLOCK)
         high = _now(bench).allocated
-        if high - start < _BLOCK - _SLACK:
-            faults.append(f"a tensor of {_mib(_BLOCK)} raises it by {_mib(high - start)}")
-        if high - start > _BLOCK + _BLOCK // 2:
+        if not _BLOCK - _SLACK <= high - start <= _BLOCK + _BLOCK // 2:
             faults.append(f"a tensor of {_mib(_BLOCK)} raises it by {_mib(high - start)}")
         del block
         _settle(bench)
         low = _now(bench).allocated
         if low - start > _SLACK:
             faults.append(f"{_mib(low - start)} stay in use when the tensor is gone")
-    if faults:
-        raise Failure(*dict.fromkeys(faults))
-    return f"{_mib(start)} in use without it"
+    return conclude(dict.fromkeys(faults), f"{_mib(start)} in use without it")
 
 
 @check(
@@ -140,10 +136,8 @@ def consistent(bench: Bench) -> str:
         source, most = _most_memory(bench)
         if found.total > most:
             faults.append(f"the total is {_mib(found.total)}, and {source} is {_mib(most)}")
-    if faults:
-        raise Failure(*faults)
     total = "unknown" if found.total is None else _mib(found.total)
-    return f"total {total}"
+    return conclude(faults, f"total {total}")
 
 
 def _most_memory(bench: Bench) -> tuple[str, int]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmcore.data.loading.batch import Batch
 from lmcore.data.loading.device_prefetch import prefetch_to_device
-from lmcore_conformance.registry import Failure, check
+from lmcore_conformance.registry import check, conclude
 
 if TYPE_CHECKING:
     from lmcore_conformance.bench import Bench
@@ -72,6 +72,4 @@ def prefetch(bench: Bench) -> str:
             for k, result in enumerate(results)
             if not torch.equal(result.cpu(), torch.full((_SIZE,), float(k + _STEPS)))
         }
-    if faults:
-        raise Failure(*sorted(faults)[:3])
-    return f"{_BATCHES} batches, twice"
+    return conclude(sorted(faults)[:3], f"{_BATCHES} batches, twice")

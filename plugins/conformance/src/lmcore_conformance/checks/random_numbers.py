@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lmcore.errors import LmcoreError
-from lmcore_conformance.registry import Failure, check
+from lmcore_conformance.registry import Failure, check, conclude
 
 if TYPE_CHECKING:
     from lmcore_conformance.bench import Bench
@@ -64,9 +64,7 @@ def seed(bench: Bench) -> str:
     if equal:
         faults.append(f"the seeds {', '.join(equal)} give the same numbers")
     bench.device.seed(2**63 - 1)
-    if faults:
-        raise Failure(*faults)
-    return ", ".join(_draws(bench))
+    return conclude(faults, ", ".join(_draws(bench)))
 
 
 @check(
@@ -100,9 +98,7 @@ def rng_state(bench: Bench) -> str:
         again = [draw().cpu() for _ in range(3)]
         if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
             faults.append(f"`{name}`: a restored state gives other numbers")
-    if faults:
-        raise Failure(*dict.fromkeys(faults))
-    return f"{size} bytes"
+    return conclude(dict.fromkeys(faults), f"{size} bytes")
 
 
 @check(
@@ -129,9 +125,7 @@ def rng_apart(bench: Bench) -> str:
     torch.rand(9)
     if not torch.equal(bench.device.get_rng_state(), device):
         faults.append("drawing or seeding on the host moves the device's generator")
-    if faults:
-        raise Failure(*faults)
-    return "both ways"
+    return conclude(faults, "both ways")
 
 
 @check(
@@ -205,6 +199,4 @@ def distributions(bench: Bench) -> str:
     ]
     if not (uniform.min() >= 0 and uniform.max() < 1):
         faults.append("uniform numbers lie outside [0, 1)")
-    if faults:
-        raise Failure(*faults)
-    return f"{len(figures)} figures of {count:,} numbers"
+    return conclude(faults, f"{len(figures)} figures of {count:,} numbers")

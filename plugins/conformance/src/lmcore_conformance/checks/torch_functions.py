@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lmcore.optim.adapter import fixed_random_numbers
-from lmcore_conformance.registry import Failure, check
+from lmcore_conformance.registry import Failure, check, conclude
 
 if TYPE_CHECKING:
     from lmcore_conformance.bench import Bench
@@ -99,6 +99,4 @@ def fork_rng(bench: Bench) -> str:
         faults.append("one seed of `torch.manual_seed` gives two sequences")
     if not all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)):
         faults.append("`torch.random.fork_rng` does not restore the generator of the device")
-    if faults:
-        raise Failure(*faults)
-    return "seeded and restored"
+    return conclude(faults, "seeded and restored")

@@ -16,7 +16,7 @@ from lmcore.errors import LmcoreError
 from lmcore.plugin import choose_precision
 from lmcore.plugin.isolation.subprocess_call import call_isolated
 from lmcore.runtime.launch.rank import RankInfo
-from lmcore_conformance.registry import Failure, NotApplicable, NotRun, check
+from lmcore_conformance.registry import Failure, NotApplicable, NotRun, check, conclude
 from lmcore_conformance.tiny_run import (
     DROPOUT,
     REFERENCES,
@@ -268,9 +268,7 @@ def _recomputed(bench: Bench, names: tuple[str, ...], precision: str = "") -> st
             differing = plain.differing(runs.train(f"{flags} --recompute {name}", steps=4))
             if differing:
                 faults.append(f"`{name}`: {len(differing)} differ: {', '.join(differing[:4])}")
-    if faults:
-        raise Failure(*faults)
-    return ", ".join(done)
+    return conclude(faults, ", ".join(done))
 
 
 @check(
@@ -349,9 +347,7 @@ def mixed_precision(bench: Bench) -> str:
                 faults.append(f"`{name}`: losses are off by {off:.1%}")
             if found.losses == plain.losses:
                 faults.append(f"`{name}`: the losses are those of fp32, bit for bit")
-    if faults:
-        raise Failure(*faults)
-    return ", ".join(done)
+    return conclude(faults, ", ".join(done))
 
 
 @check(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lmcore.accelerator.op.records import load_target
 from lmcore_conformance.op.call import SPECS, Kernel, difference, dtypes_of, kernels_of
-from lmcore_conformance.registry import Failure, check
+from lmcore_conformance.registry import check, conclude
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,9 +99,7 @@ def _each_kernel(
                 faults += _stepped(bench, kernel, dtype, settings, steps=steps, large=large, **how)
             except Exception as error:  # noqa: BLE001 - a kernel may raise anything
                 faults.append(f"`{kernel.id}`, {dtype}: it raised {type(error).__name__}: {error}")
-    if faults:
-        raise Failure(*faults)
-    return ", ".join(names)
+    return conclude(faults, ", ".join(names))
 
 
 @check(
@@ -184,9 +182,7 @@ def adamw_empty(bench: Bench) -> str:
                 kernel.function(*state, counts, **_SETTINGS)
             except Exception as error:  # noqa: BLE001 - a kernel may raise anything
                 faults.append(f"`{kernel.id}`: it raised {type(error).__name__}: {error}")
-    if faults:
-        raise Failure(*faults)
-    return "no weights, and a weight without elements"
+    return conclude(faults, "no weights, and a weight without elements")
 
 
 @check(
@@ -207,9 +203,7 @@ def adamw_nan(bench: Bench) -> str:
             spoilt = [int(bench.host(tensor).isnan().sum()) for tensor in state[part]]
             if spoilt != [0, 1, 0, 0, 0]:
                 faults.append(f"`{kernel.id}`: NaNs in the {_PARTS[part]}: {spoilt}")
-    if faults:
-        raise Failure(*faults)
-    return "one NaN stays one NaN"
+    return conclude(faults, "one NaN stays one NaN")
 
 
 def _norm_inputs(bench: Bench, dtype: torch.dtype) -> list[Tensor]:
@@ -251,9 +245,7 @@ def grad_norm_value(bench: Bench) -> str:
                 error = abs(float(bench.host(found)) / float(exact) - 1)
                 if not error < (1e-12 if dtype == "float64" else 2e-6):
                     faults.append(f"{label}: off by {error:.1e} of it")
-    if faults:
-        raise Failure(*faults)
-    return f"6 and {_MANY} tensors"
+    return conclude(faults, f"6 and {_MANY} tensors")
 
 
 @check(
@@ -279,9 +271,7 @@ def grad_norm_large(bench: Bench) -> str:
             error = abs(float(bench.host(kernel.function(some))) / float(exact) - 1)
             if not error < 1e-4:
                 faults.append(f"`{kernel.id}`, {dtype}, {label}: off by {error:.1e} of it")
-    if faults:
-        raise Failure(*faults)
-    return f"{len(grads)} tensors"
+    return conclude(faults, f"{len(grads)} tensors")
 
 
 @check(
@@ -307,6 +297,4 @@ def grad_norm_edges(bench: Bench) -> str:
             faults.append(
                 f"`{kernel.id}`: of four times 1e18 it is {float(kernel.function(large))}"
             )
-    if faults:
-        raise Failure(*faults)
-    return "nothing, NaN, infinity, 1e18"
+    return conclude(faults, "nothing, NaN, infinity, 1e18")
