@@ -16,7 +16,7 @@ import pytest
 
 pytestmark = pytest.mark.distributed
 
-SECONDS = 6.0
+SECONDS = 4.0
 TIMEOUT = f"--distributed-timeout-minutes {SECONDS / 60}"
 PLACES = {
     "step": ("lmcore.train.step_queue", "StepQueue", "submit"),
@@ -41,6 +41,8 @@ def patch():
     if "torch" not in sys.modules:  # not loaded in this process: it is no rank
         return
     import importlib
+    from lmcore.runtime.process import join, watch
+    join.FAILURE_SECONDS, watch._STACK_SECONDS = 0.5, 1.0  # waited in full
     owner = importlib.import_module({module!r}).{owner}
     original, calls = owner.{method}, []
     def stopped(*arguments, **named):
@@ -80,10 +82,12 @@ def test_the_run_ends_and_names_the_stopped_rank(
     assert "main thread" in err
     assert f"from rank {other} of 2" in err
     assert "step" in err
-    if f"rank {rank} did not answer within 6 s" in err:
+    if f"rank {rank} did not answer within {SECONDS:g} s" in err:
         assert place == "save"
         return
-    message = f"no answer from rank {rank}: a collective of rank {other} did not end within 6 s"
+    message = (
+        f"no answer from rank {rank}: a collective of rank {other} did not end within {SECONDS:g} s"
+    )
     assert f"error: {message}\n" in err
     assert f"no answer from rank {rank}" in err
     # The launcher writes it if rank 0 is the stopped one.

@@ -21,6 +21,15 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM]
 AT_ONCE = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
 
 
+def places(*targets: tuple[Any, ...]) -> list[Any]:
+    """Return cases of each target with both signals: one of them in the full set only, in turn."""
+    return [
+        pytest.param(*target, number, marks=() if (first + second) % 2 else pytest.mark.full)
+        for first, target in enumerate(targets)
+        for second, number in enumerate(SIGNALS)
+    ]
+
+
 @pytest.fixture
 def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sends a signal to this process, when a function is called for the first time."""
@@ -149,14 +158,13 @@ def test_kill_switch(train: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     )
 
 
-@pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize(
-    "target, step",
-    [
+    "target, step, number",
+    places(
         ("lmcore.train.loop:StepQueue.submit", 1),
         ("lmcore.train.loop:Evaluator.validate", 2),
         ("lmcore.train.resume.snapshot:save_checkpoint", 4),
-    ],
+    ),
 )
 def test_while_training(
     train: Any,
@@ -177,15 +185,14 @@ def test_while_training(
     assert_continues(run, skipped_validation=None if step % 2 else step)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize(
-    "target",
-    [
-        "lmcore.train.loop:StepQueue.submit",
-        "lmcore.train.loop:Evaluator.validate",
-        "lmcore.train.resume.snapshot:save_checkpoint",
-        "lmcore.checkpoint.save:write_durably",
-    ],
+    "target, number",
+    places(
+        ("lmcore.train.loop:StepQueue.submit",),
+        ("lmcore.train.loop:Evaluator.validate",),
+        ("lmcore.train.resume.snapshot:save_checkpoint",),
+        ("lmcore.checkpoint.save:write_durably",),
+    ),
 )
 def test_second_signal(
     train: Any,

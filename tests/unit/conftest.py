@@ -1,10 +1,9 @@
-"""Fixtures of all unit tests: ranks that are threads, and no waiting for the disk."""
+"""Fixtures of all unit tests: ranks that are threads."""
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,22 +14,6 @@ from lmcore.runtime.launch.worker_protocol import LaunchInfo
 from lmcore.runtime.process.join import join_processes
 from lmcore.runtime.process.rendezvous import Rendezvous
 from lmcore.runtime.store import new_secret, serve_in_thread
-
-
-def _no_fsync(descriptor: int) -> None:
-    os.fstat(descriptor)  # an error where the file is not open
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk() -> Iterator[None]:
-    """Have `os.fsync` in this process see to it only that its file is open.
-
-    What it is for, a computer without power, no test can tell; it takes a hundred times as long as
-    writing a small file.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", _no_fsync)
-        yield
 
 
 @pytest.fixture

@@ -235,10 +235,16 @@ def _path_variable(env: Mapping[str, str]) -> list[str]:
 # In the process that forks
 
 
+def check_open(descriptor: int) -> None:
+    """Raise the error of `os.fsync` if the file is not open; do not wait for the disk."""
+    os.fstat(descriptor)
+
+
 def _serve(orders: socket.socket) -> None:
     """Fork for each order until the client is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client
     _import(PRELOADED)
+    os.fsync = check_open
     own = _path_variable(os.environ)
     sys.path[:] = paths = [path for path in sys.path if path not in own]
     while True:
