@@ -31,11 +31,6 @@ class Batch:
         """Return the batch on *device*; copies from pinned memory do not block the host."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def copy_(self, source: Batch) -> None:
-        """Copy the tensors of *source*, of equal shapes, into this batch's; as `to` does."""
-        for name, tensor in source.named_tensors().items():
-            getattr(self, name).copy_(tensor, non_blocking=True)
-
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Return the batch with *function* applied to each tensor."""
         return replace(self, **{name: function(x) for name, x in self.named_tensors().items()})

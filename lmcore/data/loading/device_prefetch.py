@@ -1,4 +1,4 @@
-"""Prefetch of micro-batches to the device: each is copied while the one before is computed.
+"""Prefetch of batches to the device: each is copied while the one before is computed.
 
 Copies run from pinned memory on their own stream, so that neither the host nor the computation
 waits for them; an event orders each copy before the computation that uses it.  The computation's
@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor
+
+from lmcore.data.loading.nested import map_tensors
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
     from lmcore.data.loading.batch import Batch
     from lmcore.data.loading.loader import BatchLoader
 
-__all__ = ["Batches", "prefetch_to_device"]
+__all__ = ["Batches", "CopiedAhead", "copies_ahead", "prefetch_to_device"]
 
 
 class Batches(Protocol):
@@ -48,10 +51,13 @@ def prefetch_to_device(loader: BatchLoader, device: Device) -> Batches:
         loader: Loader of batches in pinned memory; the caller closes it.
         device: Device of this process.
     """
-    wanted = ("new_stream", "new_event", "pin_memory")
-    if any(getattr(device, ability) is None for ability in wanted):
-        return loader
-    return _DeviceBatches(loader, device)
+    return _DeviceBatches(loader, device) if copies_ahead(device) else loader
+
+
+def copies_ahead(device: Device) -> bool:
+    """Return True if the device can copy a batch while it computes with another one."""
+    needed = ("new_stream", "new_event", "pin_memory")
+    return all(getattr(device, ability) is not None for ability in needed)
 
 
 @dataclass(frozen=True)
@@ -59,24 +65,75 @@ class _Copy:
     """Batch that is being copied.
 
     Attributes:
-        host: Batch in pinned memory.
         on_device: Batch on the device.
+        sources: Its tensors in pinned memory, which is kept until the copy was done.
         done: Event that the copy stream records after the copy.
     """
 
-    host: Batch
-    on_device: Batch
+    on_device: Any
+    sources: list[Tensor]
     done: Any
+
+
+class _Copier:
+    """Copies of batches on a stream of their own.
+
+    Args:
+        device: Device of this process.
+        pins: True if batches come in pageable memory, too, and are pinned first.
+    """
+
+    def __init__(self, device: Device, *, pins: bool) -> None:
+        self._torch_device = device.torch_device
+        self._pin = device.require("pin_memory") if pins else None
+        self._new_event = device.require("new_event")
+        self._stream = device.require("new_stream")()
+        self._running: deque[_Copy] = deque()  # keeps the host memory until it was read
+
+    def start(self, host: Any) -> _Copy:
+        """Queue the copy of a batch, and release host memory of copies that are done."""
+        while self._running and self._running[0].done.query():
+            self._running.popleft()
+        sources: list[Tensor] = []
+        targets: list[Tensor] = []
+
+        def allocate(tensor: Tensor) -> Tensor:
+            if self._pin is not None:
+                if type(tensor) is not Tensor or tensor.layout is not torch.strided:
+                    return tensor.to(self._torch_device)
+                if tensor.device.type != "cpu":
+                    return tensor.to(self._torch_device)  # the tensor itself, if it is there
+                tensor = tensor if tensor.is_pinned() else self._pin(tensor)
+            sources.append(tensor)
+            targets.append(torch.empty_like(tensor, device=self._torch_device))
+            return targets[-1]
+
+        on_device = map_tensors(host, allocate, lambda movable: movable.to(self._torch_device))
+        allocated = self._new_event()
+        allocated.record(self._compute_stream())
+        self._stream.wait_event(allocated)
+        with self._stream:
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source, non_blocking=True)
+        done = self._new_event()
+        done.record(self._stream)
+        copy = _Copy(on_device, sources, done)
+        self._running.append(copy)
+        return copy
+
+    def result(self, copy: _Copy) -> Any:
+        """Return the batch on the device; work that is queued from now on waits for the copy."""
+        self._compute_stream().wait_event(copy.done)
+        return copy.on_device
+
+    def _compute_stream(self) -> Any:
+        return torch.accelerator.current_stream(self._torch_device)
 
 
 class _DeviceBatches:
     def __init__(self, loader: BatchLoader, device: Device) -> None:
-        self._loader, self._device = loader, device
-        self._torch_device = device.torch_device
-        self._new_event = device.require("new_event")
-        self._stream = device.require("new_stream")()
+        self._loader, self._copier = loader, _Copier(device, pins=False)
         self._next: _Copy | None = None
-        self._running: deque[_Copy] = deque()  # keeps the host memory until it was read
 
     @property
     def wait_seconds(self) -> float:
@@ -86,32 +143,46 @@ class _DeviceBatches:
         return self
 
     def __next__(self) -> Batch:
-        copy = self._next or self._start_copy(next(self._loader))
+        copy = self._next or self._copier.start(next(self._loader))
         self._next = None
-        self._compute_stream().wait_event(copy.done)
+        batch: Batch = self._copier.result(copy)
         ready = self._loader.next_if_ready()
         if ready is not None:
-            self._next = self._start_copy(ready)
-        return copy.on_device
+            self._next = self._copier.start(ready)
+        return batch
 
-    def _start_copy(self, host: Batch) -> _Copy:
-        """Queue the copy of a batch, and release host memory of copies that are done."""
-        while self._running and self._running[0].done.query():
-            self._running.popleft()
-        on_device = host.map(self._allocate)
-        allocated = self._new_event()
-        allocated.record(self._compute_stream())
-        self._stream.wait_event(allocated)
-        with self._stream:
-            on_device.copy_(host)
-        done = self._new_event()
-        done.record(self._stream)
-        copy = _Copy(host, on_device, done)
-        self._running.append(copy)
-        return copy
 
-    def _compute_stream(self) -> Any:
-        return torch.accelerator.current_stream(self._torch_device)
+class CopiedAhead:
+    """Iterator over batches on the device; the next batch is read and copied one call ahead.
 
-    def _allocate(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(tensor, device=self._torch_device)
+    An error of the next batch is raised when that batch is due.
+
+    Args:
+        batches: Iterator over batches on the host, of any nested structure.
+        device: Device for which `copies_ahead` is True.
+    """
+
+    def __init__(self, batches: Iterator[Any], device: Device) -> None:
+        self._batches, self._copier = batches, _Copier(device, pins=True)
+        self._next: _Copy | None = None
+        self._error: Exception | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the iterator."""
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next batch."""
+        due, self._error = self._error, None
+        if due is not None:
+            raise due
+        copy = self._next or self._copier.start(next(self._batches))
+        self._next = None
+        batch = self._copier.result(copy)
+        try:
+            self._next = self._copier.start(next(self._batches))
+        except StopIteration:
+            pass  # the next call reads again, and ends
+        except Exception as error:  # noqa: BLE001  # raised with its batch
+            self._error = error
+        return batch

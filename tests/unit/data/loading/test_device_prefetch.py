@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.data.loading.device_prefetch import prefetch_to_device
-from lmcore.data.loading.loader import Batch, BatchLoader
+from lmcore.data.loading.device_prefetch import CopiedAhead, copies_ahead, prefetch_to_device
+from lmcore.data.loading.loader import BatchLoader
 from lmcore.errors import DataError
 
 
@@ -43,18 +46,18 @@ class Device:
         self.__dict__ |= abilities | lacking
         computing = SimpleNamespace(name="main", wait_event=lambda one: self.note("wait", one))
         monkeypatch.setattr("torch.accelerator.current_stream", lambda where: computing)
-        real_empty, real_copy = torch.empty_like, Batch.copy_
+        real_empty, real_copy = torch.empty_like, Tensor.copy_
 
         def empty_like(tensor: Tensor, **options: Any) -> Tensor:
             self.log.append("allocate")
             return real_empty(tensor, **options)
 
-        def copy_(batch: Batch, source: Any) -> None:
-            self.log.append(f"copy {int(source.tokens_BS[0, 0])}")
-            real_copy(batch, source)
+        def copy_(tensor: Tensor, source: Tensor, **options: Any) -> Tensor:
+            self.log.append(f"copy {int(source[0, 0])}")
+            return real_copy(tensor, source, **options)
 
         monkeypatch.setattr(torch, "empty_like", empty_like)
-        monkeypatch.setattr(Batch, "copy_", copy_)
+        monkeypatch.setattr(Tensor, "copy_", copy_)
 
     def require(self, ability: str) -> Any:
         return getattr(self, ability)
@@ -87,6 +90,18 @@ class Device:
         )
 
 
+class SameAs:
+    """Value that is equal to a tensor of these numbers."""
+
+    def __init__(self, numbers: Any) -> None:
+        self.numbers = numbers
+
+    def __eq__(self, tensor: object) -> bool:
+        return isinstance(tensor, Tensor) and tensor.tolist() == self.numbers
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def full(loader: BatchLoader) -> None:
     """Wait until the loader has all that it may hold."""
     end = time.monotonic() + 60
@@ -109,10 +124,10 @@ def test_each_is_copied_while_the_one_before_is_used(monkeypatch: pytest.MonkeyP
         allocation = ["allocate"] * 3
         assert device.log == [
             *(*allocation, "record event 0 on main", "side waits event 0"),
-            *("side on", "copy 0", "side off", "record event 1 on side"),
+            *("side on", "copy 0", "copy 1", "copy 1", "side off", "record event 1 on side"),
             "wait event 1",
             *(*allocation, "record event 2 on main", "side waits event 2"),
-            *("side on", "copy 2", "side off", "record event 3 on side"),
+            *("side on", "copy 2", "copy 3", "copy 1", "side off", "record event 3 on side"),
         ]
         device.log.clear()
         full(loader)
@@ -139,12 +154,12 @@ def test_host_memory_stays_until_it_is_copied(monkeypatch: pytest.MonkeyPatch) -
         batches: Any = prefetch_to_device(loader, device)
         for _ in range(3):
             next(batches)
-        assert len(batches._running) >= 3
+        assert len(batches._copier._running) >= 3
         device.done = True
         next(batches)
         full(loader)
         next(batches)
-        assert len(batches._running) <= 1
+        assert len(batches._copier._running) <= 1
 
 
 def test_an_error_comes_with_its_own_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +180,48 @@ def test_a_device_without_queues(monkeypatch: pytest.MonkeyPatch, ability: str) 
     device: Any = Device(monkeypatch, **{ability: None})
     with BatchLoader(Counting(), micro_batch_size=2) as loader:
         assert prefetch_to_device(loader, device) is loader
+
+
+def test_any_structure_is_copied_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next batch is read, pinned and queued before the one before it is given out."""
+    device: Any = Device(monkeypatch)
+    read: list[int] = []
+
+    def batches() -> Iterator[Any]:
+        for number in range(3):
+            read.append(number)
+            yield {"x": [torch.full((1, 2), number)], "name": f"batch {number}"}
+
+    ahead = CopiedAhead(batches(), device)
+    assert next(ahead) == {"x": [SameAs([[0, 0]])], "name": "batch 0"}
+    assert read == [0, 1]
+    assert [line for line in device.log if line.startswith("copy")] == ["copy 0", "copy 1"]
+    assert device.log.index("wait event 1") < device.log.index("copy 1")
+    assert [batch["x"][0].tolist() for batch in ahead] == [[[1, 1]], [[2, 2]]]
+    assert next(ahead, "the end") == "the end"
+
+
+def test_batches_that_are_none_or_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch without tensors is given out as it is; a tensor on the device is not copied."""
+    device: Any = Device(monkeypatch)
+    device.torch_device = torch.device("meta")
+    there = torch.empty(2, device="meta")
+    assert list(CopiedAhead(iter([None, "text", (there, 1)]), device)) == [None, "text", (there, 1)]
+    assert not any(line == "allocate" for line in device.log)
+
+
+def test_an_error_is_raised_with_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch before it is given out first, and the iterator continues after the error."""
+    device: Any = Device(monkeypatch)
+    numbers = map(functools.partial(operator.floordiv, 1), [1, 0, 1])
+    ahead = CopiedAhead(numbers, device)
+    assert next(ahead) == 1
+    with pytest.raises(ZeroDivisionError):
+        next(ahead)
+    assert next(ahead) == 1
+    assert copies_ahead(device)
+    device.new_event = None
+    assert not copies_ahead(device)
 
 
 def test_next_if_ready() -> None:
