@@ -44,13 +44,7 @@ def map_tensors(
         return _map_items(value, function, on_object)
     if isinstance(value, dict | UserDict):
         return _map_dict(value, function, on_object)
-    if isinstance(value, Batch):
-        return value.map(function)
-    if callable(getattr(value, "to", None)) and not isinstance(value, type):
-        return on_object(value)
-    if dataclasses.is_dataclass(value):
-        return _map_dataclass(value, function, on_object)
-    return _map_items(value, function, on_object) if isinstance(value, list | tuple) else value
+    return _map_instance(value, function, on_object)
 
 
 def to_device(value: Any, device: Any) -> Any:
@@ -65,6 +59,18 @@ def to_device(value: Any, device: Any) -> Any:
         lambda tensor: tensor if tensor.device == device else tensor.to(device),
         lambda movable: movable.to(device),
     )
+
+
+def _map_instance(
+    value: Any, function: Callable[[Tensor], Tensor], on_object: Callable[[Any], Any]
+) -> Any:
+    if isinstance(value, Batch):
+        return value.map(function)
+    if callable(getattr(value, "to", None)) and not isinstance(value, type):
+        return on_object(value)
+    if dataclasses.is_dataclass(value):
+        return _map_dataclass(value, function, on_object)
+    return _map_items(value, function, on_object) if isinstance(value, list | tuple) else value
 
 
 def _map_items(
