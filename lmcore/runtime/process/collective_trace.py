@@ -171,7 +171,8 @@ def hanging_collectives(
         for index, last in behind.items():
             before = known[index].ops.get(str(last), "collective").partition(" of ")[0]
             lines.append(f"rank {index}: has not begun it; its last one is `{before}` #{last}")
-        lines += [f"rank {index}: last seen at #{count}" for index, count in silent.items()]
+        if any(key in own for own in counts):  # torch counts for the backends that it knows
+            lines += [f"rank {index}: last seen at #{count}" for index, count in silent.items()]
     return lines
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from lmcore.runtime.process.collective_trace import trace_collectives
 from lmcore_sim import _C, torch_backend  # noqa: F401 - makes the device known to torch
 
 
@@ -112,6 +113,19 @@ def groups(rank: int, size: int) -> None:
         assert "cpu" in str(error).lower()  # noqa: PT017 - no pytest in a worker
     else:
         raise AssertionError("a tensor of the CPU was carried")
+
+
+def trace(rank: int, size: int) -> None:
+    """The flight recorder has the collectives by group, which a message about a hang names."""
+    group = dist.new_group([0, 1], group_desc="data")
+    dist.all_reduce(full(1, 5))
+    dist.all_gather_into_tensor(full(0, 4), full(1, 2), group=group)
+    dist.all_reduce(full(1, 3), group=group)
+    found = {trace["name"]: trace["ops"] for trace in trace_collectives().values()}
+    last = list(found["world"].values())[-1]
+    assert last == "all_reduce of float32 [5]", found
+    ops = ["all_gather of float32 [2]", "all_reduce of float32 [3]"]
+    assert [op.replace("_into_tensor", "") for op in found["data"].values()] == ops, found
 
 
 def network() -> nn.Sequential:

@@ -47,7 +47,7 @@ def start(environment: dict[str, str]) -> Iterator[Start]:
 
 @pytest.mark.parametrize(
     "case",
-    ["reductions", "movements", "messages", "groups", "ddp", "fsdp", "tensor_parallel"],
+    ["reductions", "movements", "messages", "groups", "trace", "ddp", "fsdp", "tensor_parallel"],
 )
 def test_two_processes(start: Start, case: str) -> None:
     """Collectives move the right numbers; data, sharded and tensor parallel train as one."""

@@ -86,6 +86,10 @@ WorkPtr SimBackend::endCoalescing() {
 
 WorkPtr SimBackend::launch(
     const char* name, const Tensors& outputs, const std::function<WorkPtr()>& start) {
+  if (carrier_->getGroupUid() != getGroupUid() || carrier_->getGroupDesc() != getGroupDesc()) {
+    carrier_->setGroupUid(getGroupUid());  // for torch's flight recorder
+    carrier_->setGroupDesc(getGroupDesc());
+  }
   const double factor = before_collective(name);
   for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
     const auto stream = current_stream(index);
