@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.accelerator.dtype import parse_dtype
 from lmcore.accelerator.op.context import OpAttributes, attribute_options, op_context
+from lmcore.accelerator.op.explain import explanation, kernel_rows
 from lmcore.accelerator.op.records import (
-    REFERENCE,
-    OpContext,
     OpImpl,
     OpSpec,
     Resolution,
@@ -154,7 +153,7 @@ def _explain(argv: list[str]) -> int:
     if wanted.json:
         print(json.dumps(_explained_as_dict(resolution, device, table, failure), indent=2))
     else:
-        _print_explained(resolution, spec, device, table, usable=failure is None)
+        _print_explained(resolution, device, table, usable=failure is None)
     if failure is not None:
         raise failure
     return 0
@@ -270,7 +269,7 @@ def _print_op(console: Console, spec: OpSpec, table: OpTable) -> None:
         console.print(
             Text(wrapped(line, width, first="  ", rest="      "), style="dim"), soft_wrap=True
         )
-    head_row, *rows = _kernel_rows(spec.name, table)
+    head_row, *rows = kernel_rows(spec.name, table)
     console.print(Text(f"  {head_row}", style="dim"), soft_wrap=True)
     for row, impl in zip(rows, [*table.candidates(spec.name), None], strict=True):
         shown = Text(f"  {row}")
@@ -280,76 +279,19 @@ def _print_op(console: Console, spec: OpSpec, table: OpTable) -> None:
         console.print(shown, soft_wrap=True)
 
 
-def _kernel_rows(op: str, table: OpTable) -> list[str]:
-    """Return a line of headings, one for each kernel in their order, and the reference's."""
-    cells = [("kernel", "plugin", "priority", "traits")]
-    cells += [
-        (impl.id, impl.plugin, str(impl.priority), ", ".join(sorted(impl.traits)))
-        for impl in table.candidates(op)
-    ]
-    cells.append((REFERENCE, "lmcore", "", "the meaning of the op"))
-    widths = [max(len(row[at]) for row in cells) for at in range(4)]
-    return [
-        f"{name:<{widths[0]}}  {plugin:<{widths[1]}}  {priority:>{widths[2]}}  {traits}".rstrip()
-        for name, plugin, priority, traits in cells
-    ]
-
-
 def _print_explained(
-    resolution: Resolution, spec: OpSpec, device: Device, table: OpTable, *, usable: bool
+    resolution: Resolution, device: Device, table: OpTable, *, usable: bool
 ) -> None:
     from rich.text import Text
 
-    console, width, case = _console(), output_width(), resolution.context
-    head = Text(f"{spec.name} on {device.type}, {case.dtype}")
-    head.stylize("bold", 0, len(spec.name))
-    console.print(head, soft_wrap=True)
-    for line in _case_lines(case, spec, device):
-        console.print(Text(wrapped(line, width, first="  ", rest="    ")), soft_wrap=True)
-    console.print()
-    reasons = dict(resolution.rejected)
-    head_row, *rows = _kernel_rows(spec.name, table)
-    console.print(Text(f"  {head_row}", style="dim"), soft_wrap=True)
-    names = [*(impl.id for impl in table.candidates(spec.name)), REFERENCE]
-    for row, name in zip(rows, names, strict=True):
-        chosen = name == resolution.chosen
-        style = ("bold green" if usable else "bold red") if chosen else ""
-        console.print(Text(f"{'*' if chosen else ' '} {row}", style=style), soft_wrap=True)
-        said = _why_chosen(resolution, usable=usable) if chosen else reasons[name]
-        text = wrapped(said, width, first="      ", rest="      ")
-        console.print(Text(text, style="" if chosen else "dim"), soft_wrap=True)
+    console, width = _console(), output_width()
+    styles = {"chosen": "bold green" if usable else "bold red", "dim": "dim"}
 
+    def wrap(text: str, first: str, rest: str) -> str:
+        return wrapped(text, width, first=first, rest=rest)
 
-def _case_lines(case: OpContext, spec: OpSpec, device: Device) -> list[str]:
-    """Return what is known of the case, and what is left open."""
-    given = ", ".join(
-        f"{name} {_shown(case.attributes[name])}"
-        for name in spec.attributes
-        if name in case.attributes
-    )
-    left_open = [name for name in spec.attributes if name not in case.attributes]
-    lines = [given] if given else []
-    if left_open:
-        flags = ", ".join(attribute_options()[name].flag for name in left_open)
-        lines.append(f"not specified: {flags}")
-    if case.dtype not in device.dtypes:
-        lines.append(f"device `{device.type}` does not compute in {case.dtype}")
-    return lines
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _why_chosen(resolution: Resolution, *, usable: bool) -> str:
-    if not usable and resolution.chosen == REFERENCE:
-        return "no kernel supports this case, and --strict-ops refuses the reference"
-    if not usable:
-        return "would be chosen, and cannot be used"
-    return {
-        "preference": "chosen: preferred by --ops",
-        "priority": "chosen: highest priority among the kernels that support this case",
-        "tie": "chosen: of equal priority with another that supports this case, and goes first",
-    }.get(resolution.source, "chosen: no kernel supports this case")
+    for line, part in explanation(resolution, table, device.dtypes, usable=usable, wrap=wrap):
+        shown = Text(line, style=styles.get(part, ""))
+        if part == "head":
+            shown.stylize("bold", 0, len(resolution.op))
+        console.print(shown, soft_wrap=True)
