@@ -7,7 +7,6 @@ limit, so that a crash in native code or a hanging driver is a line of the repor
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ from lmcore.plugin.isolation.subprocess_call import (
 from lmcore.plugin.record import CPU
 from lmcore.plugin.selection import HANDED_DOWN, chosen_plugin
 from lmcore.runtime.launch.rank import RankInfo
-from lmcore.runtime.store import SECRET, new_secret
+from lmcore.runtime.store import local_run_env
 
 __all__ = ["plugin_checks"]
 
@@ -105,7 +104,7 @@ def _all_reduce(record: PluginRecord, plugins: PluginSet, timeout: float) -> Che
     """Return what became of an all-reduce over two processes, or over as many as devices allow."""
     assert record.probe is not None
     size = 2 if record.probe.device_type == CPU else min(2, record.probe.count)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), SECRET: new_secret()}
+    address = local_run_env()
     calls = []
     for rank in range(size):
         try:
@@ -163,13 +162,6 @@ def _only(record: PluginRecord, plugins: PluginSet) -> dict[str, str]:
     names = [one.entry_point for one in plugins.participants(record.name)]
     env = {name: value for name, value in os.environ.items() if name != OFF}
     return env | {ALLOW_LIST: ",".join(names)}
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _read(values: Iterable[Mapping[str, Any]]) -> list[Check]:

@@ -6,7 +6,7 @@ secret makes.  Torch-free but for the adapter of process groups.
 """
 
 from lmcore.runtime.store.client import OTHER_SECRET, StoreClient, StoreError
-from lmcore.runtime.store.secret import SECRET, new_secret, run_secret
+from lmcore.runtime.store.secret import SECRET, local_run_env, new_secret, run_secret
 from lmcore.runtime.store.server import StoreServer, serve_in_thread
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "StoreClient",
     "StoreError",
     "StoreServer",
+    "local_run_env",
     "new_secret",
     "run_secret",
     "serve_in_thread",

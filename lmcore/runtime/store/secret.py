@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import socket
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from pathlib import Path
 from lmcore.bounded_file import read_bounded_file
 from lmcore.errors import ConfigError
 
-__all__ = ["SECRET", "SECRET_FILE", "new_secret", "run_secret"]
+__all__ = ["SECRET", "SECRET_FILE", "local_run_env", "new_secret", "run_secret"]
 
 SECRET = "LMCORE_SECRET"
 """Environment variable with the secret itself, as a job's environment passes it on."""
@@ -28,6 +29,14 @@ _LEAST_BYTES, _MOST_BYTES = 16, 4096
 def new_secret() -> str:
     """Return a new random secret, as text for an environment variable."""
     return secrets.token_hex(32)
+
+
+def local_run_env() -> dict[str, str]:
+    """Return a free address of this host and a new secret, as variables of a run's processes."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        host, port = listener.getsockname()
+    return {"MASTER_ADDR": host, "MASTER_PORT": str(port), SECRET: new_secret()}
 
 
 def run_secret(env: Mapping[str, str]) -> bytes:

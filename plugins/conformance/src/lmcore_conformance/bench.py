@@ -131,8 +131,8 @@ class Bench:
         own = [offer for offer in self.backends if offer.device_type == self.device.type]
         return choose_comm_backend(own).name
 
-    def _under_test(self, ask: Callable[..., tuple[Any, ...]]) -> tuple[Any, ...]:
-        offers = ask(self.plugins, self.selection, self.device)
+    def _under_test(self, collect: Callable[..., tuple[Any, ...]]) -> tuple[Any, ...]:
+        offers = collect(self.plugins, self.selection, self.device)
         return tuple(offer for offer in offers if self.subject in {"", offer.plugin})
 
     def values(self, *shape: int, seed: int = 0) -> Tensor:

@@ -250,13 +250,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if state is None:
         return
     touched = {name for trial in state.trials for name in trial.touched}
-    asked = {check.level for check in state.checks if check.id in touched} & set(state.levels)
-    unasked = {check.level for check in state.checks} - asked
-    items[:] = [item for item in items if getattr(_class_of(item), "level", "") not in unasked]
-
-
-def _class_of(item: pytest.Item) -> object:
-    return getattr(item, "cls", None)
+    used = {check.level for check in state.checks if check.id in touched} & set(state.levels)
+    unused = {check.level for check in state.checks} - used
+    items[:] = [
+        item for item in items if getattr(getattr(item, "cls", None), "level", "") not in unused
+    ]
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -218,8 +218,9 @@ def _gaps(declaration: Declaration, checks: Sequence[Check]) -> dict[str, str]:
 
 def _machine(created: Result | None) -> str:
     """Return the device as its own check describes it; else the host's kind."""
-    is_known = created is not None and created.status is Status.PASSED
-    return created.detail if created is not None and is_known else platform.machine()
+    if created is not None and created.status is Status.PASSED:
+        return created.detail
+    return platform.machine()
 
 
 def _version(distribution: str) -> str:
@@ -238,6 +239,7 @@ def _level(level: str, checks: Sequence[Check], results: Mapping[str, Result]) -
     ]
     count = {status: every.count(status) for status in Status}
     excused = all(check.requires for check in own if results[check.id].status is Status.GAP)
+    left = tuple(check.id for check in own if results[check.id].status is Status.NOT_RUN)
     if not own:
         verdict = "not applicable"
     elif count[Status.FAILED]:
@@ -259,13 +261,9 @@ def _level(level: str, checks: Sequence[Check], results: Mapping[str, Result]) -
         count[Status.GAP],
         count[Status.NOT_RUN],
         verdict,
-        () if verdict == "not run" else _not_run(own, results),
+        () if verdict == "not run" else left,
         count[Status.NOT_APPLICABLE],
     )
-
-
-def _not_run(checks: Sequence[Check], results: Mapping[str, Result]) -> tuple[str, ...]:
-    return tuple(check.id for check in checks if results[check.id].status is Status.NOT_RUN)
 
 
 def render(report: Report) -> list[str]:

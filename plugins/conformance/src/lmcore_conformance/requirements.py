@@ -39,11 +39,10 @@ class Requirement:
 
 
 def _ability(summary: str, name: str) -> Requirement:
-    return Requirement(f"{summary}, by `{name}`", lambda bench: _has(bench, name), name)
+    def offered(bench: Bench) -> bool:
+        return getattr(bench.device, name) is not None
 
-
-def _has(bench: Bench, name: str) -> bool:
-    return getattr(bench.device, name) is not None
+    return Requirement(f"{summary}, by `{name}`", offered, name)
 
 
 def _dtype(name: str) -> Callable[[Bench], bool]:

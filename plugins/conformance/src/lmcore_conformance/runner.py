@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from lmcore.errors import LmcoreError
 from lmcore.plugin.isolation.subprocess_call import HUNG, Call, Outcome, call_together
 from lmcore.runtime.launch.rank import RankInfo
-from lmcore.runtime.store import SECRET, new_secret
+from lmcore.runtime.store import local_run_env
 from lmcore_conformance.contributions import NOTHING, touched, usable_offers
 from lmcore_conformance.declaration import Declaration
 from lmcore_conformance.process.child import SETUP_SECONDS
@@ -225,8 +224,7 @@ class Runner:
             target = "lmcore_conformance.process.child:run_group"
             calls = [Call(target, arguments, self.target.environment(place))]
             return self._call_together(calls, timeout)
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-        address[SECRET] = new_secret()
+        address = local_run_env()
         places = [RankInfo(rank, rank, _RANKS, _RANKS) for rank in range(_RANKS)]
         calls = [
             Call(
@@ -349,10 +347,3 @@ def _faults(
 
 def _failure(name: str, detail: str) -> Result:
     return Result(name, Status.FAILED, detail, (detail,))
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
-from lmcore.accelerator import API_VERSION, Probe, ProbeState
+from lmcore.accelerator import API_VERSION, ProbeState
 from lmcore.errors import ConfigError, DeviceError, LmcoreError, suggestion
 from lmcore.plugin import (
     ALLOW_LIST,
@@ -199,16 +199,13 @@ def _present_devices(installed: Sequence[PluginRecord]) -> list[PluginRecord]:
     best: dict[str, tuple[int, PluginRecord]] = {}
     for record in installed:
         probe = record.probe
-        if record.state is not PluginState.USABLE or not _is_present(probe):
+        if record.state is not PluginState.USABLE or probe is None:
             continue
-        assert probe is not None
+        if probe.state is not ProbeState.PRESENT:
+            continue
         if probe.device_type not in best or probe.priority > best[probe.device_type][0]:
             best[probe.device_type] = probe.priority, record
     return [best[kind][1] for kind in sorted(best, key=lambda kind: (kind != "cpu", kind))]
-
-
-def _is_present(probe: Probe | None) -> bool:
-    return probe is not None and probe.state is ProbeState.PRESENT
 
 
 def _loaded(

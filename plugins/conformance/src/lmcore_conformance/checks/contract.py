@@ -159,7 +159,7 @@ def source(bench: ContractBench) -> str:
 )
 def hooks(bench: ContractBench) -> str:
     """Judge the hooks' signatures."""
-    return bench.judge(("hooks", "lmcore_plugin_info"), prefix="")
+    return bench.judge(("hooks", "lmcore_plugin_info"))
 
 
 @check(

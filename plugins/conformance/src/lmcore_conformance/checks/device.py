@@ -128,14 +128,14 @@ def offers_twice(bench: Bench) -> str:
 
     arguments = (bench.plugins, bench.selection, bench.device)
     counts = []
-    for kind, ask in {
+    for kind, collect in {
         "kernels": contract.op_impls,
         "precision policies": contract.precision_policies,
         "recompute policies": contract.recompute_policies,
         "checkpoint stagers": contract.checkpoint_stagers,
         "communication backends": contract.comm_backends,
     }.items():
-        first, second = ([_name(answer) for answer in ask(*arguments)] for _ in range(2))
+        first, second = ([_name(offer) for offer in collect(*arguments)] for _ in range(2))
         if first != second:
             raise Failure(f"{kind}: first {first}, then {second}")
         counts.append(f"{len(first)} {kind}")
