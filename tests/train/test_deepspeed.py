@@ -304,6 +304,34 @@ def test_the_familys_own_file_and_flags(run: Any, file: Any) -> None:
     assert "loss_scale_window: 500" in (done.directory / "config.yaml").read_text()
 
 
+SLOW = """
+import os, sys, time
+def patch():
+    if "torch" not in sys.modules:  # not loaded in this process: it is no rank
+        return
+    from lmcore.data.loading.loader import BatchLoader
+    original = BatchLoader.__next__
+    def late(self):
+        time.sleep(0.08 if os.environ.get("RANK") == "1" else 0)
+        return original(self)
+    BatchLoader.__next__ = late
+os.register_at_fork(after_in_child=patch)
+"""
+
+
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.full)])
+def test_a_slow_rank_is_named(start: Any, finish: Any, stage: int) -> None:
+    """Its own time leaves out the waits in DeepSpeed's collectives, as in native runs."""
+    flags = f"--nproc-per-node 2 --engine deepspeed --zero-stage {stage}"
+    flags += " --train-iters 10 --log-interval 9"
+    run = finish(start("run", flags, before=SLOW), "run")
+    assert run.status == 0, run.err
+    assert "warning: rank 1 on host " in run.err
+    (row,) = [row for row in run.rows if "slowest_rank" in row]
+    assert (row["step"], row["slowest_rank"]) == (9, 1)
+    assert row["rank_time_min_ms"] < row["rank_time_max_ms"] - 40
+
+
 def test_gradients_that_are_not_finite_stop_the_run(run: Any) -> None:
     """The first step blows the weights up; the second one says so and updates nothing."""
     flags = "--train-iters 9 --lr 1e30 --global-batch-size 8 --engine deepspeed --zero-stage 2"

@@ -35,7 +35,7 @@ from lmcore.runtime.process.consistency import check_equal
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.deepspeed.flat_optimizer import FlatUpdate, StateKind, state_kinds
-from lmcore.train.deepspeed.package import initialize, open_deepspeed
+from lmcore.train.deepspeed.package import initialize, open_deepspeed, time_waits
 from lmcore.train.deepspeed.shards import Shards
 from lmcore.train.diagnose.non_finite import HINT, NonFiniteError
 from lmcore.train.state import TrainState
@@ -161,6 +161,7 @@ class DeepSpeedEngine:
         if self.stage == 3:
             self._shard(root)
         self._engine = initialize(self.package, root, self._update, self.config, self.runtime)
+        time_waits(self.package, self.parallel.mesh.clock)
         shards = Shards(self.package, self._engine, parameters, self._update)
         for name, weight in exact.items():
             shards.set_weight(name, weight)  # DeepSpeed's own copies are rounded
@@ -199,7 +200,8 @@ class DeepSpeedEngine:
         samples = self.batch_sizes.at(state.consumed_samples)
         own = sum(self._run(batches, samples, state.loss_scale.value))
         with self.profiler_range("reduce"):
-            total, *summed = all_reduce_scalars(self.runtime, own, *requests())
+            wait = self.parallel.mesh.clock.wait
+            total, *summed = wait(all_reduce_scalars, self.runtime, own, *requests())
         loss = total / self.runtime.rank.world_size
         if not math.isfinite(loss) and self._half is not torch.float16:
             raise _non_finite(state, f"the loss is {loss}", samples)

@@ -7,11 +7,12 @@ run: native ops of DeepSpeed are used only if they were built with the package.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from lmcore.parallel.wait_clock import WaitClock
     from lmcore.runtime.runtime import Runtime
 
-__all__ = ["INSTALL", "initialize", "open_deepspeed"]
+__all__ = ["INSTALL", "initialize", "open_deepspeed", "time_waits"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,13 @@ INSTALL = "pip install deepspeed"
 
 _SAID_HERE = ("untested optimizer", "OVERFLOW", "Setting accelerator to")
 """Substrings of DeepSpeed's warnings that repeat lmcore's own messages."""
+
+_COLLECTIVES = (
+    *("all_reduce", "all_reduce_coalesced", "inference_all_reduce", "reduce", "broadcast"),
+    *("all_gather", "all_gather_into_tensor", "all_gather_coalesced", "reduce_scatter"),
+    *("reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier"),
+)
+"""Methods of DeepSpeed's communication backend that wait for other ranks."""
 
 _RENAMED_IN_TORCH = r"`torch\.distributed\.\w+` is deprecated"
 
@@ -94,6 +103,38 @@ def initialize(
     if runtime.processes is not None:
         _pass_timeout(package, runtime.processes.timeout)
     return engine
+
+
+def time_waits(package: Any, clock: WaitClock) -> None:
+    """Take DeepSpeed's collectives for waits, on a device that computes synchronously.
+
+    Args:
+        package: DeepSpeed, whose communication backend lasts as long as the run.
+        clock: Clock of the step.
+    """
+    backend = package.comm.comm.cdb
+    for name in _COLLECTIVES:
+        collective = getattr(backend, name, None)
+        if clock.on_host and collective is not None:
+            setattr(backend, name, functools.partial(_timed, collective, clock))
+
+
+def _timed(collective: Callable[..., Any], clock: WaitClock, *values: Any, **options: Any) -> Any:
+    work = clock.wait(collective, *values, **options)
+    return _TimedWork(work, clock) if hasattr(work, "wait") else work
+
+
+class _TimedWork:
+    """An asynchronous collective whose end is waited for on a clock."""
+
+    def __init__(self, work: Any, clock: WaitClock) -> None:
+        self._work, self._clock = work, clock
+
+    def wait(self, *arguments: Any) -> Any:
+        return self._clock.wait(self._work.wait, *arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
 
 
 @contextlib.contextmanager
