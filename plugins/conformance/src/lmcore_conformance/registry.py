@@ -129,9 +129,9 @@ def register(check: Check) -> None:
 
 def check(
     name: str,
-    level: str,
     title: str,
     *,
+    level: str,
     reason: str,
     group: str,
     requires: Sequence[str] = (),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from lmcore_conformance.registry import Failure, Gap, NotRun, check
 if TYPE_CHECKING:
     from lmcore_conformance.process.ranks import RankBench
 
-_GROUP = "distributed"
+_check = partial(check, level="L4", group="distributed")
 _DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 _REASON = "Parallel training depends on it; a wrong result trains another model."
 
@@ -37,12 +38,10 @@ def _expect(bench: RankBench, label: str, found: Tensor, right: Tensor) -> None:
         raise Failure(text + factor(found.cpu(), right))
 
 
-@check(
+@_check(
     "distributed.start",
-    "L4",
     "Two processes connect over the backend that the plugin offers, each with its own device.",
     reason="Every run of several processes starts this way.",
-    group=_GROUP,
     requires=["distributed"],
 )
 def start(bench: RankBench) -> str:
@@ -55,12 +54,10 @@ def start(bench: RankBench) -> str:
     return f"{bench.size} processes over `{bench.processes.backend.name}`"
 
 
-@check(
+@_check(
     "distributed.all-reduce",
-    "L4",
     "`all_reduce` computes sum, maximum and minimum in float32, bfloat16 and int64.",
     reason=_REASON,
-    group=_GROUP,
     requires=["distributed"],
 )
 def all_reduce(bench: RankBench) -> str:
@@ -84,12 +81,10 @@ def all_reduce(bench: RankBench) -> str:
     return ", ".join(operations)
 
 
-@check(
+@_check(
     "distributed.average",
-    "L4",
     "`all_reduce` averages if the backend declares it.",
     reason="Gradients are averaged; without this operation the core sums and divides.",
-    group=_GROUP,
     requires=["distributed", "average"],
 )
 def average(bench: RankBench) -> str:
@@ -103,12 +98,10 @@ def average(bench: RankBench) -> str:
     return f"over {bench.size}"
 
 
-@check(
+@_check(
     "distributed.broadcast",
-    "L4",
     "`broadcast` copies tensors of any layout and size from each rank to all ranks.",
     reason=_REASON,
-    group=_GROUP,
     requires=["distributed"],
 )
 def broadcast(bench: RankBench) -> str:
@@ -124,12 +117,10 @@ def broadcast(bench: RankBench) -> str:
     return "from each rank"
 
 
-@check(
+@_check(
     "distributed.all-gather",
-    "L4",
     "`all_gather` and `all_gather_into_tensor` return the tensors of all ranks in rank order.",
     reason=_REASON,
-    group=_GROUP,
     requires=["distributed"],
 )
 def all_gather(bench: RankBench) -> str:
@@ -144,12 +135,10 @@ def all_gather(bench: RankBench) -> str:
     return "both forms"
 
 
-@check(
+@_check(
     "distributed.reduce-scatter",
-    "L4",
     "`reduce_scatter_tensor` leaves each rank the sum of its part.",
     reason="Sharded data parallelism reduces gradients with it.",
-    group=_GROUP,
     requires=["distributed", "reduce_scatter"],
 )
 def reduce_scatter(bench: RankBench) -> str:
@@ -163,12 +152,10 @@ def reduce_scatter(bench: RankBench) -> str:
     return f"{count} numbers each"
 
 
-@check(
+@_check(
     "distributed.all-to-all",
-    "L4",
     "`all_to_all_single` exchanges parts of equal and of unequal sizes.",
     reason="Expert and sequence parallelism exchange tokens with it.",
-    group=_GROUP,
     requires=["distributed", "all_to_all"],
 )
 def all_to_all(bench: RankBench) -> str:
@@ -189,12 +176,10 @@ def all_to_all(bench: RankBench) -> str:
     return "equal and unequal parts"
 
 
-@check(
+@_check(
     "distributed.gather-scatter",
-    "L4",
     "`gather`, `scatter` and `reduce` work with each rank as the root.",
     reason="Checkpoints and metrics are collected with them.",
-    group=_GROUP,
     requires=["distributed", "gather_scatter"],
 )
 def gather_scatter(bench: RankBench) -> str:
@@ -218,12 +203,10 @@ def gather_scatter(bench: RankBench) -> str:
     return "at each rank"
 
 
-@check(
+@_check(
     "distributed.send-recv",
-    "L4",
     "`send` and `recv` carry tensors in order, also both ways at once.",
     reason="Pipeline stages pass activations with them.",
-    group=_GROUP,
     requires=["distributed", "send_recv"],
 )
 def send_recv(bench: RankBench) -> str:
@@ -250,12 +233,10 @@ def send_recv(bench: RankBench) -> str:
     return "one way and both ways"
 
 
-@check(
+@_check(
     "distributed.async",
-    "L4",
     "Asynchronous collectives complete in order, with correct results.",
     reason="Gradients are reduced during the backward pass.",
-    group=_GROUP,
     requires=["distributed"],
 )
 def asynchronous(bench: RankBench) -> str:
@@ -273,12 +254,10 @@ def asynchronous(bench: RankBench) -> str:
     return "eight at once"
 
 
-@check(
+@_check(
     "distributed.groups",
-    "L4",
     "A collective in a group of some ranks involves only these ranks.",
     reason="Each axis of a parallel run has separate groups.",
-    group=_GROUP,
     requires=["distributed"],
 )
 def groups(bench: RankBench) -> str:
@@ -294,13 +273,11 @@ def groups(bench: RankBench) -> str:
     return f"{bench.size + 1} groups"
 
 
-@check(
+@_check(
     "distributed.leaves-alone",
-    "L4",
     "A collective changes no other tensor, and does not change its input if the output is another"
     " tensor.",
     reason="Buffers that are reused too early are read by the next layer.",
-    group=_GROUP,
     requires=["distributed"],
 )
 def leaves_alone(bench: RankBench) -> str:
@@ -318,9 +295,8 @@ def leaves_alone(bench: RankBench) -> str:
     return "a slice, a gather"
 
 
-@check(
+@_check(
     "distributed.missed",
-    "L4",
     "A collective that one rank misses ends with an error within the timeout on all ranks.",
     reason="A job that hangs for half an hour after a failure costs its whole allocation.",
     group="distributed-timeout",

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from lmcore.accelerator.probe import API_VERSION, CheckStatus
@@ -28,7 +28,7 @@ from lmcore_conformance.registry import Failure, NotRun, check
 
 __all__ = ["ContractBench", "open_devices", "watch_import", "watch_probe", "watch_registration"]
 
-_GROUP = "contract"
+_check = partial(check, level="L0", group="contract")
 _IMPORT_SECONDS = 0.5
 _PROBE_SECONDS = 5.0
 _HARMLESS = ("/dev/null", "/dev/pts/", "/dev/tty", "/dev/urandom", "/dev/random", "/dev/shm/")  # noqa: S108
@@ -122,12 +122,10 @@ class ContractBench:
         return "; ".join(lines)
 
 
-@check(
+@_check(
     "contract.import",
-    "L0",
     "The plugin's module can be imported, without torch.",
     reason="`lmcore plugins` and every launcher import it; torch takes seconds.",
-    group=_GROUP,
     seconds=120,
 )
 def import_(bench: ContractBench) -> str:
@@ -135,12 +133,10 @@ def import_(bench: ContractBench) -> str:
     return bench.judge(("import",))
 
 
-@check(
+@_check(
     "contract.source",
-    "L0",
     "It imports only names of the contract from lmcore.",
     reason="Other names may change in any release.",
-    group=_GROUP,
     seconds=120,
 )
 def source(bench: ContractBench) -> str:
@@ -148,13 +144,11 @@ def source(bench: ContractBench) -> str:
     return bench.judge(("source",))
 
 
-@check(
+@_check(
     "contract.hooks",
-    "L0",
     "Its hooks match the contract: names, marks and arguments; hooks that belong together are "
     "present.",
     reason="A hook with another name or argument is not called as intended.",
-    group=_GROUP,
     seconds=120,
 )
 def hooks(bench: ContractBench) -> str:
@@ -162,12 +156,10 @@ def hooks(bench: ContractBench) -> str:
     return bench.judge(("hooks", "lmcore_plugin_info"))
 
 
-@check(
+@_check(
     "contract.probe",
-    "L0",
     "`lmcore_probe` returns a valid `Probe`, and does not import torch.",
     reason="It runs in the launcher of every command, for every installed plugin.",
-    group=_GROUP,
     seconds=120,
 )
 def probe(bench: ContractBench) -> str:
@@ -175,12 +167,10 @@ def probe(bench: ContractBench) -> str:
     return bench.judge(("lmcore_probe",))
 
 
-@check(
+@_check(
     "contract.registrations",
-    "L0",
     "Its settings, commands, texts and tokenizers can be registered and found.",
     reason="A name that is in use, or a missing file, fails the user's command.",
-    group=_GROUP,
     seconds=120,
 )
 def registrations(bench: ContractBench) -> str:
@@ -188,12 +178,10 @@ def registrations(bench: ContractBench) -> str:
     return bench.judge((), prefix="lmcore_add_")
 
 
-@check(
+@_check(
     "contract.offers",
-    "L0",
     "The device can be created, and the other hooks return what the contract requires.",
     reason="A run uses kernels, policies and backends without a further check.",
-    group=_GROUP,
     seconds=120,
 )
 def offers(bench: ContractBench) -> str:
@@ -205,12 +193,10 @@ def offers(bench: ContractBench) -> str:
     return found
 
 
-@check(
+@_check(
     "contract.import-time",
-    "L0",
     f"Importing the plugin takes less than {_IMPORT_SECONDS:g} s of processor time.",
     reason="Every command of lmcore pays for it, also those that do not use the device.",
-    group=_GROUP,
 )
 def import_time(bench: ContractBench) -> str:
     """Measure the import in a process that has lmcore's contract loaded."""
@@ -224,13 +210,11 @@ def import_time(bench: ContractBench) -> str:
     return bench.watch("watch_import", judge)
 
 
-@check(
+@_check(
     "contract.probe-initialises-nothing",
-    "L0",
     "The probe does not change the process: no torch, no open device, no thread, no variable.",
     reason="A device context of the launcher may lock out the workers, and a process that has "
     "initialised a driver cannot be forked.",
-    group=_GROUP,
 )
 def probe_initialises_nothing(bench: ContractBench) -> str:
     """Compare a fresh process before and after two probes."""
@@ -252,13 +236,11 @@ def probe_initialises_nothing(bench: ContractBench) -> str:
     return bench.watch("watch_probe", judge)
 
 
-@check(
+@_check(
     "contract.idempotent",
-    "L0",
     "The plugin registers and returns the same if a process discovers it twice.",
     reason="A launcher discovers plugins for its flags, for the device selection and for its "
     "workers.",
-    group=_GROUP,
 )
 def idempotent(bench: ContractBench) -> str:
     """Compare two discoveries in one fresh process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,8 @@ from lmcore_conformance.requirements import REQUIREMENTS
 if TYPE_CHECKING:
     from lmcore_conformance.bench import Bench
 
+_check = partial(check, level="L1", group="device")
+
 _LINEAR = next(spec for spec in OP_SPECS if spec.name == "linear")
 _STORED = (
     *(torch.float32, torch.float16, torch.bfloat16),
@@ -24,9 +27,8 @@ _STORED = (
 )
 
 
-@check(
+@_check(
     "device.create",
-    "L1",
     "The device can be created, has the type that its probe promised, and can be described.",
     reason="Every run creates it, and `environment.json` contains the description.",
     group="create",
@@ -47,13 +49,11 @@ def create(bench: Bench) -> str:
     return f"{device.name}: {', '.join(sorted(device.dtypes))}"
 
 
-@check(
+@_check(
     "device.current",
-    "L1",
     "After `set_current`, torch's current device has the index of the record, and new tensors, "
     "streams and events are on it.",
     reason="Each process of a run uses the device of its local rank.",
-    group="device",
 )
 def current(bench: Bench) -> str:
     """Compare the indices that torch names with the record's."""
@@ -86,14 +86,12 @@ def current(bench: Bench) -> str:
     return conclude(faults, f"`{bench.where}`")
 
 
-@check(
+@_check(
     "device.declaration",
-    "L1",
     "The device does not offer an ability declared as closed, and gives a reason for each missing"
     " ability.",
     reason="`lmcore doctor` and errors show the reasons; an ability declared as closed would be "
     "used without a check.",
-    group="device",
 )
 def declaration(bench: Bench) -> str:
     """Compare the declaration and the reasons in `missing` with the device's record."""
@@ -115,12 +113,10 @@ def declaration(bench: Bench) -> str:
     return conclude(faults, f"{len(bench.device.missing)} reasons")
 
 
-@check(
+@_check(
     "device.offers-twice",
-    "L1",
     "The plugin offers the same kernels, policies, stagers and backends in each call.",
     reason="All ranks of a run, and a resumed run, select them by name.",
-    group="device",
 )
 def offers_twice(bench: Bench) -> str:
     """Compare names of two rounds of offers."""
@@ -147,13 +143,11 @@ def _name(offer: object) -> str:
     return f"{kernel}={getattr(offer, 'id', '')}" if kernel else str(getattr(offer, "name", ""))
 
 
-@check(
+@_check(
     "device.transfer",
-    "L1",
     "Tensors are equal bit for bit after a copy to the device and back: all dtypes, strides, "
     "empty tensors, views.",
     reason="Batches, weights and checkpoints are copied this way.",
-    group="device",
 )
 def transfer(bench: Bench) -> str:
     """Send tensors of all dtypes and layouts there and back."""
@@ -180,12 +174,10 @@ def transfer(bench: Bench) -> str:
     return conclude(faults, f"{len(_STORED)} dtypes")
 
 
-@check(
+@_check(
     "device.copies",
-    "L1",
     "Copies on the device have the same values: clones, strided copies, casts, concatenations.",
     reason="Optimizers, checkpoints and views depend on them.",
-    group="device",
 )
 def copies(bench: Bench) -> str:
     """Copy in several ways and compare with the host."""
@@ -252,12 +244,10 @@ def _dtype_check(name: str, requires: tuple[str, ...]) -> None:
     def run(bench: Bench) -> str:
         return _product(bench, name)
 
-    check(
+    _check(
         f"device.dtype.{name}",
-        "L1",
         f"Matrix products in {name} are right, forward and backward, against float64 on the host.",
         reason="`Device.dtypes` claims it, and precision policies depend on the claim.",
-        group="device",
         requires=requires,
     )(run)
 
@@ -266,13 +256,11 @@ for _name_of_dtype in ("float32", "float64", "bfloat16", "float16"):
     _dtype_check(_name_of_dtype, (_name_of_dtype,) if _name_of_dtype in REQUIREMENTS else ())
 
 
-@check(
+@_check(
     "device.peak-flops",
-    "L1",
     "`peak_flops` gives a plausible rate in FLOP/s, or None, for each dtype, and None for an "
     "unknown dtype.",
     reason="The utilisation (MFU) of a run is relative to it.",
-    group="device",
     requires=["peak_flops"],
 )
 def peak_flops(bench: Bench) -> str:
@@ -291,13 +279,11 @@ def peak_flops(bench: Bench) -> str:
     return ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in rates.items() if rate)
 
 
-@check(
+@_check(
     "device.stagers",
-    "L1",
     "Each checkpoint stager, also the core's host copy, copies tensors to the host bit for bit; "
     "later changes do not affect the copies.",
     reason="A checkpoint contains what the stager returned.",
-    group="device",
 )
 def stagers(bench: Bench) -> str:
     """Stage tensors twice, changing them in between; the core's host copy always counts."""
@@ -335,12 +321,10 @@ def stagers(bench: Bench) -> str:
     return conclude(faults, ", ".join(names))
 
 
-@check(
+@_check(
     "device.serialization",
-    "L1",
     "`torch.save` and `torch.load` handle the device's tensors, also to and from the host.",
     reason="Checkpoints of other libraries are read this way.",
-    group="device",
 )
 def serialization(bench: Bench) -> str:
     """Save there, load there and on the host."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ from lmcore_conformance.registry import check, conclude
 if TYPE_CHECKING:
     from lmcore_conformance.bench import Bench
 
-_GROUP = "ops"
+_check = partial(check, level="L2", group="ops")
 _SIZE = (7, 41, 701)
 
 
@@ -54,12 +55,10 @@ def _over_kernels(
     return conclude(faults, ", ".join(names))
 
 
-@check(
+@_check(
     "ops.bias_dropout_add.share",
-    "L2",
     "It drops the given fraction, scales up the rest, and drops the same elements of the gradient.",
     reason="Training with another fraction, or with another mask in backward, is biased.",
-    group=_GROUP,
 )
 def share(bench: Bench) -> str:
     """Count the dropped channels of 200,000 at several probabilities."""
@@ -89,12 +88,10 @@ def share(bench: Bench) -> str:
     return _over_kernels(bench, "bias_dropout_add", judge, dropout=0.1, bias=True)
 
 
-@check(
+@_check(
     "ops.bias_dropout_add.independent",
-    "L2",
     "Channels are dropped independently of their neighbours, at every distance.",
     reason="A kernel that shares draws among channels drops whole patterns.",
-    group=_GROUP,
 )
 def independent(bench: Bench) -> str:
     """Correlate the mask with itself, moved."""
@@ -112,12 +109,10 @@ def independent(bench: Bench) -> str:
     return _over_kernels(bench, "bias_dropout_add", judge, dropout=0.5, bias=True)
 
 
-@check(
+@_check(
     "ops.bias_dropout_add.state",
-    "L2",
     "The same random state drops the same channels, the next call others.",
     reason="Recomputation restores the state.",
-    group=_GROUP,
 )
 def state(bench: Bench) -> str:
     """Draw twice, restore the state, draw again."""
@@ -134,12 +129,10 @@ def state(bench: Bench) -> str:
     return _over_kernels(bench, "bias_dropout_add", judge, dropout=0.3, bias=True)
 
 
-@check(
+@_check(
     "ops.bias_dropout_add.all",
-    "L2",
     "A probability of 1 leaves the residual, without NaN.",
     reason="A careless kernel computes 0 times infinity.",
-    group=_GROUP,
 )
 def everything(bench: Bench) -> str:
     """Drop everything."""
@@ -151,13 +144,11 @@ def everything(bench: Bench) -> str:
     return _over_kernels(bench, "bias_dropout_add", judge, dropout=1.0, bias=True)
 
 
-@check(
+@_check(
     "ops.attention.dropout",
-    "L2",
     "With dropout the mean over many draws is unchanged, single draws differ, and a restored "
     "state repeats output and gradients.",
     reason="No other check notices wrong dropout inside a fused kernel.",
-    group=_GROUP,
 )
 def attention_dropout(bench: Bench) -> str:
     """Average 400 draws over values of one."""

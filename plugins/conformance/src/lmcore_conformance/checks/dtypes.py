@@ -56,9 +56,9 @@ def _scaled(bench: Bench, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 @check(
     "device.dtype.others",
-    "L1",
     "Matrix products in every further dtype of `Device.dtypes` are right: `x @ w`, of 8-bit "
     "floating-point numbers `torch._scaled_mm`.",
+    level="L1",
     reason="`Device.dtypes` claims them, and precision policies depend on the claim.",
     group="device",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,16 +18,14 @@ from lmcore_conformance.tiny_run import tiny_runs
 if TYPE_CHECKING:
     from lmcore_conformance.bench import Bench
 
-_GROUP = "training"
+_check = partial(check, level="L5", group="training")
 
 
-@check(
+@_check(
     "extras.autocast",
-    "L5",
     "`torch.autocast` computes all products in the lower dtype, forward and backward: with and"
     " without bias, batched, attention; other operations unchanged, until its context ends.",
     reason="Other libraries depend on it, independent of the plugin's precision policies.",
-    group=_GROUP,
     requires=["autocast", "bfloat16"],
 )
 def autocast(bench: Bench) -> str:
@@ -78,12 +77,10 @@ def autocast(bench: Bench) -> str:
     return conclude(faults, f"bfloat16: {', '.join(products)}")
 
 
-@check(
+@_check(
     "extras.pinned-memory",
-    "L5",
     "`pin_memory` keeps the values and pins the memory; copies from it are asynchronous.",
     reason="Batches are prefetched to the device this way.",
-    group=_GROUP,
     requires=["pin_memory"],
     every_index=True,
 )
@@ -105,12 +102,10 @@ def pinned(bench: Bench) -> str:
     return conclude(faults, "there and back")
 
 
-@check(
+@_check(
     "extras.profiler",
-    "L5",
     "torch's profiler sees the device's work.",
     reason="Slow steps are analysed with it.",
-    group=_GROUP,
     requires=["profiler"],
     seconds=90,
 )
@@ -134,13 +129,11 @@ def profiler(bench: Bench) -> str:
     return f"{len(events)} events of {', '.join(sorted(kinds))}"
 
 
-@check(
+@_check(
     "extras.graph-capture",
-    "L5",
     "`replay` executes the captured work with the current values of its tensors; capture executes"
     " nothing.",
     reason="The speed of small models is limited by kernel launches, which graphs avoid.",
-    group=_GROUP,
     requires=["graph_capture", "streams"],
     seconds=90,
 )
@@ -171,12 +164,10 @@ def graph_capture(bench: Bench) -> str:
     return "played twice"
 
 
-@check(
+@_check(
     "extras.graph-random",
-    "L5",
     "A graph that draws random numbers draws new numbers in each replay, and a seed repeats them.",
     reason="Otherwise dropout drops the same elements in every step.",
-    group=_GROUP,
     requires=["graph_capture", "streams"],
     seconds=90,
 )
@@ -204,12 +195,10 @@ def graph_random(bench: Bench) -> str:
     return conclude(faults, "new numbers each time")
 
 
-@check(
+@_check(
     "extras.step-graph",
-    "L5",
     "`--step-graph` trains with the losses of a run without capture.",
     reason="The captured graph must contain the whole step.",
-    group=_GROUP,
     requires=["graph_capture", "streams"],
     seconds=240,
 )
@@ -219,9 +208,8 @@ def step_graph(bench: Bench) -> str:
     return _trains_the_same(bench, flags, "--step-graph", steps=6)
 
 
-@check(
+@_check(
     "extras.compile",
-    "L5",
     "`--compile` trains with the losses of the eager run.",
     reason="Compiled blocks bind other kernels and fuse operations.",
     group="compile",

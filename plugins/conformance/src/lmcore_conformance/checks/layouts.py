@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lmcore.parallel.tensor_layout import box
@@ -14,7 +15,7 @@ from lmcore_conformance.tiny_run import DROPOUT, Trained, tiny_runs
 if TYPE_CHECKING:
     from lmcore_conformance.process.ranks import RankBench
 
-_GROUP = "distributed-parallel"
+_check = partial(check, level="L4", group="distributed-parallel")
 _STEPS = 4
 _SAME_CURVE = 2e-5
 """Largest relative difference of losses and gradient norms in float32, as of `train.processes`."""
@@ -96,13 +97,11 @@ def _other_replicas(bench: RankBench, found: Trained) -> list[str]:
     return sorted(differing)
 
 
-@check(
+@_check(
     "parallel.tensor",
-    "L4",
     "Two processes with tensor parallelism have the steps of one process, with and without "
     "sequence parallelism.",
     reason="`--tensor-model-parallel-size`, `--sequence-parallel`: layers too wide for one device.",
-    group=_GROUP,
     requires=["distributed", "reduce_scatter"],
     seconds=120,
 )
@@ -118,13 +117,11 @@ def tensor(bench: RankBench) -> str:
     )
 
 
-@check(
+@_check(
     "parallel.tensor-dropout",
-    "L4",
     "With dropout, replicated weights stay equal on both processes, bit for bit.",
     reason="If processes draw different numbers for the same activations, their replicas diverge "
     "without an error.",
-    group=_GROUP,
     requires=["distributed", "reduce_scatter"],
     seconds=120,
 )
@@ -145,12 +142,10 @@ def tensor_dropout(bench: RankBench) -> str:
     return f"{compared} weights after 8 steps"
 
 
-@check(
+@_check(
     "parallel.context",
-    "L4",
     "Two processes with context parallelism have the steps of one process.",
     reason="`--context-parallel-size`: sequences that are too long for one device.",
-    group=_GROUP,
     requires=["distributed", "reduce_scatter"],
     seconds=90,
 )
@@ -159,12 +154,10 @@ def context(bench: RankBench) -> str:
     return _compare(bench, {"context": _CONTEXT})
 
 
-@check(
+@_check(
     "parallel.pipeline",
-    "L4",
     "Two processes with pipeline parallelism have the steps of one process, with every schedule.",
     reason="`--pipeline-model-parallel-size`: models that are too deep for one device.",
-    group=_GROUP,
     requires=["distributed", "send_recv"],
     seconds=180,
 )
@@ -183,12 +176,10 @@ def pipeline(bench: RankBench) -> str:
     )
 
 
-@check(
+@_check(
     "parallel.zero",
-    "L4",
     "Two processes with data parallelism have the steps of one process, at every ZeRO stage.",
     reason="`--zero-stage` 1, 2 and 3: models that do not fit one device.",
-    group=_GROUP,
     requires=["distributed", "reduce_scatter", "fsdp"],
     seconds=150,
 )

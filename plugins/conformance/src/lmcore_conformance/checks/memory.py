@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psutil
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lmcore_conformance.bench import Bench
+
+_check = partial(check, level="L1", group="memory")
 
 _MIB = 2**20
 _BLOCK = 64 * _MIB
@@ -53,12 +56,10 @@ def _mib(count: int) -> str:
     return f"{count / _MIB:.1f} MiB"
 
 
-@check(
+@_check(
     "device.memory-rises-and-falls",
-    "L1",
     "Bytes in use increase by a tensor's size when it is allocated and decrease when it is freed.",
     reason="Memory reports and out-of-memory messages depend on them.",
-    group="memory",
     requires=["memory_stats"],
 )
 def rises_and_falls(bench: Bench) -> str:
@@ -80,12 +81,10 @@ def rises_and_falls(bench: Bench) -> str:
     return conclude(dict.fromkeys(faults), f"{_mib(start)} in use without it")
 
 
-@check(
+@_check(
     "device.memory-peak",
-    "L1",
     "The peak includes freed memory until `reset_peak_memory` resets it.",
     reason="`peak_memory_bytes` in a run's summary is this figure.",
-    group="memory",
     requires=["memory_stats", "peak_memory"],
 )
 def peak(bench: Bench) -> str:
@@ -108,13 +107,11 @@ def peak(bench: Bench) -> str:
     return f"peak {_mib(high.peak_allocated)}"
 
 
-@check(
+@_check(
     "device.memory-consistent",
-    "L1",
     "Bytes in use do not exceed the peak, the reserved and the total bytes, and the total does not "
     "exceed torch's figure.",
     reason="Messages show the share of the total.",
-    group="memory",
     requires=["memory_stats"],
 )
 def consistent(bench: Bench) -> str:
@@ -159,13 +156,11 @@ def _most_memory(bench: Bench) -> tuple[str, int]:
     return "more than any accelerator has", _LARGEST
 
 
-@check(
+@_check(
     "device.memory-cache",
-    "L1",
     "After a large tensor is freed, `empty_cache` gives its memory back; live tensors keep their "
     "values.",
     reason="It is called before a phase of a run that needs the memory.",
-    group="memory",
     requires=["empty_cache"],
 )
 def cache(bench: Bench) -> str:
@@ -192,12 +187,10 @@ def cache(bench: Bench) -> str:
     return f"{_mib(fell)} given back"
 
 
-@check(
+@_check(
     "device.memory-leak",
-    "L1",
     "Repeated forward and backward passes do not leak memory.",
     reason="A run has hundreds of thousands of them.",
-    group="memory",
     requires=["memory_stats"],
 )
 def leak(bench: Bench) -> str:
@@ -220,12 +213,10 @@ def leak(bench: Bench) -> str:
     return f"{_mib(max(0, left))} after 20 passes"
 
 
-@check(
+@_check(
     "device.out-of-memory",
-    "L1",
     "An allocation that is too large raises, and the device still works.",
     reason="The run ends with a message and its last checkpoint, not with a crash.",
-    group="memory",
     requires=["out_of_memory"],
 )
 def out_of_memory(bench: Bench) -> str:

@@ -388,8 +388,8 @@ def _register(op: str, name: str) -> None:
 
     check(
         f"ops.{op}.{name}",
-        "L2",
         title.format(op=op),
+        level="L2",
         reason=reason,
         group="deterministic" if name == "repeatable" else "ops",
         seconds=_SECONDS,
@@ -403,8 +403,8 @@ for _op in CALLED_OPS:
 
 @check(
     "ops.reached",
-    "L2",
     "Each kernel of the device's plugin supports at least one case of this suite.",
+    level="L2",
     reason="A kernel that rejects every case is untested.",
     group="ops",
 )

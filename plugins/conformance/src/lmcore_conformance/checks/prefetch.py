@@ -46,9 +46,9 @@ class _Loader:
 
 @check(
     "device.prefetch",
-    "L1",
     "A batch that is copied on its own stream arrives whole before the computation reads it, and "
     "its memory is not overwritten before the computation is done.",
+    level="L1",
     reason="Training reads each batch while the next one is copied; a wrong order trains on "
     "damaged samples, silently.",
     group="streams",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +15,8 @@ from lmcore_conformance.registry import Failure, check, conclude
 
 if TYPE_CHECKING:
     from lmcore_conformance.bench import Bench
+
+_check = partial(check, level="L1", group="device")
 
 
 def _draws(bench: Bench) -> dict[str, Callable[[], Tensor]]:
@@ -30,12 +33,10 @@ def _draws(bench: Bench) -> dict[str, Callable[[], Tensor]]:
     }
 
 
-@check(
+@_check(
     "device.seed",
-    "L1",
     "A seed determines all random numbers; another seed gives different numbers.",
     reason="Runs must be repeatable, and some ranks must draw different numbers.",
-    group="device",
 )
 def seed(bench: Bench) -> str:
     """Draw in several ways after equal and different seeds."""
@@ -67,12 +68,10 @@ def seed(bench: Bench) -> str:
     return conclude(faults, ", ".join(_draws(bench)))
 
 
-@check(
+@_check(
     "device.rng-state",
-    "L1",
     "A restored state repeats the numbers; the state is a uint8 tensor on the host, and a copy.",
     reason="Recomputation and `--load` restore states.",
-    group="device",
 )
 def rng_state(bench: Bench) -> str:
     """Save, draw, put back, draw again: for each way to draw, after an odd number of draws."""
@@ -101,12 +100,10 @@ def rng_state(bench: Bench) -> str:
     return conclude(dict.fromkeys(faults), f"{size} bytes")
 
 
-@check(
+@_check(
     "device.rng-apart-from-host",
-    "L1",
     "Seeding and drawing on the device do not change the host's generator, and vice versa.",
     reason="The order of the data is drawn on the host, dropout on the device.",
-    group="device",
     requires=["host_apart"],
 )
 def rng_apart(bench: Bench) -> str:
@@ -128,13 +125,11 @@ def rng_apart(bench: Bench) -> str:
     return conclude(faults, "both ways")
 
 
-@check(
+@_check(
     "device.rng-streams",
-    "L1",
     "The tracker's streams are independent of each other and continue at their last state.",
     reason="Dropout draws from streams, so that it can be recomputed, and equal on several "
     "devices.",
-    group="device",
 )
 def rng_streams(bench: Bench) -> str:
     """Draw from two streams in turns and compare with each drawn alone."""
@@ -165,12 +160,10 @@ def rng_streams(bench: Bench) -> str:
     return "two streams"
 
 
-@check(
+@_check(
     "device.distributions",
-    "L1",
     "Uniform, normal and Bernoulli numbers have the correct mean, standard deviation and range.",
     reason="A wrong distribution scales initial weights and dropout by a factor.",
-    group="device",
 )
 def distributions(bench: Bench) -> str:
     """Compare moments of 200,000 numbers with their exact values, at five deviations."""

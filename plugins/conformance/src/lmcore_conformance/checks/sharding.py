@@ -5,6 +5,7 @@ The model is torch's own; lmcore's layouts are in `layouts.py`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from lmcore_conformance.registry import Failure, check
 if TYPE_CHECKING:
     from lmcore_conformance.process.ranks import RankBench
 
-_GROUP = "distributed"
+_check = partial(check, level="L4", group="distributed")
 _STEPS = 4
 _CLOSE = 1e-5
 
@@ -74,12 +75,10 @@ def _compare(bench: RankBench, found: dict[str, Tensor], losses: list[float]) ->
     return f"losses off by {off:.1e}, weights by {worst:.1e}"
 
 
-@check(
+@_check(
     "distributed.ddp",
-    "L4",
     "Steps with torch's `DistributedDataParallel` equal those of one process on the whole batch.",
     reason="It is the simplest form of data parallelism.",
-    group=_GROUP,
     requires=["distributed", "ddp"],
     seconds=90,
 )
@@ -107,12 +106,10 @@ def _sharded(bench: RankBench, inner: Any = None, outer: Any = None) -> nn.Modul
     return model
 
 
-@check(
+@_check(
     "distributed.fsdp",
-    "L4",
     "Steps with torch's `fully_shard` (FSDP2) equal those of one process, and weights are sharded.",
     reason="Models that do not fit on one device are trained with it.",
-    group=_GROUP,
     requires=["distributed", "reduce_scatter", "fsdp"],
     seconds=120,
 )
@@ -128,12 +125,10 @@ def fsdp(bench: RankBench) -> str:
     return _compare(bench, full, losses)
 
 
-@check(
+@_check(
     "distributed.fsdp-mixed",
-    "L4",
     "`fully_shard` computes in bfloat16 and reduces in float32, near float32's losses.",
     reason="Large models are trained this way.",
-    group=_GROUP,
     requires=["distributed", "reduce_scatter", "fsdp", "bfloat16"],
     seconds=120,
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,8 @@ from lmcore_conformance.registry import Failure, check
 
 if TYPE_CHECKING:
     from lmcore_conformance.bench import Bench
+
+_check = partial(check, level="L1", group="streams")
 
 _TRIES = 3
 _SECONDS = 0.025
@@ -105,13 +107,11 @@ class _Landing:
         return bool((there_RNN == self._right_NN * factor).all())
 
 
-@check(
+@_check(
     "device.synchronize",
-    "L1",
     "After `synchronize` all queued work is finished, on all streams, and copies to pinned memory "
     "have arrived.",
     reason="Step times are measured and host copies made after it.",
-    group="streams",
 )
 def synchronize(bench: Bench) -> str:
     """Queue products and a copy on each of two streams; read after `synchronize` alone."""
@@ -137,13 +137,11 @@ def synchronize(bench: Bench) -> str:
     return _work(products)
 
 
-@check(
+@_check(
     "device.streams",
-    "L1",
     "Work on a stream runs in order, and another stream that waits for it by `wait_stream` sees "
     "the result.",
     reason="Copies of batches and collectives overlap with computation on separate streams.",
-    group="streams",
     requires=["streams"],
 )
 def streams(bench: Bench) -> str:
@@ -197,12 +195,10 @@ def _pass_back_and_forth(
     return faults
 
 
-@check(
+@_check(
     "device.stream-synchronize",
-    "L1",
     "After `synchronize` on a stream, or once its `query` is true, its work is finished.",
     reason="The host then reads results of a side stream.",
-    group="streams",
     requires=["streams"],
 )
 def stream_synchronize(bench: Bench) -> str:
@@ -229,13 +225,11 @@ def stream_synchronize(bench: Bench) -> str:
     return _work(products)
 
 
-@check(
+@_check(
     "device.events",
-    "L1",
     "An event is complete when all work before it is finished; a stream can wait for it by "
     "`wait_event`, the host by `synchronize` and `query`.",
     reason="Without events, overlap is either wrong or needs a full synchronization.",
-    group="streams",
     requires=["events", "streams"],
 )
 def events(bench: Bench) -> str:

@@ -22,9 +22,9 @@ _PRODUCTS = 20
 
 @check(
     "device.current-stream",
-    "L1",
     "`with stream:` makes it the current stream and restores the previous one; an event that is "
     "recorded without a stream marks the current one.",
+    level="L1",
     reason="Batches are copied in such a context, and losses are read after such an event.",
     group="streams",
     requires=["streams", "events"],
@@ -73,8 +73,8 @@ def _is_current(stream: torch.Stream, bench: Bench) -> bool:
 
 @check(
     "device.fork-rng",
-    "L1",
     "`torch.manual_seed` seeds the device, and `torch.random.fork_rng` restores its generator.",
+    level="L1",
     reason="The class of `--optimizer MODULE:CLASS` is tried so before training, which must not "
     "change the random numbers of the run.",
     group="device",

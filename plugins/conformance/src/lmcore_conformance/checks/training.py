@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from lmcore.accelerator import PrecisionPolicy
     from lmcore_conformance.bench import Bench
 
-_GROUP = "training"
+_check = partial(check, level="L3", group="training", seconds=120)
 _STEPS = 20
 _CURVE = 2e-5
 """Largest difference of a float32 loss from the host's in float64, at losses of about 5."""
@@ -49,13 +50,10 @@ def _distance(found: Trained, wanted: Trained) -> float:
     return max(abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True))
 
 
-@check(
+@_check(
     "train.curve",
-    "L3",
     f"{_STEPS} steps in float32 have the losses of the host in float64, and they fall.",
     reason="It depends on all parts: kernels, optimizer, data, initial weights.",
-    group=_GROUP,
-    seconds=120,
 )
 def curve(bench: Bench) -> str:
     """Train on both; the host uses the references."""
@@ -82,13 +80,10 @@ def curve(bench: Bench) -> str:
     return f"off by {off:.1e} at most; {own} of {len(found.kernels)} ops by the plugin's kernels"
 
 
-@check(
+@_check(
     "train.references",
-    "L3",
     "The losses are the same with the references on the device instead of the plugin's kernels.",
     reason="`--ops X=reference` lets a user replace a faulty kernel.",
-    group=_GROUP,
-    seconds=120,
 )
 def references(bench: Bench) -> str:
     """Train with every op by its reference."""
@@ -101,13 +96,10 @@ def references(bench: Bench) -> str:
     return f"off by {off:.1e} at most"
 
 
-@check(
+@_check(
     "train.micro-batches",
-    "L3",
     "A batch of four micro-batches gives the losses and weights of the batch in one.",
     reason="Gradients of micro-batches are accumulated on the device.",
-    group=_GROUP,
-    seconds=120,
 )
 def micro_batches(bench: Bench) -> str:
     """Compare one micro-batch of four with four of one."""
@@ -120,14 +112,11 @@ def micro_batches(bench: Bench) -> str:
     return f"off by {off:.1e} at most"
 
 
-@check(
+@_check(
     "train.repeat",
-    "L3",
     "Under `--deterministic`, equal runs with dropout are equal bit for bit; another seed is not.",
     reason="A run that cannot be repeated cannot be examined.",
-    group=_GROUP,
     requires=["deterministic"],
-    seconds=120,
 )
 def repeat(bench: Bench) -> str:
     """Train twice alike, and once otherwise."""
@@ -142,30 +131,24 @@ def repeat(bench: Bench) -> str:
     return f"{len(first.tensors)} tensors"
 
 
-@check(
+@_check(
     "train.resume",
-    "L3",
     "A resumed run equals an uninterrupted run, bit for bit: weights, moments, random states, "
     "losses.",
     reason="Long runs are resumed many times.",
-    group=_GROUP,
     requires=["deterministic"],
-    seconds=120,
 )
 def resume(bench: Bench) -> str:
     """Train eight steps; and four, a checkpoint, and four more."""
     return _resumed(bench, "")
 
 
-@check(
+@_check(
     "train.async-save",
-    "L3",
     "A run resumed from an asynchronously saved checkpoint equals an uninterrupted run, bit for "
     "bit.",
     reason="`--async-save`: the copy must have the state of one step.",
-    group=_GROUP,
     requires=["deterministic"],
-    seconds=120,
 )
 def async_save(bench: Bench) -> str:
     """Check the same with steps between the start of the copy and its end."""
@@ -193,44 +176,35 @@ def _resumed(bench: Bench, more: str) -> str:
     return f"{len(uninterrupted.tensors)} tensors"
 
 
-@check(
+@_check(
     "train.recompute",
-    "L3",
     "`--recompute selective` and `full` change nothing but memory, bit for bit, with dropout.",
     reason="Random numbers and precision must equal those of the first pass.",
-    group=_GROUP,
     requires=["recompute", "deterministic"],
-    seconds=120,
 )
 def recompute(bench: Bench) -> str:
     """Compare with a run without."""
     return _recomputed(bench, ("selective", "full"))
 
 
-@check(
+@_check(
     "train.offload",
-    "L3",
     "`--recompute offload` and `full-offload` change nothing but memory, bit for bit, with "
     "dropout.",
     reason="Activations are copied to the host and back on a separate stream.",
-    group=_GROUP,
     requires=["offload", "deterministic"],
-    seconds=120,
 )
 def offload(bench: Bench) -> str:
     """Compare with a run without."""
     return _recomputed(bench, ("offload", "full-offload"))
 
 
-@check(
+@_check(
     "train.recompute-own",
-    "L3",
     "Every other recompute policy of the plugin changes nothing but memory, bit for bit, also in "
     "half precision.",
     reason="A plugin's policies are selected by name, like the core's.",
-    group=_GROUP,
     requires=["deterministic"],
-    seconds=120,
 )
 def recompute_own(bench: Bench) -> str:
     """Find the plugin's own and compare each with a run without."""
@@ -271,13 +245,11 @@ def _recomputed(bench: Bench, names: tuple[str, ...], precision: str = "") -> st
     return conclude(faults, ", ".join(done))
 
 
-@check(
+@_check(
     "train.precision-in-force",
-    "L3",
     "Every offered precision is in force: the dtypes of weights, of gradients, and of all products "
     "of one step of the tiny model, forward and backward.",
     reason="A policy that silently computes in another dtype is slow, or wrong.",
-    group=_GROUP,
     seconds=90,
 )
 def precision_in_force(bench: Bench) -> str:
@@ -317,14 +289,11 @@ def _counted_step(runs: TinyRuns, policy: PrecisionPolicy) -> int:
     return counter.products.total()
 
 
-@check(
+@_check(
     "train.mixed-precision",
-    "L3",
     "Training in every other precision has losses close to those of float32, but not equal.",
     reason="Half precision must not diverge.",
-    group=_GROUP,
     requires=["mixed_precision"],
-    seconds=120,
 )
 def mixed_precision(bench: Bench) -> str:
     """Compare six steps of each with float32's; a loss scale begins low enough to skip none."""
@@ -350,9 +319,8 @@ def mixed_precision(bench: Bench) -> str:
     return conclude(faults, ", ".join(done))
 
 
-@check(
+@_check(
     "train.command",
-    "L3",
     "`lmcore train` on the device succeeds and writes its run directory, and `lmcore generate` "
     "reads it.",
     reason="Users run these commands.",
@@ -380,15 +348,15 @@ def command(bench: Bench) -> str:
     return f"loss {summary['loss']:.3f} after {summary['iteration']} steps"
 
 
-@check(
+@_check(
     "train.processes",
-    "L4",
     "`lmcore train` on two processes takes the steps that one process takes, with the same losses "
     "and gradient norms, micro-batches accumulated or not.",
     reason="The number of processes must not change a run.",
     group="command",
     requires=["distributed"],
     seconds=240,
+    level="L4",
 )
 def processes(bench: Bench) -> str:
     """Train alone, and on two with one and with two micro-batches each; compare the curves."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from lmcore_conformance.bench import Bench
 
-_GROUP = "ops"
+_check = partial(check, level="L2", group="ops")
 _SETTINGS = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
 _OTHERS = {"lr": 0.3, "beta1": 0.5, "beta2": 0.7, "epsilon": 0.2, "weight_decay": 0.9}
 _SHAPES = ((5,), (3, 7), (1,), (2, 3, 4), (64, 129))
@@ -102,73 +103,61 @@ def _each_kernel(
     return conclude(faults, ", ".join(names))
 
 
-@check(
+@_check(
     "ops.adamw.update",
-    "L2",
     "Three AdamW steps change weights, moments and counts as float64 does.",
     reason="A wrong term (weight decay, bias correction) changes the training.",
-    group=_GROUP,
 )
 def adamw_update(bench: Bench) -> str:
     """Compare with usual settings."""
     return _each_kernel(bench, _SETTINGS)
 
 
-@check(
+@_check(
     "ops.adamw.settings",
-    "L2",
     "AdamW steps are equal with settings for which every term matters, such as epsilon and weight"
     " decay.",
     reason="With usual settings an error in epsilon or decay hides below the tolerance.",
-    group=_GROUP,
 )
 def adamw_settings(bench: Bench) -> str:
     """Compare with extreme settings."""
     return _each_kernel(bench, _OTHERS)
 
 
-@check(
+@_check(
     "ops.adamw.late",
-    "L2",
     "AdamW steps are right after tens of thousands and millions of steps.",
     reason="A step count in 16 bits begins the bias correction again in the middle of a run.",
-    group=_GROUP,
 )
 def adamw_late(bench: Bench) -> str:
     """Compare with step counts up to 2**23; betas near 1 make the bias correction matter."""
     return _each_kernel(bench, {**_SETTINGS, "beta1": 0.999, "beta2": 0.9999}, late=True)
 
 
-@check(
+@_check(
     "ops.adamw.layouts",
-    "L2",
     "AdamW steps are equal if weight and gradient have different memory layouts.",
     reason="Tied and transposed weights have gradients of another layout.",
-    group=_GROUP,
 )
 def adamw_layouts(bench: Bench) -> str:
     """Compare with transposed weights and gradients."""
     return _each_kernel(bench, _SETTINGS, transposed=True)
 
 
-@check(
+@_check(
     "ops.adamw.large",
-    "L2",
     "An AdamW step is right for weights of thousands of rows and columns, also prime numbers.",
     reason="Real models have these sizes, and a kernel may compute them in another way.",
-    group=_GROUP,
 )
 def adamw_large(bench: Bench) -> str:
     """Compare a step of large weights, some of them transposed."""
     return _each_kernel(bench, _SETTINGS, large=True, transposed=True)
 
 
-@check(
+@_check(
     "ops.adamw.empty",
-    "L2",
     "A step without weights, or with an empty weight, does nothing.",
     reason="A rank may own no weights.",
-    group=_GROUP,
 )
 def adamw_empty(bench: Bench) -> str:
     """Call with empty lists, and with a weight without elements."""
@@ -185,12 +174,10 @@ def adamw_empty(bench: Bench) -> str:
     return conclude(faults, "no weights, and a weight without elements")
 
 
-@check(
+@_check(
     "ops.adamw.nan",
-    "L2",
     "A NaN in a gradient reaches its weight, and no other weight.",
     reason="A step that hides NaN continues with broken moments.",
-    group=_GROUP,
 )
 def adamw_nan(bench: Bench) -> str:
     """Step with one NaN."""
@@ -218,13 +205,11 @@ def _norm_inputs(bench: Bench, dtype: torch.dtype) -> list[Tensor]:
     return [value.to(dtype).to(bench.where) for value in values]
 
 
-@check(
+@_check(
     "ops.grad_norm.value",
-    "L2",
     "The norm over tensors of any shape and layout equals that in float64, with at least float32 "
     "precision.",
     reason="Clipping scales every gradient by it.",
-    group=_GROUP,
 )
 def grad_norm_value(bench: Bench) -> str:
     """Compare in every dtype that the device computes in."""
@@ -248,12 +233,10 @@ def grad_norm_value(bench: Bench) -> str:
     return conclude(faults, f"6 and {_MANY} tensors")
 
 
-@check(
+@_check(
     "ops.grad_norm.large",
-    "L2",
     "The norm is right for tensors of thousands of rows and columns, also prime numbers.",
     reason="Real models have these sizes, and a kernel may compute them in another way.",
-    group=_GROUP,
 )
 def grad_norm_large(bench: Bench) -> str:
     """Compare tensors, some transposed and one with gaps, each alone and all together."""
@@ -274,12 +257,10 @@ def grad_norm_large(bench: Bench) -> str:
     return conclude(faults, f"{len(grads)} tensors")
 
 
-@check(
+@_check(
     "ops.grad_norm.edges",
-    "L2",
     "The norm of no tensors is 0; it propagates NaN and infinity; large values do not overflow.",
     reason="A step is rejected by this norm if gradients are not finite.",
-    group=_GROUP,
 )
 def grad_norm_edges(bench: Bench) -> str:
     """Call with nothing, and with hard values."""
