@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from lmcore.accelerator.op.records import OpContext, parse_preferences
@@ -105,8 +106,63 @@ def lag(processes: Processes) -> None:
     check_equal(dataclasses.replace(processes.rendezvous, timeout=JOIN_SECONDS), "end", "the end")
 
 
+class Drawn:
+    """Dataset whose samples have a random number of the process that reads them."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> Any:
+        import torch
+
+        return index, torch.rand(()).item()
+
+
+def batches_of(processes: Processes, loader: Any, *, shard: bool = True) -> Any:
+    """Return the sharded loader of the user's *loader*, on the host."""
+    import torch
+
+    from lmcore.library.loader import shard_loader
+
+    device: Any = SimpleNamespace(torch_device=torch.device("cpu"), new_stream=None)
+    runtime: Any = SimpleNamespace(device=device, rank=processes.rank, processes=processes)
+    return shard_loader(loader, runtime, seed=5, shard=shard)
+
+
+def share(processes: Processes) -> None:
+    """Read the batches of a shuffled loader with a worker process, and of a sampler of its own."""
+    import random
+
+    from torch.utils.data import DataLoader
+
+    class Own:
+        def __iter__(self) -> Any:
+            return iter(random.sample(range(9), 9))  # each process has other numbers
+
+        def __len__(self) -> int:
+            return 9
+
+    dataset: Any = Drawn()
+    for options in ({"shuffle": True}, {"sampler": Own()}):
+        loader = DataLoader(dataset, 2, num_workers=1, persistent_workers=True, **options)
+        batches = batches_of(processes, loader)
+        for _ in range(2):
+            show([(indices.tolist(), drawn.tolist()) for indices, drawn in batches])
+
+
+def streams(processes: Processes) -> None:
+    """Read streams of different lengths, with a collective for each batch."""
+    import torch
+    from torch import distributed
+
+    lengths = [4, 6]
+    stream = iter(range(lengths[processes.rank.rank]))
+    for _ in batches_of(processes, stream, shard=False):
+        distributed.all_reduce(torch.ones(1))
+
+
 SCENARIOS: dict[str, Callable[[Processes], None]] = {
-    one.__name__: one for one in (work, settle, refuse, die, lag)
+    one.__name__: one for one in (work, settle, refuse, die, lag, share, streams)
 }
 
 if __name__ == "__main__":

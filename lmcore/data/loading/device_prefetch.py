@@ -9,6 +9,7 @@ has.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from lmcore.data.loading.batch import Batch
     from lmcore.data.loading.loader import BatchLoader
 
-__all__ = ["Batches", "CopiedAhead", "copies_ahead", "prefetch_to_device"]
+__all__ = ["BatchCopier", "Batches", "CopiedAhead", "copies_ahead", "prefetch_to_device"]
 
 
 class Batches(Protocol):
@@ -75,11 +76,15 @@ class _Copy:
     done: Any
 
 
-class _Copier:
+_abandoned: list[_Copy] = []
+"""Copies in flight whose copier is gone."""
+
+
+class BatchCopier:
     """Copies of batches on a stream of their own.
 
     Args:
-        device: Device of this process.
+        device: Device of this process, for which `copies_ahead` is True.
         pins: True if batches come in pageable memory, too, and are pinned first.
     """
 
@@ -94,6 +99,7 @@ class _Copier:
         """Queue the copy of a batch, and release host memory of copies that are done."""
         while self._running and self._running[0].done.query():
             self._running.popleft()
+        _abandoned[:] = [copy for copy in _abandoned if not copy.done.query()]
         sources: list[Tensor] = []
         targets: list[Tensor] = []
 
@@ -126,13 +132,18 @@ class _Copier:
         self._compute_stream().wait_event(copy.done)
         return copy.on_device
 
+    def __del__(self) -> None:
+        """Keep the memory of copies that are not done, of a loop that was left early."""
+        with contextlib.suppress(Exception):  # the device has failed, or the interpreter ends
+            _abandoned.extend(copy for copy in self._running if not copy.done.query())
+
     def _compute_stream(self) -> Any:
         return torch.accelerator.current_stream(self._torch_device)
 
 
 class _DeviceBatches:
     def __init__(self, loader: BatchLoader, device: Device) -> None:
-        self._loader, self._copier = loader, _Copier(device, pins=False)
+        self._loader, self._copier = loader, BatchCopier(device, pins=False)
         self._next: _Copy | None = None
 
     @property
@@ -159,11 +170,11 @@ class CopiedAhead:
 
     Args:
         batches: Iterator over batches on the host, of any nested structure.
-        device: Device for which `copies_ahead` is True.
+        copier: Queue of copies that pins the batches.
     """
 
-    def __init__(self, batches: Iterator[Any], device: Device) -> None:
-        self._batches, self._copier = batches, _Copier(device, pins=True)
+    def __init__(self, batches: Iterator[Any], copier: BatchCopier) -> None:
+        self._batches, self._copier = batches, copier
         self._next: _Copy | None = None
         self._error: Exception | None = None
 

@@ -68,7 +68,7 @@ def _map_instance(
         return value.map(function)
     if callable(getattr(value, "to", None)) and not isinstance(value, type):
         return on_object(value)
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _map_dataclass(value, function, on_object)
     return _map_items(value, function, on_object) if isinstance(value, list | tuple) else value
 

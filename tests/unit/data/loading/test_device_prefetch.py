@@ -14,7 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.data.loading.device_prefetch import CopiedAhead, copies_ahead, prefetch_to_device
+from lmcore.data.loading.device_prefetch import (
+    BatchCopier,
+    CopiedAhead,
+    copies_ahead,
+    prefetch_to_device,
+)
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.errors import DataError
 
@@ -192,7 +197,7 @@ def test_any_structure_is_copied_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
             read.append(number)
             yield {"x": [torch.full((1, 2), number)], "name": f"batch {number}"}
 
-    ahead = CopiedAhead(batches(), device)
+    ahead = CopiedAhead(batches(), BatchCopier(device, pins=True))
     assert next(ahead) == {"x": [SameAs([[0, 0]])], "name": "batch 0"}
     assert read == [0, 1]
     assert [line for line in device.log if line.startswith("copy")] == ["copy 0", "copy 1"]
@@ -206,7 +211,8 @@ def test_batches_that_are_none_or_on_the_device(monkeypatch: pytest.MonkeyPatch)
     device: Any = Device(monkeypatch)
     device.torch_device = torch.device("meta")
     there = torch.empty(2, device="meta")
-    assert list(CopiedAhead(iter([None, "text", (there, 1)]), device)) == [None, "text", (there, 1)]
+    copies = BatchCopier(device, pins=True)
+    assert list(CopiedAhead(iter([None, "text", (there, 1)]), copies)) == [None, "text", (there, 1)]
     assert not any(line == "allocate" for line in device.log)
 
 
@@ -214,7 +220,7 @@ def test_an_error_is_raised_with_its_batch(monkeypatch: pytest.MonkeyPatch) -> N
     """The batch before it is given out first, and the iterator continues after the error."""
     device: Any = Device(monkeypatch)
     numbers = map(functools.partial(operator.floordiv, 1), [1, 0, 1])
-    ahead = CopiedAhead(numbers, device)
+    ahead = CopiedAhead(numbers, BatchCopier(device, pins=True))
     assert next(ahead) == 1
     with pytest.raises(ZeroDivisionError):
         next(ahead)

@@ -110,7 +110,17 @@ def test_nothing_is_copied_without_need(name: str) -> None:
 
 def test_other_values_stay() -> None:
     """Classes, strings, sizes, sets and arrays are no containers of tensors."""
-    for value in (Tensor, "text", b"bytes", torch.Size([2, 3]), {1, 2}, range(3), None, X.numpy()):
+    for value in (
+        Tensor,
+        Derived,
+        "text",
+        b"bytes",
+        torch.Size([2, 3]),
+        {1, 2},
+        range(3),
+        None,
+        X.numpy(),
+    ):
         assert map_tensors(value, lambda tensor: tensor + 1) is value
 
 

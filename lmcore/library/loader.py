@@ -1,0 +1,317 @@
+"""Loaders of the user's own: batches are sharded over the ranks and moved to the device.
+
+In one process the batches are those of the user's loader, with the same draws from torch's random
+generators.  With several ranks there is one global order of batches, of which round k has as many
+batches as there are ranks, one for each; see `lmcore.library.batch_order`.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from lmcore.data.loading.device_prefetch import BatchCopier, CopiedAhead, copies_ahead
+from lmcore.data.loading.nested import map_tensors, to_device
+from lmcore.errors import ConfigError
+from lmcore.library.batch_order import (
+    RankOrder,
+    checked_to_end,
+    ranks_share,
+    replace_order,
+    rounds,
+    seed_of,
+    sharding_sampler,
+)
+from lmcore.runtime.process.consistency import check_equal
+
+if TYPE_CHECKING:
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = ["ShardedLoader", "shard_loader"]
+
+_last_epochs: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
+"""Last epoch of each `DataLoader`: one that is given again, as in a loop over epochs, continues."""
+
+
+def shard_loader(
+    loader: Iterable[Any], runtime: Runtime, *, seed: int, shard: bool = True
+) -> ShardedLoader:
+    """Return the loader of this rank's share of the batches, on the device.
+
+    Args:
+        loader: A `torch.utils.data.DataLoader`, or another iterable of batches.  Its batch size is
+            that of one rank.
+        runtime: Device and processes of this process.
+        seed: Seed of the order of random samplers without a generator of the user's own, if there
+            are several ranks; the same on all ranks.
+        shard: False if the dataset gives each rank its own samples already.
+
+    Raises:
+        ConfigError: *loader* gives no batches, was returned by this function, or has a sampler that
+            shards for another number of ranks.
+    """
+    _require_batches(loader)
+    return ShardedLoader(loader, runtime, seed=seed, shard=shard)
+
+
+class ShardedLoader:
+    """Iterable of this rank's batches on the device, for any number of epochs.
+
+    It has the attributes of the user's loader, too, such as `dataset`.
+
+    With R ranks, rank r gets batch k * R + r of the global order in round k.  That order is
+
+    - the order of the indices without a shuffle; of a random sampler of torch without a generator
+      of the user's own, an order that depends on the seed and the epoch alone;
+    - the order that rank 0 draws, of every other sampler, which the other ranks receive from it;
+    - of an `IterableDataset` or an iterable without indices, the order in which it is read: each
+      rank reads all batches, which must be the same on all ranks, and keeps its share.
+
+    A sampler that shards already, such as `DistributedSampler`, is left as it is.  If the last
+    round has too few batches, the remaining ranks get their batch of the first round again, so
+    that every sample is seen and all ranks have the same number of batches.
+
+    If the length is known, ranks compare it before each epoch.  Without a length, each rank waits
+    at the end of its epoch for the other ranks, and a difference is an error.  Neither sees a rank
+    that leaves an epoch early by `break`.
+
+    Args:
+        loader: As of `shard_loader`.
+        runtime: As of `shard_loader`.
+        seed: As of `shard_loader`.
+        shard: As of `shard_loader`.
+    """
+
+    def __init__(
+        self, loader: Iterable[Any], runtime: Runtime, *, seed: int, shard: bool = True
+    ) -> None:
+        self._loader, self._source = loader, loader
+        device = runtime.device
+        self._on_device: Callable[[Iterator[Any]], Iterator[Any]]
+        if copies_ahead(device):
+            self._on_device = functools.partial(CopiedAhead, copier=BatchCopier(device, pins=True))
+        else:
+            move = functools.partial(to_device, device=device.torch_device)
+            self._on_device = functools.partial(map, move)
+        self._seed = seed
+        several = runtime.processes is not None and runtime.processes.rank.world_size > 1
+        self._processes = runtime.processes if several else None
+        self._order: RankOrder | None = None
+        self._generator: torch.Generator | None = None
+        self._sampler = sharding_sampler(loader, runtime.rank) if shard else None
+        self._indexed = isinstance(loader, DataLoader) and not isinstance(
+            loader.dataset, IterableDataset
+        )
+        self._reads_all = shard and self._sampler is None and self._processes is not None
+        if self._processes is not None and self._reads_all and isinstance(loader, DataLoader):
+            if self._indexed:
+                self._reads_all = False
+                self._order = RankOrder(loader, self._processes, seed)
+            # The user's generator is kept; else the processes of a map-style dataset draw other
+            # numbers on each rank, and those of a stream, which all ranks read, the same.
+            self._generator = torch.Generator() if loader.generator is None else None
+            self._source = replace_order(loader, self._order, self._generator)
+        self._current: ReferenceType[_Epoch] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of batches of this rank in an epoch.
+
+        Raises:
+            TypeError: The user's loader has no length.
+        """
+        if self._order is not None:
+            return len(self._order)
+        length = len(self._loader)  # type: ignore[arg-type]
+        if self._reads_all and self._processes is not None:
+            return rounds(length, self._processes.rank.world_size)
+        return length
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin an epoch; with several ranks, all must begin it.
+
+        Raises:
+            RunError: The ranks have different numbers of batches.
+        """
+        total = len(self) if self._counts_batches() else None
+        batches = self._begin() if self._processes is not None else iter(self._source)
+        epoch = _Epoch(self._on_device(batches), total)
+        self._current = ref(epoch)
+        return epoch
+
+    @property
+    def is_last(self) -> bool:
+        """True while the last batch of an epoch is out.
+
+        If the number of batches is unknown, the next batch is read to see it.
+        """
+        epoch = self._current() if self._current is not None else None
+        return epoch is not None and epoch.is_last()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the next epoch, as after a resumed run; by default they count from 0.
+
+        It is passed on to the sampler and the dataset if they have `set_epoch`.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+        """
+        if operator.index(epoch) < 0:
+            raise ValueError(f"an epoch cannot have the number {epoch}")
+        if not isinstance(self._loader, DataLoader):
+            _pass_on(epoch, self._loader)
+            return
+        _last_epochs[self._loader] = epoch - 1
+        batch_sampler = self._loader.batch_sampler
+        inner = getattr(batch_sampler, "sampler", None)
+        _pass_on(epoch, batch_sampler, inner, self._loader.sampler, self._loader.dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the user's loader."""
+        if name.startswith("_"):
+            raise AttributeError(f"`{type(self).__name__}` has no attribute `{name}`")
+        return getattr(self._source, name)
+
+    def _counts_batches(self) -> bool:
+        """Return True if the length is known, and not only the estimate of a stream."""
+        if isinstance(self._loader, DataLoader) and not self._indexed:
+            return False
+        return _length(self) is not None
+
+    def _begin(self) -> Iterator[Any]:
+        """Return this rank's batches of an epoch on the host; all ranks must call it."""
+        assert self._processes is not None
+        rendezvous = self._processes.rendezvous
+        check_equal(
+            rendezvous,
+            "the batches of a loader",
+            self._description(),
+            hint="every rank must be given the same dataset and the same settings of its loader, "
+            "and must begin the same epochs",
+        )
+        turn, epoch = rendezvous.turn(), self._next_epoch()
+        rank = self._processes.rank
+        if self._generator is not None:
+            own = () if self._order is None else (1 + rank.rank,)
+            self._generator.manual_seed(seed_of(self._seed, epoch, *own))
+        if self._order is not None:
+            self._order.begin(epoch, turn)
+        batches = iter(self._source)
+        if self._reads_all:
+            keep = functools.partial(map_tensors, function=Tensor.clone)
+            batches = ranks_share(batches, rank.rank, rank.world_size, keep)
+        if self._order is None and not self._counts_batches():
+            batches = checked_to_end(batches, rendezvous, turn)
+        return batches
+
+    def _description(self) -> dict[str, Any]:
+        """Return what must be equal on all ranks, for the message if it is not."""
+        found: dict[str, Any] = {"kind": type(self._loader).__name__}
+        if self._counts_batches():
+            found["number of batches"] = _length(self._loader)
+        if self._indexed:
+            found["number of samples"] = _length(self._source.dataset)  # type: ignore[attr-defined]
+        return found | (self._order.description if self._order is not None else {})
+
+    def _next_epoch(self) -> int:
+        """Return the number of the epoch that begins, and set it in a sampler that shards."""
+        loader = self._loader
+        if not isinstance(loader, DataLoader):
+            return 0
+        last = _last_epochs.get(loader)
+        epoch = 0 if last is None else last + 1
+        if self._sampler is not None and hasattr(self._sampler, "set_epoch"):
+            own = getattr(self._sampler, "epoch", last)
+            if own is not None and own != last:
+                epoch = own  # the user has called its `set_epoch`
+            self._sampler.set_epoch(epoch)
+        _last_epochs[loader] = epoch
+        return epoch
+
+
+class _Epoch:
+    """Iterator over the batches of an epoch.
+
+    Args:
+        batches: Batches on the device.
+        total: Number of batches; None if it is unknown.
+    """
+
+    def __init__(self, batches: Iterator[Any], total: int | None) -> None:
+        self._batches, self._total = batches, total
+        self._taken = 0
+        self._is_out = False
+        self._peeked: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self._is_out = False
+        batch = self._peeked.pop() if self._peeked else next(self._batches)
+        self._taken += 1
+        self._is_out = True
+        return batch
+
+    def is_last(self) -> bool:
+        """Return True if the batch that is out is the last one."""
+        if not self._is_out or self._total is not None:
+            return self._is_out and self._taken == self._total
+        if not self._peeked:
+            try:
+                self._peeked.append(next(self._batches))
+            except StopIteration:
+                return True
+            except Exception as error:  # noqa: BLE001  # raised with its batch
+                self._batches = map(_throw, (error,))
+        return False
+
+
+def _throw(error: Exception) -> Any:
+    raise error
+
+
+def _pass_on(epoch: int, *parts: Any) -> None:
+    """Call `set_epoch` of each part that has it, once."""
+    for part in {id(part): part for part in parts}.values():
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(epoch)
+
+
+def _length(value: Any) -> int | None:
+    """Return the length; None if there is none."""
+    try:
+        return len(value) if isinstance(value, Sized) else None
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _require_batches(loader: Any) -> None:
+    """Raise unless *loader* is an iterable of batches.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if isinstance(loader, ShardedLoader):
+        raise ConfigError(
+            "this loader was returned by `loader` already",
+            hint="give the `DataLoader` itself, once, before the loop over epochs",
+        )
+    is_dataset = isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
+    if (
+        is_dataset
+        or isinstance(loader, str | bytes | Mapping | Tensor | type)
+        or not isinstance(loader, Iterable)
+    ):
+        kind = type(loader).__name__
+        raise ConfigError(
+            "`loader` takes a `torch.utils.data.DataLoader` or another iterable of batches",
+            why=f"it was given a `{kind}`" + (", which has samples" if is_dataset else ""),
+            hint=f"wrap it: `DataLoader({'dataset' if is_dataset else '...'}, batch_size=...)`",
+        )
