@@ -1,8 +1,8 @@
 """Loaders of the user's own: batches are sharded over the ranks and moved to the device.
 
-In one process the batches are those of the user's loader, with the same draws from torch's random
-generators.  With several ranks there is one global order of batches, of which round k has as many
-batches as there are ranks, one for each; see `lmcore.library.batch_order`.
+In one process the batches equal the batches of the user's loader, with the same draws from torch's
+random generators.  With several ranks there is one global order of batches, and each round of it
+has one batch for each rank; see `lmcore.library.batch_order`.
 """
 
 from __future__ import annotations
