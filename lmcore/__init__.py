@@ -1,10 +1,55 @@
-"""Pretraining of GPT and Llama language models, with hardware support as plugins.
+"""Training of language models, and of any other model, with hardware support as plugins.
 
-Imports nothing, so that `lmcore --help` and the launcher start without torch.
+Imports nothing, so that `lmcore --help` and the launcher start without torch: the names below are
+loaded when they are used.
 """
 
 from __future__ import annotations
 
-__all__ = ["__version__"]
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lmcore.errors import (
+        CheckpointError,
+        ConfigError,
+        DeviceError,
+        LmcoreError,
+        OtherRankError,
+        PluginError,
+        RunError,
+    )
+    from lmcore.library.session import Session
+    from lmcore.library.start import start
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DeviceError",
+    "LmcoreError",
+    "OtherRankError",
+    "PluginError",
+    "RunError",
+    "Session",
+    "__version__",
+    "start",
+]
 
 __version__ = "2026.11.0"
+
+_LIBRARY = {"Session": "lmcore.library.session", "start": "lmcore.library.start"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name at its first use."""
+    if name not in __all__:
+        raise AttributeError(f"module `lmcore` has no attribute `{name}`")
+    import importlib
+
+    value = getattr(importlib.import_module(_LIBRARY.get(name, "lmcore.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

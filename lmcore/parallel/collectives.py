@@ -23,6 +23,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_reduce_coalesced",
+    "broadcast_coalesced",
     "copy_to_group",
     "gather_into",
     "reduce_scatter",
@@ -99,6 +100,25 @@ def all_reduce_coalesced(tensors: list[Tensor], axis: Axis, *, scale: float = 1.
         parts = flat.split([tensor.numel() for tensor in batch])
         for tensor, part in zip(batch, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
+
+
+def broadcast_coalesced(tensors: list[Tensor], axis: Axis) -> None:
+    """Replace each tensor in place by the one of the first rank of *axis*; not differentiable.
+
+    Args:
+        tensors: Tensors on one device; the same shapes and dtypes on all ranks of *axis*.
+        axis: Axis of the mesh.
+    """
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for same in by_dtype.values():
+        for batch in _batches(same):
+            flat = torch.cat([tensor.flatten() for tensor in batch])
+            axis.clock.wait(distributed.broadcast, flat, src=axis.ranks[0], group=axis.group)
+            parts = flat.split([tensor.numel() for tensor in batch])
+            for tensor, part in zip(batch, parts, strict=True):
+                tensor.copy_(part.view_as(tensor))
 
 
 def _batches(tensors: list[Tensor]) -> Iterator[list[Tensor]]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lmcore.parallel.pipeline import StageModule
     from lmcore.parallel.wait_clock import WaitClock
 
-__all__ = ["Accumulation", "LossModule", "Replica", "replicate", "shard_stages"]
+__all__ = ["Accumulation", "LossModule", "Replica", "replicate", "shard", "shard_stages"]
 
 
 class Accumulation(Protocol):
@@ -84,21 +84,26 @@ def replicate(model: Model, mesh: ParallelMesh) -> Replica:
     if mesh.replicas.size == 1:
         return Replica(root, _no_reduction)
     if mesh.layout.zero_stage:
-        return Replica(root, _shard(root, mesh))
+        return Replica(root, shard(root, root.model.layers, mesh))
     buckets = GradientBuckets(model.named_parameters(), mesh.replicas)
     return Replica(root, buckets.backward, buckets)
 
 
-def _shard(root: LossModule, mesh: ParallelMesh) -> Accumulation:
-    """Shard every layer separately, and the rest together.
+def shard(root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMesh) -> Accumulation:
+    """Shard a module in place: each layer separately, and the rest together.
 
     Stage 1 keeps whole gradients until the last micro-batch, stages 2 and 3 shard them at once;
     stages 1 and 2 keep the weights gathered for a step, stage 3 for a layer.
+
+    Args:
+        root: Module on this rank's device, the same on all ranks.
+        layers: Layers of it.
+        mesh: Mesh of the run, with its ZeRO stage.
     """
     from torch.distributed.fsdp import FSDPModule
 
     stage = mesh.layout.zero_stage
-    _shard_layers(root, root.model.layers, mesh)
+    _shard_layers(root, layers, mesh)
 
     # torch itself waits for its collectives at the end of backward.
     def accumulation(

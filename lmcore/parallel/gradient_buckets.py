@@ -39,7 +39,7 @@ class _Bucket:
         parts = self.flat.split([parameter.numel() for parameter in parameters])
         pairs = zip(parts, parameters, strict=True)
         self.views = [part.view_as(parameter) for part, parameter in pairs]
-        self.missing = len(parameters)
+        self.missing = set(range(len(parameters)))
 
 
 class GradientBuckets:
@@ -64,8 +64,8 @@ class GradientBuckets:
         for members in _grouped(trained[::-1]):
             bucket = _Bucket([parameter for _, parameter in members])
             self._buckets.append(bucket)
-            for (name, parameter), view in zip(members, bucket.views, strict=True):
-                hook = functools.partial(self._fill, name, bucket, view)
+            for index, (name, parameter) in enumerate(members):
+                hook = functools.partial(self._fill, name, bucket, index)
                 parameter.register_post_accumulate_grad_hook(hook)
 
     @contextlib.contextmanager
@@ -83,13 +83,45 @@ class GradientBuckets:
         """
         self._last = last
         yield
-        if not last:
+        if last:
+            assert self._next == len(self._buckets), "a parameter got no gradient"
+            self._finish(profiler_range)
+
+    @contextlib.contextmanager
+    def backward_of_some(self, *, last: bool) -> Iterator[None]:
+        """Wrap a backward pass in which parameters may get no gradient, on this or all ranks.
+
+        A gradient that is missing on a rank counts as 0 in the mean.  If no parameter gets a
+        gradient, which must be so on all ranks, nothing is reduced.
+
+        Args:
+            last: True for the last micro-batch of a step.
+
+        Raises:
+            RunError: A parameter got its gradient in two parts; see `_two_parts`.
+        """
+        self._last = last
+        yield
+        self._last = False
+        if not last or all(len(each.missing) == len(each.views) for each in self._buckets):
             return
-        assert self._next == len(self._buckets), "a parameter got no gradient"
+        for bucket in self._buckets[self._next :]:
+            for index in bucket.missing:
+                parameter, view = bucket.parameters[index], bucket.views[index]
+                if parameter.grad is None:
+                    view.zero_()
+                else:
+                    torch.mul(parameter.grad, self._scale, out=view)
+                parameter.grad = view
+            self._launch(bucket)
+        self._finish(no_range)
+
+    def _finish(self, profiler_range: ProfilerRange) -> None:
+        """Wait for the all-reduces of a step."""
         self._wait(profiler_range)
         self._next = 0
         for bucket in self._buckets:
-            bucket.missing = len(bucket.views)
+            bucket.missing = set(range(len(bucket.views)))
 
     def allocate_gradients(self) -> None:
         """Make the gradients of parameters that have none views of the buckets, filled with 0."""
@@ -120,20 +152,20 @@ class GradientBuckets:
                 work.wait()
         self._works.clear()
 
-    def _fill(self, name: str, bucket: _Bucket, view: Tensor, parameter: Tensor) -> None:
+    def _fill(self, name: str, bucket: _Bucket, index: int, parameter: Tensor) -> None:
         """Move a gradient, computed or accumulated just now, into its bucket; reduce a full one."""
-        grad = parameter.grad
+        grad, view = parameter.grad, bucket.views[index]
         assert grad is not None
         if not self._last:
             if grad is not view:
                 view.copy_(grad)
                 parameter.grad = view
             return
-        if bucket.missing == 0:
+        if index not in bucket.missing:
             raise _two_parts(name)
         torch.mul(grad, self._scale, out=view)  # before the sum, which may overflow the dtype
         parameter.grad = view
-        bucket.missing -= 1
+        bucket.missing.remove(index)
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
             self._launch(self._buckets[self._next])
             self._next += 1

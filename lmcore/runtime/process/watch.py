@@ -26,7 +26,15 @@ from lmcore.runtime.process.collective_trace import (
 from lmcore.runtime.store import StoreClient, StoreError
 from lmcore.threads import start_optional
 
-__all__ = ["LEFT", "RankState", "Watch", "calls_of", "collect_states", "show_states"]
+__all__ = [
+    "LEFT",
+    "RankState",
+    "Watch",
+    "calls_of",
+    "collect_signs",
+    "collect_states",
+    "show_states",
+]
 
 _SECONDS, _RANKS = 1.0, 32
 """Time between two signs of life of a rank in a run of up to so many ranks; in larger runs more, so
@@ -61,6 +69,7 @@ class Watch:
         self._seconds = _SECONDS * max(1.0, world_size / _RANKS)
         self._main = threading.get_ident()
         self._operations: dict[str, int] = {}
+        self._sent = 0
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -95,7 +104,12 @@ class Watch:
     def _send_sign(self) -> None:
         # After an error the groups are destroyed before the ranks' states are compared.
         self._operations = count_operations() or self._operations
-        sign = {"activity": self.activity(), "operations": self._operations}
+        self._sent += 1
+        sign = {
+            "activity": self.activity(),
+            "operations": self._operations,
+            "number": self._sent,
+        }
         self._store.set(f"watch/{self._rank}", json.dumps(sign))
 
 
@@ -123,6 +137,20 @@ class RankState:
         return self.stacks is None and not self.left
 
 
+def collect_signs(store: StoreClient, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Return the last sign of life of each rank: activity, operations begun, and its number.
+
+    Args:
+        store: Store of the run.
+        ranks: Ranks to read.
+
+    Raises:
+        StoreError: The process with the store does not answer.
+    """
+    signs = store.get_all([f"watch/{rank}" for rank in ranks])
+    return {rank: json.loads(sign or b"{}") for rank, sign in zip(ranks, signs, strict=True)}
+
+
 def collect_states(store: StoreClient, world_size: int) -> list[RankState]:
     """Ask all ranks for their stacks, and return what is known of each.
 
@@ -133,12 +161,11 @@ def collect_states(store: StoreClient, world_size: int) -> list[RankState]:
     ranks = range(world_size)
     answer_keys = [_stacks_key(rank) for rank in ranks]
     store.wait(answer_keys, _STACK_SECONDS)
-    signs = store.get_all([f"watch/{rank}" for rank in ranks])
+    signs = collect_signs(store, ranks)
     answers = store.get_all(answer_keys)
     ends = store.get_all([_end_key(rank) for rank in ranks])
     states = []
-    for own_sign, own_answer, end in zip(signs, answers, ends, strict=True):
-        sign: Mapping[str, Any] = json.loads(own_sign or b"{}")
+    for sign, own_answer, end in zip(signs.values(), answers, ends, strict=True):
         answer = json.loads(own_answer or b"{}")
         traces = answer.get("collectives")
         states.append(

@@ -1,0 +1,170 @@
+"""Collectives of a session: reductions, gathers and broadcasts of tensors, numbers and JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lmcore.errors import ConfigError
+from lmcore.parallel.collectives import gather_into
+from lmcore.runtime.process.consistency import check_equal
+
+if TYPE_CHECKING:
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = ["all_gather", "all_reduce", "broadcast", "check_same"]
+
+_OPERATIONS = {"sum": "SUM", "mean": "SUM", "max": "MAX", "min": "MIN"}
+
+
+def all_reduce(runtime: Runtime, value: Any, op: str = "mean") -> Any:
+    """Return a value reduced over all ranks; all ranks must call it.
+
+    Args:
+        runtime: Device and processes.
+        value: Tensor of any shape, the same on all ranks; a number; or a list, tuple or dict of
+            these.  A tensor of another device is returned on that device.
+        op: "mean", "sum", "max" or "min".
+
+    Raises:
+        ConfigError: The operation is unknown, or the value is something else.
+    """
+    if op not in _OPERATIONS:
+        raise ConfigError(
+            f"`all_reduce(op={op!r})`: unknown operation", hint='use "mean", "sum", "max" or "min"'
+        )
+    if isinstance(value, dict):
+        return {key: all_reduce(runtime, each, op) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(all_reduce(runtime, each, op) for each in value)
+    if isinstance(value, Tensor):
+        return _all_reduce(runtime, value, op)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(
+            f"`all_reduce` of {type(value).__name__}",
+            why="tensors and numbers are reduced, and lists, tuples and dicts of them",
+            hint="`all_gather` takes other values",
+        )
+    if runtime.processes is None:
+        return value
+    # By the store, in the host's double precision, which not every device has.
+    values = runtime.processes.gather(value, "`all_reduce` of a number")
+    if op in {"max", "min"}:
+        return max(values) if op == "max" else min(values)
+    total = sum(values)
+    return total / len(values) if op == "mean" else total
+
+
+def _all_reduce(runtime: Runtime, tensor: Tensor, op: str) -> Tensor:
+    if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
+        raise ConfigError(
+            f"`all_reduce` of a tensor of {tensor.dtype} by its mean",
+            why="a mean of integers is no integer",
+            hint='convert it with `.float()`, or pass `op="sum"`',
+        )
+    if runtime.processes is None:
+        return tensor.detach().clone()
+    from torch import distributed
+
+    moved = _on_device(runtime, tensor).clone(memory_format=torch.contiguous_format)
+    distributed.all_reduce(moved, op=getattr(distributed.ReduceOp, _OPERATIONS[op]))
+    if op == "mean":
+        moved /= runtime.rank.world_size
+    return moved.to(tensor.device)
+
+
+def all_gather(runtime: Runtime, value: Any) -> Any:
+    """Return the values of all ranks in the order of ranks; all ranks must call it.
+
+    Args:
+        runtime: Device and processes.
+        value: Tensor of the same shape and dtype on all ranks, or a JSON value.
+
+    Returns:
+        Tensors as one tensor, [world size, *shape]; JSON values as a list.
+
+    Raises:
+        ConfigError: The value is neither.
+    """
+    if not isinstance(value, Tensor):
+        _check_json(value, "all_gather")
+        processes = runtime.processes
+        return [value] if processes is None else processes.gather(value, "`all_gather`")
+    if runtime.processes is None:
+        return value.detach().clone().unsqueeze(0)
+    own = _on_device(runtime, value).contiguous()
+    rows = own.new_empty((runtime.rank.world_size * max(1, own.numel()),))
+    gather_into(rows, own.reshape(-1) if own.numel() else own.new_zeros(1))
+    rows = rows.view(runtime.rank.world_size, -1)[:, : own.numel()]
+    return rows.reshape(runtime.rank.world_size, *own.shape).to(value.device)
+
+
+def broadcast(runtime: Runtime, value: Any, source: int = 0) -> Any:
+    """Return the value of one rank on all ranks; all ranks must call it.
+
+    Args:
+        runtime: Device and processes.
+        value: Tensor of the same shape and dtype on all ranks, or a JSON value, which may be
+            anything on the other ranks.
+        source: Rank whose value it is.
+
+    Raises:
+        ConfigError: There is no such rank, or the value is neither tensor nor JSON.
+    """
+    size = runtime.rank.world_size
+    if not 0 <= source < size:
+        raise ConfigError(
+            f"`broadcast(source={source})`: no such rank", why=f"there are {size}, from 0 on"
+        )
+    if not isinstance(value, Tensor):
+        own = value if runtime.rank.rank == source else None
+        _check_json(own, "broadcast")
+        if runtime.processes is None:
+            return value
+        return runtime.processes.gather(own, "`broadcast`")[source]
+    if runtime.processes is None:
+        return value.detach().clone()
+    from torch import distributed
+
+    moved = _on_device(runtime, value).clone(memory_format=torch.contiguous_format)
+    distributed.broadcast(moved, src=source)
+    return moved.to(value.device)
+
+
+def _on_device(runtime: Runtime, tensor: Tensor) -> Tensor:
+    return tensor.detach().to(runtime.device.torch_device)
+
+
+def _check_json(value: Any, function: str) -> None:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as cause:
+        raise ConfigError(
+            f"`{function}` of {type(value).__name__}",
+            why=f"it is neither a tensor nor a JSON value: {cause}",
+            hint="objects are not pickled between processes: pass tensors, numbers, text, lists "
+            "and dicts",
+        ) from cause
+
+
+def check_same(runtime: Runtime, subject: str, value: Any) -> None:
+    """Check that all ranks have an equal JSON value; all ranks must call it.
+
+    Args:
+        runtime: Processes.
+        subject: Name of the value for messages.
+        value: JSON value; only its digest is sent if all are equal.
+
+    Raises:
+        RunError: They differ; with the ranks that have each value.
+    """
+    if runtime.processes is None:
+        return
+    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    if len(set(runtime.processes.gather(digest, subject))) > 1:
+        hint = "build the same on every rank; only their samples may differ"
+        check_equal(runtime.processes.rendezvous, subject, value, hint=hint)

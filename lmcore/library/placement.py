@@ -1,0 +1,217 @@
+"""Placement of a user's model and optimizer: device, precision, replication or sharding."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lmcore.accelerator.dtype import dtype_name
+from lmcore.accelerator.precision_check import without_gradients
+from lmcore.config.derived.layout import ParallelLayout
+from lmcore.errors import ConfigError
+from lmcore.library.exchange import check_same
+from lmcore.parallel.collectives import broadcast_coalesced
+from lmcore.parallel.data_parallel import Accumulation, shard
+from lmcore.parallel.gradient_buckets import GradientBuckets
+from lmcore.parallel.mesh import ParallelMesh
+
+if TYPE_CHECKING:
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = ["ModelPlacement", "PreparedModel"]
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A model on this rank's device, connected with the other ranks.
+
+    Attributes:
+        model: The user's module.
+        buckets: Gradient buckets of its replicas; None with one rank, or if it is sharded.
+        sharding: Context of each micro-batch of a sharded model; None if it is not sharded.
+    """
+
+    model: nn.Module
+    buckets: GradientBuckets | None = None
+    sharding: Accumulation | None = None
+
+    def backward(self, *, last: bool) -> AbstractContextManager[None]:
+        """Return the context of a backward pass.
+
+        Args:
+            last: True for the last micro-batch of a step, after which gradients are means.
+        """
+        if self.buckets is not None:
+            return self.buckets.backward_of_some(last=last)
+        if self.sharding is not None:
+            return self.sharding(last=last)
+        return contextlib.nullcontext()
+
+
+class ModelPlacement:
+    """Prepared models and optimizers of a session.
+
+    Attributes:
+        models: Prepared models, in the order of `prepare`.
+        mesh: Ranks over which models are replicated or sharded.
+    """
+
+    def __init__(self, runtime: Runtime, zero_stage: int) -> None:
+        """Connect the ranks; all ranks must call it.
+
+        Args:
+            runtime: Device, precision and processes.
+            zero_stage: ZeRO stage of models.
+        """
+        self.models: list[PreparedModel] = []
+        self._runtime = runtime
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+        size = runtime.rank.world_size
+        layout = ParallelLayout(data=size, zero_stage=zero_stage if size > 1 else 0)
+        self.mesh = ParallelMesh.of(layout, runtime)
+
+    def prepare(self, objects: Sequence[Any]) -> None:
+        """Prepare models and optimizers in place; all ranks must call it.
+
+        Models come first, whatever the order of the arguments.
+
+        Args:
+            objects: Modules and optimizers.
+
+        Raises:
+            ConfigError: An object is of another type or prepared already, or an optimizer has
+                parameters of no prepared model.
+            DeviceError: The precision policy has no effect in a model.
+            RunError: The ranks have different models.
+        """
+        for each in objects:
+            if not isinstance(each, (nn.Module, Optimizer)):
+                raise _wrong_type(each)
+        for each in objects:
+            if isinstance(each, nn.Module):
+                self._prepare_model(each)
+        for each in objects:
+            if isinstance(each, Optimizer):
+                self._prepare_optimizer(each)
+
+    def is_prepared(self, model: nn.Module) -> bool:
+        """Return True if a model was prepared."""
+        return any(each.model is model for each in self.models)
+
+    def _prepare_model(self, model: nn.Module) -> None:
+        if self.is_prepared(model):
+            raise ConfigError(
+                f"`prepare`: this {type(model).__name__} is prepared already",
+                hint="`prepare` changes the model itself: call it once, and use the same object",
+            )
+        others = {id(module) for each in self.models for module in each.model.modules()}
+        if any(id(module) in others for module in model.modules()):
+            raise ConfigError(
+                f"`prepare`: a part of this {type(model).__name__} is prepared already",
+                hint="prepare the whole model only",
+            )
+        for name, tensor in _tensors(model):
+            if tensor.is_meta:
+                raise ConfigError(
+                    f"`prepare`: `{name}` is on the meta device, without memory",
+                    hint="give the model its weights first, on the host or the device",
+                )
+        runtime = self._runtime
+        before = dict(model.named_parameters(remove_duplicate=False))
+        facts = {
+            name: [list(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad]
+            for name, tensor in _tensors(model)
+        }
+        check_same(runtime, "the model that they prepare", facts)
+        model.to(runtime.device.torch_device)
+        with runtime.rng.preserved(), without_gradients(model):
+            runtime.precision.apply(model)
+        prepared = PreparedModel(model)
+        if self.mesh.replicas.size > 1:
+            prepared = self._connect(model)
+        after = dict(model.named_parameters(remove_duplicate=False))
+        for name, parameter in before.items():
+            self._replaced[id(parameter)] = parameter, after[name]
+        self.models.append(prepared)
+
+    def _connect(self, model: nn.Module) -> PreparedModel:
+        """Give all ranks the weights of rank 0, and connect their gradients."""
+        with torch.no_grad():
+            broadcast_coalesced([tensor for _, tensor in _tensors(model)], self.mesh.replicas)
+        if self.mesh.layout.zero_stage:
+            return PreparedModel(model, sharding=shard(model, list(_layers(model)), self.mesh))
+        named = list(model.named_parameters())
+        return PreparedModel(model, buckets=GradientBuckets(named, self.mesh.replicas))
+
+    def _prepare_optimizer(self, optimizer: Optimizer) -> None:
+        """Check the parameters of an optimizer, and give it those of the sharded model."""
+        if optimizer in self._optimizers:
+            raise ConfigError(
+                f"`prepare`: this {type(optimizer).__name__} is prepared already",
+                hint="call `prepare` once for each object",
+            )
+        current = {id(parameter) for _, parameter in self._replaced.values()}
+        for group in optimizer.param_groups:
+            for index, parameter in enumerate(group["params"]):
+                known = self._replaced.get(id(parameter))
+                if known is None and id(parameter) not in current:
+                    raise ConfigError(
+                        f"`prepare`: {type(optimizer).__name__} has a parameter "
+                        f"{list(parameter.shape)} of no prepared model",
+                        why="the model was exchanged after the optimizer was made, or is not "
+                        "prepared",
+                        hint="make the optimizer from `model.parameters()`, and prepare the model "
+                        "with it or before it",
+                    )
+                if known is None or known[1] is parameter:
+                    continue
+                if optimizer.state.get(parameter):
+                    raise ConfigError(
+                        f"`prepare`: {type(optimizer).__name__} has made steps already",
+                        why="its state belongs to whole parameters, and they are sharded now",
+                        hint="prepare the optimizer before its first step",
+                    )
+                group["params"][index] = known[1]
+        self._optimizers.add(optimizer)
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters and buffers of a model, shared ones once."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _layers(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the layers of a model that are sharded separately.
+
+    They are the members of module lists of one class with several members and weights, as
+    transformers have them.
+    """
+    inside: set[nn.Module] = set()
+    for module in model.modules():
+        if module in inside or not isinstance(module, (nn.ModuleList, nn.Sequential)):
+            continue
+        members = list(module)
+        alike = len(members) > 1 and len({type(member) for member in members}) == 1
+        if alike and all(any(True for _ in member.parameters()) for member in members):
+            yield from members
+            inside.update(part for member in members for part in member.modules())
+
+
+def _wrong_type(found: Any) -> ConfigError:
+    return ConfigError(
+        f"`prepare` of {type(found).__name__}",
+        why="it is neither a `torch.nn.Module` nor a `torch.optim.Optimizer`",
+        hint="`loader` takes a DataLoader; a learning-rate scheduler needs no preparation"
+        if hasattr(found, "__iter__") or hasattr(found, "get_last_lr")
+        else None,
+    )

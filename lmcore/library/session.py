@@ -1,0 +1,368 @@
+"""`Session`: the device of a plugin, and the other processes, in a loop of the user's own."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import traceback
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
+
+import torch
+
+from lmcore.errors import ConfigError
+from lmcore.library import exchange
+from lmcore.library.ending import end_together
+from lmcore.library.placement import ModelPlacement
+from lmcore.library.recompute import recompute_module
+from lmcore.library.saved_state import SavedStates
+from lmcore.library.update import Updates
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from lmcore.accelerator.rng import RngTracker
+    from lmcore.config.section import Config
+    from lmcore.plugin import PluginSet
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = ["Session"]
+
+First = TypeVar("First")
+Second = TypeVar("Second")
+
+
+class Session:
+    """An open connection to this process's device and the other processes of the run.
+
+    `lmcore.start` opens it; at its end, or by `close`, all processes end together.  One is open at
+    a time.
+
+    Attributes:
+        opened_at: File and line that opened it.
+    """
+
+    _open: ClassVar[Session | None] = None
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: Config,
+        plugins: PluginSet,
+        *,
+        seed: int | None,
+        resources: contextlib.ExitStack,
+    ) -> None:
+        """Take over what `lmcore.start` has opened; users call that function."""
+        self._runtime, self._config, self._plugins = runtime, config, plugins
+        self._seed, self._resources = seed, resources
+        self._placement = ModelPlacement(runtime, config.parallel.zero_stage or 0)
+        self._updates = Updates(runtime, self._placement, config.accelerator)
+        self._states = SavedStates(runtime, self._placement)
+        self._closed = False
+        self.opened_at = _line_of_caller()
+        Session._open = self
+        if runtime.processes is not None:
+            watch = runtime.processes.rendezvous.watch
+            watch.activity = lambda: f"update {self._updates.count + 1}"
+
+    @classmethod
+    def require_none(cls) -> None:
+        """Raise an error if a session is open.
+
+        Raises:
+            ConfigError: One is.
+        """
+        if cls._open is not None:
+            raise ConfigError(
+                "`lmcore.start`: a session is open already",
+                why=f"it was opened at {cls._open.opened_at}",
+                hint="end its `with` block, or call its `close()`, before the next one",
+            )
+
+    # The place of this process
+
+    @property
+    def device(self) -> torch.device:
+        """Device of this process."""
+        return self._runtime.device.torch_device
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process, from 0 on."""
+        return self._runtime.rank.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self._runtime.rank.world_size
+
+    @property
+    def is_main(self) -> bool:
+        """True on rank 0."""
+        return self.rank == 0
+
+    @property
+    def precision(self) -> str:
+        """Name of the precision policy."""
+        return self._runtime.precision.name
+
+    @property
+    def rng(self) -> RngTracker:
+        """Random-number streams of the device: `with rt.rng.fork("data"):`."""
+        return self._runtime.rng
+
+    @property
+    def updates(self) -> int:
+        """Number of updates of weights by `step`."""
+        return self._updates.count
+
+    @property
+    def updated(self) -> bool:
+        """True if the last `step` updated weights: it ended an accumulation, without overflow."""
+        return self._updates.updated
+
+    def describe(self) -> dict[str, Any]:
+        """Return versions, device, precision, processes and bound kernels as JSON values."""
+        return {**self._runtime.environment(), "ops": self._runtime.ops.choices()}
+
+    def memory(self) -> dict[str, int | None] | None:
+        """Return the device's memory in bytes; None if the device cannot tell.
+
+        The keys are "allocated", "peak_allocated", "reserved" and "total".
+        """
+        read = self._runtime.device.memory_stats
+        return None if read is None else dataclasses.asdict(read())
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """Print on rank 0 only; the arguments are those of Python's `print`."""
+        if self.rank == 0:
+            print(*values, **options)  # noqa: T201 - what it is for
+
+    def range(self, name: str) -> AbstractContextManager[Any]:
+        """Return a context that has *name* in a profile by `torch.profiler`."""
+        return torch.profiler.record_function(name)
+
+    # Model, data and steps
+
+    @overload
+    def prepare(self, first: First, /) -> First: ...
+    @overload
+    def prepare(self, first: First, second: Second, /) -> tuple[First, Second]: ...
+    @overload
+    def prepare(self, first: Any, second: Any, /, *others: Any) -> tuple[Any, ...]: ...
+
+    def prepare(self, *objects: Any) -> Any:
+        """Place models on the device, in the precision, connected with the other ranks.
+
+        The objects themselves are changed and returned.  All ranks get the weights of rank 0.
+        Prepare a model before its optimizer or with it.
+
+        Args:
+            objects: Modules and optimizers.
+
+        Raises:
+            ConfigError: An object is of another type or prepared already, or an optimizer has
+                parameters of no prepared model.
+            DeviceError: The precision policy has no effect in a model.
+            RunError: The ranks have different models.
+        """
+        self._require_open("prepare")
+        self._placement.prepare(objects)
+        return objects[0] if len(objects) == 1 else objects
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass, in which the precision policy is in force."""
+        return self._runtime.precision.context()
+
+    def accumulate(self, steps: int, *, last: bool = False) -> AbstractContextManager[None]:
+        """Return the context of a micro-batch, of which *steps* make one update.
+
+        `backward` divides the loss by their number and averages gradients over the ranks in the
+        last one; `step` does nothing before.
+
+        Args:
+            steps: Number of micro-batches of an update.
+            last: True to update after this micro-batch in any case, as at the end of the data.
+
+        Raises:
+            ConfigError: The number is no positive integer, or contexts are nested.
+        """
+        return self._updates.accumulate(steps, last=last)
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Compute the gradients of a loss, and average them over all ranks; all ranks must call it.
+
+        Args:
+            loss: Scalar loss of this rank's micro-batch.
+            options: Options of `torch.Tensor.backward`.
+
+        Raises:
+            ConfigError: The loss is no scalar, or depends on no trained parameter.
+        """
+        self._require_open("backward")
+        self._updates.backward(loss, **options)
+
+    def step(self, optimizer: Optimizer, *, clip: float | None = None) -> Tensor | None:
+        """Update weights and drop their gradients; all ranks must call it.
+
+        Args:
+            optimizer: Optimizer of prepared models.
+            clip: Largest norm of all gradients together; None: they are not clipped.
+
+        Returns:
+            Norm of the gradients before clipping, a scalar on the device, if *clip* is given and
+            weights were updated; else None.
+
+        Raises:
+            ConfigError: *clip* is not positive.
+            RunError: Gradients overflow at the smallest loss scale.
+        """
+        return self._updates.step(optimizer, clip=clip)
+
+    def recompute(self, module: nn.Module, policy: str) -> None:
+        """Apply a recompute policy to a module: less memory for activations, more computation.
+
+        Args:
+            module: Module whose forward pass takes and returns tensors, such as a layer.
+            policy: Recompute policy of the device, such as "full" or "selective".
+
+        Raises:
+            ConfigError: The device does not offer the policy, or the module has one already.
+        """
+        recompute_module(module, policy, self._runtime, self._plugins)
+
+    # Exchanges
+
+    def all_reduce(self, value: Any, op: str = "mean") -> Any:
+        """Return a value reduced over all ranks; all ranks must call it.
+
+        Args:
+            value: Tensor of the same shape on all ranks, number, or a list, tuple or dict of these.
+            op: "mean", "sum", "max" or "min".
+
+        Raises:
+            ConfigError: The operation is unknown, or the value is something else.
+        """
+        return exchange.all_reduce(self._runtime, value, op)
+
+    def all_gather(self, value: Any) -> Any:
+        """Return the values of all ranks, in the order of ranks; all ranks must call it.
+
+        Args:
+            value: Tensor of the same shape and dtype on all ranks, or a JSON value.
+
+        Returns:
+            Tensors as one tensor, [world size, *shape]; JSON values as a list.
+
+        Raises:
+            ConfigError: The value is neither.
+        """
+        return exchange.all_gather(self._runtime, value)
+
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        """Return the value of one rank on all ranks; all ranks must call it.
+
+        Args:
+            value: Tensor of the same shape and dtype on all ranks, or a JSON value.
+            source: Rank whose value it is.
+
+        Raises:
+            ConfigError: There is no such rank, or the value is neither tensor nor JSON.
+        """
+        return exchange.broadcast(self._runtime, value, source)
+
+    def barrier(self) -> None:
+        """Wait until all ranks have called it, and for the work on this rank's device."""
+        self._runtime.device.synchronize()
+        if self._runtime.processes is not None:
+            self._runtime.processes.barrier("`barrier`")
+
+    # Checkpoints
+
+    def save(self, directory: str | Path, *, keep_last: int | None = None, **objects: Any) -> Path:
+        """Save a checkpoint as `iter_XXXXXXX` in a directory; all ranks must call it.
+
+        Args:
+            directory: Directory of the checkpoints, which all hosts share.
+            keep_last: Number of checkpoints to keep; None: this one and the one before.
+            objects: Prepared models and their optimizers, objects with a `state_dict` of JSON
+                values and tensors (such as a learning-rate scheduler), tensors, and JSON values, by
+                the names under which `load` finds them.
+
+        Returns:
+            Path of the checkpoint.
+
+        Raises:
+            CheckpointError: It could not be written; earlier ones are unchanged.
+            ConfigError: An object cannot be saved.
+        """
+        self._require_open("save")
+        return self._states.save(Path(directory), self._updates, objects, keep_last=keep_last)
+
+    def load(self, directory: str | Path, **objects: Any) -> dict[str, Any]:
+        """Load the newest checkpoint of a directory, of any number of ranks; all must call it.
+
+        Args:
+            directory: Directory of checkpoints, or one checkpoint.
+            objects: Objects to fill, by the names of `save`.
+
+        Returns:
+            JSON values of the checkpoint by name.
+
+        Raises:
+            CheckpointError: There is no checkpoint, or it is damaged, or has other tensors.
+        """
+        self._require_open("load")
+        return self._states.load(Path(directory), self._updates, objects)
+
+    # The end
+
+    def close(self) -> None:
+        """End the session, together with all ranks; a second call does nothing."""
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        """Return the session, which is open already."""
+        self._require_open("with")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the session; an exception ends it on all ranks, with its text."""
+        if self._closed:
+            return
+        self._closed = True
+        Session._open = None
+        if error is not None:
+            self._resources.__exit__(kind, error, trace)
+            return
+        with self._resources:
+            if self._runtime.processes is not None:
+                self._runtime.device.synchronize()
+                end_together(self._runtime.processes.rendezvous, self._updates.count)
+
+    def _require_open(self, name: str) -> None:
+        if self._closed:
+            raise ConfigError(
+                f"`{name}`: the session has ended", hint="call `lmcore.start` for a new one"
+            )
+
+
+def _line_of_caller() -> str:
+    """Return the line outside this package that opens a session."""
+    package = str(Path(__file__).parents[1])
+    frame = sys._getframe()  # noqa: SLF001
+    calls = [
+        call for call in traceback.extract_stack(frame) if not call.filename.startswith(package)
+    ]
+    return f"{calls[-1].filename}, line {calls[-1].lineno}" if calls else "an unknown line"

@@ -1,0 +1,185 @@
+"""`start`: device, precision, kernels and processes for a training loop of the user's own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lmcore import log
+from lmcore.config.load import config_of
+from lmcore.config.option import Option
+from lmcore.config.section import Config, run_options
+from lmcore.errors import ConfigError, RunError, suggestion
+from lmcore.library.session import Session
+from lmcore.parallel.random_states import seed_everything
+from lmcore.plugin import discover, launch_env
+from lmcore.plugin.record import CPU
+from lmcore.plugin.registrations import plugin_sections
+from lmcore.runtime.device_choice import prepare_environment, select_device
+from lmcore.runtime.launch.rank import RankInfo, rank_info
+from lmcore.runtime.launch.scheduler_env import translate
+from lmcore.runtime.process.consistency import check_equal
+from lmcore.runtime.process.join import join_processes
+from lmcore.runtime.runtime import start_runtime
+
+if TYPE_CHECKING:
+    from lmcore.config.plugin_section import PluginSections
+    from lmcore.plugin import PluginSet, Selection
+    from lmcore.runtime.process.rendezvous import Rendezvous
+
+__all__ = ["start"]
+
+logger = logging.getLogger(__name__)
+
+_FURTHER = ("distributed_backend", "distributed_timeout_minutes", "zero_stage")
+"""Options that `start` takes beside those of the section `accelerator` and of plugins."""
+
+
+def start(
+    *,
+    device: str | None = None,
+    precision: str | None = None,
+    zero_stage: int = 0,
+    seed: int | None = None,
+    **options: Any,
+) -> Session:
+    """Find the device, and connect this process with the others of its run.
+
+    A process is one of several if `lmcore run`, torchrun or a scheduler started it; all of them
+    must call this with the same arguments.
+
+    Args:
+        device: Device type or plugin, as `lmcore train --device`; None: detected.
+        precision: Precision policy, such as "bf16"; None: the first that the device offers.
+        zero_stage: ZeRO stage of prepared models: 0 replicates them, 1 shards optimizer state, 2
+            gradients too, 3 weights too.
+        seed: Seed of the host's and the device's random numbers, which then differ between ranks;
+            None leaves them as they are.
+        options: Further options of `lmcore train` by their names with underscores: the section
+            `accelerator` (`recompute`, `ops`, `strict_ops`, `deterministic`, `num_threads`,
+            `loss_scale`, `plugin_off`, ...), `distributed_backend`, `distributed_timeout_minutes`,
+            and the options of the installed plugins.
+
+    Returns:
+        Open session: a context manager, which otherwise ends with `close`.
+
+    Raises:
+        ConfigError: A session is open already, or an argument is wrong.
+        DeviceError: There is no such device, or it cannot compute in the precision.
+        PluginError: A plugin broke its contract.
+        RunError: The processes differ, or one of them stopped.
+    """
+    Session.require_none()
+    given = {"device": device, "precision": precision, "zero_stage": zero_stage, **options}
+    given = {name: value for name, value in given.items() if value is not None}
+    os.environ.update(translate(os.environ))
+    rank = rank_info(os.environ)
+    log.configure(rank=rank.rank, world_size=rank.world_size)
+    plugins = discover(off=_names(given.get("plugin_off", ())))
+    config = _config(given, plugin_sections(plugins))
+    _refuse_own_group(rank)
+    selection = select_device(plugins, config.accelerator.device, rank)
+    _warn_of_late_variables(plugins, selection, rank)
+    prepare_environment(plugins, selection, rank)
+    with contextlib.ExitStack() as stack:
+        rendezvous = stack.enter_context(_connect(config, rank, {**given, "seed": seed}))
+        runtime = stack.enter_context(start_runtime(config, plugins, selection, rank, rendezvous))
+        if seed is not None:
+            seed_everything(_seed(seed), runtime)
+        return Session(runtime, config, plugins, seed=seed, resources=stack.pop_all())
+
+
+def _config(given: Mapping[str, Any], sections: PluginSections) -> Config:
+    """Return the configuration with the values of keyword arguments.
+
+    Raises:
+        ConfigError: A name or a value is wrong.
+    """
+    known = _options(sections)
+    for name in given:
+        if name not in known:
+            elsewhere = name in run_options()
+            raise ConfigError(
+                f"`lmcore.start({name}=...)`: unknown argument",
+                why="it is an option of `lmcore train` that does not apply to a loop of your own"
+                if elsewhere
+                else None,
+                hint=None if elsewhere else suggestion(name, known),
+            )
+    values = {
+        name: known[name].convert(
+            list(value) if known[name].repeated and not isinstance(value, str) else value,
+            where=f"`lmcore.start({name}={value!r})`",
+        )
+        for name, value in given.items()
+    }
+    return config_of(values, plugins=sections)
+
+
+def _options(sections: PluginSections) -> dict[str, Option]:
+    own = {
+        name: option
+        for name, option in run_options().items()
+        if option.section == "accelerator" or name in _FURTHER
+    }
+    return {**own, **sections.options}
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _seed(seed: int) -> int:
+    converted: int = run_options()["seed"].convert(seed, where=f"`lmcore.start(seed={seed!r})`")
+    return converted
+
+
+def _refuse_own_group(rank: RankInfo) -> None:
+    """Refuse a process group of the script's own, as a session makes torch's default group.
+
+    Raises:
+        RunError: torch.distributed is initialized.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if rank.world_size == 1 or distributed is None or not distributed.is_initialized():
+        return
+    raise RunError(
+        "`torch.distributed` is initialized before `lmcore.start`",
+        why="`lmcore.start` connects the processes, by the device's communication backend",
+        hint="delete the script's call of `init_process_group`: calls of `torch.distributed` after "
+        "`lmcore.start` use its default group",
+    )
+
+
+def _warn_of_late_variables(plugins: PluginSet, selection: Selection, rank: RankInfo) -> None:
+    """Log a warning if torch is imported already and did not see a plugin's variables."""
+    if "torch" not in sys.modules or selection.probe.device_type == CPU:
+        return
+    wanted = launch_env(plugins, selection, rank.to_dict(), os.environ)
+    late = sorted(name for name, value in wanted.items() if os.environ.get(name) != value)
+    if late:
+        logger.info(
+            "torch was imported before %s %s set; `lmcore run` sets %s first",
+            ", ".join(late),
+            "was" if len(late) == 1 else "were",
+            "it" if len(late) == 1 else "them",
+        )
+
+
+@contextlib.contextmanager
+def _connect(
+    config: Config, rank: RankInfo, arguments: Mapping[str, Any]
+) -> Iterator[Rendezvous | None]:
+    """Connect the processes of the run and compare their arguments; yield None for a single one."""
+    if rank.world_size == 1:
+        yield None
+        return
+    timeout = config.parallel.distributed_timeout_minutes * 60
+    with join_processes(rank, timeout=timeout) as rendezvous:
+        shown = {name: repr(value) for name, value in arguments.items()}
+        check_equal(rendezvous, "the arguments of `lmcore.start`", shown)
+        yield rendezvous
