@@ -78,13 +78,14 @@ def chip(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def start() -> Callable[..., list[Ended]]:
-    """Return a function that runs a scenario of `worker.py` on several ranks."""
+    """Return a function that runs a scenario of a worker on several ranks."""
 
     def run(
         scenario: str,
         env: Callable[[int], Mapping[str, str]] = lambda rank: {},
         world_size: int = 2,
         timeout: float = 20.0,
+        worker: Path = WORKER,
     ) -> list[Ended]:
         plugins = discover(env={})
         selection = select(plugins, requested="cpu", env={})
@@ -105,7 +106,7 @@ def start() -> Callable[..., list[Ended]]:
             }
             processes.append(
                 WarmPopen(
-                    [sys.executable, str(WORKER), scenario, str(timeout)],
+                    [sys.executable, str(worker), scenario, str(timeout)],
                     env=whole,
                     stdout=PIPE,
                     stderr=PIPE,

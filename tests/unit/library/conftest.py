@@ -1,19 +1,43 @@
-"""A runtime of the CPU, whose kernels count their calls."""
+"""Sessions on the host, and a runtime whose kernels count their calls."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+import lmcore
 from lmcore.accelerator import OP_SPECS, OpImpl, OpTable
 from lmcore.accelerator.op import torch_kernels
 from lmcore.accelerator.op.context import OpContext
+from lmcore.plugin import HANDED_DOWN
 
 CALLS: Counter[str] = Counter()
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """`lmcore.start` on the host in float32; its session is closed at the end of the test."""
+    before, threads = dict(os.environ), torch.get_num_threads()
+    monkeypatch.setenv("LMCORE_PLUGINS", "")
+    monkeypatch.delenv(HANDED_DOWN, raising=False)
+    opened: list[lmcore.Session] = []
+
+    def begin(**settings: Any) -> lmcore.Session:
+        opened.append(lmcore.start(**{"device": "cpu", "precision": "fp32", **settings}))
+        return opened[-1]
+
+    yield begin
+    for session in opened:
+        session.close()
+    torch.set_num_threads(threads)
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture

@@ -1,0 +1,179 @@
+"""One rank of a session, as `conftest.py` starts it: SCENARIO, then the timeout in seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import lmcore
+
+STEPS = 4
+
+
+class Classifier(nn.Module):
+    """Two layers of one kind, a batch normalization, and a head; a part may be unused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 3)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return self.head(self.norm(x))
+
+
+def make(seed: int = 1) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a model and its optimizer, without weight decay for the unused part."""
+    torch.manual_seed(seed)
+    model = Classifier()
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+
+
+def batches() -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs and classes of both ranks in turn."""
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(2 * STEPS):
+        yield torch.randn(4, 8, generator=generator), torch.randint(3, (4,), generator=generator)
+
+
+def plain_losses() -> tuple[list[float], list[float]]:
+    """Return losses and gradient norms of one process in plain torch, with twice the batch."""
+    model, optimizer = make()
+    losses, norms = [], []
+    pairs = list(batches())
+    for first, second in zip(pairs[::2], pairs[1::2], strict=True):
+        total = 0.0
+        for x, y in (first, second):
+            loss = functional.cross_entropy(model(x), y) / 2
+            loss.backward()
+            total += loss.item()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.3).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total)
+    return losses, norms
+
+
+def show(value: Any) -> None:
+    """Print a JSON line for the test to read."""
+    print(json.dumps(value), flush=True)
+
+
+def session(timeout: float, **settings: Any) -> lmcore.Session:
+    """Open a session in float32."""
+    minutes = timeout / 60
+    return lmcore.start(precision="fp32", distributed_timeout_minutes=minutes, **settings)
+
+
+def train(timeout: float) -> None:
+    """Train with each ZeRO stage, save, load into another model, and go on."""
+    folder = Path(os.environ["FOLDER"])
+    show(plain_losses())
+    for stage in range(4):
+        with session(timeout, zero_stage=stage) as rt:
+            model, optimizer = rt.prepare(*make(seed=1 + rt.rank))  # rank 0's weights count
+            found: dict[str, Any] = {"losses": [], "norms": []}
+            for x, y in list(batches())[rt.rank :: rt.world_size]:
+                loss = functional.cross_entropy(model(x), y)
+                rt.backward(loss)
+                norm = rt.step(optimizer, clip=0.3)
+                found["losses"].append(rt.all_reduce(loss.item()))
+                found["norms"].append(norm.item() if norm is not None else None)
+            saved = rt.save(folder / str(stage), model=model, optimizer=optimizer, epoch=stage)
+            other, its_optimizer = rt.prepare(*make(seed=7))
+            values = rt.load(folder / "0", model=other, optimizer=its_optimizer)
+            x, y = next(batches())
+            found["after"] = []
+            for one, its in ((model, optimizer), (other, its_optimizer)):
+                for _ in range(2):
+                    loss = functional.cross_entropy(one(x), y)
+                    rt.backward(loss)
+                    rt.step(its)
+                found["after"].append(loss.item())
+            show({**found, "saved": saved.name, "values": values})
+
+
+def exchange(timeout: float) -> None:
+    """Exchange tensors, numbers and JSON."""
+    with session(timeout) as rt:
+        x = torch.tensor([rt.rank, 5.0])
+        show(
+            {
+                "mean": rt.all_reduce(x).tolist(),
+                "max": rt.all_reduce({"a": rt.rank, "b": [x.int()]}, "max")["a"],
+                "gathered": rt.all_gather(x).tolist(),
+                "scalars": rt.all_gather(x[0]).tolist(),
+                "json": rt.all_gather({"rank": rt.rank}),
+                "sent": rt.broadcast(x, source=1).tolist(),
+                "text": rt.broadcast("from 1" if rt.rank else object(), source=1),
+            }
+        )
+        rt.print('"once"', flush=True)
+
+
+def fail(timeout: float) -> None:
+    """Raise on rank 1 within the block."""
+    with session(timeout) as rt:
+        model, optimizer = rt.prepare(*make())
+        for step, (x, y) in enumerate(batches()):
+            if step == 2 and rt.rank == 1:
+                raise ValueError("the third batch is bad")
+            rt.backward(functional.cross_entropy(model(x), y))
+            rt.step(optimizer)
+
+
+def other_model(timeout: float) -> None:
+    """Prepare models that differ."""
+    with session(timeout) as rt:
+        rt.prepare(nn.Linear(4, 4 + rt.rank))
+
+
+def uneven(timeout: float) -> None:
+    """Take one step more on rank 1."""
+    with session(timeout) as rt:
+        model, optimizer = rt.prepare(*make())
+        for x, y in list(batches())[: 3 + rt.rank]:
+            rt.backward(functional.cross_entropy(model(x), y))
+            rt.step(optimizer)
+
+
+def late(timeout: float) -> None:
+    """Work alone on rank 0, longer than the timeout, after the last step."""
+    with session(timeout) as rt:
+        rt.prepare(*make())
+        if rt.is_main:
+            time.sleep(1.5 * timeout)
+    show("ended")
+
+
+def own_group(timeout: float) -> None:
+    """Initialize torch.distributed before the session."""
+    torch.distributed.init_process_group("gloo")
+    session(timeout)
+
+
+SCENARIOS: dict[str, Callable[[float], None]] = {
+    "exchange": exchange,
+    "fail": fail,
+    "late": late,
+    "other_model": other_model,
+    "own_group": own_group,
+    "train": train,
+    "uneven": uneven,
+}
+
+if __name__ == "__main__":
+    SCENARIOS[sys.argv[1]](float(sys.argv[2]))

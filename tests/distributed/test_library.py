@@ -1,0 +1,67 @@
+"""Sessions of two real processes: the same losses as one, and an end for every disagreement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+WORKER = Path(__file__).with_name("library_worker.py")
+
+pytestmark = pytest.mark.distributed
+
+
+def test_losses_are_those_of_one_process(start: Any, tmp_path: Path) -> None:
+    """With each ZeRO stage; a checkpoint of stage 0 is continued by each."""
+    ranks = start("train", lambda _: {"FOLDER": str(tmp_path)}, worker=WORKER)
+    for ended in ranks:
+        assert ended.status == 0, ended.errors
+        (losses, norms), *stages = ended.printed
+        assert len(stages) == 4
+        for stage, found in enumerate(stages):
+            torch.testing.assert_close(found["losses"], losses, rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(found["norms"], norms, rtol=1e-5, atol=1e-6)
+            assert (found["saved"], found["values"]) == ("iter_0000004", {"epoch": 0})
+            assert found["after"][0] == pytest.approx(found["after"][1], rel=1e-6), stage
+
+
+def test_values_are_exchanged(start: Any) -> None:
+    """Reductions, gathers and broadcasts of tensors, numbers and JSON."""
+    for rank, ended in enumerate(start("exchange", worker=WORKER)):
+        assert ended.status == 0, ended.errors
+        expected = {
+            "mean": [0.5, 5.0],
+            "max": 1,
+            "gathered": [[0.0, 5.0], [1.0, 5.0]],
+            "scalars": [0.0, 1.0],
+            "json": [{"rank": 0}, {"rank": 1}],
+            "sent": [1.0, 5.0],
+            "text": "from 1",
+        }
+        assert ended.printed == ([expected, "once"] if rank == 0 else [expected])
+
+
+@pytest.mark.parametrize(
+    "scenario, messages",
+    [
+        ("fail", ("rank 1 stopped the run", "the third batch is bad")),
+        ("other_model", ("differ in the model that they prepare", "weight:")),
+        ("uneven", ("rank 1 waits in a collective at update 4", "after 3 updates of weights")),
+        ("own_group", ("is initialized before `lmcore.start`", "init_process_group")),
+    ],
+)
+def test_a_disagreement_ends_all(start: Any, scenario: str, messages: tuple[str, str]) -> None:
+    """Every rank ends soon, and rank 0 says why."""
+    ranks = start(scenario, worker=WORKER)
+    assert all(ended.status for ended in ranks)
+    assert all(ended.seconds < 30 for ended in ranks)
+    for message in messages:
+        assert message in ranks[0].errors
+
+
+def test_a_rank_may_work_alone(start: Any) -> None:
+    """The others wait at the end of the block, longer than the timeout of an exchange."""
+    for ended in start("late", worker=WORKER, timeout=4.0):
+        assert (ended.status, ended.printed) == (0, ["ended"]), ended.errors

@@ -1,0 +1,271 @@
+"""A session of one process: arguments, placement, steps, exchanges, and the end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import lmcore
+from lmcore.errors import ConfigError, DeviceError
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a small model with dropout, and its optimizer."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 3))
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def batches(count: int = 8) -> list[Batch]:
+    """Return inputs and classes."""
+    generator = torch.Generator().manual_seed(2)
+    return [
+        (torch.randn(4, 6, generator=generator), torch.randint(3, (4,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def plain_losses(accumulated: int = 1) -> list[float]:
+    """Return the losses of a loop in plain torch."""
+    model, optimizer = make()
+    losses = []
+    for number, (x, y) in enumerate(batches(), start=1):
+        loss = functional.cross_entropy(model(x), y)
+        (loss / accumulated).backward()
+        if number % accumulated == 0:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_losses_are_those_of_plain_torch(start: Any, accumulated: int) -> None:
+    """Bit for bit, with dropout, clipping and gradient accumulation."""
+    rt = start()
+    model, optimizer = rt.prepare(*make())
+    losses, updated = [], []
+    for x, y in batches():
+        with rt.accumulate(accumulated):
+            with rt.autocast():
+                loss = functional.cross_entropy(model(x), y)
+            rt.backward(loss)
+            rt.step(optimizer, clip=0.3)
+        losses.append(loss.item())
+        updated.append(rt.updated)
+    assert losses == plain_losses(accumulated)
+    assert rt.updates == sum(updated) == len(updated) // accumulated
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_data_that_end_within_an_accumulation_count_in_full(start: Any) -> None:
+    """The gradient of an incomplete update is the mean over its micro-batches."""
+    rt = start()
+    model, optimizer = rt.prepare(*make())
+    model.eval()
+    (x, y), *_ = batches()
+    rt.backward(functional.cross_entropy(model(x), y))
+    whole = [parameter.grad.clone() for parameter in model.parameters()]
+    optimizer.zero_grad()
+    seen: list[torch.Tensor] = []
+    optimizer.register_step_pre_hook(
+        lambda *_: seen.extend(parameter.grad.clone() for parameter in model.parameters())
+    )
+    with rt.accumulate(4, last=True):
+        rt.backward(functional.cross_entropy(model(x), y))
+        rt.step(optimizer)
+    assert all(torch.equal(one, other) for one, other in zip(seen, whole, strict=True))
+
+
+def test_a_norm_is_returned_if_gradients_are_clipped(start: Any) -> None:
+    """It is the norm before clipping."""
+    rt = start()
+    model, optimizer = rt.prepare(*make())
+    x = batches()[0][0]
+    rt.backward(model(x).square().sum() * 100)
+    expected = nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
+    assert torch.equal(rt.step(optimizer, clip=1.0), expected)
+    rt.backward(model(x).sum())
+    assert rt.step(optimizer) is None
+
+
+def test_exchanges_with_one_process(start: Any) -> None:
+    """Values come back as they are, as new tensors."""
+    rt = start()
+    x = torch.arange(3.0)
+    assert torch.equal(rt.all_reduce(x), x)
+    assert rt.all_reduce({"loss": 2.0, "counts": [1, x]}, "sum")["loss"] == 2.0
+    assert rt.all_gather(x).shape == (1, 3)
+    assert rt.all_gather({"a": 1}) == [{"a": 1}]
+    assert rt.broadcast("text") == "text"
+    rt.barrier()
+    assert (rt.rank, rt.world_size, rt.is_main, rt.device.type) == (0, 1, True, "cpu")
+    assert rt.describe()["device"]["type"] == "cpu"
+    assert rt.memory()["allocated"] > 0
+    with rt.range("name"), rt.rng.preserved():
+        pass
+
+
+def test_recomputing_changes_nothing_else(start: Any) -> None:
+    """Gradients with `full` and `selective` are those without, dropout included."""
+    rt = start()
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(8, 24)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = self.project(x).unflatten(-1, (3, 2, 4)).transpose(1, 3).unbind(2)
+            out = functional.scaled_dot_product_attention(q, k, v, dropout_p=0.3, is_causal=True)
+            return functional.dropout(out.transpose(1, 2).flatten(2), 0.2)
+
+    def gradient(policy: str | None) -> torch.Tensor:
+        torch.manual_seed(3)
+        module = Attention()
+        if policy:
+            rt.recompute(module, policy)
+        module(torch.ones(2, 5, 8)).square().sum().backward()
+        return module.project.weight.grad
+
+    expected = gradient(None)
+    assert torch.equal(gradient("full"), expected)
+    assert torch.equal(gradient("selective"), expected)
+    module = Attention()
+    rt.recompute(module, "full")
+    with pytest.raises(ConfigError, match="has policy `full`"):
+        rt.recompute(module, "full")
+    with pytest.raises(ConfigError, match="does not offer it"):
+        rt.recompute(Attention(), "ful")
+
+
+def test_float16_skips_an_update_that_overflows(start: Any) -> None:
+    """The loss scale falls, the weights stay, and the next update is made."""
+    try:
+        rt = start(precision="fp16", initial_loss_scale=2.0**20)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    model, optimizer = rt.prepare(*make())
+    (x, y), *_ = batches()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    scales = []
+    for factor in (1e30, 1e30, 1.0):
+        with rt.autocast():
+            loss = functional.cross_entropy(model(x), y)
+        rt.backward(loss * factor)
+        rt.step(optimizer, clip=1.0)
+        scales.append(rt._updates.loss_scale.value)
+        if factor > 1:
+            assert not rt.updated
+            assert all(map(torch.equal, before, model.parameters()))
+    assert scales[-1] < 2.0**20
+    assert rt.updates == int(rt.updated)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"precison": "bf16"}, "did you mean `precision`?"),
+        ({"precision": "bf17"}, "`--precision bf17`: the device does not offer it"),
+        ({"num_threads": 0}, "`lmcore.start(num_threads=0)`"),
+        ({"zero_stage": 4}, "`lmcore.start(zero_stage=4)`"),
+        ({"micro_batch_size": 2}, "does not apply to a loop of your own"),
+        ({"seed": "x"}, "`lmcore.start(seed='x')`"),
+    ],
+)
+def test_wrong_arguments(start: Any, settings: dict[str, Any], message: str) -> None:
+    """Each is named as it was written, and nothing stays open."""
+    with pytest.raises(ConfigError) as error:
+        start(**settings)
+    assert message in error.value.render()
+    start()
+
+
+def test_an_unknown_device(start: Any) -> None:
+    """It is an error with the devices that there are."""
+    with pytest.raises(DeviceError, match="nosuch"):
+        start(device="nosuch")
+
+
+def test_one_session_at_a_time(start: Any) -> None:
+    """A second one names the line of the first; after the end of the first it opens."""
+    with start() as rt:
+        with pytest.raises(ConfigError) as error:
+            start()
+        assert f"{__file__}, line" in error.value.render() or "conftest.py" in error.value.render()
+    with pytest.raises(ConfigError, match="the session has ended"):
+        rt.prepare(nn.Linear(2, 2))
+    start()
+
+
+class _Unsaved:
+    pass
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (lambda rt, model, optimizer: rt.prepare(model), "is prepared already"),
+        (lambda rt, model, optimizer: rt.prepare(nn.Sequential(model)), "a part of this"),
+        (lambda rt, model, optimizer: rt.prepare(optimizer), "is prepared already"),
+        (lambda rt, model, optimizer: rt.prepare([model]), "`prepare` of list"),
+        (
+            lambda rt, model, optimizer: rt.prepare(torch.optim.SGD(nn.Linear(2, 2).parameters())),
+            "has a parameter [2, 2] of no prepared model",
+        ),
+        (
+            lambda rt, model, optimizer: rt.prepare(nn.Linear(2, 2, device="meta")),
+            "is on the meta device",
+        ),
+        (lambda rt, model, optimizer: rt.backward(model(torch.ones(2, 6))), "take its mean"),
+        (lambda rt, model, optimizer: rt.backward(torch.ones(())), "no trained parameter"),
+        (lambda rt, model, optimizer: rt.step(optimizer, clip=0), "clip=0"),
+        (lambda rt, model, optimizer: rt.accumulate(0).__enter__(), "accumulate(0)"),
+        (lambda rt, model, optimizer: rt.all_reduce(1.0, "avg"), "unknown operation"),
+        (lambda rt, model, optimizer: rt.all_reduce("x"), "`all_reduce` of str"),
+        (lambda rt, model, optimizer: rt.all_reduce(torch.ones(2).int()), "mean of integers"),
+        (lambda rt, model, optimizer: rt.all_gather(_Unsaved()), "are not pickled"),
+        (lambda rt, model, optimizer: rt.broadcast(1, source=1), "no such rank"),
+    ],
+)
+def test_wrong_use(start: Any, wrong: Any, message: str) -> None:
+    """Each is an error that says what is wrong."""
+    rt = start()
+    model, optimizer = rt.prepare(*make())
+    with pytest.raises(ConfigError) as error:
+        wrong(rt, model, optimizer)
+    assert message in error.value.render()
+
+
+def test_weights_of_another_dtype_are_refused(start: Any) -> None:
+    """Under float32 a model in bfloat16 would not compute as promised."""
+    with pytest.raises(DeviceError, match="bfloat16, not float32"):
+        start().prepare(nn.Linear(2, 2).bfloat16())
+
+
+def test_a_closed_session_leaves_no_process_group(start: Any) -> None:
+    """`close` may be called again."""
+    rt = start(seed=5)
+    rt.close()
+    rt.close()
+    assert not torch.distributed.is_initialized()
+
+
+def test_the_package_is_lazy() -> None:
+    """`import lmcore` loads no torch, and has the public names."""
+    script = "import sys, lmcore; print('torch' in sys.modules, *dir(lmcore))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", *sorted(lmcore.__all__)]
+    with pytest.raises(AttributeError, match="no attribute `stat`"):
+        _ = lmcore.stat
