@@ -15,6 +15,7 @@ import torch
 from lmcore.errors import ConfigError
 from lmcore.library import exchange
 from lmcore.library.ending import end_together
+from lmcore.library.op_calls import OpCalls
 from lmcore.library.placement import ModelPlacement
 from lmcore.library.recompute import recompute_module
 from lmcore.library.saved_state import SavedStates
@@ -64,6 +65,7 @@ class Session:
         self._placement = ModelPlacement(runtime, config.parallel.zero_stage or 0)
         self._updates = Updates(runtime, self._placement, config.accelerator)
         self._states = SavedStates(runtime, self._placement)
+        self._ops = OpCalls(runtime)
         self._closed = False
         self.opened_at = _line_of_caller()
         Session._open = self
@@ -116,6 +118,11 @@ class Session:
     def rng(self) -> RngTracker:
         """Random-number streams of the device: `with rt.rng.fork("data"):`."""
         return self._runtime.rng
+
+    @property
+    def ops(self) -> OpCalls:
+        """The device's kernels as functions: `rt.ops.rms_norm(x, weight, 1e-5)`."""
+        return self._ops
 
     @property
     def updates(self) -> int:
