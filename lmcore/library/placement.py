@@ -153,7 +153,7 @@ class ModelPlacement:
         return PreparedModel(model, buckets=GradientBuckets(named, self.mesh.replicas))
 
     def _prepare_optimizer(self, optimizer: Optimizer) -> None:
-        """Check the parameters of an optimizer, and give it those of the sharded model."""
+        """Check the parameters of an optimizer, and exchange them for the sharded ones."""
         if optimizer in self._optimizers:
             raise ConfigError(
                 f"`prepare`: this {type(optimizer).__name__} is prepared already",

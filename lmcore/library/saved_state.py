@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["SavedStates"]
 
 _TENSOR = "tensor of the checkpoint"
-"""Key of a mapping in the JSON values that stands for a tensor."""
+"""Key of a mapping in the JSON values in the place of a tensor."""
 _RESERVED = "rng"
 
 

@@ -147,7 +147,7 @@ class Session:
         return None if read is None else dataclasses.asdict(read())
 
     def print(self, *values: Any, **options: Any) -> None:
-        """Print on rank 0 only; the arguments are those of Python's `print`."""
+        """Print on rank 0 only; with the arguments of Python's `print`."""
         if self.rank == 0:
             print(*values, **options)  # noqa: T201 - what it is for
 
@@ -188,7 +188,7 @@ class Session:
         return self._runtime.precision.context()
 
     def accumulate(self, steps: int, *, last: bool = False) -> AbstractContextManager[None]:
-        """Return the context of a micro-batch, of which *steps* make one update.
+        """Return the context of one of *steps* micro-batches that make an update.
 
         `backward` divides the loss by their number and averages gradients over the ranks in the
         last one; `step` does nothing before.

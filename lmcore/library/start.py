@@ -36,7 +36,7 @@ __all__ = ["start"]
 logger = logging.getLogger(__name__)
 
 _FURTHER = ("distributed_backend", "distributed_timeout_minutes", "zero_stage")
-"""Options that `start` takes beside those of the section `accelerator` and of plugins."""
+"""Options that `start` takes beside the sections `accelerator` and of plugins."""
 
 
 def start(

@@ -61,7 +61,7 @@ class Updates:
 
     @contextlib.contextmanager
     def accumulate(self, steps: Any, *, last: bool = False) -> Iterator[None]:
-        """Wrap a micro-batch, of which *steps* make one update.
+        """Wrap one of *steps* micro-batches that make an update.
 
         Args:
             steps: Number of micro-batches of an update.
@@ -209,7 +209,7 @@ class Updates:
         return total
 
     def _sharded(self, optimizer: Optimizer) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the local gradients of sharded parameters, and those of others."""
+        """Return the local gradients of sharded parameters, and other ones."""
         sharded, whole = list[Tensor](), list[Tensor]()
         for group in optimizer.param_groups:
             for parameter in group["params"]:
