@@ -32,7 +32,7 @@ _OPTIONAL = (
     "peak_flops",
     "new_graph",
 )
-_LATER = {"new_graph": "its plugin says nothing of it"}
+_LATER = {"new_graph": "its plugin gives no reason"}
 """Abilities that came after version 1.0 of the contract, and their reason where none is given."""
 
 

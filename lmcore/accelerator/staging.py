@@ -111,7 +111,7 @@ def stage_tensors(stager: CheckpointStager, tensors: Mapping[str, Tensor]) -> di
         if copy.device.type != "cpu":
             raise _broken(stager, f"it left `{name}` on {copy.device}")
         if stager.copies and copy.numel() and _shares_memory(copy, live):
-            raise _broken(stager, f"it says that it copies, and returned `{name}` itself")
+            raise _broken(stager, f"it declares `copies`, and returned `{name}` itself")
     return staged
 
 

@@ -147,7 +147,7 @@ def create_device(plugins: PluginSet, selection: Selection, config: Config) -> D
 def _add_evidence(error: LmcoreError, selection: Selection) -> None:
     """Add the probe's result to an error: a device can vanish between probe and creation."""
     found = "; ".join(selection.probe.evidence) or "it gave no evidence"
-    seen = f"its probe had said {selection.probe.state}: {found}"
+    seen = f"its probe had reported {selection.probe.state}: {found}"
     error.why = f"{error.why}\n{seen}" if error.why else seen
     if error.hint is None or isinstance(error, HookError):
         error.hint = "`lmcore doctor` tries the device; see whether another process holds it"

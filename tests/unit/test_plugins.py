@@ -1001,7 +1001,7 @@ def test_a_vanished_device_is_reported_with_the_probe_evidence():
     with pytest.raises(PluginError) as error:
         create_device(plugins, selection, Config())
     assert "RuntimeError: no device found" in error.value.why
-    assert "its probe had said present: chip looked at" in error.value.why
+    assert "its probe had reported present: chip looked at" in error.value.why
     assert "lmcore doctor" in error.value.hint
 
 

@@ -102,7 +102,7 @@ def _product(device: Device, name: str, dtype_name: str) -> Check:
     tolerance = _tolerance(dtype_name)
     dtype = getattr(torch, dtype_name, None)
     if tolerance is None or dtype is None:
-        detail = f"a product in {dtype_name} needs scales; a plain one says nothing"
+        detail = f"a product in {dtype_name} needs scales; a plain product is no test"
         return Check(name, CheckStatus.SKIPPED, detail)
     generator = torch.Generator().manual_seed(0)
     left = torch.randn(129, 65, generator=generator, dtype=torch.float64).to(dtype)

@@ -391,7 +391,8 @@ def _in_one_line(failed: _Worker, size: int) -> str:
 def _ending(worker: _Worker, size: int) -> str:
     status = worker.status or 0
     if status >= 0:
-        message = f"rank {worker.rank} of {size} ended with exit status {status} and said nothing"
+        message = f"rank {worker.rank} of {size} ended with exit status {status}, "
+        message += "without an error message"
         return RunError(message, why="its last lines are above").render()
     name = signal_name(-status)
     why = "its last lines are above"

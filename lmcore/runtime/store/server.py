@@ -204,7 +204,7 @@ class StoreServer:
         nonces = connection.nonce + nonce
         if not hmac.compare_digest(given, proof(self._secret, b"client", connection.nonce, nonce)):
             self._queue(connection, REFUSAL)
-            raise WireError("it does not know the secret of the run")
+            raise WireError("it has another secret")
         del connection.received[:size]
         connection.incoming = Authenticator(self._secret, b"client", nonces)
         connection.outgoing = Authenticator(self._secret, b"server", nonces)

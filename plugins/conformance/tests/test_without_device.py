@@ -55,7 +55,7 @@ CASES = [
     ("countgloo", "distributed.all-reduce", "sum of torch.float32: 1001 of 1001 numbers are wrong"),
     ("purebf16", "train.precision-in-force", "`purebf16`: precision `purebf16` is not applied"),
     ("torchckpt", "train.recompute-own", "recompute `torchckpt` is not exact on device `cpu`"),
-    ("slowstager", "device.stagers", "`slowstager`: it says that it copies, and returned `weight`"),
+    ("slowstager", "device.stagers", "`slowstager`: it declares `copies`, and returned `weight`"),
 ]
 
 

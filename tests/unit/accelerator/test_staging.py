@@ -127,7 +127,7 @@ def live_ones(tensors: Tensors) -> Tensors:
         (narrow, "it returned torch.float16 (5, 3)"),
         (reshape, "it returned torch.float32 (15,)"),
         (elsewhere, "it left `weight` on meta"),
-        (live_ones, "it says that it copies, and returned `weight` itself"),
+        (live_ones, "it declares `copies`, and returned `weight` itself"),
     ],
 )
 def test_broken_stagers(stage: Callable[[Tensors], Tensors], why: str, live: Tensors) -> None:

@@ -217,21 +217,21 @@ SEVERAL = {
         [
             "type `Probe`: field `count` is gone",
             "type `Probe`: field `number` is new",
-            "type `Probe`: fields stand in another order: device_type, state, number,",
+            "type `Probe`: fields have another order: device_type, state, number,",
         ],
     ),
     "function's parameter in front": (
         lambda new: policy(new).insert(0, parameter("age", "1")),
         [
             "function `autocast_policy`: parameter `age` is new",
-            "function `autocast_policy`: parameters stand in another order: age, device",
+            "function `autocast_policy`: parameters have another order: age, device",
         ],
     ),
     "field in front": (
         lambda new: probe_fields(new).insert(0, field("age", default=True)),
         [
             "type `Probe`: field `age` is new",
-            "type `Probe`: fields stand in another order: age, device_type",
+            "type `Probe`: fields have another order: age, device_type",
         ],
     ),
 }

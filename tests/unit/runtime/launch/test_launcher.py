@@ -140,7 +140,7 @@ SUMMARY = """
     "rank_1, status",
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 of 2 was killed by SIGKILL"),
-        ("sys.exit(7)", "rank 1 of 2 ended with exit status 7 and said nothing"),
+        ("sys.exit(7)", "rank 1 of 2 ended with exit status 7, without an error message"),
         ("time.sleep(0.3)", "RuntimeError: closed by peer"),
     ],
 )
@@ -193,7 +193,7 @@ def test_the_others_are_ended(
     assert run(script) == 1
     assert time.monotonic() - begin < 20
     shown = capfd.readouterr().err
-    assert "rank 1 of 2 ended with exit status 3 and said nothing" in shown
+    assert "rank 1 of 2 ended with exit status 3, without an error message" in shown
     assert "  rank 0: still running, and ended" in shown
     child = int((tmp_path / "child").read_text())
     end = time.monotonic() + 5
@@ -300,7 +300,7 @@ _RAISES = """try:
 @pytest.mark.parametrize(
     "end, what",
     [
-        ("sys.exit(3)", "rank 1 of 2 ended with exit status 3 and said nothing"),
+        ("sys.exit(3)", "rank 1 of 2 ended with exit status 3, without an error message"),
         (_RAISES, "ValueError: broken"),
     ],
 )

@@ -90,7 +90,7 @@ def all_reduce(bench: RankBench) -> str:
 def average(bench: RankBench) -> str:
     """Average numbers whose mean is exact."""
     if not bench.processes.backend.supports_average:
-        raise Gap("the backend says that it cannot (`supports_average`)")
+        raise Gap("the backend declares that it cannot (`supports_average`)")
     tensor = _own(bench)
     distributed.all_reduce(tensor, distributed.ReduceOp.AVG)
     every = torch.stack([_of(rank) for rank in range(bench.size)])

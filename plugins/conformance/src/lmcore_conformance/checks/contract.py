@@ -230,7 +230,7 @@ def probe_initialises_nothing(bench: ContractBench) -> str:
         if found["seconds"] > _PROBE_SECONDS:
             faults.append(f"it takes {found['seconds']:.1f} s")
         if not found["same"]:
-            faults.append("asked twice, it says something else of the device")
+            faults.append("two probes describe the device differently")
         return f"{found['seconds'] * 1e3:.0f} ms", faults
 
     return bench.watch("watch_probe", judge)

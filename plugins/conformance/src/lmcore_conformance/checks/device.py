@@ -96,7 +96,7 @@ def current(bench: Bench) -> str:
 def declaration(bench: Bench) -> str:
     """Compare the declaration and the reasons in `missing` with the device's record."""
     faults = [
-        f"`{name}` has no reason that says anything"
+        f"`{name}` has no reason in words"
         for name, reason in bench.device.missing.items()
         if len(reason.split()) < 2
     ]
@@ -106,7 +106,7 @@ def declaration(bench: Bench) -> str:
         if name in bench.closed and requirement.offered is not None and requirement.offered(bench)
     ]
     faults += [
-        f"`Device.dtypes` has `{name}`, which torch does not know"
+        f"`Device.dtypes` has `{name}`, which torch lacks"
         for name in sorted(bench.device.dtypes)
         if not isinstance(getattr(torch, name, None), torch.dtype)
     ]
@@ -208,7 +208,7 @@ def _product(bench: Bench, name: str) -> str:
     """Compare products in a dtype, forward and backward, with float64 on the host."""
     if name not in bench.device.dtypes:
         # A declaration that it depends on the hardware turns this into a declared gap.
-        raise Failure(f"`Device.dtypes` has no `{name}`, and nothing says why")
+        raise Failure(f"`Device.dtypes` has no `{name}`, and there is no reason")
     dtype = getattr(torch, name)
     allowed = _LINEAR.tolerances[name]
     worst = 0.0
@@ -273,7 +273,7 @@ def peak_flops(bench: Bench) -> str:
         if rate is not None and not (isinstance(rate, int | float) and 1e9 < rate < 1e19)
     ]
     if ask("float3") is not None:
-        bad.append("it knows a dtype `float3`")
+        bad.append("it gives a rate for the unknown dtype `float3`")
     if bad:
         raise Failure(*bad)
     return ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in rates.items() if rate)

@@ -179,7 +179,7 @@ def _order(place: str, kind: str, old: list[str], new: list[str]) -> Iterator[Ch
     """Yield a change where what can be given by position has another position."""
     kept = [name for name in old if name in new]
     if new[: len(kept)] != kept:
-        yield _breaking(f"{place}: {kind} stand in another order: {', '.join(new)}")
+        yield _breaking(f"{place}: {kind} have another order: {', '.join(new)}")
 
 
 def _methods(place: str, old: Described, new: Described) -> Iterator[Change]:

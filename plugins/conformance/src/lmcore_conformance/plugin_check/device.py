@@ -264,7 +264,7 @@ def _run(hook: str) -> Callable[[Bench], Iterator[Check]]:
         if found is None:
             yield Check(hook, CheckStatus.OK, "it was called for a run without steps")
         else:
-            detail = f"it returned {found!r:.80}, which nobody reads"
+            detail = f"it returned {found!r:.80}, which is not used"
             yield Check(hook, CheckStatus.WARNING, detail)
 
     return check

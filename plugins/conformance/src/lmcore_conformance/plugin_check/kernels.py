@@ -177,7 +177,7 @@ def _answers(
             if case.attributes or problem in wrong:
                 wrong.setdefault(problem, []).append(_case(case))
             elif not odd:
-                hint = "ask for an attribute with `.get`"
+                hint = "read an attribute by `.get`"
                 odd.append((f"{problem} for a case without attributes", hint))
             continue
         if answer is None or (isinstance(answer, Reject) and answer.reason):
@@ -204,7 +204,7 @@ def _trait_warnings(impl: OpImpl) -> list[tuple[str, str | None]]:
     """Return the traits that look like one that a user may insist on, and are not."""
     found = [(trait, nearest(trait, TRAITS)) for trait in sorted(impl.traits - set(TRAITS))]
     return [
-        (f"trait `{trait}` is none that lmcore asks for", f"did you mean `{close}`?")
+        (f"trait `{trait}` is not one of lmcore's", f"did you mean `{close}`?")
         for trait, close in found
         if close
     ]

@@ -221,7 +221,7 @@ class _Trial:
             elif hook in DEVICE_CHECKS:
                 yield from DEVICE_CHECKS[hook](bench)
             else:
-                yield _skipped(hook, "not called: this check does not know it")
+                yield _skipped(hook, "not called: there is no check of this hook")
 
         return step
 
