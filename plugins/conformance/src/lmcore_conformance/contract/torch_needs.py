@@ -145,6 +145,11 @@ TORCH_NEEDS: Mapping[str, TorchNeed] = {
     "Tensor.pin_memory": _ability(
         "pin_memory", "`Device.pin_memory`: batches, scalars, offloaded activations, checkpoints"
     ),
+    "Tensor.is_pinned": TorchNeed(
+        "batches of a user's loader: memory that is pinned is not pinned again",
+        _NO_FALL_BACK,
+        _PREFETCH,
+    ),
     "torch.accelerator.Graph": _ability("new_graph", "`Device.new_graph`: `--step-graph`"),
     "Graph.capture_begin": TorchNeed("capture of a step's graph", _NO_CAPTURE, ("new_graph",)),
     "Graph.capture_end": TorchNeed("capture of a step's graph", _NO_CAPTURE, ("new_graph",)),
