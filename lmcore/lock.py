@@ -1,10 +1,10 @@
-"""Lock files: one process holds a path, others see which process it is and whether it still lives.
+"""Lock files: one process holds a path, other processes see which it is and if it still runs.
 
 A lock file names its owner by machine, process namespace, process id and start time, and is touched
-every few seconds.  An owner on the same machine is dead if its process is gone; an owner elsewhere
-(another host, another container) if its lock was not touched for a minute, by the clock of the file
-system.  The lock of a dead owner is taken over, and so is a copy of a lock, in a directory that was
-copied while its owner ran: its inode differs from the recorded one.
+every few seconds.  An owner on the same machine is dead if its process has ended; an owner
+elsewhere (another host, another container) if its lock was not touched for a minute, by the clock
+of the file system.  The lock of a dead owner is taken over, and so is a copy of a lock, in a
+directory that was copied while its owner ran: its inode differs from the recorded one.
 
 A new lock appears complete by one hard link, which network file systems do atomically.  Processes
 that take over the same lock exclude each other by `flock` as far as the file system supports it.

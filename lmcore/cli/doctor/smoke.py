@@ -176,7 +176,7 @@ def _random_state(device: Device) -> Check:
 
 
 def reduction(timeout: float) -> Iterator[StepValues]:
-    """Reduce a tensor over all processes, as one of them.
+    """Reduce a tensor over all processes; each of them calls this function.
 
     Args:
         timeout: Seconds until this process will be stopped.

@@ -344,7 +344,7 @@ class RunReport:
     def _keep_directory(self) -> None:
         """Create the run directory again, with its files, if it was removed or renamed.
 
-        Its lock is taken again if it is gone.
+        Its lock is taken again if the lock file was removed.
 
         Raises:
             ConfigError: Another run writes to a directory of the same path.

@@ -121,7 +121,7 @@ class Report:
         passed = sum(level.passed for level in self.levels)
         total = sum(level.checks for level in self.levels)
         left = sum(level.not_run for level in self.levels)
-        # What was not run may be claimed by nobody's objection.
+        # The claimed share is not known while checks were not run.
         share = f"{left} not run" if left else f"{self.claimed:.0%} claimed"
         count = f"{passed} of {total} checks{' that apply' if self.alone else ''}"
         return (

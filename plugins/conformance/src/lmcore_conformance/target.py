@@ -47,9 +47,9 @@ class Target:
         record: Record of the plugin under test, from discovery: the device's, or with `alone` one
             without a device.
         others: Records of the other plugins that take part.
-        named: Names of the others that are under test themselves, by `--with`.
+        named: Names of the other plugins that are under test themselves, by `--with`.
         plugins: All of these, and the CPU's.
-        selection: The decision for the device; None where only the contract can be tested.
+        selection: The decision for the device; None if only the contract can be tested.
         obstacle: Reason for that.
         alone: True if only the contributions of `record`, which brings no device, are tried.
     """

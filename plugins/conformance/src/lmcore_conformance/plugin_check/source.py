@@ -89,7 +89,7 @@ def private_name(path: str, modules: Modules) -> str | None:
 
 
 def _violations(tree: ast.Module, modules: Modules) -> Iterator[Use]:
-    """Yield the private names that a file uses; attributes of one of them are not repeated."""
+    """Yield the private names that a file uses; attributes of a reported name are not repeated."""
     reported: set[str] = set()
     for use in uses_of("lmcore", tree, lambda module: _names_in(module)[1]):
         name = private_name(use.path, modules)
