@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lmcore.runtime.process.rendezvous import Rendezvous
 
 __all__ = [
+    "EPOCH_END",
     "RankOrder",
     "checked_to_end",
     "ranks_share",
@@ -41,6 +42,9 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+
+EPOCH_END = object()
+"""Mark after the last batch of a rank."""
 
 _SEEDED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 """Samplers that draw all their numbers from their `generator`."""
@@ -236,8 +240,10 @@ def sharding_sampler(loader: Any, rank: RankInfo) -> Any:
     return None
 
 
-def checked_to_end(batches: Iterable[_T], rendezvous: Rendezvous, turn: int) -> Iterator[_T]:
+def checked_to_end(batches: Iterable[Any], rendezvous: Rendezvous, turn: int) -> Iterator[Any]:
     """Yield *batches*; at the end wait for the other ranks, and compare the numbers of batches.
+
+    `EPOCH_END` is yielded before the wait, so that a rank can look for the end without it.
 
     A rank that reads more batches than another one may wait for it in a collective: a thread
     announces its number, as soon as the other rank has announced its end.
@@ -267,6 +273,7 @@ def checked_to_end(batches: Iterable[_T], rendezvous: Rendezvous, turn: int) -> 
         for batch in batches:
             count += 1
             yield batch
+        yield EPOCH_END
         with rendezvous.connection():
             store.set(ends[rank.rank], str(count))
             rendezvous.wait_for(ends, "the end of an epoch on all ranks", heartbeats=beats)

@@ -21,6 +21,7 @@ from lmcore.data.loading.device_prefetch import BatchCopier, CopiedAhead, copies
 from lmcore.data.loading.nested import map_tensors, to_device
 from lmcore.errors import ConfigError
 from lmcore.library.batch_order import (
+    EPOCH_END,
     RankOrder,
     checked_to_end,
     ranks_share,
@@ -255,6 +256,8 @@ class _Epoch:
     def __next__(self) -> Any:
         self._is_out = False
         batch = self._peeked.pop() if self._peeked else next(self._batches)
+        if batch is EPOCH_END:
+            batch = next(self._batches)
         self._taken += 1
         self._is_out = True
         return batch
@@ -270,7 +273,8 @@ class _Epoch:
                 return True
             except Exception as error:  # noqa: BLE001  # raised with its batch
                 self._batches = map(_throw, (error,))
-        return False
+                return False
+        return self._peeked[0] is EPOCH_END
 
 
 def _throw(error: Exception) -> Any:

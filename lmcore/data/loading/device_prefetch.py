@@ -99,7 +99,8 @@ class BatchCopier:
         """Queue the copy of a batch, and release host memory of copies that are done."""
         while self._running and self._running[0].done.query():
             self._running.popleft()
-        _abandoned[:] = [copy for copy in _abandoned if not copy.done.query()]
+        if _abandoned:
+            _abandoned[:] = [copy for copy in _abandoned if not copy.done.query()]
         sources: list[Tensor] = []
         targets: list[Tensor] = []
 

@@ -8,15 +8,18 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from lmcore.data.loading.device_prefetch import prefetch_to_device
 from lmcore.data.loading.loader import BatchLoader
+from lmcore.library.loader import shard_loader
+from lmcore.runtime.launch.rank import RankInfo
 from lmcore.train.async_scalars import ScalarCopier
 
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -72,6 +75,37 @@ def test_batches_are_late_and_right(
             right.append(torch.equal(seen.cpu(), wanted))
             assert batch.tokens_BS.device.type == "sim"
             assert took < 0.06 or number, "the copies of three tensors were waited for"
+    assert all(right) is marks
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_batches_of_a_users_loader_are_late_and_right(
+    sim: ModuleType, misbehave: Callable[[str], None], marks: bool
+) -> None:
+    """Batches in pageable memory are pinned, queued one ahead, and whole if events order them."""
+    from lmcore_sim.device import create_device
+
+    device = create_device()
+    if not marks:
+        device = dataclasses.replace(device, new_event=lambda: Forgets("sim"))
+    misbehave("slow:copy=20ms")
+    runtime: Any = SimpleNamespace(device=device, rank=RankInfo(), processes=None)
+    samples = [{"x": torch.full((64,), float(i)), "pair": (i, "text")} for i in range(8)]
+    batches = shard_loader(DataLoader(samples, 2), runtime, seed=0)  # type: ignore[arg-type]
+    for _ in batches:
+        break  # the copy of the second batch is in flight
+    right, is_last = [], []
+    began = time.perf_counter()
+    for number, batch in enumerate(batches):
+        assert time.perf_counter() - began < 0.06, "the copies of two tensors were waited for"
+        assert batch["pair"][0].device.type == "sim"
+        assert batch["pair"][1] == ("text", "text")
+        seen = batch["x"] + batch["pair"][0][:, None]
+        is_last.append(batches.is_last)
+        wanted = 2.0 * torch.arange(2 * number, 2 * number + 2)[:, None].expand(2, 64)
+        right.append(torch.equal(seen.cpu(), wanted))
+        began = time.perf_counter()
+    assert is_last == [False] * 3 + [True]
     assert all(right) is marks
 
 

@@ -360,6 +360,20 @@ def test_streams_of_different_lengths(
     assert long == "left" if waits else isinstance(long, RunError)
 
 
+def test_one_rank_looks_for_the_end(ranks: Any) -> None:
+    """A rank that reads `is_last` does not wait there for ranks that do not."""
+
+    def body(rendezvous: Any) -> Any:
+        batches = shard_loader(DataLoader(Whole(6)), runtime(rendezvous), seed=SEED)
+        marks = []
+        for _ in batches:
+            marks.append(rendezvous.rank.rank == 0 and batches.is_last)
+            rendezvous.barrier("a collective")
+        return marks
+
+    assert ranks(body, 2) == [[False, False, True], [False] * 3]
+
+
 class OwnLoader(DataLoader[Any]):
     """A loader with settings of its own, and its own batches."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import time
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -228,6 +229,20 @@ def test_an_error_is_raised_with_its_batch(monkeypatch: pytest.MonkeyPatch) -> N
     assert copies_ahead(device)
     device.new_event = None
     assert not copies_ahead(device)
+
+
+def test_memory_of_a_loop_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of copies in flight stays until they are done, also without the loop's iterator."""
+    device: Any = Device(monkeypatch)
+    ahead = CopiedAhead(iter(torch.ones(3, 1, 1)), BatchCopier(device, pins=True))
+    next(ahead)
+    in_flight = [weakref.ref(copy.on_device) for copy in ahead._copier._running]
+    del ahead
+    assert len(in_flight) == 2
+    assert all(memory() is not None for memory in in_flight)
+    device.done = True
+    next(CopiedAhead(iter(torch.ones(1, 1, 1)), BatchCopier(device, pins=True)))
+    assert all(memory() is None for memory in in_flight)
 
 
 def test_next_if_ready() -> None:
