@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import traceback
+import weakref
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
@@ -15,6 +16,7 @@ import torch
 from lmcore.errors import ConfigError
 from lmcore.library import exchange
 from lmcore.library.ending import end_together
+from lmcore.library.loader import ShardedLoader, shard_loader
 from lmcore.library.op_calls import OpCalls
 from lmcore.library.placement import ModelPlacement
 from lmcore.library.recompute import recompute_module
@@ -22,6 +24,7 @@ from lmcore.library.saved_state import SavedStates
 from lmcore.library.update import Updates
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import TracebackType
 
     from torch import Tensor, nn
@@ -66,6 +69,7 @@ class Session:
         self._updates = Updates(runtime, self._placement, config.accelerator)
         self._states = SavedStates(runtime, self._placement)
         self._ops = OpCalls(runtime)
+        self._loaders: weakref.WeakSet[ShardedLoader] = weakref.WeakSet()
         self._closed = False
         self.opened_at = _line_of_caller()
         Session._open = self
@@ -183,6 +187,23 @@ class Session:
         self._placement.prepare(objects)
         return objects[0] if len(objects) == 1 else objects
 
+    def loader(self, loader: Iterable[Any], *, shard: bool = True) -> ShardedLoader:
+        """Return an iterable of this rank's batches, on the device.
+
+        Args:
+            loader: A `torch.utils.data.DataLoader`, with the batch size of one rank, or another
+                iterable of batches.
+            shard: False if its dataset gives each rank its own samples already.
+
+        Raises:
+            ConfigError: *loader* gives no batches, was returned by this function, or has a sampler
+                that shards for another number of ranks.
+        """
+        self._require_open("loader")
+        sharded = shard_loader(loader, self._runtime, seed=self._seed or 0, shard=shard)
+        self._loaders.add(sharded)
+        return sharded
+
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of a forward pass, in which the precision policy is in force."""
         return self._runtime.precision.context()
@@ -191,15 +212,17 @@ class Session:
         """Return the context of one of *steps* micro-batches that make an update.
 
         `backward` divides the loss by their number and averages gradients over the ranks in the
-        last one; `step` does nothing before.
+        last one; `step` does nothing before.  The last batch of an epoch of `loader` always
+        ends an update.
 
         Args:
             steps: Number of micro-batches of an update.
-            last: True to update after this micro-batch in any case, as at the end of the data.
+            last: True to update after this micro-batch in any case.
 
         Raises:
             ConfigError: The number is no positive integer, or contexts are nested.
         """
+        last = last or any(loader.is_last for loader in self._loaders)
         return self._updates.accumulate(steps, last=last)
 
     def backward(self, loss: Tensor, **options: Any) -> None:
