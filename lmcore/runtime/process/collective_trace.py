@@ -28,7 +28,7 @@ PIPELINE = "pipeline"
 """Name of the groups whose ranks send and receive."""
 
 _KEPT = 64
-"""Collectives of a group whose names are sent to the rank that asks."""
+"""Collectives of a group whose names are sent to the rank that collects them."""
 
 _DTYPES = {
     "float": "float32",

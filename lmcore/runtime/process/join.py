@@ -148,7 +148,7 @@ def _torchrun_store(rank: RankInfo, timeout: float, env: Mapping[str, str]) -> A
     """Return the store of torchrun, which occupies the port of the run; None if there is none.
 
     Raises:
-        RunError: There is none, though the environment says so.
+        RunError: torchrun's store cannot be reached.
     """
     if env.get(AGENT_STORE) != "True":
         return None
@@ -187,7 +187,7 @@ def _address(rank: RankInfo, env: Mapping[str, str]) -> tuple[str, int]:
 
 
 def _lost_peer(error: RuntimeError) -> OtherRankError | None:
-    """Return the error of a collective whose other side has gone without a report."""
+    """Return the error of a collective whose other side ended without a report."""
     if not any(message in str(error) for message in _LOST_PEER_MESSAGES):
         return None
     return OtherRankError(
