@@ -42,12 +42,16 @@ class OpCalls:
     `linear_cross_entropy` run the kernel for its dtype.
 
     In a function that `torch.compile` compiles, get the kernel by `bind(..., compile=True)` before.
+
+    Attributes:
+        device_type: Device type that the kernels run on.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         """Take the op table and the device of *runtime*; kernels are bound when called."""
         self._table = runtime.ops
         self._device = runtime.device
+        self.device_type = runtime.device.type
         self._precision = runtime.precision
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -67,7 +71,7 @@ class OpCalls:
 
     def __dir__(self) -> list[str]:
         """Return the names of the ops and methods."""
-        return sorted({*self._table.specs, "bind", "explain", "resolution"})
+        return sorted({*self._table.specs, "bind", "explain", "resolution", "spec"})
 
     def _call_of(self, spec: OpSpec) -> Callable[..., Any]:
         """Return the function that looks up the kernel of a call and calls it."""
@@ -152,11 +156,11 @@ class OpCalls:
     ) -> Resolution:
         """Return the choice that `explain` explains, as a record; see there for the arguments."""
         if args:
-            return self._table.resolve(op, self._case(self._spec(op), args, options)[1])
+            return self._table.resolve(op, self._case(self.spec(op), args, options)[1])
         return self._table.resolve(op, self._given_case(op, dtype, options))
 
     def _given_case(self, op: str, dtype: str | None, attributes: dict[str, Any]) -> OpContext:
-        spec = self._spec(op)
+        spec = self.spec(op)
         for name in attributes:
             if name not in spec.attributes:
                 raise ConfigError(
@@ -169,7 +173,12 @@ class OpCalls:
             dtype = policy.activations if spec.has_backward else policy.keep
         return op_context(spec, self._device.type, dtype, usual | attributes)
 
-    def _spec(self, op: str) -> OpSpec:
+    def spec(self, op: str) -> OpSpec:
+        """Return the declaration of an op.
+
+        Raises:
+            ConfigError: There is no such op.
+        """
         if op not in self._table.specs:
             raise ConfigError(f"unknown op `{op}`", hint=suggestion(op, self._table.specs))
         return self._table.specs[op]

@@ -1,0 +1,74 @@
+"""`use_kernels`: the kernels of a session's device in the forward pass of any model."""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from lmcore.errors import LmcoreError
+from lmcore.library.module_kernels.attention import replace_attention, replace_rotary
+from lmcore.library.module_kernels.choice import group
+from lmcore.library.module_kernels.feed_forward import replace_feed_forwards
+from lmcore.library.module_kernels.linear import replace_linears
+from lmcore.library.module_kernels.norms import replace_norms
+from lmcore.library.module_kernels.report import KernelReport
+from lmcore.library.module_kernels.vocabulary_loss import replace_loss
+from lmcore.library.op_calls import OpCalls
+
+if TYPE_CHECKING:
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = ["use_kernels"]
+
+
+def use_kernels(
+    model: nn.Module, runtime: Runtime, *, fused_loss: bool = True, linear: bool = False
+) -> KernelReport:
+    """Run the kernels of the device in the modules of *model*, and report which.
+
+    Replaced are, if the device has a kernel that torch's own function is not: RMS norms, layer
+    norms, feed-forward layers with GELU or SwiGLU, and of a model of `transformers` attention,
+    rotary position embedding, and the loss of the vocabulary head.  Modules are found by what they
+    compute, which is compared on random numbers.  Parameters, their names and `state_dict` stay.
+
+    With the fused loss the logits of a forward pass with labels are computed when they are first
+    read; they must be read before the weights change.
+
+    Args:
+        model: Model on the device of the session, or on its way there.
+        runtime: The session's runtime.
+        fused_loss: True to compute the loss without the logits, if labels are given in training.
+        linear: True to run the device's kernel for `nn.Linear`, too.
+
+    Raises:
+        LmcoreError: The kernels are in the model already.
+    """
+    if any(_is_changed(module) for module in model.modules()):
+        raise LmcoreError(
+            "the kernels are in this model already",
+            hint="call `undo()` of the report of the first call before",
+        )
+    calls, report = OpCalls(runtime), KernelReport()
+    modules = [module for module in model.modules() if "forward" not in vars(module)]
+    for alike in group(module for module in model.modules() if "forward" in vars(module)):
+        reason = "its forward pass is replaced by other code"
+        report.add_kept(type(alike[0]).__name__, len(alike), reason)
+    try:
+        replace_feed_forwards(modules, calls, report)
+        replace_norms(modules, calls, report)
+        replace_rotary(model, modules, calls, report)
+        replace_attention(model, modules, calls, report)
+        replace_linears(modules, calls, report, wanted=linear)
+        replace_loss(model, modules, calls, report, wanted=fused_loss)
+    except BaseException:
+        report.undo()
+        raise
+    return report
+
+
+def _is_changed(module: nn.Module) -> bool:
+    forward = vars(module).get("forward")
+    home = getattr(getattr(forward, "__func__", None), "__module__", "")
+    return isinstance(forward, MethodType) and home.startswith(__package__ or "lmcore")
