@@ -45,14 +45,14 @@ class ForkedProcess:
     """A forked process, with the part of `subprocess.Popen` that a launcher needs.
 
     Attributes:
-        pid: Process and process group id.
-        stdin: Pipe to its standard input.
+        pid: Process and session id.
+        stdout: None: it is not copied.
         stderr: Pipe from its standard error; None if it has this process's.
     """
 
     pid: int
-    stdin: IO[bytes]
     stderr: IO[bytes] | None
+    stdout: None = None
     _status: int | None = None
 
     def poll(self) -> int | None:
@@ -86,15 +86,13 @@ def fork(
     shown: bool,
     close: Callable[[], None],
 ) -> ForkedProcess:
-    """Fork a process, in a new process group, that runs *function*.
-
-    Its standard input is closed when this process ends.
+    """Fork a process, in a new session, that runs *function*.
 
     Args:
         function: Function that returns the exit status.
         env: Environment of the process.
-        shown: True if it shares standard output and error with this process; else its standard
-            output is dropped, and its standard error is a pipe.
+        shown: True if it shares standard input, output and error with this process; else it reads
+            and writes the null device, and its standard error is a pipe.
         close: Called in the forked process to close files of this process.
 
     Raises:
@@ -102,29 +100,25 @@ def fork(
     """
 
     def work() -> int:
-        os.setpgid(0, 0)
+        os.setsid()
         close()
-        for stream in filter(None, (stdin, stderr)):
-            stream.close()
-        _move(own_stdin, _STDIN)
-        sys.stdin = open(_STDIN, closefd=False, encoding="utf-8")  # noqa: SIM115  # for its life
-        if own_stderr is not None:
+        if stderr is not None and own_stderr is not None:
+            stderr.close()
             _move(own_stderr, _STDERR)
-            _move(Path(os.devnull).open("wb"), _STDOUT)  # noqa: SIM115  # for its life
+            _move(Path(os.devnull).open("rb"), _STDIN)  # noqa: SIM115  # for its life
+            sys.stdin = open(_STDIN, closefd=False, encoding="utf-8")  # noqa: SIM115
+            _move(Path(os.devnull).open("wb"), _STDOUT)  # noqa: SIM115
         os.environ.clear()
         os.environ.update(env)
         return function()
 
     with contextlib.ExitStack() as failed:
-        own_stdin, stdin = _pipe(failed)
         stderr, own_stderr = (None, None) if shown else _pipe(failed)
         pid = fork_child(work)
         failed.pop_all()
-    with contextlib.suppress(OSError):  # in both processes: either may be first
-        os.setpgid(pid, pid)
-    for stream in filter(None, (own_stdin, own_stderr)):
-        stream.close()
-    return ForkedProcess(pid, stdin, stderr)
+    if own_stderr is not None:
+        own_stderr.close()
+    return ForkedProcess(pid, stderr)
 
 
 def _pipe(failed: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:

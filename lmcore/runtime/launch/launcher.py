@@ -1,6 +1,7 @@
 """Launcher of the processes of a run on this host, which end together.
 
-Rank 0 has the terminal; standard error of the other ranks is copied line by line, with the rank.
+Rank 0 has the terminal; standard error of the other ranks, and standard output if it is wanted, is
+copied line by line, with the rank.
 The first process that fails ends the run: its error is shown first and in full, later errors in a
 line each.  Signals are passed on; after the second one processes that do not end are killed.
 Torch-free.
@@ -27,6 +28,7 @@ from lmcore.child_process import kill_group, signal_name
 from lmcore.durable import is_abandoned, process_token
 from lmcore.errors import RunError, printable
 from lmcore.runtime.launch.fork import ForkedProcess, can_fork, fork
+from lmcore.runtime.launch.output import CopiedOutput
 from lmcore.runtime.launch.rank import AGENT_STORE, RankInfo, named_ranks
 from lmcore.runtime.launch.worker_protocol import (
     FAILED,
@@ -46,7 +48,7 @@ from lmcore.signals import (
     restore_signals,
 )
 
-__all__ = ["launch"]
+__all__ = ["launch", "reserved_port"]
 
 _HOST = "127.0.0.1"
 _FOLDER = "lmcore-launch-"
@@ -54,7 +56,6 @@ _BACKLOG = 4096
 _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 6.0
 """Time in which the other processes may end after one has failed, before they are stopped."""
-_READ_BYTES, _MAX_READS = 1 << 16, 16
 
 
 @dataclass
@@ -71,46 +72,26 @@ class _Worker:
     report_file: Path
     ended: float | None = None
     report: Report | None = None
-    unfinished: bytes = b""
     stopped: bool = False
+
+    def __post_init__(self) -> None:
+        pipes = {"stdout": self.process.stdout, "stderr": self.process.stderr}
+        self.outputs = [CopiedOutput(pipe, name, self.rank) for name, pipe in pipes.items() if pipe]
 
     @property
     def status(self) -> int | None:
         """Exit status, negative for a signal; None while it runs."""
         return self.process.poll()
 
-    def copy_errors(self) -> None:
-        """Copy the lines on its standard error to this process's, each with the rank.
-
-        It returns if there are no more yet, or after a megabyte.  No thread does this: the system
-        may have none left.
-        """
-        stream = self.process.stderr
-        if stream is None or stream.closed:
-            return
-        os.set_blocking(stream.fileno(), False)
-        for _ in range(_MAX_READS):
-            try:
-                data = os.read(stream.fileno(), _READ_BYTES)
-            except BlockingIOError:
-                return
-            *lines, self.unfinished = (self.unfinished + data).split(b"\n")
-            if not data:  # the end
-                lines, self.unfinished = [line for line in [self.unfinished] if line], b""
-            mark = f"[rank {self.rank}] ".encode()
-            with contextlib.suppress(OSError):  # a full disk: the worker's pipe is still emptied
-                for line in lines:
-                    marked = line if line.startswith(b"[rank ") else mark + line
-                    sys.stderr.buffer.write(marked + b"\n")
-                sys.stderr.buffer.flush()
-            if not data:
-                return
+    def copy_output(self) -> None:
+        """Copy the lines on its standard output and error that are not shown by themselves."""
+        for output in self.outputs:
+            output.copy()
 
     def close(self) -> None:
-        """Close this side of its standard input and error."""
-        for stream in (self.process.stdin, self.process.stderr):
-            if stream is not None:
-                stream.close()
+        """Close this side of its standard output and error."""
+        for output in self.outputs:
+            output.source.close()
 
 
 def launch(
@@ -120,6 +101,7 @@ def launch(
     *,
     function: Callable[[], int] | None = None,
     load: Callable[[], None] = lambda: None,
+    all_output: bool = False,
 ) -> int:
     """Run *command* in *num_processes* processes, as the ranks of one run; return its exit status.
 
@@ -131,6 +113,8 @@ def launch(
             processes that are forked; None: none are.
         load: Called before processes are forked, to import their modules once: torch, without
             using it.
+        all_output: True to copy the standard output of every rank of a program; it is dropped for
+            forked processes other than rank 0.
 
     Returns:
         0 when all succeed, else the status of the process that failed first; 128 + N if signal N
@@ -144,10 +128,31 @@ def launch(
     with (
         tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{process_token()}-") as folder,
         socket.create_server((_HOST, 0), backlog=_BACKLOG) as server,
-        _Workers(command, function, num_processes, env, Path(folder), server) as workers,
+        reserved_port() as reserved,
+        _Workers(
+            command,
+            function,
+            num_processes,
+            env,
+            Path(folder),
+            (server, reserved),
+            all_output=all_output,
+        ) as workers,
     ):
         _remove_abandoned(Path(folder).parent)
         return workers.wait()
+
+
+def reserved_port() -> socket.socket:
+    """Return a socket whose port is free for a server on this host while the socket is open.
+
+    The server must set SO_REUSEADDR, as torch's store does; the system gives the port to no other
+    program.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("", 0))
+    return reserved
 
 
 def _remove_abandoned(directory: Path) -> None:
@@ -183,10 +188,13 @@ class _Workers:
         num_processes: int,
         env: Mapping[str, str],
         folder: Path,
-        server: socket.socket,
+        sockets: tuple[socket.socket, socket.socket],
+        *,
+        all_output: bool,
     ) -> None:
         self.command, self.function = command, function
-        self.env, self.folder, self.server = env, folder, server
+        self.env, self.folder, self.all_output = env, folder, all_output
+        self.server, self.reserved = sockets
         self.size = num_processes
         self.secret = new_secret()
         self.workers: list[_Worker] = []
@@ -215,9 +223,10 @@ class _Workers:
     def _start(self, rank: int) -> _Worker:
         info = RankInfo(rank, rank, self.size, self.size)
         report_file = self.folder / f"{rank}.json"
-        address = {"MASTER_ADDR": _HOST, "MASTER_PORT": str(self.server.getsockname()[1])}
-        own = LaunchInfo(str(report_file), self.secret).to_env()
-        env = {**self.env, **info.to_env(), **address, **own}
+        port, store_port = (one.getsockname()[1] for one in (self.reserved, self.server))
+        address = {"MASTER_ADDR": _HOST, "MASTER_PORT": str(port)}
+        own = LaunchInfo(str(report_file), self.secret, store_port, os.getpid())
+        env = {**self.env, **info.to_env(), **address, **own.to_env()}
         env.pop(AGENT_STORE, None)  # of an earlier launcher: here this process has the store
         if self.function is not None:
 
@@ -225,16 +234,20 @@ class _Workers:
                 for worker in self.workers:
                     worker.close()
                 self.server.close()
+                self.reserved.close()
 
             forked = fork(self.function, env, shown=rank == 0, close=close)
             return _Worker(rank, forked, report_file)
+        others = subprocess.PIPE if self.all_output else subprocess.DEVNULL
         process = subprocess.Popen(  # noqa: S603  # this very program
             self.command,
             env=env,
-            stdin=subprocess.PIPE,  # closed when the launcher ends
-            stdout=None if rank == 0 else subprocess.DEVNULL,
+            stdin=None if rank == 0 else subprocess.DEVNULL,
+            stdout=None if rank == 0 else others,
             stderr=None if rank == 0 else subprocess.PIPE,
-            process_group=0,  # a terminal's Ctrl-C comes here alone, and is passed on once
+            # A terminal's Ctrl-C comes here alone, and is passed on once.  In a new session rank 0
+            # may read from the terminal all the same, as it could not in a new process group.
+            start_new_session=True,
         )
         return _Worker(rank, process, report_file)
 
@@ -246,7 +259,7 @@ class _Workers:
         with self._signals_passed_on(), contextlib.closing(store):
             while not self._all_ended(store):
                 for worker in self.workers:
-                    worker.copy_errors()
+                    worker.copy_output()
                 ends = self._is_repeated or any(worker.status for worker in self.workers)
                 if deadline is None and ends:
                     deadline = time.monotonic() + _GRACE_SECONDS
@@ -308,8 +321,9 @@ class _Workers:
 
     def _kill(self) -> None:
         for worker in self.workers:
+            worker.process.send_signal(signal.SIGKILL)  # a fork may not lead its session yet
             kill_group(worker.process)
-            worker.copy_errors()
+            worker.copy_output()
             worker.close()
 
     def _status(self, ended: Sequence[_Worker]) -> int:
@@ -382,7 +396,7 @@ def _summary_status(first: _Worker, size: int) -> str:
     return f"failed: {rank}{_in_one_line(first, size)}"
 
 
-def _in_one_line(failed: _Worker, size: int) -> str:
+def _in_one_line(failed: _Worker, size: int = 0) -> str:
     """Return the failure of a worker without its traceback, reason and hint."""
     lines = (failed.report.text if failed.report else _ending(failed, size)).splitlines()
     return lines[-1] if lines[0].startswith("Traceback") else lines[0].removeprefix("error: ")
@@ -405,8 +419,7 @@ def _in_short(worker: _Worker, shown: str) -> str:
     if worker.report is not None:
         if worker.report.text == shown:
             return _SAME
-        first_line = worker.report.text.splitlines()[0].removeprefix("error: ")
-        return "stopped because of it" if worker.report.secondary else first_line
+        return "stopped because of it" if worker.report.secondary else _in_one_line(worker)
     if worker.stopped:
         return "stopped by a signal, as by SIGSTOP or a debugger, and ended"
     if worker.ended is None:

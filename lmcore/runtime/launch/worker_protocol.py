@@ -1,7 +1,7 @@
 """Protocol between the launcher of a run and its worker processes.
 
-A worker's standard input is closed when the launcher ends, and a worker writes its error to a file,
-so that the launcher shows the first error once.  Torch-free.
+A worker ends with its launcher, and writes its error to a file, so that the launcher shows the
+first error once.  Torch-free.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
+import signal
 import time
 import traceback
 from collections.abc import Mapping
@@ -32,6 +32,7 @@ __all__ = [
     "name_summary",
     "read_report",
     "report_error",
+    "write_report",
 ]
 
 LAUNCHED = "LMCORE_LAUNCHED"
@@ -41,6 +42,8 @@ FAILED = "failed"
 """Key in the store of a run with its first failure, as JSON: rank, what, why and hint."""
 
 _MAX_REPORT_BYTES = 1 << 20
+_PR_SET_PDEATHSIG = 1
+_PARENT_POLL_SECONDS = 1.0
 _SUMMARY = "summary"
 """Name of the file, beside the reports, that holds the path of the run's `summary.json`."""
 _COUNTS = {
@@ -59,10 +62,14 @@ class LaunchInfo:
     Attributes:
         report_file: File for the worker's error; empty if the process is not a worker.
         secret: Secret of the store of the run, which the launcher has; in hexadecimal digits.
+        store_port: Port of the store at the loopback address; 0: MASTER_PORT.
+        launcher: Process id of the launcher, the parent of its workers; 0: unknown.
     """
 
     report_file: str = ""
     secret: str = field(default="", repr=False)
+    store_port: int = 0
+    launcher: int = 0
 
     def to_env(self) -> dict[str, str]:
         """Return the environment variable for `launch_info`."""
@@ -72,12 +79,14 @@ class LaunchInfo:
 def launch_info(env: Mapping[str, str]) -> LaunchInfo:
     """Return the launcher's data; the default if there is no launcher.
 
-    A variable that was left by an earlier launcher, whose folder is removed, is ignored.
+    A variable that was left by an earlier launcher, whose folder is removed, is ignored, and so is
+    that of a worker in a program that the worker started.
     """
     text = env.get(LAUNCHED)
     try:
         info = LaunchInfo(**json.loads(text)) if text else LaunchInfo()
-        return info if Path(info.report_file).parent.is_dir() else LaunchInfo()
+        is_worker = info.launcher in {0, os.getppid()}
+        return info if is_worker and Path(info.report_file).parent.is_dir() else LaunchInfo()
     except (ValueError, TypeError):
         return LaunchInfo()
 
@@ -111,11 +120,15 @@ class Report:
 
 
 def report_error(error: BaseException, env: Mapping[str, str]) -> Report:
-    """Write this worker's error to its report file."""
-    path = launch_info(env).report_file
+    """Write this worker's error to its report file, and return it."""
     report = Report.of(error)
-    write_atomically(Path(path), json.dumps(asdict(report)).encode())
+    write_report(report, env)
     return report
+
+
+def write_report(report: Report, env: Mapping[str, str]) -> None:
+    """Write a report to this worker's report file."""
+    write_atomically(Path(launch_info(env).report_file), json.dumps(asdict(report)).encode())
 
 
 def name_summary(summary: Path, env: Mapping[str, str]) -> None:
@@ -176,12 +189,27 @@ def read_report(path: Path) -> Report | None:
 
 
 def end_with_launcher(env: Mapping[str, str]) -> None:
-    """Make this worker exit when its launcher ends."""
-    if not launch_info(env).report_file:
+    """Make this worker end when its launcher ends: killed by Linux, or by a thread elsewhere.
+
+    Standard input and other files of the worker are left alone.
+    """
+    info = launch_info(env)
+    if not (info.report_file and info.launcher):
         return
+    if not _die_with_parent():
+        exit_after(lambda: _wait_for_other_parent(info.launcher))
+    elif os.getppid() != info.launcher:  # it ended before
+        os._exit(1)
 
-    def read_until_closed() -> None:
-        while os.read(sys.stdin.fileno(), 4096):
-            pass
 
-    exit_after(read_until_closed)
+def _die_with_parent() -> bool:
+    """Have Linux send SIGKILL when the parent process ends; return False if it cannot."""
+    import ctypes  # takes 5 ms
+
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    return prctl is not None and prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0
+
+
+def _wait_for_other_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_POLL_SECONDS)

@@ -97,8 +97,9 @@ def _store(
 
     lmcore's launcher has it for the processes that it starts; in other runs rank 0 has it.
     """
-    host, port = _address(rank, env)
-    handed = launch_info(env).secret
+    launched = launch_info(env)
+    handed = launched.secret
+    host, port = (_LOOPBACK, launched.store_port) if launched.store_port else _address(rank, env)
     secret = bytes.fromhex(handed) if handed else run_secret(env)
     keeps_store = rank.rank == 0 and not handed
     if rank.world_size == rank.local_world_size:

@@ -84,9 +84,9 @@ def test_no_rank_has_the_socket() -> None:
         import socket
         def work():
             time.sleep(0.5)
-            address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            port = json.loads(os.environ["LMCORE_LAUNCHED"])["store_port"]
             try:
-                socket.create_connection(address, timeout=5)
+                socket.create_connection(("127.0.0.1", port), timeout=5)
             except ConnectionRefusedError:
                 return 0
             return 7
@@ -187,7 +187,7 @@ def test_interrupted() -> None:
 
 
 def test_copies_end_with_their_launcher() -> None:
-    """Where the launcher is killed each copy's standard input ends, which it watches."""
+    """If the launcher is killed, each copy is killed."""
     script = """
         from lmcore.runtime.launch.worker_protocol import end_with_launcher
         def work():

@@ -43,8 +43,10 @@ def test_places(tmp_path: Path) -> None:
         import json
         found = {{name: os.environ[name] for name in "{names}".split()}}
         from lmcore.runtime.store import StoreClient
-        secret = bytes.fromhex(json.loads(found["LMCORE_LAUNCHED"])["secret"])
-        store = StoreClient(found["MASTER_ADDR"], int(found["MASTER_PORT"]), secret, timeout=60.0)
+        info = json.loads(found["LMCORE_LAUNCHED"])
+        assert info["launcher"] == os.getppid()
+        secret = bytes.fromhex(info["secret"])
+        store = StoreClient("127.0.0.1", info["store_port"], secret, timeout=60.0)
         found["here"] = store.add("here", 1)
         open(os.path.join({str(tmp_path)!r}, str(rank)), "w").write(json.dumps(found))
     """
@@ -314,9 +316,9 @@ def test_a_process_that_fails_before_it_connects(
         if rank == 1:
             {end}
         from lmcore.runtime.store import StoreClient
-        secret = bytes.fromhex(json.loads(os.environ["LMCORE_LAUNCHED"])["secret"])
-        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = StoreClient(*address, secret, timeout=60.0)
+        info = json.loads(os.environ["LMCORE_LAUNCHED"])
+        secret = bytes.fromhex(info["secret"])
+        store = StoreClient("127.0.0.1", info["store_port"], secret, timeout=60.0)
         assert store.wait(["never"], 60.0, stop=["failed"]) is False
         print(json.loads(store.get("failed"))["what"], file=sys.stderr)
     """

@@ -1,0 +1,109 @@
+"""Line of the user's program at which an error was raised, and the hook that shows it.
+
+`lmcore run` and `lmcore.start` report an `LmcoreError` of a script by its message and the line of
+the script, any other exception by its traceback.  Torch-free.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import site
+import sys
+import sysconfig
+import traceback
+from types import FrameType, TracebackType
+
+from lmcore.errors import LmcoreError, printable
+
+__all__ = ["error_text", "install_excepthook", "user_line"]
+
+_PACKAGES = ("lmcore", "torch")
+"""Packages, and prefixes `lmcore_` of plugins, whose lines are not the user's."""
+
+
+def user_line(trace: TracebackType | None) -> str | None:
+    """Return the innermost line of a traceback that is in the user's program.
+
+    Lines of lmcore, its plugins, torch, installed packages and the standard library do not count.
+
+    Returns:
+        File, line number and source, such as "train.py, line 12: rt.step(optimizer)"; None if no
+        line of the traceback is the user's.
+    """
+    for frame, line in reversed(list(traceback.walk_tb(trace))):
+        if _is_users(frame):
+            file = frame.f_code.co_filename
+            source = linecache.getline(file, line, frame.f_globals).strip()
+            return f"{_short_path(file)}, line {line}{f': {source}' if source else ''}"
+    return None
+
+
+def error_text(error: BaseException) -> str:
+    """Return the text that reports an uncaught exception, without a trailing newline.
+
+    It is the message of an `LmcoreError` with the line of the user's program below its first line,
+    or the traceback of any other exception.
+    """
+    if not isinstance(error, LmcoreError):
+        return "".join(traceback.format_exception(error)).rstrip("\n")
+    text = error.render()
+    line = user_line(error.__traceback__)
+    if line is None:
+        return text
+    what, *rest = text.split("\n")
+    return "\n".join([what, printable(f"at: {line}"), *rest])
+
+
+def install_excepthook() -> None:
+    """Make Python report an uncaught `LmcoreError` by `error_text`; a second call does nothing.
+
+    Other exceptions go to the previous `sys.excepthook`.
+    """
+    if not isinstance(sys.excepthook, _ExceptHook):
+        sys.excepthook = _ExceptHook(sys.excepthook)
+
+
+class _ExceptHook:
+    """Replacement of `sys.excepthook`.
+
+    Args:
+        previous: Hook for other exceptions.
+    """
+
+    def __init__(self, previous: object) -> None:
+        self.previous = previous
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, LmcoreError):
+            sys.stderr.write(error_text(error.with_traceback(trace)) + "\n")
+        else:
+            self.previous(kind, error, trace)  # type: ignore[operator]  # a hook
+
+
+def _is_users(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    if file.startswith("<frozen ") or package in _PACKAGES or package.startswith("lmcore_"):
+        return False
+    return not os.path.abspath(file).startswith(_installed_folders())  # noqa: PTH100
+
+
+@functools.cache
+def _installed_folders() -> tuple[str, ...]:
+    """Return the folders of the standard library and of installed packages."""
+    paths = sysconfig.get_paths()
+    folders = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [*site.getsitepackages(), site.getusersitepackages()]
+    return tuple({os.path.join(folder, "") for folder in folders})  # noqa: PTH118
+
+
+def _short_path(file: str) -> str:
+    """Return a path below the current folder relative to it, any other path unchanged."""
+    try:
+        return file.removeprefix(os.path.join(os.getcwd(), ""))  # noqa: PTH109, PTH118
+    except FileNotFoundError:  # the current folder was removed
+        return file
