@@ -28,6 +28,12 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "generate": ("lmcore.cli.generate", "Continue a text with a trained model."),
     },
+    "your own script": {
+        "run": (
+            "lmcore.cli.run",
+            "Run a Python script of your own in one process for each device.",
+        ),
+    },
     "data": {
         "data": ("lmcore.cli.data", "Prepare and inspect datasets, list the bundled texts."),
     },

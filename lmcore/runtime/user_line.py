@@ -13,11 +13,14 @@ import site
 import sys
 import sysconfig
 import traceback
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from lmcore.errors import LmcoreError, printable
 
-__all__ = ["error_text", "install_excepthook", "user_line"]
+__all__ = ["error_text", "install_excepthook", "previous_hook", "user_line"]
+
+_Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 _PACKAGES = ("lmcore", "torch")
 """Packages, and prefixes `lmcore_` of plugins, whose lines are not the user's."""
@@ -65,6 +68,12 @@ def install_excepthook() -> None:
         sys.excepthook = _ExceptHook(sys.excepthook)
 
 
+def previous_hook() -> _Hook:
+    """Return the `sys.excepthook` that was set before `install_excepthook`, or is set now."""
+    hook = sys.excepthook
+    return hook.previous if isinstance(hook, _ExceptHook) else hook
+
+
 class _ExceptHook:
     """Replacement of `sys.excepthook`.
 
@@ -72,7 +81,7 @@ class _ExceptHook:
         previous: Hook for other exceptions.
     """
 
-    def __init__(self, previous: object) -> None:
+    def __init__(self, previous: _Hook) -> None:
         self.previous = previous
 
     def __call__(
@@ -81,7 +90,7 @@ class _ExceptHook:
         if isinstance(error, LmcoreError):
             sys.stderr.write(error_text(error.with_traceback(trace)) + "\n")
         else:
-            self.previous(kind, error, trace)  # type: ignore[operator]  # a hook
+            self.previous(kind, error, trace)
 
 
 def _is_users(frame: FrameType) -> bool:

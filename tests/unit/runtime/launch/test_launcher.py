@@ -78,6 +78,51 @@ def test_output(capfd: pytest.CaptureFixture[str]) -> None:
     assert sorted(shown.err.splitlines()) == ["[rank 1] err 1", "err 0"]
 
 
+def test_output_of_all_ranks(capfd: pytest.CaptureFixture[str]) -> None:
+    """Each line of another rank has its rank; of a progress bar its last state is shown."""
+    script = """
+        import os, sys
+        rank = os.environ["RANK"]
+        print("out", rank)
+        sys.stderr.write("1/3\\r2/3\\r3/3\\n" if rank == "1" else "")
+        sys.stdout.write("at the end" if rank == "1" else "")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    assert launch(command, 2, ENV, all_output=True) == 0
+    shown = capfd.readouterr()
+    assert sorted(shown.out.splitlines()) == ["[rank 1] at the end", "[rank 1] out 1", "out 0"]
+    assert shown.err == "[rank 1] 3/3\n"
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Rank 0 has the launcher's, the others none; a worker leads a session of its own."""
+    (tmp_path / "in").write_text("an answer")
+    script = f"""
+        assert os.getsid(0) == os.getpid()
+        open(os.path.join({str(tmp_path)!r}, str(rank)), "w").write(sys.stdin.read())
+    """
+    before = os.dup(0)
+    try:
+        with (tmp_path / "in").open("rb") as stream:
+            os.dup2(stream.fileno(), 0)
+        assert run(script) == 0
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+    assert [(tmp_path / name).read_text() for name in "01"] == ["an answer", ""]
+
+
+def test_the_port_for_a_store_of_torchs() -> None:
+    """A server that sets SO_REUSEADDR can listen at MASTER_PORT while the launcher reserves it."""
+    script = """
+        import socket
+        if rank == 0:
+            address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            socket.create_server(address).close()  # sets SO_REUSEADDR
+    """
+    assert run(script) == 0
+
+
 def test_the_first_failure_counts(capfd: pytest.CaptureFixture[str]) -> None:
     """Its error is shown whole; what the others say because of it is one line."""
     script = """
@@ -94,6 +139,24 @@ def test_the_first_failure_counts(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == (
         "error: the corpus is cut off\n\nhint: mend it\n\nfrom rank 1 of 3\n"
         "  ranks 0, 2: stopped because of it\n"
+    )
+
+
+def test_other_failures_are_short(capfd: pytest.CaptureFixture[str]) -> None:
+    """Of another rank's traceback the last line is shown."""
+    script = """
+        from lmcore.runtime.launch.worker_protocol import report_error
+        time.sleep(0.2 * rank)
+        try:
+            raise ValueError(f"bad data {rank}")
+        except ValueError as error:
+            status = report_error(error, os.environ).status
+        time.sleep(0.5)
+        raise SystemExit(status)
+    """
+    assert run(script) == 1
+    assert capfd.readouterr().err.endswith(
+        "ValueError: bad data 0\n\nfrom rank 0 of 2\n  rank 1: ValueError: bad data 1\n"
     )
 
 

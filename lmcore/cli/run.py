@@ -1,0 +1,223 @@
+"""The command `lmcore run`: a Python script of the user in one process for each device.
+
+The process that the user starts chooses the device, without torch.  For several processes it starts
+this command again, once for each; the script runs in those, otherwise in this process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lmcore import log
+from lmcore.cli.device_count import default_process_count
+from lmcore.cli.selection import find_plugins, prepare_environment, select_device
+from lmcore.config.foreign.torchrun import torchrun_flags
+from lmcore.config.option import option, options_of
+from lmcore.config.options.command_line import parse_section, render_help, wants_help
+from lmcore.errors import ConfigError
+from lmcore.signals import clean_termination
+
+if TYPE_CHECKING:
+    from lmcore.plugin import Selection
+    from lmcore.runtime.launch.rank import RankInfo
+    from lmcore.runtime.launch.script import Script
+
+__all__ = ["SUMMARY", "RunSection", "run"]
+
+logger = logging.getLogger(__name__)
+
+SUMMARY = "Run a Python script of your own in one process for each device, as torchrun does."
+_USAGE = "[--flags] SCRIPT [arguments of the script]"
+_EPILOG = """\
+Flags of lmcore precede the script; what follows it is passed to the script unchanged. Under \
+torchrun, srun or mpirun the command runs the script as one process of that launcher.
+
+  lmcore run --nproc-per-node 2 train.py --lr 3e-4
+  lmcore run --device cpu -m my_package.train --lr 3e-4"""
+_MODULE = ("-m", "--module")
+
+
+@dataclass(frozen=True)
+class RunSection:
+    """Run a Python script of your own in one process for each device, as torchrun does."""
+
+    nproc_per_node: int | None = option(
+        None,
+        "Processes to start on this host; default: one for each device. Under a launcher only its "
+        "own number is allowed.",
+        minimum=1,
+        maximum=4096,
+    )
+    device: str | None = option(
+        None, "Device type, as listed by `lmcore plugins`; default: detected.", metavar="TYPE"
+    )
+    plugin_off: tuple[str, ...] = option(
+        (), "Installed plugin to turn off; the flag is repeated for each plugin.", metavar="NAME"
+    )
+    output: str = option(
+        "all",
+        "Processes whose standard output is shown: all, with the rank before each line of ranks "
+        "other than 0, or rank 0 alone. Standard error is always shown.",
+        choices=("all", "rank0"),
+    )
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore run ...` and return the exit status of the script."""
+    from lmcore.runtime.launch.script import execute
+    from lmcore.runtime.user_line import error_text
+
+    own, words = _split(argv)
+    if wants_help(own):
+        groups = [("options", "", options_of(RunSection))]
+        arguments = [
+            ("SCRIPT", "Path of a Python script; or `-m MODULE`, as for python."),
+            ("arguments", "Arguments of the script, unchanged."),
+        ]
+        print(
+            render_help(
+                "lmcore run",
+                SUMMARY,
+                groups,
+                usage=_USAGE,
+                positionals=arguments,
+                epilog=_EPILOG,
+            )
+        )
+        return 0
+    with clean_termination():  # the script itself has Python's own handlers
+        section = parse_section(RunSection, own, command="lmcore run", foreign=torchrun_flags())
+        script = _script(words)
+        try:
+            script.check()
+        except (SyntaxError, ValueError) as error:
+            sys.stderr.write(error_text(error.with_traceback(None)) + "\n")
+            return 1
+        status = _start(argv, section, script)
+    return execute(script, os.environ) if status is None else status
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the flags of lmcore, and the words from the script, or `-m`, on.
+
+    Each flag takes one value, so that the script need not be guessed.
+    """
+    taking = {option.flag for option in options_of(RunSection)}
+    taking |= {flag for flag, foreign in torchrun_flags().items() if foreign.values == "1"}
+    index = 0
+    while index < len(argv) and argv[index].startswith("-"):
+        name, equals, _ = argv[index].partition("=")
+        if name == "--" or name in _MODULE:
+            break
+        index += 2 if name.replace("_", "-") in taking and not equals else 1
+    rest = list(argv[index:])
+    return list(argv[:index]), rest[1:] if rest[:1] == ["--"] else rest
+
+
+def _script(words: Sequence[str]) -> Script:
+    from lmcore.runtime.launch.script import Script
+
+    is_module = bool(words) and words[0] in _MODULE
+    words = words[1:] if is_module else words
+    if not words:
+        raise ConfigError(
+            f"the {'name of the module' if is_module else 'script'} is missing",
+            hint=f"`lmcore run {_USAGE}`, such as `lmcore run --nproc-per-node 2 train.py --lr 1`",
+        )
+    return Script(words[0], tuple(words[1:]), is_module)
+
+
+def _start(argv: list[str], section: RunSection, script: Script) -> int | None:
+    """Start the processes of the script, or prepare the environment for it in this one.
+
+    Returns:
+        Exit status of the processes; None if the script is to run in this process.
+    """
+    from lmcore.runtime.launch.rank import rank_info, started_by_launcher
+    from lmcore.runtime.launch.scheduler_env import translate
+    from lmcore.runtime.launch.worker_protocol import end_with_launcher, launch_info
+
+    end_with_launcher(os.environ)
+    os.environ.update(translate(os.environ))
+    rank = rank_info(os.environ)
+    log.configure(rank=rank.rank, world_size=rank.world_size)
+    is_worker = bool(launch_info(os.environ).report_file)
+    own, words = _split(argv)
+    plugins = find_plugins(own, probe=not is_worker)  # the launcher has probed
+    selection = select_device(plugins, section.device, rank)
+    if not is_worker:
+        _warn_of_flags(script)
+        _hand_down(section, selection)
+    if not started_by_launcher(os.environ):
+        count = section.nproc_per_node or default_process_count(plugins, selection, rank)
+        if count > 1:
+            return _launch(words, count, section)
+        _set_only_process(rank)
+    elif section.nproc_per_node not in {None, rank.local_world_size}:
+        raise ConfigError(
+            f"`--nproc-per-node {section.nproc_per_node}`: a launcher started "
+            f"{rank.local_world_size} here",
+            why="LOCAL_WORLD_SIZE says so, and the launcher decides",
+            hint="leave `--nproc-per-node` to the launcher, or start `lmcore run` without one",
+        )
+    prepare_environment(plugins, selection, rank)
+    if is_worker and rank.rank > 0:
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a pipe
+    return None
+
+
+def _launch(words: list[str], count: int, section: RunSection) -> int:
+    """Start this command once for each process, on the device chosen here."""
+    from lmcore.runtime.launch.launcher import launch
+
+    # Programs, not forks: a script may set variables before it imports torch, and leave files to be
+    # closed by the interpreter's end.
+    safe_path = ["-P"] if sys.flags.safe_path else []
+    module = words[0] in _MODULE
+    return launch(
+        [
+            *(sys.executable, *safe_path, "-m", "lmcore.cli.main"),
+            *("run", *([] if module else ["--"]), *words),
+        ],
+        count,
+        os.environ,
+        all_output=section.output == "all",
+    )
+
+
+def _hand_down(section: RunSection, selection: Selection) -> None:
+    """Leave the choice of the device to the workers, and to `lmcore.start` in the script."""
+    from lmcore.plugin import HANDED_DOWN
+    from lmcore.plugin.discovery import OFF
+
+    os.environ[HANDED_DOWN] = selection.to_json()
+    names = [os.environ.get(OFF, ""), *section.plugin_off]
+    if section.plugin_off:
+        os.environ[OFF] = ",".join(filter(None, names))
+
+
+def _set_only_process(rank: RankInfo) -> None:
+    """Set the variables of a launcher for the only process of a run."""
+    from lmcore.runtime.launch.launcher import reserved_port
+
+    reserved = reserved_port()
+    os.environ.update(rank.to_env())
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(reserved.getsockname()[1]))
+    reserved.detach()  # open as long as this process
+
+
+def _warn_of_flags(script: Script) -> None:
+    """Warn if flags that are most likely lmcore's follow the script."""
+    flags = {option.flag for option in options_of(RunSection)}
+    given = [word.partition("=")[0].replace("_", "-") for word in script.arguments]
+    misplaced = [flag for flag in dict.fromkeys(given) if flag in flags]
+    if {"--nproc-per-node", "--plugin-off"} & {*misplaced}:
+        logger.warning(
+            "`%s` after the script: passed to `%s`; flags of `lmcore run` precede the script",
+            *("` `".join(misplaced), script.name),
+        )

@@ -1,0 +1,122 @@
+"""The line of the user's program in messages, and the hook for uncaught errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+from lmcore.errors import ConfigError, OtherRankError
+from lmcore.runtime import user_line as module
+from lmcore.runtime.launch.rank import rank_info
+from lmcore.runtime.user_line import error_text, install_excepthook, previous_hook, user_line
+
+WRONG = {"RANK": "x"}
+
+
+def raised(source: str, file: str, **variables: object) -> BaseException:
+    """Return the exception that a program raises."""
+    try:
+        exec(compile(source, file, "exec", dont_inherit=True), {"__name__": "__main__"} | variables)
+    except Exception as error:  # noqa: BLE001 - compared by the test
+        return error
+    raise AssertionError
+
+
+def test_the_line_that_called_lmcore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The innermost line outside of lmcore counts; a path below the current folder is relative."""
+    script = tmp_path / "train.py"
+    script.write_text("def start():\n    rank_info(WRONG)\n\nstart()\n")
+    error = raised(script.read_text(), str(script), rank_info=rank_info, WRONG=WRONG)
+    assert user_line(error.__traceback__) == f"{script}, line 2: rank_info(WRONG)"
+    monkeypatch.chdir(tmp_path)
+    assert error_text(error) == (
+        "error: `RANK=x` is not a number of processes or a rank\n"
+        "at: train.py, line 2: rank_info(WRONG)\n"
+        "why: a launcher such as torchrun sets it to a whole number\n\n"
+        "hint: unset `RANK`, or start with a launcher"
+    )
+
+
+def test_lines_of_the_standard_library_do_not_count(tmp_path: Path) -> None:
+    """A call through a library of Python's names the user's call of the library."""
+    script = tmp_path / "read.py"
+    script.write_text("import json\njson.loads('{')\n")
+    error = raised(script.read_text(), str(script))
+    assert user_line(error.__traceback__) == f"{script}, line 2: json.loads('{{')"
+
+
+def test_without_a_users_line() -> None:
+    """The message is as it is, and an exception that lmcore does not know keeps its traceback."""
+    assert user_line(None) is None
+    assert error_text(ConfigError("bad", why="w")) == "error: bad\nwhy: w"
+    error = raised("1 / 0", "<text>", __name__="lmcore_cpu.plugin")
+    assert error.__traceback__ is not None
+    assert user_line(error.__traceback__.tb_next) is None
+    text = error_text(raised("1 / 0", "job.py"))
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert text.endswith("ZeroDivisionError: division by zero")
+
+
+def test_every_problem_of_a_collected_error_is_shown(tmp_path: Path) -> None:
+    """The line follows the first message; further problems are below."""
+    error = raised(
+        "raise E",
+        str(tmp_path / "a.py"),
+        E=ConfigError.collect([ConfigError("one"), ConfigError("two")]),
+    )
+    assert error_text(error) == (f"error: one\nat: {tmp_path / 'a.py'}, line 1\n\nerror: two")
+
+
+def test_the_hook(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It shows an `LmcoreError`; the previous hook gets any other exception; it is set once."""
+    seen: list[type[BaseException]] = []
+
+    def before(
+        kind: type[BaseException], _error: BaseException, _trace: TracebackType | None
+    ) -> None:
+        seen.append(kind)
+
+    monkeypatch.setattr(sys, "excepthook", before)
+    install_excepthook()
+    hook = sys.excepthook
+    install_excepthook()
+    assert sys.excepthook is hook
+    assert previous_hook() is before
+    for found in (OtherRankError("rank 1 stopped"), KeyError("x")):
+        error = raised("raise E", str(tmp_path / "a.py"), E=found)
+        hook(type(error), error, error.__traceback__)
+    assert seen == [KeyError]
+    shown = capsys.readouterr().err
+    assert shown == f"error: rank 1 stopped\nat: {tmp_path / 'a.py'}, line 1\n"
+
+
+def test_a_program_with_the_hook(tmp_path: Path) -> None:
+    """A program of Python's own ends with status 1, a message and its line, and no traceback."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from lmcore.runtime.user_line import install_excepthook\n"
+        "from lmcore.runtime.launch.rank import rank_info\n"
+        "install_excepthook()\n"
+        "rank_info({'RANK': 'x'})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "\nat: train.py, line 4: rank_info({'RANK': 'x'})\n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_folders_of_packages() -> None:
+    """The standard library and the packages of this environment are among them."""
+    folders = module._installed_folders()
+    assert json.__file__.startswith(folders)
+    assert pytest.__file__.startswith(folders)
+    assert not __file__.startswith(folders)
