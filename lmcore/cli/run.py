@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from lmcore import log
 from lmcore.cli.device_count import default_process_count
-from lmcore.cli.selection import find_plugins, prepare_environment, select_device
+from lmcore.cli.selection import find_plugins
 from lmcore.config.foreign.torchrun import torchrun_flags
 from lmcore.config.option import option, options_of
 from lmcore.config.options.command_line import parse_section, render_help, wants_help
 from lmcore.errors import ConfigError
+from lmcore.runtime.device_choice import prepare_environment, select_device
 from lmcore.signals import clean_termination
 
 if TYPE_CHECKING:
