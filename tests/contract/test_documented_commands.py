@@ -14,6 +14,7 @@ import pytest
 
 from lmcore.cli.main import COMMANDS, main
 from lmcore.cli.plugin.plugin_commands import find_commands
+from lmcore.cli.run import _split
 from lmcore.config.foreign import megatron
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,7 +119,10 @@ def problems(words: list[str]) -> Iterator[str]:
     known = set(re.findall(r"--[a-z][a-z0-9-]*", help_text(*command).replace("[no-]", "")))
     if words[0] == "train":  # flags that it takes from Megatron's commands
         known |= {*megatron.RENAMED, *megatron.FIXED}
-    for word in words[1:]:
+    arguments = words[1:]
+    if words[0] == "run":  # what follows a script is the script's
+        arguments = _split(arguments)[0]
+    for word in arguments:
         flag = word.partition("=")[0].replace("--no-", "--")
         if flag.startswith("--") and flag not in known | {"--help", "--flags"}:
             yield f"`{shown}`: no flag `{flag}`"
@@ -175,6 +179,7 @@ def test_some_commands_are_documented() -> None:
         "a && lmcore config show --jsno | b",
         "lmcore data prepair --input x",
         "lmcore config shw",
+        "lmcore run --nproc 2 train.py --lr 1",
     ],
 )
 def test_planted_mistake_is_found(line: str) -> None:
