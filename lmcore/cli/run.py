@@ -32,7 +32,7 @@ __all__ = ["SUMMARY", "RunSection", "run"]
 
 logger = logging.getLogger(__name__)
 
-SUMMARY = "Run a Python script of your own in one process for each device, as torchrun does."
+SUMMARY = "Run a Python script of your own in one process for each device."
 _USAGE = "[--flags] SCRIPT [arguments of the script]"
 _EPILOG = """\
 Flags of lmcore precede the script; what follows it is passed to the script unchanged. Under \
@@ -45,7 +45,7 @@ _MODULE = ("-m", "--module")
 
 @dataclass(frozen=True)
 class RunSection:
-    """Run a Python script of your own in one process for each device, as torchrun does."""
+    """Run a Python script of your own in one process for each device."""
 
     nproc_per_node: int | None = option(
         None,
