@@ -121,7 +121,6 @@ def test_one_process(folder: Path) -> None:
         "LMCORE_PLUGIN_OFF": None,
         "plugin": "cpu",
         "argv": ["show.py", "--device", "x"],
-        "torch": True,  # `suite.warm` has imported it
     }
 
 
