@@ -1,0 +1,55 @@
+"""Classify spirals: `fabric_before.py` with Lightning Fabric, `fabric_after.py` with lmcore."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lmcore
+
+
+def spirals(count):
+    """Return points of two spirals, [count, 2], and the spiral of each."""
+    kind = torch.arange(count) % 2
+    angle = torch.rand(count) * 4 + 1
+    turned = angle + kind * torch.pi
+    points = torch.stack([angle * turned.cos(), angle * turned.sin()], dim=1)
+    return TensorDataset(points / 5 + torch.randn(count, 2) * 0.02, kind)
+
+
+def train(fabric, epochs=8, folder="runs/spirals"):
+    """Train, and return the loss of each micro-batch on this rank."""
+    torch.manual_seed(1)
+    batches = DataLoader(spirals(1024), batch_size=32, shuffle=True)
+    tests = DataLoader(spirals(256), batch_size=64)
+    model = nn.Sequential(
+        nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 2)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
+    model, optimizer = fabric.prepare(model, optimizer)
+    batches, tests = fabric.loader(batches), fabric.loader(tests)
+    losses = []
+    for epoch in range(epochs):
+        model.train()
+        for number, (points, kind) in enumerate(batches, 1):
+            with fabric.accumulate(4):
+                with fabric.autocast():
+                    loss = nn.functional.cross_entropy(model(points), kind)
+                fabric.backward(loss)
+                fabric.step(optimizer, clip=1.0)
+            losses.append(loss.item())
+            if number % 16 == 0:
+                fabric.print(f"epoch {epoch}, batch {number}: loss {loss.item():.3f}")
+        schedule.step()
+        model.eval()
+        with torch.no_grad(), fabric.autocast():
+            right = [(model(points).argmax(dim=1) == kind).float().mean() for points, kind in tests]
+        share = fabric.all_reduce(torch.stack(right).mean())
+        fabric.print(f"epoch {epoch}: {share.item():.0%} of the tests are right")
+        fabric.save(folder, model=model, optimizer=optimizer)
+    return losses
+
+
+if __name__ == "__main__":
+    with lmcore.start(precision="bf16") as fabric:
+        train(fabric)

@@ -1,0 +1,115 @@
+"""Scripts of Fabric and Accelerate move to lmcore by few lines, and keep their losses."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+FOLDER = Path(__file__).resolve().parents[3] / "examples/library/moving"
+LIBRARIES = ("fabric", "accelerate")
+EPOCHS = 2
+MICRO_BATCHES = 4
+
+
+def script(name: str) -> ModuleType:
+    """Return a script as a module."""
+    spec = importlib.util.spec_from_file_location(f"moving_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def plain_losses() -> list[float]:
+    """Return the losses of the scripts' loop in plain torch."""
+    torch.manual_seed(1)
+    batches = DataLoader(script("fabric_after").spirals(1024), batch_size=32, shuffle=True)
+    tests = DataLoader(script("fabric_after").spirals(256), batch_size=64)
+    layers = [nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 2)]
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS)
+    losses = []
+    for _ in range(EPOCHS):
+        for number, (points, kind) in enumerate(batches, 1):
+            loss = nn.functional.cross_entropy(model(points), kind)
+            (loss / MICRO_BATCHES).backward()
+            if number % MICRO_BATCHES == 0:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(loss.item())
+        schedule.step()
+        list(tests)  # an epoch draws a random number
+    return losses
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_few_lines_differ(library: str) -> None:
+    """At most 12 lines are removed, and at most 12 added."""
+    before, after = (
+        (FOLDER / f"{library}_{which}.py").read_text("utf-8").splitlines()
+        for which in ("before", "after")
+    )
+    lines = list(difflib.unified_diff(before, after, n=0))[2:]
+    removed, added = (sum(line.startswith(sign) for line in lines) for sign in "-+")
+    assert 5 < max(removed, added) <= 12
+    assert 40 <= len(before) <= 60
+    assert 40 <= len(after) <= 60
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_moved_script_has_the_losses_of_plain_torch(
+    start: Any, tmp_path: Path, library: str
+) -> None:
+    """Bit for bit in one process; its checkpoint can be loaded."""
+    rt = start()
+    losses = script(f"{library}_after").train(rt, EPOCHS, tmp_path)
+    assert losses == plain_losses()
+    assert losses[-1] < losses[0]
+    model = rt.prepare(nn.Sequential(nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64)))
+    assert rt.updates == EPOCHS * 1024 // 32 // MICRO_BATCHES
+    assert model[0].weight.shape == (64, 2)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_fabric_has_the_same_losses(start: Any, tmp_path: Path, precision: str) -> None:
+    """The script before and after the move, bit for bit on one CPU process."""
+    fabric = pytest.importorskip("lightning.fabric", reason="lightning is not installed")
+    theirs = {"fp32": "32-true", "bf16": "bf16-mixed"}[precision]
+    before = fabric.Fabric(accelerator="cpu", devices=1, precision=theirs)
+    expected = script("fabric_before").train(before, EPOCHS, tmp_path / "before")
+    found = script("fabric_after").train(start(precision=precision), EPOCHS, tmp_path / "after")
+    assert found == expected
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_accelerate_has_the_same_losses(start: Any, tmp_path: Path, precision: str) -> None:
+    """The script before and after the move, bit for bit on one CPU process."""
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    theirs = {"fp32": "no", "bf16": "bf16"}[precision]
+    before = accelerate.Accelerator(
+        cpu=True, mixed_precision=theirs, gradient_accumulation_steps=MICRO_BATCHES
+    )
+    try:
+        expected = script("accelerate_before").train(before, EPOCHS, tmp_path / "before")
+    finally:
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    found = script("accelerate_after").train(start(precision=precision), EPOCHS, tmp_path / "after")
+    assert found == expected
+
+
+def test_no_device_is_named() -> None:
+    """Nothing in the scripts is about one kind of hardware."""
+    texts = [path.read_text("utf-8") for path in FOLDER.glob("*.py")]
+    assert len(texts) == 4
+    assert not any(word in text for text in texts for word in ("cuda", "xpu", '"cpu"', "nccl"))
