@@ -320,7 +320,7 @@ class Session:
 
         Args:
             directory: Directory of the checkpoints, which all hosts share.
-            keep_last: Number of checkpoints to keep; None: this one and the one before.
+            keep_last: Number of checkpoints to keep; None: all.
             objects: Prepared models and their optimizers, objects with a `state_dict` of JSON
                 values and tensors (such as a learning-rate scheduler), tensors, and JSON values, by
                 the names under which `load` finds them.

@@ -29,13 +29,20 @@ def script(name: str) -> ModuleType:
     return module
 
 
+def network() -> nn.Sequential:
+    """Return the scripts' network."""
+    return nn.Sequential(
+        nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 2)
+    )
+
+
 def plain_losses() -> list[float]:
     """Return the losses of the scripts' loop in plain torch."""
     torch.manual_seed(1)
-    batches = DataLoader(script("fabric_after").spirals(1024), batch_size=32, shuffle=True)
-    tests = DataLoader(script("fabric_after").spirals(256), batch_size=64)
-    layers = [nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 2)]
-    model = nn.Sequential(*layers)
+    spirals = script("fabric_after").spirals
+    batches = DataLoader(spirals(1024), batch_size=32, shuffle=True)
+    tests = DataLoader(spirals(256), batch_size=64)
+    model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS)
     losses = []
@@ -71,14 +78,20 @@ def test_few_lines_differ(library: str) -> None:
 def test_moved_script_has_the_losses_of_plain_torch(
     start: Any, tmp_path: Path, library: str
 ) -> None:
-    """Bit for bit in one process; its checkpoint can be loaded."""
+    """Bit for bit in one process; all of its checkpoints are kept, and the last can be loaded."""
     rt = start()
     losses = script(f"{library}_after").train(rt, EPOCHS, tmp_path)
     assert losses == plain_losses()
     assert losses[-1] < losses[0]
-    model = rt.prepare(nn.Sequential(nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64)))
-    assert rt.updates == EPOCHS * 1024 // 32 // MICRO_BATCHES
-    assert model[0].weight.shape == (64, 2)
+    updates = EPOCHS * 1024 // 32 // MICRO_BATCHES
+    rt.close()
+    assert sorted(path.name for path in tmp_path.glob("iter_*")) == [
+        f"iter_{updates // 2:07}",
+        f"iter_{updates:07}",
+    ]
+    rt = start()
+    rt.load(tmp_path, model=rt.prepare(network()))
+    assert rt.updates == updates
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
