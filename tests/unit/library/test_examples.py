@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -49,6 +50,9 @@ class PlainLoop:
         yield
         if self.updated:
             self._done = 0
+
+    def all_reduce(self, value: Any, op: str) -> Any:
+        return value
 
     def backward(self, loss: torch.Tensor) -> None:
         (loss / self._steps).backward()
@@ -96,8 +100,30 @@ def test_losses_are_those_of_plain_torch(start: Any, name: str, options: dict[st
     assert losses[0][-1] < losses[0][0]
 
 
+def test_a_finetuned_llama_has_the_losses_of_plain_torch(start: Any, tmp_path: Path) -> None:
+    """A model of transformers from a local directory; the losses of unseen text, too."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    llama = example("finetune_llama")
+    torch.manual_seed(5)
+    llama.make_model().save_pretrained(tmp_path)
+    options = {"text": TEXT, "steps": 6, "length": 32, "directory": str(tmp_path)}
+    found, expected = (llama.train(rt, **options)[:2] for rt in (start(), PlainLoop()))
+    assert isinstance(llama.make_model(), transformers.LlamaForCausalLM)
+    assert found == expected
+    losses, (before, after) = found
+    assert len(losses) == 12
+    assert after < before
+
+
+def test_an_example_names_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without transformers the example ends with an instruction, not with a traceback."""
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(SystemExit, match=r"needs transformers .*: pip install transformers"):
+        example("finetune_llama")
+
+
 def test_no_device_is_named() -> None:
     """Nothing in the examples is about one kind of hardware."""
     texts = [path.read_text("utf-8") for path in FOLDER.glob("*.py")]
-    assert len(texts) >= 3
+    assert len(texts) >= 4
     assert not any(word in text for text in texts for word in ("cuda", "xpu", '"cpu"', "nccl"))
