@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from lmcore.accelerator.rng import RngTracker
     from lmcore.config.section import Config
+    from lmcore.library.module_kernels import KernelReport
     from lmcore.plugin import PluginSet
     from lmcore.runtime.runtime import Runtime
 
@@ -127,6 +128,24 @@ class Session:
     def ops(self) -> OpCalls:
         """The device's kernels as functions: `rt.ops.rms_norm(x, weight, 1e-5)`."""
         return self._ops
+
+    def use_kernels(
+        self, model: nn.Module, *, fused_loss: bool = True, linear: bool = False
+    ) -> KernelReport:
+        """Run the device's kernels in the modules of any model, and report which; can be undone.
+
+        Args:
+            model: Model, for example of `transformers`.
+            fused_loss: True to compute the loss without the logits, if labels are given in
+                training; logits are computed when they are read.
+            linear: True to run the device's kernel for `nn.Linear`, too.
+
+        Raises:
+            LmcoreError: The kernels are in the model already.
+        """
+        from lmcore.library.module_kernels import use_kernels
+
+        return use_kernels(model, self._runtime, fused_loss=fused_loss, linear=linear)
 
     @property
     def updates(self) -> int:

@@ -293,3 +293,15 @@ def test_the_state_dict_can_be_pickled(counted_runtime):
     model = make_model(PlainRMSNorm(8))
     use_kernels(model, counted_runtime("rms_norm"))
     assert list(pickle.loads(pickle.dumps(model.state_dict()))) == ["0.weight"]
+
+
+def test_a_session_puts_kernels_under_a_model(start):
+    """`rt.use_kernels` is the function with the session's runtime."""
+    model = make_model(PlainRMSNorm(8), nn.Linear(8, 4))
+    before = results(model, X)
+    report = start().use_kernels(model, linear=True)
+    assert {row.op for row in report.replaced} <= {"rms_norm", "linear"}
+    for left, right in zip(before, results(model, X), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
+    report.undo()
+    assert all(map(torch.equal, before, results(model, X)))
