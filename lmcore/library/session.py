@@ -79,6 +79,11 @@ class Session:
             watch.activity = lambda: f"update {self._updates.count + 1}"
 
     @classmethod
+    def current(cls) -> Session | None:
+        """Return the open session; None if there is none."""
+        return cls._open
+
+    @classmethod
     def require_none(cls) -> None:
         """Raise an error if a session is open.
 
