@@ -149,7 +149,7 @@ def _start(argv: list[str], section: RunSection, script: Script) -> int | None:
     log.configure(rank=rank.rank, world_size=rank.world_size)
     is_worker = bool(launch_info(os.environ).report_file)
     own, words = _split(argv)
-    plugins = find_plugins(own, probe=not is_worker)  # the launcher has probed
+    plugins = find_plugins(own)
     selection = select_device(plugins, section.device, rank)
     if not is_worker:
         _warn_of_flags(script)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
@@ -25,6 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in os.environ:
         if name.startswith("LMCORE") or name in {"RANK", "WORLD_SIZE"}:
             monkeypatch.delenv(name)
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # else lines of two ranks mix
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -75,6 +77,16 @@ distributed.all_reduce(total)
     )
     for rank in "01":
         assert (folder / f"{rank}.txt").read_text() == "closed by the interpreter's end"
+
+
+def test_a_device_of_a_plugin(chip: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both processes have the launcher's choice, and only its plugin sets their variables."""
+    paths = [str(chip("1.0")), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    status, out, err = ended(
+        "import json\nprint(json.loads(os.environ['LMCORE_SELECTION'])['plugin'])\n"
+    )
+    assert (status, out, err) == (0, ["[rank 1] chip", "chip"], "")
 
 
 def test_an_error_of_lmcore() -> None:

@@ -32,6 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in os.environ:
         if name.startswith(("LMCORE", "SLURM", "PMI")) or name in {"RANK", "WORLD_SIZE"}:
             monkeypatch.delenv(name)
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # else lines of two ranks mix
     monkeypatch.setenv("LMCORE_PLUGINS", "")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(tmp_path)
