@@ -26,7 +26,7 @@ __all__ = ["replace_attention", "replace_rotary"]
 
 _NAMES = (f"lmcore_{number}" for number in itertools.count())
 _ROTARY = "apply_rotary_pos_emb"
-_CHANGES_SCORES = ("sliding_window", "softcap", "position_bias", "s_aux", "head_mask", "cache")
+_OTHER_OPTIONS = ("sliding_window", "softcap", "position_bias", "s_aux", "head_mask", "cache")
 """Arguments of attention functions that the op does not have."""
 
 
@@ -151,7 +151,7 @@ def _other_case(
     options: dict[str, Any],
 ) -> str | None:
     """Return why a call is not the op; None if it is."""
-    given = [name for name in _CHANGES_SCORES if options.get(name) is not None]
+    given = [name for name in _OTHER_OPTIONS if options.get(name) is not None]
     if given:
         return f"attention: with `{given[0]}`"
     if mask is not None and mask.dtype is not torch.bool:

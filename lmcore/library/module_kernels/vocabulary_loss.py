@@ -58,14 +58,17 @@ class LazyLogits(Tensor):
         """Return the logits as a plain tensor without a gradient graph; computed once.
 
         Raises:
-            RuntimeError: The weight has changed since the forward pass.
+            RuntimeError: The weight has changed or was freed since the forward pass.
         """
         if self.logits is None:
-            if self.versions != _versions(self.hidden, self.weight):
+            freed = (
+                self.weight.untyped_storage().size() == 0
+            )  # a sharded weight, gathered for a pass
+            if freed or self.versions != _versions(self.hidden, self.weight):
                 raise RuntimeError(
-                    "the logits of this forward pass cannot be computed any more: the weights have "
-                    "changed since. Read them before the optimizer's step, or call "
-                    "`use_kernels(model, fused_loss=False)`."
+                    "the logits of this forward pass cannot be computed any more: the weights "
+                    f"{'were freed' if freed else 'have changed'} since. Read the logits before "
+                    "the optimizer's step, or call `use_kernels(model, fused_loss=False)`."
                 )
             with torch.no_grad():
                 hidden, weight = self.hidden.to(self.dtype), self.weight.to(self.dtype)

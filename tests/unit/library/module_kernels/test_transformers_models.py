@@ -223,6 +223,9 @@ def test_logits_after_a_change_of_the_weights_are_refused(counted_runtime):
     assert torch.equal(read.logits.detach(), wanted)
     with pytest.raises(RuntimeError, match="the weights have changed since"):
         unread.logits.sum()
+    model.lm_head.weight.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="the weights were freed since"):
+        unread.logits.sum()
 
 
 def test_without_labels_or_training_logits_are_plain(counted_runtime):
