@@ -99,7 +99,7 @@ def run(argv: list[str]) -> int:
         except (SyntaxError, ValueError) as error:
             sys.stderr.write(error_text(error.with_traceback(None)) + "\n")
             return 1
-        status = _start(argv, section, script)
+        status = _start(own, words, section, script)
     return execute(script, os.environ) if status is None else status
 
 
@@ -133,8 +133,14 @@ def _script(words: Sequence[str]) -> Script:
     return Script(words[0], tuple(words[1:]), is_module)
 
 
-def _start(argv: list[str], section: RunSection, script: Script) -> int | None:
+def _start(own: list[str], words: list[str], section: RunSection, script: Script) -> int | None:
     """Start the processes of the script, or prepare the environment for it in this one.
+
+    Args:
+        own: Flags of lmcore.
+        words: The script, or `-m` and the module, and its arguments.
+        section: Values of the flags.
+        script: The script.
 
     Returns:
         Exit status of the processes; None if the script is to run in this process.
@@ -148,7 +154,6 @@ def _start(argv: list[str], section: RunSection, script: Script) -> int | None:
     rank = rank_info(os.environ)
     log.configure(rank=rank.rank, world_size=rank.world_size)
     is_worker = bool(launch_info(os.environ).report_file)
-    own, words = _split(argv)
     plugins = find_plugins(own)
     selection = select_device(plugins, section.device, rank)
     if not is_worker:
