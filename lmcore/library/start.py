@@ -25,6 +25,7 @@ from lmcore.runtime.launch.scheduler_env import translate
 from lmcore.runtime.process.consistency import check_equal
 from lmcore.runtime.process.join import join_processes
 from lmcore.runtime.runtime import start_runtime
+from lmcore.runtime.user_line import install_excepthook
 
 if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSections
@@ -73,6 +74,7 @@ def start(
         PluginError: A plugin broke its contract.
         RunError: The processes differ, or one of them stopped.
     """
+    install_excepthook()
     Session.require_none()
     given = {"device": device, "precision": precision, "zero_stage": zero_stage, **options}
     given = {name: value for name, value in given.items() if value is not None}

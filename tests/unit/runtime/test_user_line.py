@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
 
 import pytest
+from suite import warm
 
 from lmcore.errors import ConfigError, OtherRankError
 from lmcore.runtime import user_line as module
@@ -98,20 +98,17 @@ def test_the_hook(
 
 
 def test_a_program_with_the_hook(tmp_path: Path) -> None:
-    """A program of Python's own ends with status 1, a message and its line, and no traceback."""
+    """`lmcore.start` sets it: a program ends with a message and its line, and no traceback."""
     script = tmp_path / "train.py"
-    script.write_text(
-        "from lmcore.runtime.user_line import install_excepthook\n"
-        "from lmcore.runtime.launch.rank import rank_info\n"
-        "install_excepthook()\n"
-        "rank_info({'RANK': 'x'})\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    script.write_text("import lmcore\nrt = lmcore.start(precission='bf16')\n")
+    done = warm.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 1
-    assert "\nat: train.py, line 4: rank_info({'RANK': 'x'})\n" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith(
+        "error: `lmcore.start(precission=...)`: unknown argument\n"
+        "at: train.py, line 2: rt = lmcore.start(precission='bf16')\n\nhint: did you mean"
+    )
 
 
 def test_folders_of_packages() -> None:
