@@ -140,13 +140,13 @@ class Session:
         """Run the device's kernels in the modules of any model, and report which; can be undone.
 
         Args:
-            model: Model, for example of `transformers`.
+            model: Model on the device of the session, for example of `transformers`.
             fused_loss: True to compute the loss without the logits, if labels are given in
                 training; logits are computed when they are read.
             linear: True to run the device's kernel for `nn.Linear`, too.
 
         Raises:
-            LmcoreError: The kernels are in the model already.
+            LmcoreError: The kernels are in the model already, or it is on another device.
         """
         from lmcore.library.module_kernels import use_kernels
 

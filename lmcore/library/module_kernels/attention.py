@@ -34,7 +34,8 @@ def _attention_modules(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
     """Yield the modules that call the library's attention functions."""
     for module in modules:
         code = getattr(type(module).forward, "__code__", None)
-        if code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names:
+        called = code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+        if called and hasattr(module, "config"):
             yield module
 
 
@@ -69,8 +70,9 @@ def replace_attention(
     functions.register(name, _attention(choice, functions["sdpa"], report))
     masks.register(name, masks["sdpa"])
     report.changes.on_undo(lambda: _unregister(name, functions, masks))
-    for config in [*configs.values(), model.config]:
-        if config._attn_implementation == "sdpa":  # noqa: SLF001
+    configs |= {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
+    for config in configs.values():
+        if getattr(config, "_attn_implementation", None) == "sdpa":
             report.changes.set_attribute(config, "_attn_implementation_internal", name)
     report.add_replaced(part, count, choice.resolution)
 
@@ -176,11 +178,13 @@ def replace_rotary(
     for function, alike in found.items():
         part = f"rotary embedding of {type(alike[0]).__name__}"
         own = function.__globals__[_ROTARY]
-        parameter = next(alike[0].parameters())
+        parameter = next(model.parameters())
         width = getattr(alike[0], "head_dim", None) or 64
         choice = Choice(calls, "rotary_embedding", parameter.dtype, head_dim=width)
         new = _rotary(choice, own)
-        reason = choice.reason or _rotary_difference(model, function, choice, own, new, width)
+        reason = choice.reason or _rotary_difference(
+            model, function, choice, own, new, parameter, width
+        )
         if reason is not None:
             report.add_kept(part, len(alike), reason)
             continue
@@ -219,10 +223,10 @@ def _rotary_difference(
     choice: Choice,
     own: Callable[..., Any],
     new: Callable[..., Any],
+    parameter: Tensor,
     width: int,
 ) -> str | None:
     """Return why the op is not the model's rotation; None if it is."""
-    parameter = next(model.parameters())
     if parameter.is_meta:
         return "its weights are on the meta device: nothing can be compared"
     angles = _angles(model, function, parameter)

@@ -37,18 +37,26 @@ def use_kernels(
     read; they must be read before the weights change.
 
     Args:
-        model: Model on the device of the session, or on its way there.
+        model: Model on the device of the session.
         runtime: The session's runtime.
         fused_loss: True to compute the loss without the logits, if labels are given in training.
         linear: True to run the device's kernel for `nn.Linear`, too.
 
     Raises:
-        LmcoreError: The kernels are in the model already.
+        LmcoreError: The kernels are in the model already, or it is on another device.
     """
     if any(_is_changed(module) for module in model.modules()):
         raise LmcoreError(
             "the kernels are in this model already",
             hint="call `undo()` of the report of the first call before",
+        )
+    places = {parameter.device.type for parameter in model.parameters()} - {"meta"}
+    if places and runtime.device.type not in places:
+        raise LmcoreError(
+            f"the model is on {', '.join(sorted(places))}, and the device of the session is "
+            f"{runtime.device.type}",
+            why="modules are compared with kernels on the device",
+            hint="move it first: `model.to(rt.device)`, or `rt.prepare(model, optimizer)`",
         )
     calls, report = OpCalls(runtime), KernelReport()
     modules = [module for module in model.modules() if "forward" not in vars(module)]
@@ -61,7 +69,7 @@ def use_kernels(
         replace_rotary(model, modules, calls, report)
         replace_attention(model, modules, calls, report)
         replace_linears(modules, calls, report, wanted=linear)
-        replace_loss(model, modules, calls, report, wanted=fused_loss)
+        replace_loss(modules, calls, report, wanted=fused_loss)
     except BaseException:
         report.undo()
         raise

@@ -147,20 +147,24 @@ def _lazy_logits(hidden_BSH: Tensor, weight_VH: Tensor) -> LazyLogits:
 
 
 def replace_loss(
-    model: nn.Module,
-    modules: Sequence[nn.Module],
-    calls: OpCalls,
-    report: KernelReport,
-    *,
-    wanted: bool,
+    modules: Sequence[nn.Module], calls: OpCalls, report: KernelReport, *, wanted: bool
 ) -> None:
     """Fuse the vocabulary head with the loss, in training with labels."""
-    library = sys.modules.get("transformers.loss.loss_utils")
-    head = _head_of(model)
-    if library is None or head is None or head not in modules:
+    library = sys.modules.get("transformers.modeling_utils")
+    if library is None:
         return
+    for model in modules:
+        head = model.get_output_embeddings() if isinstance(model, library.PreTrainedModel) else None
+        if isinstance(head, nn.Linear) and head in modules:
+            _fuse(model, head, calls, report, wanted=wanted)
+
+
+def _fuse(
+    model: nn.Module, head: nn.Linear, calls: OpCalls, report: KernelReport, *, wanted: bool
+) -> None:
     part = f"loss of {type(model).__name__}"
-    own: Any = getattr(model, "loss_function", None)
+    own: Any = model.loss_function
+    library = sys.modules["transformers.loss.loss_utils"]
     bias: Tensor | None = head.bias
     vocab, hidden = head.weight.shape
     choice = Choice(
@@ -198,12 +202,6 @@ def replace_loss(
     ):
         report.changes.on_undo(handle.remove)
     report.add_replaced(part, 1, choice.resolution)
-
-
-def _head_of(model: nn.Module) -> nn.Linear | None:
-    get = getattr(model, "get_output_embeddings", None)
-    head = get() if callable(get) else None
-    return head if isinstance(head, nn.Linear) else None
 
 
 def _projection(

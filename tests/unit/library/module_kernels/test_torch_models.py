@@ -288,6 +288,14 @@ def test_weights_on_the_meta_device_are_kept(counted_runtime):
     assert "meta device" in rows(report, kept=True)["Gated"]
 
 
+def test_a_model_on_another_device_is_refused(counted_runtime):
+    """Nothing could be compared; the error says how to move it."""
+    runtime = counted_runtime("rms_norm")
+    runtime.device.type = "chip"
+    with pytest.raises(LmcoreError, match="the model is on cpu, and the device of the session is"):
+        use_kernels(make_model(PlainRMSNorm(8)), runtime)
+
+
 def test_the_state_dict_can_be_pickled(counted_runtime):
     """It holds tensors and no kernel."""
     model = make_model(PlainRMSNorm(8))

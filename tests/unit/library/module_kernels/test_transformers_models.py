@@ -334,6 +334,28 @@ def test_a_model_without_a_vocabulary_head(counted_runtime):
     torch.testing.assert_close(before, model(IDS).last_hidden_state, rtol=1e-4, atol=1e-5)
 
 
+def test_a_model_within_a_module(counted_runtime):
+    """The model of a user's own class that holds one of `transformers` gets all kernels."""
+
+    class Wrapper(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make("Llama")
+
+        def forward(self, *args: Any, **options: Any) -> Any:
+            return self.inner(*args, **options)
+
+    model, runtime = Wrapper(), counted_runtime(*OPS)
+    before = step(model)
+    report = use_kernels(model, runtime)
+    assert {row.op for row in report.replaced} == {
+        "swiglu", "rms_norm", "attention", "rotary_embedding", "linear_cross_entropy",
+    }  # fmt: skip
+    assert_near(before, step(model))
+    report.undo()
+    assert torch.equal(step(model)[0], before[0])
+
+
 def test_the_model_is_freed(counted_runtime):
     """Neither the registry nor the report's functions keep it in memory."""
     model = make("Llama")
