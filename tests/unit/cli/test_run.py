@@ -1,4 +1,8 @@
-"""`lmcore run`: its flags, what precedes a script, and the environment of a script."""
+"""`lmcore run`: its flags, what precedes a script, and the environment of a script.
+
+Whole messages are recorded in `tests/golden/errors/run_*.txt`; `UPDATE_GOLDEN=1 pytest ...`
+rewrites them.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,8 @@ from lmcore.accelerator import Probe, ProbeState
 from lmcore.cli.main import main
 from lmcore.cli.run import RunSection, _hand_down, _split
 from lmcore.plugin import Selection
+
+GOLDEN = Path(__file__).parents[2] / "golden/errors"
 
 SHOW = """\
 import json, os, sys
@@ -78,24 +84,42 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--output WORD" in shown
 
 
-@pytest.mark.parametrize(
-    "line, what",
-    [
-        ("", "error: the script is missing\n\nhint: `lmcore run [--flags] SCRIPT"),
-        ("-m", "error: the name of the module is missing"),
-        ("--nproc-per-node", "error: `--nproc-per-node` needs a value"),
-        ("--nproc-per-node 0 a.py", "error: `--nproc-per-node 0`: out of range"),
-        ("--devise cpu a.py", "error: unknown flag `--devise`\n\nhint: did you mean `--device`?"),
-        ("a.py", "error: there is no script `a.py`"),
-        ("--output some a.py", "error: `--output some`: unknown choice"),
-        ("--nnodes 2 a.py", "error: `--nnodes 2` is not supported\nwhy: `lmcore run` starts the"),
-        ("--max-restarts 3 a.py", "error: `--max-restarts 3` is not supported\nwhy: processes"),
-    ],
-)
-def test_wrong_usage(line: str, what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each mistake is an error before anything is started, with status 2."""
-    assert main(["run", *line.split()]) == 2
-    assert capsys.readouterr().err.startswith(what)
+CASES = {
+    "nothing": "",
+    "no_module": "-m",
+    "flag_without_value": "--nproc-per-node",
+    "no_process": "--nproc-per-node 0 train.py",
+    "flag_misspelt": "--devise cpu train.py",
+    "no_such_script": "trian.py --lr 1",
+    "directory": "--device cpu .",
+    "output": "--output some train.py",
+    "hosts": "--nnodes 2 --rdzv-endpoint host:29400 train.py",
+    "restarts": "--max-restarts 3 train.py",
+    "no_such_module": "--device cpu -m package.train",
+    "module_of_a_path": "--device cpu -m train.py",
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wrong_usage(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole message is the recorded one; the status is 2."""
+    (folder / "train.py").touch()
+    if "-m " in CASES[name]:  # changes the environment
+        done = lmcore_run(*CASES[name].split())
+        status, message = done.returncode, done.stderr
+    else:
+        status, message = main(["run", *CASES[name].split()]), capsys.readouterr().err
+    text = f"$ lmcore run {CASES[name]}\n{message}[exit status {status}]\n"
+    golden = GOLDEN / f"run_{name}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+    assert status == 2
+
+
+def test_no_stale_recording() -> None:
+    """Every recorded message belongs to a case."""
+    assert {path.stem for path in GOLDEN.glob("run_*.txt")} == {f"run_{name}" for name in CASES}
 
 
 def test_a_syntax_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
