@@ -24,11 +24,15 @@ from typing import Any
 from lmcore.errors import ConfigError, LmcoreError, RunError, nearest, printable
 from lmcore.runtime.launch.worker_protocol import Report, launch_info, write_report
 from lmcore.runtime.user_line import error_text, previous_hook
+from lmcore.signals import END_SIGNALS, end_status
 
 __all__ = ["Script", "execute"]
 
 _LOST_PEER_MESSAGES = ("onnection closed by peer", "onnection reset by peer", "roken pipe")
 """Text of the errors of a collective whose other side has ended."""
+
+_NOT_REPORTED = {None, 0, *map(end_status, END_SIGNALS)}
+"""Exit statuses of a script that succeeded, or that a signal ended, which the launcher names."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,7 @@ def execute(script: Script, env: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         raise
     except SystemExit as error:
-        if not is_worker or error.code in {None, 0}:
+        if not is_worker or error.code in _NOT_REPORTED:
             raise
         report = _exit_report(script, error)
     except BaseException as error:  # noqa: BLE001  # as the interpreter does
