@@ -202,7 +202,7 @@ def _show(error: BaseException) -> int:
 
 def _report(error: BaseException) -> Report:
     report = dataclasses.replace(Report.of(error), text=error_text(error))
-    # The error of the rank that has gone is the cause.
+    # The cause is the error of the rank that has ended.
     lost = isinstance(error, RuntimeError) and any(
         message in str(error) for message in _LOST_PEER_MESSAGES
     )
