@@ -9,16 +9,16 @@ from torch.utils.data import DataLoader, TensorDataset
 def spirals(count):
     """Return points of two spirals, [count, 2], and the spiral of each."""
     kind = torch.arange(count) % 2
-    angle = torch.rand(count) * 4 + 1
+    angle = torch.rand(count) * 3 + 1
     turned = angle + kind * torch.pi
     points = torch.stack([angle * turned.cos(), angle * turned.sin()], dim=1)
-    return TensorDataset(points / 5 + torch.randn(count, 2) * 0.02, kind)
+    return TensorDataset(points / 4 + torch.randn(count, 2) * 0.02, kind)
 
 
 def train(fabric, epochs=8, folder="runs/spirals"):
     """Train, and return the loss of each micro-batch on this rank."""
     torch.manual_seed(1)
-    batches = DataLoader(spirals(1024), batch_size=32, shuffle=True)
+    batches = DataLoader(spirals(2048), batch_size=32, shuffle=True)
     tests = DataLoader(spirals(256), batch_size=64)
     model = nn.Sequential(
         nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 2)

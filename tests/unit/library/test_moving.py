@@ -40,7 +40,7 @@ def plain_losses() -> list[float]:
     """Return the losses of the scripts' loop in plain torch."""
     torch.manual_seed(1)
     spirals = script("fabric_after").spirals
-    batches = DataLoader(spirals(1024), batch_size=32, shuffle=True)
+    batches = DataLoader(spirals(2048), batch_size=32, shuffle=True)
     tests = DataLoader(spirals(256), batch_size=64)
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2)
@@ -83,7 +83,7 @@ def test_moved_script_has_the_losses_of_plain_torch(
     losses = script(f"{library}_after").train(rt, EPOCHS, tmp_path)
     assert losses == plain_losses()
     assert losses[-1] < losses[0]
-    updates = EPOCHS * 1024 // 32 // MICRO_BATCHES
+    updates = EPOCHS * 2048 // 32 // MICRO_BATCHES
     rt.close()
     assert sorted(path.name for path in tmp_path.glob("iter_*")) == [
         f"iter_{updates // 2:07}",
