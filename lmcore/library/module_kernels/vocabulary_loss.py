@@ -185,7 +185,7 @@ def _fuse(
     state = threading.local()
     before = vars(head).get("forward")
     project = type(head).forward if before is None else before.__func__
-    report.changes.set_forward(head, _projection(choice, project, state))
+    report.changes.set_forward(head, _projection(choice, project, state, report))
     report.changes.set_attribute(model, "_loss_function", _loss(choice, own, state, report))
     position = list(inspect.signature(type(model).forward).parameters).index("labels") - 1
 
@@ -205,18 +205,20 @@ def _fuse(
 
 
 def _projection(
-    choice: Choice, own: Callable[..., Any], state: threading.local
+    choice: Choice, own: Callable[..., Any], state: threading.local, report: KernelReport
 ) -> Callable[..., Any]:
+    """Return the head's forward pass, without computing the logits if labels are given."""
+
     def forward(self: Any, hidden_BSH: Tensor) -> Any:
         weight = self.weight
-        if (
-            not getattr(state, "with_labels", False)
-            or not torch.is_grad_enabled()
-            or torch.compiler.is_compiling()
-            or not choice.takes(hidden_BSH, weight)
-        ):
+        if not getattr(state, "with_labels", False):
             return own(self, hidden_BSH)
-        return _lazy_logits(hidden_BSH, weight)
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            if choice.takes(hidden_BSH, weight):
+                return _lazy_logits(hidden_BSH, weight)
+            report.own_calls[f"loss: {hidden_BSH.dtype} and a weight in {weight.dtype}"] += 1
+        state.with_labels = False
+        return own(self, hidden_BSH)
 
     return forward
 

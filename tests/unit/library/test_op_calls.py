@@ -80,6 +80,19 @@ def test_a_case_is_bound_once(counted_runtime):
     assert bound["linear"] == linear
 
 
+def test_the_shapes_that_are_kept_are_bounded(counted_runtime, monkeypatch):
+    """A loop over ever new shapes keeps a limited number, and stays right."""
+    monkeypatch.setattr("lmcore.library.op_calls._MOST_SHAPES", 2)
+    runtime = counted_runtime("rms_norm")
+    ops = OpCalls(runtime)
+    for length in (1, 2, 3, 4, 1):
+        x = X[0, 0, :length]
+        assert torch.equal(
+            ops.rms_norm(x, W, 1e-5), ops.bind("rms_norm", hidden_size=8)(x, W, 1e-5)
+        )
+    assert len(runtime.ops.resolutions) == 1
+
+
 def test_the_dtype_of_a_case(counted_runtime):
     """It is the tensor's own; for a product under autocast that of autocast."""
     runtime = counted_runtime("linear", "rms_norm")

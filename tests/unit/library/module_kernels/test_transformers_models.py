@@ -325,6 +325,18 @@ def test_autocast(counted_runtime):
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
+def test_a_head_in_another_dtype(counted_runtime):
+    """Its loss is the library's, and the report names the dtypes."""
+    model, runtime = make("Llama"), counted_runtime(*OPS)
+    report = use_kernels(model, runtime)
+    model.lm_head.bfloat16()
+    runtime.calls.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(IDS, labels=LABELS).loss.isfinite()
+    assert not runtime.calls["linear_cross_entropy"]
+    assert report.own_calls["loss: torch.float32 and a weight in torch.bfloat16"] == 1
+
+
 def test_a_model_without_a_vocabulary_head(counted_runtime):
     """The body alone has no loss."""
     model = make("Llama").model
