@@ -2,6 +2,9 @@
 
     python examples/run_all.py [NAME ...]
 
+Scripts of `library/` run in one process and in two.  One whose package is not installed is skipped,
+and named.
+
 The examples use the `lmcore` beside the running Python.  Two run at a time, as most of an example's
 time at this scale goes into starting programs, which takes one core.
 """
@@ -11,16 +14,36 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ITERS = 6
 AT_A_TIME = 2
+PROCESSES = 2
+LOSSES = re.compile(r"loss ([\d.]+) -> ([\d.]+)")
+MISSING = re.compile(r"^this example needs .*", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of one run of an example.
+
+    Attributes:
+        name: Name of the example, with its number of processes.
+        wrong: What is wrong; None: it ran.
+        skipped: True if its package is not installed.
+    """
+
+    name: str
+    wrong: str | None
+    skipped: bool = False
 
 
 def environment() -> dict[str, str]:
@@ -37,27 +60,23 @@ def environment() -> dict[str, str]:
     }
 
 
-def run_example(script: Path, run: Path) -> tuple[str, str | None]:
-    """Run one example into the run directory *run*.
+def run_example(command: list[str], folder: Path) -> tuple[int, str, str]:
+    """Run one example in *folder*; return its exit status, output and standard error."""
+    done = subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
 
-    Returns:
-        All that it printed, and what is wrong, if anything.
-    """
-    with (run.parent / "errors.txt").open("w+", encoding="utf-8") as errors:
-        done = subprocess.run(
-            ["bash", str(script), str(run)],
-            cwd=run.parent,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            check=False,
-        )
-        errors.seek(0)
-        printed = f"{errors.read()}\n{done.stdout}"
-    if done.returncode != 0:
-        return printed, f"exit status {done.returncode}"
-    return printed, what_is_wrong(run, done.stdout)
+
+def commands() -> dict[str, list[str]]:
+    """Return the command of each run by its name; `RUN` is the path of the run directory."""
+    found = {script.name: ["bash", str(script), "RUN"] for script in sorted(HERE.glob("*.sh"))}
+    several = ["lmcore", "run", "--nproc-per-node", str(PROCESSES)]
+    for script in sorted(HERE.glob("library/*.py")):
+        name = f"library/{script.name}"
+        found[name] = ["python", str(script)]
+        found[f"{name} x {PROCESSES}"] = [*several, str(script)]
+    return found
 
 
 def what_is_wrong(run: Path, text: str) -> str | None:
@@ -72,22 +91,51 @@ def what_is_wrong(run: Path, text: str) -> str | None:
     return None if text.strip() else "no text was generated"
 
 
-def run_and_report(script: Path) -> str | None:
-    """Run one example and print what it printed, at once; return what is wrong, if anything."""
+def wrong_losses(text: str) -> str | None:
+    """Return what is wrong with the losses that a script of `library/` printed, if anything."""
+    printed = LOSSES.findall(text)
+    if len(printed) == 1 and float(printed[0][1]) < float(printed[0][0]):
+        return None
+    return f"one line `loss X -> Y` expected, with a falling loss: {printed}"
+
+
+def run_and_report(name: str, command: list[str]) -> Outcome:
+    """Run one example and print what it printed, at once."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        printed, wrong = run_example(script, Path(folder) / "run")
-    print(f"== {script.name}: {time.monotonic() - start:.0f} s\n{printed}", flush=True)
-    return None if wrong is None else f"{script.name}: {wrong}"
+        run = Path(folder) / "run"
+        words = [str(run) if word == "RUN" else word for word in command]
+        status, output, errors = run_example(words, Path(folder))
+        missing = MISSING.search(errors)
+        if status != 0:
+            wrong: str | None = f"exit status {status}"
+        else:
+            wrong = (
+                wrong_losses(output) if name.startswith("library") else what_is_wrong(run, output)
+            )
+    print(f"== {name}: {time.monotonic() - start:.0f} s\n{errors}\n{output}", flush=True)
+    if status != 0 and missing is not None:
+        return Outcome(name, missing[0], skipped=True)
+    return Outcome(name, wrong)
 
 
 def main(names: list[str]) -> int:
     """Run the named examples, or all of them; return 1 if one fails."""
-    scripts = [HERE / name for name in names] or sorted(HERE.glob("*.sh"))
+    chosen = {
+        name: command
+        for name, command in commands().items()
+        if not names or name.partition(" ")[0] in names
+    }
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        failed = [one for one in pool.map(run_and_report, scripts) if one is not None]
-    print(*failed, f"{len(scripts) - len(failed)} of {len(scripts)} examples ran", sep="\n")
-    return 1 if failed or not scripts else 0
+        outcomes = list(pool.map(run_and_report, chosen, chosen.values()))
+    failed = [outcome for outcome in outcomes if outcome.wrong and not outcome.skipped]
+    skipped = [outcome for outcome in outcomes if outcome.skipped]
+    for kind, some in (("failed", failed), ("skipped", skipped)):
+        for outcome in some:
+            print(f"{kind}: {outcome.name}: {outcome.wrong}")
+    ran = len(outcomes) - len(failed) - len(skipped)
+    print(f"{ran} of {len(outcomes)} runs of examples succeeded, {len(skipped)} skipped")
+    return 1 if failed or not ran else 0
 
 
 if __name__ == "__main__":

@@ -71,6 +71,27 @@ def test_gradients_are_those_of_the_cpu(sim: ModuleType, name: str) -> None:
             torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "l1_loss", "huber_loss"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.filterwarnings("error")
+def test_losses_are_those_of_the_cpu_without_a_warning(
+    sim: ModuleType, name: str, reduction: str
+) -> None:
+    """Torch's own kernel for every backend resizes its scalar result, with a warning."""
+    torch.set_warn_always(True)
+    try:
+        results = []
+        for device in ("cpu", "sim"):
+            x, y = (tensor.clone().to(device) for tensor in inputs())
+            loss = getattr(functional, name)(x.requires_grad_(), y, reduction=reduction)
+            loss.sum().backward()
+            assert x.grad is not None
+            results.append((loss.detach().cpu(), x.grad.cpu()))
+        assert all(map(torch.equal, *results))
+    finally:
+        torch.set_warn_always(False)
+
+
 def test_outputs_that_are_given_are_resized(sim: ModuleType) -> None:
     """A kernel may give the tensor that it writes to another size."""
     out = torch.empty(0, device="sim")

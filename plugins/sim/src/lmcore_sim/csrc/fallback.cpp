@@ -399,11 +399,13 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
 }
 
 // For these the fallback is not asked, because torch has a kernel for every backend: one that says
-// that there is none, or one of smaller ops where the CPU's is a single one and keeps other dtypes.
+// that there is none, one of smaller ops where the CPU's is a single one and keeps other dtypes, or
+// one that resizes the scalar of a loss, with a warning.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   for (const char* name : {"convolution_overrideable", "convolution_backward_overrideable",
                            "native_layer_norm", "native_group_norm", "silu_backward",
-                           "mish_backward", "native_channel_shuffle", "addr", "addr.out"}) {
+                           "mish_backward", "native_channel_shuffle", "addr", "addr.out",
+                           "mse_loss", "smooth_l1_loss"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
   }
 }
