@@ -13,7 +13,7 @@ from lmcore.accelerator.op import torch_kernels
 from lmcore.accelerator.op.records import REFERENCE, OpSpec, Resolution
 from lmcore.library.op_calls import OpCalls
 
-__all__ = ["Choice", "differs", "group", "has_hooks", "own_function"]
+__all__ = ["Choice", "differs", "group", "has_hooks", "not_comparable", "own_function"]
 
 _SEED = 271828
 
@@ -91,6 +91,15 @@ def own_function(op: str) -> Callable[..., Any]:
     """Return torch's own function for an op."""
     found: Callable[..., Any] = getattr(torch_kernels, op)
     return found
+
+
+def not_comparable(weight: Tensor) -> str | None:
+    """Return why a module with *weight* cannot be compared with an op; None if it can."""
+    if weight.is_meta:
+        return "its weights are on the meta device: nothing can be compared"
+    if hasattr(weight, "placements"):  # a `DTensor`
+        return "its weights are sharded: call `use_kernels` before the model is sharded"
+    return None
 
 
 def _kind(module: nn.Module) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lmcore.library.module_kernels.choice import Choice, differs, group, has_hooks
+from lmcore.library.module_kernels.choice import Choice, differs, group, has_hooks, not_comparable
 from lmcore.library.module_kernels.report import KernelReport
 from lmcore.library.op_calls import OpCalls
 
@@ -82,11 +82,8 @@ def _replace(
     weight: Tensor = getattr(first, names[0]).weight
     inputs, width = _sizes(getattr(first, names[0]))
     choice = Choice(calls, op, weight.dtype, ffn_hidden_size=width)
-    if choice.reason is None and weight.is_meta:
-        report.add_kept(part, count, "its weights are on the meta device: nothing can be compared")
-        return
-    if choice.reason is not None:
-        report.add_kept(part, count, choice.reason)
+    if (reason := choice.reason or not_comparable(weight)) is not None:
+        report.add_kept(part, count, reason)
         return
     if (reason := _activation_difference(first, names, choice, weight)) is not None:
         report.add_kept(part, count, reason)

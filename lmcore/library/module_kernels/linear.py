@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmcore.library.module_kernels.choice import Choice, differs, group, own_function
+from lmcore.library.module_kernels.choice import (
+    Choice,
+    differs,
+    group,
+    not_comparable,
+    own_function,
+)
 from lmcore.library.module_kernels.feed_forward import is_transposed_linear
 from lmcore.library.module_kernels.report import KernelReport
 from lmcore.library.op_calls import OpCalls
@@ -54,9 +60,7 @@ def _replace(modules: list[nn.Module], calls: OpCalls, report: KernelReport) -> 
         bias=first.bias is not None,
     )
     part = f"{type(first).__name__} {weight.shape[1]} -> {weight.shape[0]}"
-    reason = choice.reason
-    if reason is None and weight.is_meta:
-        reason = "its weights are on the meta device: nothing can be compared"
+    reason = choice.reason or not_comparable(weight)
     if reason is None:
         x = torch.randn(64, weight.shape[1], generator=torch.Generator().manual_seed(3)).to(weight)
         reason = differs(

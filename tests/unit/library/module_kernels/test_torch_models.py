@@ -288,6 +288,18 @@ def test_weights_on_the_meta_device_are_kept(counted_runtime):
     assert "meta device" in rows(report, kept=True)["Gated"]
 
 
+def test_sharded_weights_are_kept(counted_runtime):
+    """A layer with a sharded weight cannot be compared; the reason names the order of calls."""
+    model = make_model(Gated(nn.SiLU()), Plain(nn.GELU("tanh")))
+    for weight in (model[0].a.weight, model[1].up.weight):
+        weight.placements = ()  # as a `DTensor` has
+    report = use_kernels(model, counted_runtime(*OPS))
+    assert not report.replaced
+    reasons = rows(report, kept=True)
+    assert "before the model is sharded" in reasons["Gated"]
+    assert "before the model is sharded" in reasons["Plain"]
+
+
 def test_a_model_on_another_device_is_refused(counted_runtime):
     """Nothing could be compared; the error says how to move it."""
     runtime = counted_runtime("rms_norm")
