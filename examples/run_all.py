@@ -72,8 +72,10 @@ def commands() -> dict[str, list[str]]:
     """Return the command of each run by its name; `RUN` is the path of the run directory."""
     found = {script.name: ["bash", str(script), "RUN"] for script in sorted(HERE.glob("*.sh"))}
     several = ["lmcore", "run", "--nproc-per-node", str(PROCESSES)]
-    for script in sorted(HERE.glob("library/*.py")):
-        name = f"library/{script.name}"
+    for script in sorted(HERE.glob("library/**/*.py")):
+        if script.stem.endswith("_before"):  # a script of another library
+            continue
+        name = script.relative_to(HERE).as_posix()
         found[name] = ["python", str(script)]
         found[f"{name} x {PROCESSES}"] = [*several, str(script)]
     return found

@@ -49,6 +49,7 @@ def train(accelerator, epochs=8, folder="runs/spirals"):
                 right += accelerator.all_gather(is_right).sum().item()
         accelerator.print(f"epoch {epoch}: {right / 256:.0%} of the tests are right")
         accelerator.save(folder, model=model, optimizer=optimizer)
+    accelerator.print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
     return losses
 
 

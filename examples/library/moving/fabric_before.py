@@ -49,6 +49,7 @@ def train(fabric, epochs=8, folder="runs/spirals"):
         share = fabric.all_reduce(torch.stack(right).mean())
         fabric.print(f"epoch {epoch}: {share.item():.0%} of the tests are right")
         fabric.save(f"{folder}/epoch_{epoch}", {"model": model, "optimizer": optimizer})
+    fabric.print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
     return losses
 
 
