@@ -30,8 +30,11 @@ _TOUCHED: Mapping[str, Sequence[str]] = {
         *("ops.reached", "train.curve", "train.micro-batches", "train.repeat", *_TRAINED),
         "extras.compile",
     ),
-    "comm_backends": ("distributed.*", "parallel.*", "train.processes"),
-    "precision_policies": ("train.precision-in-force", "train.mixed-precision", *_TRAINED),
+    "comm_backends": ("distributed.*", "parallel.*", "train.processes", "loop.processes"),
+    "precision_policies": (
+        *("train.precision-in-force", "train.mixed-precision", "loop.mixed-precision"),
+        *_TRAINED,
+    ),
     "recompute_policies": ("train.recompute-own",),
     "checkpoint_stagers": ("device.stagers", "train.async-save", *_TRAINED),
 }

@@ -51,6 +51,7 @@ _MODULES = (
     "updates",
     "dropout",
     "training",
+    "loops",
     "collectives",
     "sharding",
     "layouts",

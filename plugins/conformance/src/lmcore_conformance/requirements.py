@@ -96,6 +96,7 @@ REQUIREMENTS = MappingProxyType(
             _recompute("offload", "full-offload"),
         ),
         "deterministic": Requirement("bitwise repeatable training with `--deterministic`"),
+        "convolution": Requirement("torch's two-dimensional convolutions"),
         "distributed": Requirement("a communication backend", _backend, reason=_no_backend),
         "all_to_all": Requirement("the collective `all_to_all`"),
         "reduce_scatter": Requirement("the collective `reduce_scatter`"),
