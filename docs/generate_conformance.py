@@ -64,7 +64,8 @@ _ABOUT_LEVELS = {
     "L2": "Every kernel of the plugin and every reference on the device, in every dtype of the "
     "device, compared with the reference in float64 on the host, with the op's "
     "[tolerances](ops.md). Sizes of real models are computed in float32 alone.",
-    "L3": "A GPT of two layers, trained by the core.",
+    "L3": "A GPT of two layers, trained by the core; and loops of a user's own on the "
+    "[library](library.md), small forms of the [examples](../../examples/library).",
     "L4": "Two processes, each with its own device (on one host or two).",
     "L5": "Features that are optional for a run.",
 }
@@ -108,17 +109,20 @@ _PROVES = {
         (
             "The core trains a small GPT on one device with the losses of the host, in every "
             "precision that is offered, with all products in the promised dtype; "
-            "recomputation, checkpoints and resumed runs are right bit for bit."
+            "recomputation, checkpoints and resumed runs are right bit for bit. Loops that the "
+            "core has never seen (a bare loop, a transformer, a convolution network) have the "
+            "losses of plain torch, so that the examples of the library run."
         ),
         (
-            "Convergence of a large model; other architectures; long sequences; the hours "
-            "after step 20."
+            "Convergence of a large model; long sequences; the hours after step 20; ops of torch "
+            "that these models lack."
         ),
     ),
     "L4": (
         (
             "Two processes exchange tensors rightly and train in each layout with the steps "
-            "of one process; a missed collective ends the run."
+            "of one process, by `lmcore train` and in a user's own loop; a missed collective ends "
+            "the run."
         ),
         (
             "More than two ranks; several hosts, unless the run had them; bandwidth, and "

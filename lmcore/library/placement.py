@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -133,6 +133,7 @@ class ModelPlacement:
         }
         check_same(runtime, "the model that they prepare", facts)
         model.to(runtime.device.torch_device)
+        _share_again(model, before)
         with runtime.rng.preserved(), without_gradients(model):
             runtime.precision.apply(model)
         prepared = PreparedModel(model)
@@ -188,6 +189,20 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters and buffers of a model, shared ones once."""
     yield from model.named_parameters()
     yield from model.named_buffers()
+
+
+def _share_again(model: nn.Module, before: Mapping[str, nn.Parameter]) -> None:
+    """Share the parameters again that modules of *model* shared *before* its move to the device.
+
+    For a device type of a plugin (PrivateUse1) torch's `Module.to` makes a parameter for each use.
+    """
+    first: dict[int, nn.Parameter] = {}
+    for name, parameter in before.items():
+        module, _, attribute = name.rpartition(".")
+        owner = model.get_submodule(module)
+        shared = first.setdefault(id(parameter), getattr(owner, attribute))
+        if getattr(owner, attribute) is not shared:
+            setattr(owner, attribute, shared)
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:

@@ -78,13 +78,15 @@ class _Layer(nn.Module):
 
 
 class _Transformer(nn.Module):
-    """A transformer whose embedding is its head, too."""
+    """A transformer whose head has the weight of its embedding."""
 
     def __init__(self) -> None:
         super().__init__()
         self.token = nn.Embedding(_VOCABULARY, _WIDTH)
         self.layers = nn.ModuleList(_Layer() for _ in range(2))
         self.norm = nn.LayerNorm(_WIDTH)
+        self.head = nn.Linear(_WIDTH, _VOCABULARY, bias=False)
+        self.head.weight = self.token.weight
         nn.init.normal_(self.token.weight, std=0.1)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -92,7 +94,7 @@ class _Transformer(nn.Module):
         x = self.token(tokens)
         for layer in self.layers:
             x = layer(x)
-        logits: Tensor = self.norm(x) @ self.token.weight.T
+        logits: Tensor = self.head(self.norm(x))
         return logits
 
 
