@@ -38,6 +38,7 @@ def end_together(rendezvous: Rendezvous, updates: int) -> None:
     own = count_operations()
     with rendezvous.connection():
         rendezvous.store.set(keys[me], json.dumps(updates))
+        rendezvous.mark_end()
         seen: dict[int, Any] = {}
         deadline = time.monotonic() + rendezvous.timeout
         while True:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
+import os
 import sys
-import traceback
 import weakref
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
 
 import torch
 
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, LmcoreError
 from lmcore.library import exchange
 from lmcore.library.ending import end_together
 from lmcore.library.loader import ShardedLoader, shard_loader
@@ -22,6 +23,7 @@ from lmcore.library.placement import ModelPlacement
 from lmcore.library.recompute import recompute_module
 from lmcore.library.saved_state import SavedStates
 from lmcore.library.update import Updates
+from lmcore.runtime.user_line import caller_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,8 +74,9 @@ class Session:
         self._ops = OpCalls(runtime)
         self._loaders: weakref.WeakSet[ShardedLoader] = weakref.WeakSet()
         self._closed = False
-        self.opened_at = _line_of_caller()
+        self.opened_at = caller_line() or "an unknown line"
         Session._open = self
+        atexit.register(self._end_at_exit)
         if runtime.processes is not None:
             watch = runtime.processes.rendezvous.watch
             watch.activity = lambda: f"update {self._updates.count + 1}"
@@ -397,6 +400,7 @@ class Session:
             return
         self._closed = True
         Session._open = None
+        atexit.unregister(self._end_at_exit)
         if error is not None:
             self._resources.__exit__(kind, error, trace)
             return
@@ -405,18 +409,20 @@ class Session:
                 self._runtime.device.synchronize()
                 end_together(self._runtime.processes.rendezvous, self._updates.count)
 
+    def _end_at_exit(self) -> None:
+        """End a session that the program has not ended, by its uncaught exception if it has one."""
+        error = getattr(sys, "last_value", None)
+        try:
+            self.__exit__(type(error) if error is not None else None, error, None)
+        except LmcoreError as failure:
+            if error is None:  # the interpreter would exit with status 0
+                sys.stderr.write(f"{failure.render()}\n")
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(failure.exit_status)
+
     def _require_open(self, name: str) -> None:
         if self._closed:
             raise ConfigError(
                 f"`{name}`: the session has ended", hint="call `lmcore.start` for a new one"
             )
-
-
-def _line_of_caller() -> str:
-    """Return the line outside this package that opens a session."""
-    package = str(Path(__file__).parents[1])
-    frame = sys._getframe()  # noqa: SLF001
-    calls = [
-        call for call in traceback.extract_stack(frame) if not call.filename.startswith(package)
-    ]
-    return f"{calls[-1].filename}, line {calls[-1].lineno}" if calls else "an unknown line"

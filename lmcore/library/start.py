@@ -76,6 +76,7 @@ def start(
     """
     install_excepthook()
     Session.require_none()
+    install_excepthook()
     given = {"device": device, "precision": precision, "zero_stage": zero_stage, **options}
     given = {name: value for name, value in given.items() if value is not None}
     os.environ.update(translate(os.environ))

@@ -13,12 +13,12 @@ import site
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 
 from lmcore.errors import LmcoreError, printable
 
-__all__ = ["error_text", "install_excepthook", "previous_hook", "user_line"]
+__all__ = ["caller_line", "error_text", "install_excepthook", "previous_hook", "user_line"]
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
@@ -35,7 +35,16 @@ def user_line(trace: TracebackType | None) -> str | None:
         File, line number and source, such as "train.py, line 12: rt.step(optimizer)"; None if no
         line of the traceback is the user's.
     """
-    for frame, line in reversed(list(traceback.walk_tb(trace))):
+    return _first_of_user(reversed(list(traceback.walk_tb(trace))))
+
+
+def caller_line() -> str | None:
+    """Return the line of the user's program that is being executed, as `user_line`."""
+    return _first_of_user(traceback.walk_stack(None))
+
+
+def _first_of_user(frames: Iterable[tuple[FrameType, int]]) -> str | None:
+    for frame, line in frames:
         if _is_users(frame):
             file = frame.f_code.co_filename
             source = linecache.getline(file, line, frame.f_globals).strip()

@@ -159,6 +159,20 @@ def late(timeout: float) -> None:
     show("ended")
 
 
+def again(timeout: float) -> None:
+    """Open sessions one after the other, with other values in each."""
+    for number in range(3):
+        with session(timeout) as rt:
+            show(rt.all_gather([number, rt.rank]))
+
+
+def left(timeout: float) -> None:
+    """Leave a session open, on rank 1 earlier."""
+    rt = session(timeout)
+    if rt.rank == 0:
+        rt.barrier()
+
+
 def own_group(timeout: float) -> None:
     """Initialize torch.distributed before the session."""
     torch.distributed.init_process_group("gloo")
@@ -166,9 +180,11 @@ def own_group(timeout: float) -> None:
 
 
 SCENARIOS: dict[str, Callable[[float], None]] = {
+    "again": again,
     "exchange": exchange,
     "fail": fail,
     "late": late,
+    "left": left,
     "other_model": other_model,
     "own_group": own_group,
     "train": train,

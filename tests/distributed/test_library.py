@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from suite import warm
 
 WORKER = Path(__file__).with_name("library_worker.py")
 
@@ -49,6 +53,7 @@ def test_values_are_exchanged(start: Any) -> None:
         ("fail", ("rank 1 stopped the run", "the third batch is bad")),
         ("other_model", ("differ in the model that they prepare", "weight:")),
         ("uneven", ("rank 1 waits in a collective at update 4", "after 3 updates of weights")),
+        ("left", ("rank 1 ended, and rank 0 waits for `barrier`", "rank == 0")),
         ("own_group", ("is initialized before `lmcore.start`", "init_process_group")),
     ],
 )
@@ -65,3 +70,19 @@ def test_a_rank_may_work_alone(start: Any) -> None:
     """The others wait at the end of the block, longer than the timeout of an exchange."""
     for ended in start("late", worker=WORKER, timeout=4.0):
         assert (ended.status, ended.printed) == (0, ["ended"]), ended.errors
+
+
+@pytest.mark.parametrize("way", ["rank 0's store", "launcher's store"])
+def test_sessions_follow_each_other(start: Any, way: str) -> None:
+    """Each has values of its own, whichever process has the store."""
+    if way == "rank 0's store":
+        outputs = [ended.printed for ended in start("again", worker=WORKER)]
+    else:
+        command = [sys.executable, "-m", "lmcore.cli.main", "run", "--nproc-per-node", "2"]
+        command += ["--device", "cpu", "--output", "rank0", str(WORKER), "again", "20"]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("LMCORE")}
+        done = warm.run(command, env=env, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        outputs = [[json.loads(line) for line in done.stdout.splitlines()]]
+    for printed in outputs:
+        assert printed == [[[number, 0], [number, 1]] for number in range(3)]

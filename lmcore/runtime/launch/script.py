@@ -174,11 +174,14 @@ def execute(script: Script, env: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         raise
     except SystemExit as error:
+        if error.code not in {None, 0}:
+            sys.last_value = error  # as the interpreter does, for functions at its exit
         if not is_worker or error.code in _NOT_REPORTED:
             raise
         report = _exit_report(script, error)
     except BaseException as error:  # noqa: BLE001  # as the interpreter does
         error.__traceback__ = _within_script(error.__traceback__)
+        sys.last_value = error
         if not is_worker:
             return _show(error)
         if previous_hook() is not hook and not isinstance(error, LmcoreError):

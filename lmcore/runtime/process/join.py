@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
 from lmcore.errors import ConfigError, OtherRankError, RunError
 from lmcore.runtime.launch.rank import AGENT_STORE, RankInfo
-from lmcore.runtime.launch.worker_protocol import launch_info
+from lmcore.runtime.launch.worker_protocol import FAILED, launch_info
 from lmcore.runtime.process.rendezvous import (
     FAILURE_SECONDS,
     NoAnswerError,
@@ -21,7 +23,14 @@ from lmcore.runtime.process.rendezvous import (
     first_line,
 )
 from lmcore.runtime.process.watch import Watch
-from lmcore.runtime.store import OTHER_SECRET, SECRET, StoreClient, run_secret, serve_in_thread
+from lmcore.runtime.store import (
+    OTHER_SECRET,
+    SECRET,
+    StoreClient,
+    StoreError,
+    run_secret,
+    serve_in_thread,
+)
 
 __all__ = ["join_processes"]
 
@@ -29,6 +38,11 @@ _LOOPBACK = "127.0.0.1"
 _BACKLOG = 4096
 _AGENT_PORT = "lmcore/port"
 """Key of torchrun's own store with the port of the run's store."""
+_numbers = itertools.count()
+"""Numbers of the connections that this process makes one after the other, equal on all ranks."""
+_JOINED = "joined"
+"""Key in the store of a connection, set when the store belongs to it."""
+_RETRY_SECONDS = 0.05
 _LOST_PEER_MESSAGES = ("onnection closed by peer", "onnection reset by peer", "roken pipe")
 _TIMED_OUT = re.compile(
     r"gloo.*[Tt]imed out|[Tt]imed out waiting \d+ ?ms|caused pair closure"
@@ -56,7 +70,8 @@ def join_processes(
         RunError: Other processes cannot be reached, or did not all connect.
     """
     owner = "the launcher" if launch_info(env).secret else "rank 0"
-    with _store(rank, timeout, env, owner) as (store, keeps_store):
+    number = next(_numbers)
+    with _store(rank, timeout, env, owner, number) as (store, keeps_store):
         watch = Watch(rank.rank, rank.world_size, store)
         rendezvous = Rendezvous(rank, timeout, store, keeps_store, watch, owner)
         failed = True
@@ -91,9 +106,11 @@ def _other_ranks_failure(error: RuntimeError, rendezvous: Rendezvous) -> RunErro
 
 @contextlib.contextmanager
 def _store(
-    rank: RankInfo, timeout: float, env: Mapping[str, str], owner: str
+    rank: RankInfo, timeout: float, env: Mapping[str, str], owner: str, number: int
 ) -> Iterator[tuple[StoreClient, bool]]:
     """Give the store of the run, and whether this process has it.
+
+    Each connection of the processes has keys of its own, as the launcher's store outlives it.
 
     lmcore's launcher has it for the processes that it starts; in other runs rank 0 has it.
     """
@@ -111,10 +128,11 @@ def _store(
                 listener = _listen(host, 0 if agent else port)
                 stack.enter_context(serve_in_thread(listener, secret))
                 if agent:
-                    agent.set(_agent_key(env), str(listener.getsockname()[1]))
+                    agent.set(_agent_key(env, number), str(listener.getsockname()[1]))
             if agent:
-                port = int(agent.get(_agent_key(env)))
-            store = StoreClient(host, port, secret, timeout=timeout)
+                port = int(agent.get(_agent_key(env, number)))
+            own = number > 0 and not handed
+            store = _connect(host, port, secret, timeout, number, owns=keeps_store, wait=own)
         except (OSError, RuntimeError) as cause:
             does = "listen" if keeps_store else f"reach {owner}"
             hint = (
@@ -132,6 +150,37 @@ def _store(
                 hint=hint,
             ) from cause
         yield store, keeps_store
+
+
+def _connect(
+    host: str, port: int, secret: bytes, timeout: float, number: int, *, owns: bool, wait: bool
+) -> StoreClient:
+    """Return a client of the store with the keys of a connection.
+
+    Args:
+        host: Host of the store.
+        port: Port of the store.
+        secret: Secret of the run.
+        timeout: Time limit in seconds.
+        number: Number of the connection.
+        owns: True if this process has the store.
+        wait: True if the store of the connection before may still be at the address.
+    """
+    deadline = time.monotonic() + timeout
+    prefix = f"{number}:" if number else ""
+    while True:
+        store = StoreClient(host, port, secret, timeout=timeout, prefix=prefix, shared=[FAILED])
+        if owns:
+            store.set(_JOINED, "")
+        if not wait:
+            return store
+        with contextlib.suppress(StoreError):  # the process with the store has closed it
+            if store.wait([_JOINED], _RETRY_SECONDS):
+                return store
+        store.close()
+        if time.monotonic() > deadline:
+            raise StoreError(f"the store at {host}:{port} is that of an earlier connection")
+        time.sleep(_RETRY_SECONDS)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -166,8 +215,8 @@ def _torchrun_store(rank: RankInfo, timeout: float, env: Mapping[str, str]) -> A
         ) from cause
 
 
-def _agent_key(env: Mapping[str, str]) -> str:
-    return f"{_AGENT_PORT}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+def _agent_key(env: Mapping[str, str], number: int) -> str:
+    return f"{_AGENT_PORT}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}/{number}"
 
 
 def _address(rank: RankInfo, env: Mapping[str, str]) -> tuple[str, int]:

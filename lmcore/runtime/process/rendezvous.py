@@ -215,6 +215,17 @@ class Rendezvous:
             ]
             if missing:
                 raise self._missing(missing, about)
+            ended = [
+                rank
+                for rank, key in keys.items()
+                if self.store.check([_ended_key(rank)]) and not self.store.check([key])
+            ]
+            if ended:
+                raise _ended(ended, self.rank.rank, about)
+
+    def mark_end(self) -> None:
+        """Report to ranks that wait for this one that it takes part in no further exchange."""
+        self.store.set(_ended_key(self.rank.rank), "")
 
     def show_states(self, error: BaseException) -> list[RankState] | None:
         """Print the Python stacks of all ranks, once in a run; None if the store does not answer.
@@ -321,6 +332,19 @@ class Rendezvous:
 
 class NoAnswerError(RunError):
     """A rank that did not take part in an exchange within the timeout."""
+
+
+def _ended_key(rank: int) -> str:
+    return f"ended/{rank}"
+
+
+def _ended(ranks: Sequence[int], me: int, about: str) -> RunError:
+    return RunError(
+        f"{named_ranks(ranks)} ended, and rank {me} waits for {about}",
+        why="exchanges are for all ranks",
+        hint=f"look at the last lines of {named_ranks(ranks)}; a call within `if rank == 0` is a "
+        "common cause",
+    )
 
 
 def _stopped(report: Mapping[str, Any]) -> OtherRankError:

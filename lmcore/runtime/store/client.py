@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from lmcore.runtime.store.wire import (
     HELLO_BYTES,
@@ -52,14 +52,26 @@ class StoreClient:
         port: Port of the server.
         secret: Secret of the run.
         timeout: Time limit of a request, and of connecting, in seconds.
+        prefix: Prefix of all keys in the store.
+        shared: Keys without the prefix.
 
     Raises:
         StoreError: The server cannot be reached within the time limit, or the two sides have
             different secrets.
     """
 
-    def __init__(self, host: str, port: int, secret: bytes, *, timeout: float) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        secret: bytes,
+        *,
+        timeout: float,
+        prefix: str = "",
+        shared: Collection[str] = (),
+    ) -> None:
         self._address, self._secret, self.timeout = (host, port), secret, timeout
+        self._prefix, self._shared = prefix, frozenset(shared)
         self._pool = _Pool()
         self._reached = False
         with self._connection(timeout):
@@ -67,25 +79,25 @@ class StoreClient:
 
     def set(self, key: str, value: str | bytes) -> None:
         """Store *value* under *key*."""
-        self._request([b"set", key.encode(), _bytes(value)])
+        self._request([b"set", self._key(key), _bytes(value)])
 
     def get(self, key: str) -> bytes | None:
         """Return the value of *key*; None if there is none."""
-        found = unpack(self._request([b"get", key.encode()]))
+        found = unpack(self._request([b"get", self._key(key)]))
         return found[0] if found else None
 
     def get_all(self, keys: Sequence[str]) -> list[bytes | None]:
         """Return the values of *keys* in one request; None for each key that has none."""
-        found = unpack(self._request([b"get_all", *(key.encode() for key in keys)]))
+        found = unpack(self._request([b"get_all", *(self._key(key) for key in keys)]))
         return [value[1:] if value.startswith(b"1") else None for value in found]
 
     def add(self, key: str, amount: int) -> int:
         """Add *amount* to the number at *key*, from 0, and return the sum."""
-        return int(self._request([b"add", key.encode(), str(amount).encode()]))
+        return int(self._request([b"add", self._key(key), str(amount).encode()]))
 
     def append(self, key: str, value: str | bytes) -> None:
         """Append *value* to the value of *key*."""
-        self._request([b"append", key.encode(), _bytes(value)])
+        self._request([b"append", self._key(key), _bytes(value)])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Set *key* to *desired* if its value is *expected*; empty: if it has none, too.
@@ -93,11 +105,11 @@ class StoreClient:
         Returns:
             The value afterwards; *expected* if there is none.
         """
-        return self._request([b"compare_set", key.encode(), _bytes(expected), _bytes(desired)])
+        return self._request([b"compare_set", self._key(key), _bytes(expected), _bytes(desired)])
 
     def delete(self, *keys: str) -> bool:
         """Remove *keys* in one request; return True if all were there."""
-        return self._request([b"delete", *(key.encode() for key in keys)]) == b"1"
+        return self._request([b"delete", *(self._key(key) for key in keys)]) == b"1"
 
     def count(self) -> int:
         """Return the number of keys."""
@@ -115,7 +127,7 @@ class StoreClient:
             seconds: Longest time to wait.
             stop: Keys that end the wait, as soon as one has a value.
         """
-        names = [key.encode() for key in (*keys, *stop)]
+        names = [self._key(key) for key in (*keys, *stop)]
         milliseconds = max(0, int(seconds * 1000))
         request = [b"wait", str(milliseconds).encode(), str(len(keys)).encode(), *names]
         return self._request(request, seconds + self.timeout) == b"1"
@@ -129,6 +141,9 @@ class StoreClient:
     def close(self) -> None:
         """Close the connections: those in use at the end of their requests."""
         self._pool.close()
+
+    def _key(self, key: str) -> bytes:
+        return (key if key in self._shared else self._prefix + key).encode()
 
     def _request(self, fields: Sequence[bytes], seconds: float | None = None) -> bytes:
         with self._connection(self.timeout if seconds is None else seconds) as connection:
