@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
 from lmcore.errors import RunError
 from lmcore.runtime.launch.rank import named_ranks
 from lmcore.runtime.process.collective_trace import count_operations
+from lmcore.runtime.process.rendezvous import end_key
 from lmcore.runtime.process.watch import collect_signs
 
 if TYPE_CHECKING:
@@ -33,12 +33,10 @@ def end_together(rendezvous: Rendezvous, updates: int) -> None:
         RunError: Such a rank exists, or a rank sends no signs of life within the timeout.
     """
     me, size = rendezvous.rank.rank, rendezvous.rank.world_size
-    turn = rendezvous.turn()
-    keys = {rank: f"end{turn}/{rank}" for rank in range(size)}
+    keys = {rank: end_key(rank) for rank in range(size)}
     own = count_operations()
     with rendezvous.connection():
-        rendezvous.store.set(keys[me], json.dumps(updates))
-        rendezvous.mark_end()
+        rendezvous.store.set(keys[me], "")
         seen: dict[int, Any] = {}
         deadline = time.monotonic() + rendezvous.timeout
         while True:

@@ -74,7 +74,6 @@ def start(
         PluginError: A plugin broke its contract.
         RunError: The processes differ, or one of them stopped.
     """
-    install_excepthook()
     Session.require_none()
     install_excepthook()
     given = {"device": device, "precision": precision, "zero_stage": zero_stage, **options}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
 import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -38,8 +38,8 @@ _LOOPBACK = "127.0.0.1"
 _BACKLOG = 4096
 _AGENT_PORT = "lmcore/port"
 """Key of torchrun's own store with the port of the run's store."""
-_numbers = itertools.count()
-"""Numbers of the connections that this process makes one after the other, equal on all ranks."""
+_connections: Counter[tuple[int, str | None, str | None]] = Counter()
+"""Number of connections so far, by rank, host and port: equal on all ranks of a run."""
 _JOINED = "joined"
 """Key in the store of a connection, set when the store belongs to it."""
 _RETRY_SECONDS = 0.05
@@ -70,7 +70,9 @@ def join_processes(
         RunError: Other processes cannot be reached, or did not all connect.
     """
     owner = "the launcher" if launch_info(env).secret else "rank 0"
-    number = next(_numbers)
+    place = (rank.rank, env.get("MASTER_ADDR"), env.get("MASTER_PORT"))
+    number = _connections[place]
+    _connections[place] += 1
     with _store(rank, timeout, env, owner, number) as (store, keeps_store):
         watch = Watch(rank.rank, rank.world_size, store)
         rendezvous = Rendezvous(rank, timeout, store, keeps_store, watch, owner)

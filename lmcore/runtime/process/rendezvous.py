@@ -38,6 +38,7 @@ __all__ = [
     "FAILURE_SECONDS",
     "NoAnswerError",
     "Rendezvous",
+    "end_key",
     "error_fields",
     "first_line",
 ]
@@ -215,17 +216,10 @@ class Rendezvous:
             ]
             if missing:
                 raise self._missing(missing, about)
-            ended = [
-                rank
-                for rank, key in keys.items()
-                if self.store.check([_ended_key(rank)]) and not self.store.check([key])
-            ]
-            if ended:
-                raise _ended(ended, self.rank.rank, about)
-
-    def mark_end(self) -> None:
-        """Report to ranks that wait for this one that it takes part in no further exchange."""
-        self.store.set(_ended_key(self.rank.rank), "")
+            ended = [rank for rank, key in keys.items() if self.store.check([end_key(rank)])]
+            absent = [rank for rank in ended if not self.store.check([keys[rank]])]
+            if absent:
+                raise _ended(absent, self.rank.rank, about)
 
     def show_states(self, error: BaseException) -> list[RankState] | None:
         """Print the Python stacks of all ranks, once in a run; None if the store does not answer.
@@ -334,7 +328,8 @@ class NoAnswerError(RunError):
     """A rank that did not take part in an exchange within the timeout."""
 
 
-def _ended_key(rank: int) -> str:
+def end_key(rank: int) -> str:
+    """Return the key that a rank sets when it takes part in no further exchange."""
     return f"ended/{rank}"
 
 

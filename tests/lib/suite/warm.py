@@ -391,6 +391,7 @@ def _end_with(body: Any) -> NoReturn:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
+        sys.last_value = error
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         interrupted = isinstance(error, KeyboardInterrupt)
         status = 1
