@@ -29,6 +29,7 @@ CLOSED = """\
 suite = ">=1,<2"
 
 [closed]
+convolution = "it has no convolutions"
 distributed = "it has no communication backend"
 events = "it has no events"
 float64 = "it has no float64"
