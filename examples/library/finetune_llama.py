@@ -5,7 +5,7 @@ that no tokenizer has to be fetched.
 
 Try:
     python examples/library/finetune_llama.py --text FILE --steps 200 --save runs/llama
-    lmcore run --nproc-per-node 2 examples/library/finetune_llama.py --model DIRECTORY
+    lmcore run --nproc-per-node 2 examples/library/finetune_llama.py --model DIRECTORY --kernels
 """
 
 import argparse
@@ -45,8 +45,8 @@ def windows(text, length):
     return tokens[: len(tokens) // length * length].view(-1, length)
 
 
-def train(rt, text, steps=20, length=64, accumulate=2, directory=None):
-    """Train on the first nine tenths of the text.
+def train(rt, text, steps=20, length=64, accumulate=2, directory=None, *, kernels=False):
+    """Train on the first nine tenths of the text, with the device's kernels in the model or not.
 
     Returns the loss of each micro-batch on this rank, the losses of the rest of the text before and
     after, the model and its optimizer.
@@ -59,6 +59,8 @@ def train(rt, text, steps=20, length=64, accumulate=2, directory=None):
     model = make_model(directory)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
     model, optimizer = rt.prepare(model, optimizer)
+    if kernels:
+        rt.print(rt.use_kernels(model))
     batches = rt.loader(DataLoader(data[:-unseen], batch_size=4, shuffle=True))
     rest = rt.loader(DataLoader(data[-unseen:], batch_size=4))
     losses, evaluations = [], [evaluate(rt, model, rest)]
@@ -94,12 +96,14 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--text", type=Path, default=Path(__file__), help="a text file")
     parser.add_argument("--model", help="local directory of a Llama with 256 tokens or more")
+    parser.add_argument("--kernels", action="store_true", help="use the device's kernels")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--save", help="directory for the checkpoint")
     options = parser.parse_args()
     with lmcore.start() as rt:
         text = options.text.read_text(encoding="utf-8")
-        trained = train(rt, text, options.steps, directory=options.model)
+        chosen = {"directory": options.model, "kernels": options.kernels}
+        trained = train(rt, text, options.steps, **chosen)
         losses, (before, after), model, optimizer = trained
         rt.print(f"{rt.updates} steps on {rt.device}: loss {losses[0]:.3f} -> {losses[-1]:.3f}")
         rt.print(f"unseen text: {before:.3f} -> {after:.3f}")

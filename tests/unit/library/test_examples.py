@@ -115,6 +115,15 @@ def test_a_finetuned_llama_has_the_losses_of_plain_torch(start: Any, tmp_path: P
     assert after < before
 
 
+def test_a_llama_with_the_kernels_of_the_device(start: Any) -> None:
+    """They leave the losses equal, but for rounding."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    llama, options = example("finetune_llama"), {"text": TEXT, "steps": 4, "length": 32}
+    with_kernels, _, model, _ = llama.train(start(), **options, kernels=True)
+    assert "forward" in vars(model.model.norm)
+    assert with_kernels == pytest.approx(llama.train(PlainLoop(), **options)[0], abs=1e-4)
+
+
 def test_an_example_names_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without transformers the example ends with an instruction, not with a traceback."""
     monkeypatch.setitem(sys.modules, "transformers", None)
