@@ -82,6 +82,7 @@ TABLES = (
             *("load: lmcore", "verify: lmcore"),
         ),
     ),
+    Run("library", "", ("bare", "lmcore"), ("fabric", "accelerate")),
     Run("generation", rows=("batch 1, tokens/s: lmcore", "batch 2, tokens/s: lmcore")),
     Run(
         "data_index",
