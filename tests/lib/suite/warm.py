@@ -357,6 +357,9 @@ def _execute(kind: str, args: list[str]) -> None:
     if kind == "-m":
         sys.argv = args
         sys.modules.pop(args[0], None)  # it may be one of those imported ahead
+        if args[0] == "pytest":  # which rewrites the modules of its plugins when they are imported
+            for name in [name for name in sys.modules if name.startswith("lmcore_conformance")]:
+                del sys.modules[name]
         runpy.run_module(args[0], run_name="__main__", alter_sys=True)
     elif kind == "-c":
         sys.argv = ["-c", *args[1:]]
