@@ -73,7 +73,9 @@ def fitted(text: str, columns: int | None = None) -> str:
     if all(len(line) <= columns for line in text.splitlines()):
         return text
     found: list[str] = []
-    for is_prose, group in itertools.groupby(text.splitlines(), lambda line: line[:1].strip()):
+    for is_prose, group in itertools.groupby(
+        text.splitlines(), lambda line: line[:1] not in {"", " "}
+    ):
         lines = list(group)
         if is_prose and max(map(len, lines)) > columns and not lines[0].startswith("usage:"):
             found += _wrapped(" ".join(lines), columns)

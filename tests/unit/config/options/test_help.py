@@ -70,6 +70,17 @@ def test_run_help_shows_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(len(line) for line in text.splitlines()) <= 80
 
 
+def test_lines_of_prose_are_wrapped_together() -> None:
+    """A text that is broken at 100 columns leaves no short lines within a paragraph."""
+    text = "Documents stream from one to the next. The line of an\nunchanged one stays.\n\nEnd."
+    assert fitted(text, 40).splitlines() == [
+        "Documents stream from one to the next.",
+        "The line of an unchanged one stays.",
+        "",
+        "End.",
+    ]
+
+
 def test_long_lines_are_wrapped() -> None:
     """Prose and tables are wrapped, code in backticks and commands are not broken."""
     text = (
