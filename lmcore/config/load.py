@@ -32,7 +32,7 @@ from lmcore.config.section import SECTIONS, Config, run_options
 from lmcore.config.settings import LoadedConfig, Provenance
 from lmcore.errors import ConfigError, LmcoreError, nearest, suggestion
 
-__all__ = ["EXCLUSIVE", "config_of", "load_config"]
+__all__ = ["EXCLUSIVE", "load_config"]
 
 logger = logging.getLogger(__name__)
 
@@ -131,24 +131,6 @@ def load_config(
         accumulation_steps,
         tuple(problems),
     )
-
-
-def config_of(values: Mapping[str, Any], *, plugins: PluginSections = NO_PLUGINS) -> Config:
-    """Return the settings with given values, and the defaults of all other options.
-
-    Args:
-        values: Values by the name of their option, from `Option.convert`.
-        plugins: Sections that plugins add.
-
-    Raises:
-        ConfigError: A plugin refuses its settings.
-    """
-    problems: list[LmcoreError] = []
-    layer = {name: (value, Provenance("flag", name)) for name, value in values.items()}
-    config, _ = _merge({**_CORE_OPTIONS, **plugins.options}, [layer], plugins, problems)
-    if problems:
-        raise ConfigError.collect(problems)
-    return config
 
 
 def _new_directory(config: Config, run_directories: Sequence[Path]) -> Iterator[str]:

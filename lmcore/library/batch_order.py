@@ -22,7 +22,6 @@ from torch.utils.data import (
 )
 
 from lmcore.errors import ConfigError, RunError
-from lmcore.runtime.store import StoreError
 from lmcore.threads import periodically
 
 if TYPE_CHECKING:
@@ -256,6 +255,8 @@ def checked_to_end(batches: Iterable[Any], rendezvous: Rendezvous, turn: int) ->
     Raises:
         RunError: The ranks read different numbers of batches.
     """
+    from lmcore.runtime.store import StoreError
+
     rank, store = rendezvous.rank, rendezvous.store
     ends = {other: f"{turn}/end/{other}" for other in range(rank.world_size)}
     beats = {other: f"{turn}/beats/{other}" for other in ends}

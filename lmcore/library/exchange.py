@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lmcore.errors import ConfigError
 from lmcore.parallel.collectives import gather_into
-from lmcore.runtime.process.consistency import check_equal
 
 if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
@@ -167,4 +166,6 @@ def check_same(runtime: Runtime, subject: str, value: Any) -> None:
     digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
     if len(set(runtime.processes.gather(digest, subject))) > 1:
         hint = "build the same on every rank; only their samples may differ"
+        from lmcore.runtime.process.consistency import check_equal
+
         check_equal(runtime.processes.rendezvous, subject, value, hint=hint)

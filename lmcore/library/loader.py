@@ -30,7 +30,6 @@ from lmcore.library.batch_order import (
     seed_of,
     sharding_sampler,
 )
-from lmcore.runtime.process.consistency import check_equal
 
 if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
@@ -187,6 +186,8 @@ class ShardedLoader:
 
     def _begin(self) -> Iterator[Any]:
         """Return this rank's batches of an epoch on the host; all ranks must call it."""
+        from lmcore.runtime.process.consistency import check_equal
+
         assert self._processes is not None
         rendezvous = self._processes.rendezvous
         check_equal(

@@ -19,11 +19,11 @@ from lmcore.config.derived.layout import ParallelLayout
 from lmcore.errors import ConfigError
 from lmcore.library.exchange import check_same
 from lmcore.parallel.collectives import broadcast_coalesced
-from lmcore.parallel.data_parallel import Accumulation, shard
-from lmcore.parallel.gradient_buckets import GradientBuckets
 from lmcore.parallel.mesh import ParallelMesh
 
 if TYPE_CHECKING:
+    from lmcore.parallel.data_parallel import Accumulation
+    from lmcore.parallel.gradient_buckets import GradientBuckets
     from lmcore.runtime.runtime import Runtime
 
 __all__ = ["ModelPlacement", "PreparedModel"]
@@ -149,7 +149,11 @@ class ModelPlacement:
         with torch.no_grad():
             broadcast_coalesced([tensor for _, tensor in _tensors(model)], self.mesh.replicas)
         if self.mesh.layout.zero_stage:
+            from lmcore.parallel.data_parallel import shard
+
             return PreparedModel(model, sharding=shard(model, list(_layers(model)), self.mesh))
+        from lmcore.parallel.gradient_buckets import GradientBuckets
+
         named = list(model.named_parameters())
         return PreparedModel(model, buckets=GradientBuckets(named, self.mesh.replicas))
 

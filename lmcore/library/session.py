@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 import weakref
@@ -16,12 +17,8 @@ import torch
 
 from lmcore.errors import ConfigError, LmcoreError
 from lmcore.library import exchange
-from lmcore.library.ending import end_together
 from lmcore.library.loader import ShardedLoader, shard_loader
-from lmcore.library.op_calls import OpCalls
 from lmcore.library.placement import ModelPlacement
-from lmcore.library.recompute import recompute_module
-from lmcore.library.saved_state import SavedStates
 from lmcore.library.update import Updates
 from lmcore.runtime.user_line import caller_line
 
@@ -35,6 +32,8 @@ if TYPE_CHECKING:
     from lmcore.accelerator.rng import RngTracker
     from lmcore.config.section import Config
     from lmcore.library.module_kernels import KernelReport
+    from lmcore.library.op_calls import OpCalls
+    from lmcore.library.saved_state import SavedStates
     from lmcore.plugin import PluginSet
     from lmcore.runtime.runtime import Runtime
 
@@ -70,8 +69,6 @@ class Session:
         self._seed, self._resources = seed, resources
         self._placement = ModelPlacement(runtime, config.parallel.zero_stage or 0)
         self._updates = Updates(runtime, self._placement, config.accelerator)
-        self._states = SavedStates(runtime, self._placement)
-        self._ops = OpCalls(runtime)
         self._loaders: weakref.WeakSet[ShardedLoader] = weakref.WeakSet()
         self._closed = False
         self.opened_at = caller_line() or "an unknown line"
@@ -132,10 +129,12 @@ class Session:
         """Random-number streams of the device: `with rt.rng.fork("data"):`."""
         return self._runtime.rng
 
-    @property
+    @functools.cached_property
     def ops(self) -> OpCalls:
         """The device's kernels as functions: `rt.ops.rms_norm(x, weight, 1e-5)`."""
-        return self._ops
+        from lmcore.library.op_calls import OpCalls
+
+        return OpCalls(self._runtime)
 
     def use_kernels(
         self, model: nn.Module, *, fused_loss: bool = True, linear: bool = False
@@ -292,6 +291,8 @@ class Session:
         Raises:
             ConfigError: The device does not offer the policy, or the module has one already.
         """
+        from lmcore.library.recompute import recompute_module
+
         recompute_module(module, policy, self._runtime, self._plugins)
 
     # Exchanges
@@ -378,6 +379,12 @@ class Session:
         self._require_open("load")
         return self._states.load(Path(directory), self._updates, objects)
 
+    @functools.cached_property
+    def _states(self) -> SavedStates:
+        from lmcore.library.saved_state import SavedStates
+
+        return SavedStates(self._runtime, self._placement)
+
     # The end
 
     def close(self) -> None:
@@ -406,6 +413,8 @@ class Session:
             return
         with self._resources:
             if self._runtime.processes is not None:
+                from lmcore.library.ending import end_together
+
                 self._runtime.device.synchronize()
                 end_together(self._runtime.processes.rendezvous, self._updates.count)
 

@@ -10,20 +10,16 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lmcore import log
-from lmcore.config.load import config_of
 from lmcore.config.option import Option
-from lmcore.config.section import Config, run_options
+from lmcore.config.section import Config, config_of, run_options
 from lmcore.errors import ConfigError, RunError, suggestion
 from lmcore.library.session import Session
-from lmcore.parallel.random_states import seed_everything
 from lmcore.plugin import discover, launch_env
 from lmcore.plugin.record import CPU
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.runtime.device_choice import prepare_environment, select_device
 from lmcore.runtime.launch.rank import RankInfo, rank_info
 from lmcore.runtime.launch.scheduler_env import translate
-from lmcore.runtime.process.consistency import check_equal
-from lmcore.runtime.process.join import join_processes
 from lmcore.runtime.runtime import start_runtime
 from lmcore.runtime.user_line import install_excepthook
 
@@ -91,6 +87,8 @@ def start(
         rendezvous = stack.enter_context(_connect(config, rank, {**given, "seed": seed}))
         runtime = stack.enter_context(start_runtime(config, plugins, selection, rank, rendezvous))
         if seed is not None:
+            from lmcore.parallel.random_states import seed_everything
+
             seed_everything(_seed(seed), runtime)
         return Session(runtime, config, plugins, seed=seed, resources=stack.pop_all())
 
@@ -180,6 +178,9 @@ def _connect(
     if rank.world_size == 1:
         yield None
         return
+    from lmcore.runtime.process.consistency import check_equal
+    from lmcore.runtime.process.join import join_processes
+
     timeout = config.parallel.distributed_timeout_minutes * 60
     with join_processes(rank, timeout=timeout) as rendezvous:
         shown = {name: repr(value) for name, value in arguments.items()}

@@ -22,8 +22,6 @@ from lmcore.plugin import (
 )
 from lmcore.runtime.device_start import start_device
 from lmcore.runtime.policies import start_policies
-from lmcore.runtime.process.consistency import check_device, check_versions
-from lmcore.runtime.process.group import Processes, start_processes
 
 if TYPE_CHECKING:
     from lmcore.accelerator.communication import CommBackend
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from lmcore.config.section import Config
     from lmcore.plugin import PluginSet, Selection
     from lmcore.runtime.launch.rank import RankInfo
+    from lmcore.runtime.process.group import Processes
     from lmcore.runtime.process.rendezvous import Rendezvous
 
 __all__ = ["Runtime", "deterministic_algorithms", "start_runtime"]
@@ -128,6 +127,8 @@ def start_runtime(
     import torch
 
     if rendezvous is not None:
+        from lmcore.runtime.process.consistency import check_device, check_versions
+
         check_device(rendezvous, selection, plugins)
         check_versions(rendezvous, selection, plugins)
 
@@ -149,6 +150,8 @@ def start_runtime(
         stack.enter_context(deterministic_algorithms(wanted=section.deterministic))
         processes = None
         if rendezvous is not None:  # one process needs no backend, also if the settings name one
+            from lmcore.runtime.process.group import start_processes
+
             backend = config.parallel.distributed_backend
             timeout = config.parallel.distributed_timeout_minutes * 60
             processes = stack.enter_context(

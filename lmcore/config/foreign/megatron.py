@@ -12,7 +12,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lmcore.config.options.command_line import ForeignFlag, Translation, UnsupportedFlagError
+from lmcore.config.options.flags import ForeignFlag, Translation, UnsupportedFlagError
 
 __all__ = [
     "FIXED",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
 from lmcore.config.option import Option, options_of
-from lmcore.config.plugin_section import PluginSettings
+from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, PluginSettings
 from lmcore.config.section.accelerator import AcceleratorSection
 from lmcore.config.section.checkpoint import CheckpointSection
 from lmcore.config.section.data import DataSection
@@ -32,6 +32,7 @@ __all__ = [
     "ParallelSection",
     "ProfileSection",
     "TrainingSection",
+    "config_of",
     "run_options",
 ]
 
@@ -83,3 +84,20 @@ def run_options() -> Mapping[str, Option]:
                 raise TypeError(f"option `{option.name}` is declared in two sections")
             found[option.name] = option
     return MappingProxyType(found)
+
+
+def config_of(values: Mapping[str, Any], *, plugins: PluginSections = NO_PLUGINS) -> Config:
+    """Return the settings with given values, and the defaults of all other options.
+
+    Args:
+        values: Values by the name of their option, from `Option.convert`.
+        plugins: Sections that plugins add.
+
+    Raises:
+        ConfigError: A plugin refuses its settings.
+    """
+    given = {
+        name: kind(**{one.name: values[one.name] for one in fields(kind) if one.name in values})
+        for name, kind in SECTIONS.items()
+    }
+    return Config(**given, plugins=plugins.settings(values))

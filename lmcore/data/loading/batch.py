@@ -5,39 +5,19 @@ Shapes: B micro-batch, S sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lmcore.data.dataset.document_mask import DocumentMasks
+from lmcore.data.loading.nested import Batch
 from lmcore.errors import DataError
 
 __all__ = ["Batch", "CausalLMBatch", "CausalLMCollation", "Collation", "check_vocabulary"]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Micro-batch, on the host or on a device; the fields of a subclass are its tensors.
-
-    They have the names that the sample kind of the model gives to the arguments of its loss; an
-    optional one may be None.
-    """
-
-    def to(self, device: torch.device) -> Self:
-        """Return the batch on *device*; copies from pinned memory do not block the host."""
-        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Return the batch with *function* applied to each tensor."""
-        return replace(self, **{name: function(x) for name, x in self.named_tensors().items()})
-
-    def named_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are not None, by name."""
-        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
 class Collation(Protocol):

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -53,7 +52,7 @@ def create_device(settings: CpuSection = _DEFAULTS) -> Device:
         abilities["peak_flops"] = _PeakFlops(seconds=settings.peak_seconds)
     else:
         missing["peak_flops"] = "`--cpu-peak-seconds 0` asks not to measure it"
-    if _resident_bytes() is None:
+    if _memory_bytes() is None:
         missing["memory_stats"] = f"this system has no `{_STATUS}` to read the peak from"
     else:
         abilities["memory_stats"] = _memory_stats
@@ -99,24 +98,26 @@ def _set_rng_state(state: torch.Tensor) -> None:
     torch.default_generator.set_state(state)
 
 
-def _resident_bytes() -> tuple[int, int] | None:
-    """Return resident bytes of this process, now and at the peak; None where unknown."""
+def _memory_bytes() -> tuple[int, int, int] | None:
+    """Return resident bytes of this process, now and at the peak, and virtual; None if unknown."""
     try:
         text = _STATUS.read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    now = re.search(r"^VmRSS:\s+(\d+) kB", text, re.MULTILINE)
-    peak = re.search(r"^VmHWM:\s+(\d+) kB", text, re.MULTILINE)
-    return (int(now[1]) * 1024, int(peak[1]) * 1024) if now and peak else None
+    found = dict(re.findall(r"^(VmRSS|VmHWM|VmSize):\s+(\d+) kB", text, re.MULTILINE))
+    if len(found) < 3:
+        return None
+    return int(found["VmRSS"]) * 1024, int(found["VmHWM"]) * 1024, int(found["VmSize"]) * 1024
 
 
 def _memory_stats() -> MemoryStats:
-    resident = _resident_bytes()
-    assert resident is not None
+    memory = _memory_bytes()
+    assert memory is not None
+    now, peak, virtual = memory
     return MemoryStats(
-        allocated=resident[0],
-        peak_allocated=max(resident),
-        reserved=psutil.Process().memory_info().vms,
+        allocated=now,
+        peak_allocated=max(now, peak),
+        reserved=virtual,
         total=memory_limit(),
     )
 
