@@ -1,16 +1,19 @@
 """Run every example at small scale, as `tox -e examples` does, and check what it leaves behind.
 
-    python examples/run_all.py [NAME ...]
+    python examples/run_all.py [--device D] [NAME ...]
 
-Scripts of `library/` run in one process and in two.  One whose package is not installed is skipped,
-and named.
+A NAME is a script or the folder `library`.  Scripts of `library/` run in one process and in two,
+scripts of other libraries (`*_before.py`) in one.  A script that was moved from another library
+(`*_after.py`) must print the same losses.
 
-The examples use the `lmcore` beside the running Python.  Two run at a time, as most of an example's
-time at this scale goes into starting programs, which takes one core.
+The examples use the `lmcore` beside the running Python, on the device that it selects, or on device
+D.  Two run at a time, as most of an example's time at this scale goes into starting programs, which
+takes one core.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -19,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +32,7 @@ ITERS = 6
 AT_A_TIME = 2
 PROCESSES = 2
 LOSSES = re.compile(r"loss ([\d.]+) -> ([\d.]+)")
-MISSING = re.compile(r"^this example needs .*", re.MULTILINE)
+STEPS = re.compile(r"^epoch \d+, batch \d+: loss .*", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -37,13 +41,13 @@ class Outcome:
 
     Attributes:
         name: Name of the example, with its number of processes.
-        wrong: What is wrong; None: it ran.
-        skipped: True if its package is not installed.
+        wrong: Description of what is wrong; None: it ran.
+        output: Its standard output.
     """
 
     name: str
     wrong: str | None
-    skipped: bool = False
+    output: str
 
 
 def environment() -> dict[str, str]:
@@ -73,11 +77,10 @@ def commands() -> dict[str, list[str]]:
     found = {script.name: ["bash", str(script), "RUN"] for script in sorted(HERE.glob("*.sh"))}
     several = ["lmcore", "run", "--nproc-per-node", str(PROCESSES)]
     for script in sorted(HERE.glob("library/**/*.py")):
-        if script.stem.endswith("_before"):  # a script of another library
-            continue
         name = script.relative_to(HERE).as_posix()
         found[name] = ["python", str(script)]
-        found[f"{name} x {PROCESSES}"] = [*several, str(script)]
+        if not script.stem.endswith("_before"):  # a script of another library
+            found[f"{name} x {PROCESSES}"] = [*several, str(script)]
     return found
 
 
@@ -108,7 +111,6 @@ def run_and_report(name: str, command: list[str]) -> Outcome:
         run = Path(folder) / "run"
         words = [str(run) if word == "RUN" else word for word in command]
         status, output, errors = run_example(words, Path(folder))
-        missing = MISSING.search(errors)
         if status != 0:
             wrong: str | None = f"exit status {status}"
         else:
@@ -116,29 +118,41 @@ def run_and_report(name: str, command: list[str]) -> Outcome:
                 wrong_losses(output) if name.startswith("library") else what_is_wrong(run, output)
             )
     print(f"== {name}: {time.monotonic() - start:.0f} s\n{errors}\n{output}", flush=True)
-    if status != 0 and missing is not None:
-        return Outcome(name, missing[0], skipped=True)
-    return Outcome(name, wrong)
+    return Outcome(name, wrong, output)
 
 
-def main(names: list[str]) -> int:
-    """Run the named examples, or all of them; return 1 if one fails."""
+def differences(outcomes: list[Outcome]) -> Iterator[str]:
+    """Yield a sentence for each moved script that printed other losses than its original."""
+    steps = {each.name: STEPS.findall(each.output) for each in outcomes if not each.wrong}
+    for name, found in steps.items():
+        before = name.replace("_after", "_before")
+        if before != name and before in steps and (not found or found != steps[before]):
+            yield f"{name} and {before} printed {found} and {steps[before]}"
+
+
+def main() -> int:
+    """Run the examples that the command line names, or all of them; return 1 if one fails."""
+    parser = argparse.ArgumentParser(description="Run every example at small scale.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="script, or the folder `library`")
+    parser.add_argument("--device", help="device of all runs; default: as lmcore selects it")
+    arguments = parser.parse_args()
+    if arguments.device is not None:
+        os.environ["LMCORE_DEVICE"] = arguments.device
     chosen = {
         name: command
         for name, command in commands().items()
-        if not names or name.partition(" ")[0] in names
+        if not arguments.names
+        or {name.partition(" ")[0], name.partition("/")[0]} & set(arguments.names)
     }
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         outcomes = list(pool.map(run_and_report, chosen, chosen.values()))
-    failed = [outcome for outcome in outcomes if outcome.wrong and not outcome.skipped]
-    skipped = [outcome for outcome in outcomes if outcome.skipped]
-    for kind, some in (("failed", failed), ("skipped", skipped)):
-        for outcome in some:
-            print(f"{kind}: {outcome.name}: {outcome.wrong}")
-    ran = len(outcomes) - len(failed) - len(skipped)
-    print(f"{ran} of {len(outcomes)} runs of examples succeeded, {len(skipped)} skipped")
-    return 1 if failed or not ran else 0
+    failed = [f"{outcome.name}: {outcome.wrong}" for outcome in outcomes if outcome.wrong]
+    failed += differences(outcomes)
+    for failure in failed:
+        print(f"failed: {failure}")
+    print(f"{len(outcomes)} runs of examples, {len(failed)} failures")
+    return 1 if failed or not outcomes else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,7 +1,7 @@
 """Classify spirals: `fabric_before.py` with Lightning Fabric, `fabric_after.py` with lmcore."""
 
 import torch
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

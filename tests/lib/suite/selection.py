@@ -15,12 +15,15 @@ on the command line runs in any case.
 from __future__ import annotations
 
 import hashlib
+import importlib
+import importlib.util
 import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -168,3 +171,14 @@ def selected(request: pytest.FixtureRequest, parameter: str) -> list[object]:
         and parameter in item.callspec.params
     ]
     return list(dict.fromkeys(values))
+
+
+def peer(package: str) -> Any:
+    """Import another framework; skip the test if it is not installed.
+
+    An error in the import of an installed one, as if a package that it needs is missing, fails the
+    test.
+    """
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: see `tox -e library` and `tox -e peers`")
+    return importlib.import_module(package)

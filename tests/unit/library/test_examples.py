@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from suite.selection import peer
 
 FOLDER = Path(__file__).resolve().parents[3] / "examples/library"
 TEXT = "To be, or not to be, that is the question:\n" * 40
@@ -100,9 +101,10 @@ def test_losses_are_those_of_plain_torch(start: Any, name: str, options: dict[st
     assert losses[0][-1] < losses[0][0]
 
 
+@pytest.mark.peer
 def test_a_finetuned_llama_has_the_losses_of_plain_torch(start: Any, tmp_path: Path) -> None:
     """A model of transformers from a local directory; the losses of unseen text, too."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    transformers = peer("transformers")
     llama = example("finetune_llama")
     torch.manual_seed(5)
     llama.make_model().save_pretrained(tmp_path)
@@ -115,9 +117,10 @@ def test_a_finetuned_llama_has_the_losses_of_plain_torch(start: Any, tmp_path: P
     assert after < before
 
 
+@pytest.mark.peer
 def test_a_llama_with_the_kernels_of_the_device(start: Any) -> None:
     """They leave the losses equal, but for rounding."""
-    pytest.importorskip("transformers", reason="transformers is not installed")
+    peer("transformers")
     llama, options = example("finetune_llama"), {"text": TEXT, "steps": 4, "length": 32}
     with_kernels, _, model, _ = llama.train(start(), **options, kernels=True)
     assert "forward" in vars(model.model.norm)

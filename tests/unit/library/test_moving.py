@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from suite.selection import peer
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -94,10 +95,11 @@ def test_moved_script_has_the_losses_of_plain_torch(
     assert rt.updates == updates
 
 
+@pytest.mark.peer
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_fabric_has_the_same_losses(start: Any, tmp_path: Path, precision: str) -> None:
     """The script before and after the move, bit for bit on one CPU process."""
-    fabric = pytest.importorskip("lightning.fabric", reason="lightning is not installed")
+    fabric = peer("lightning_fabric")
     theirs = {"fp32": "32-true", "bf16": "bf16-mixed"}[precision]
     before = fabric.Fabric(accelerator="cpu", devices=1, precision=theirs)
     expected = script("fabric_before").train(before, EPOCHS, tmp_path / "before")
@@ -105,10 +107,11 @@ def test_fabric_has_the_same_losses(start: Any, tmp_path: Path, precision: str) 
     assert found == expected
 
 
+@pytest.mark.peer
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_accelerate_has_the_same_losses(start: Any, tmp_path: Path, precision: str) -> None:
     """The script before and after the move, bit for bit on one CPU process."""
-    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    accelerate = peer("accelerate")
     theirs = {"fp32": "no", "bf16": "bf16"}[precision]
     before = accelerate.Accelerator(
         cpu=True, mixed_precision=theirs, gradient_accumulation_steps=MICRO_BATCHES

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from suite.selection import peer
 
 from lmcore.model.gpt import GPT
 
@@ -49,7 +50,7 @@ def ours_from(theirs: str, tensor: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def pair(make_model: Callable[..., GPT]) -> tuple[GPT, Any]:
     """Our model and theirs with the same weights."""
-    transformers = pytest.importorskip("transformers", reason="`tox -e peers` installs it")
+    transformers = peer("transformers")
     config = transformers.GPT2Config(
         vocab_size=32,
         n_positions=12,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from suite.selection import peer
 from torch import Tensor
 
 from lmcore.accelerator import OP_SPECS, OpTable
@@ -79,7 +80,7 @@ def our_part(theirs: str, ours: dict[str, Tensor], shape: ModelShape) -> Tensor:
 
 def theirs_of(shape: ModelShape) -> Any:
     """Return their model of a shape."""
-    transformers = pytest.importorskip("transformers", reason="`tox -e peers` installs it")
+    transformers = peer("transformers")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(shape.rotary_base)}
     if shape.rope_scaling_factor != 1.0:
         rope |= {

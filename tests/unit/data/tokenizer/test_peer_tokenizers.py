@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from suite.selection import peer
 
 from lmcore.data.tokenizer import build_tokenizer, special_ids, spellings
 
@@ -27,7 +28,7 @@ SPELT = "x <s></s> <pad> [CLS] <|endoftext|> <extra_id_3> y"
 @pytest.fixture(scope="module")
 def transformers() -> Any:
     """The package."""
-    return pytest.importorskip("transformers", reason="needs the package transformers")
+    return peer("transformers")
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from suite.selection import peer
 from torch.nn import functional
 
 from lmcore.library.module_kernels import use_kernels
@@ -37,7 +38,7 @@ GPT2 = {
 
 def make(family: str, **options: Any) -> Any:
     """Return a small causal model with random weights, in training mode."""
-    transformers = pytest.importorskip("transformers", reason="`tox -e peers` installs it")
+    transformers = peer("transformers")
     torch.manual_seed(0)
     if family == "GPT2":
         config = transformers.GPT2Config(**GPT2 | options)
