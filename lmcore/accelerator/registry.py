@@ -33,12 +33,12 @@ __all__ = [
 T = TypeVar("T")
 
 _WORD = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"
-_COMMAND = re.compile(rf"{_WORD}( {_WORD})?")
+_COMMAND = rf"{_WORD}( {_WORD})?"
 _OPEN_GROUPS = ("plugin",)
 """Commands of the core that are groups, to which plugins may add `GROUP NAME`."""
-_CORPUS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)*")  # names files
-_TOKENIZER = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
-_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_CORPUS = r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)*"  # names files
+_TOKENIZER = r"[A-Za-z][A-Za-z0-9_.-]*"
+_TARGET = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*"
 _NOBODY: Mapping[str, str] = MappingProxyType({})
 
 
@@ -86,13 +86,13 @@ class _Registry(Generic[T]):
         self._taken = taken
         self.found: dict[str, T] = {}
 
-    def _claim(self, name: object, pattern: re.Pattern[str], wanted: str) -> str:
+    def _claim(self, name: object, pattern: str, wanted: str) -> str:
         """Return *name* if it is well formed and free.
 
         Raises:
             PluginError: It is not.
         """
-        if not isinstance(name, str) or not pattern.fullmatch(name):
+        if not isinstance(name, str) or not re.fullmatch(pattern, name):
             raise self._error(
                 f"registers {name!r:.100} as a {self.kind}", why=f"a name is {wanted}"
             )
@@ -272,7 +272,7 @@ class TokenizerRegistry(_Registry["TokenizerFactory"]):
 
 
 def _is_target(value: object) -> bool:
-    return isinstance(value, str) and bool(_TARGET.fullmatch(value))
+    return isinstance(value, str) and bool(re.fullmatch(_TARGET, value))
 
 
 def _is_absolute(value: object) -> bool:

@@ -17,7 +17,7 @@ from lmcore.config.file.paths import map_paths, path_exists
 from lmcore.config.file.run_file import RunFile
 from lmcore.config.file.yaml_file import Entry, read_file
 from lmcore.config.foreign.deepspeed_file import DeepSpeedFile
-from lmcore.config.foreign.megatron import train_flags
+from lmcore.config.foreign.megatron_flags import train_flags
 from lmcore.config.option import OUTPUT_PATH, Option
 from lmcore.config.options.flags import (
     CONFIG_FILES,

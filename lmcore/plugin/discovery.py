@@ -13,15 +13,17 @@ import importlib.metadata
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmcore import hookspecs
 from lmcore.accelerator.probe import Probe
 from lmcore.errors import ConfigError, suggestion
-from lmcore.plugin.isolation.fork_trial import Attempt, can_try, try_each
 from lmcore.plugin.known_packages import GROUP
 from lmcore.plugin.load import distribution_of, load, probe_as_json, record_of
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState
+
+if TYPE_CHECKING:
+    from lmcore.plugin.isolation.fork_trial import Attempt
 
 __all__ = ["ALLOW_LIST", "GROUP", "OFF", "discover"]
 
@@ -122,7 +124,11 @@ def _try_in_copy(
         By entry point: the record of a plugin that ended its process, or what its probe gave.
     """
     others = [point for point in points if point.name != CPU]
-    if not others or not can_try():
+    if not others:
+        return {}
+    from lmcore.plugin.isolation.fork_trial import can_try, try_each
+
+    if not can_try():
         return {}
 
     def attempt(point: importlib.metadata.EntryPoint) -> Attempt:

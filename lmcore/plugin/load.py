@@ -14,13 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pluggy
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import Version
 
 from lmcore import hookspecs
 from lmcore.accelerator.probe import API_VERSION, PluginInfo, Probe, ProbeState
 from lmcore.errors import LmcoreError, PluginError, nearest
 from lmcore.plugin.record import PluginRecord, PluginState, describe, located
+from lmcore.plugin.version_range import is_range, within
 
 __all__ = ["distribution_of", "load", "new_hook_caller", "probe_as_json", "record_of"]
 
@@ -143,9 +142,7 @@ def _wrong_info(info: Any) -> str:
     if not isinstance(info.name, str) or not info.name.strip():
         return f"`name` is {info.name!r}, not a name"
     for what, given in (("api", info.api), ("torch", info.torch)):
-        try:
-            SpecifierSet(str(given))
-        except InvalidSpecifier:
+        if not is_range(str(given)):
             return f"`{what}` is {given!r}, not a version specifier such as `>=1,<2`"
     if not _are_lines(info.provides):
         return f"`provides` is {info.provides!r}, not a tuple of device types"
@@ -158,7 +155,7 @@ def _are_lines(value: Any) -> bool:
 
 def _incompatible(info: PluginInfo) -> str:
     """Return why the plugin's ranges exclude this lmcore or torch; empty when they do not."""
-    if not SpecifierSet(str(info.api)).contains(API_VERSION, prereleases=True):
+    if not within(API_VERSION, str(info.api)):
         return (
             f"it is built for the plugin API {info.api}, and this lmcore has {API_VERSION}; "
             "install matching versions of both"
@@ -167,11 +164,7 @@ def _incompatible(info: PluginInfo) -> str:
         installed = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return "torch is not installed"
-    # Vendors' containers carry pre-releases with a local part ("2.12.0a0+c0ffee"); a range is
-    # about the release that follows them.
-    if not SpecifierSet(str(info.torch)).contains(
-        Version(installed).base_version, prereleases=True
-    ):
+    if not within(installed, str(info.torch)):
         return f"it works with torch {info.torch}, and torch {installed} is installed"
     return ""
 

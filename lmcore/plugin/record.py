@@ -15,7 +15,6 @@ import pluggy
 
 from lmcore.accelerator.probe import PluginInfo, Probe
 from lmcore.errors import ConfigError, LmcoreError, PluginError, suggestion
-from lmcore.plugin.isolation.location import exception_location
 
 __all__ = ["HookError", "PluginRecord", "PluginSet", "PluginState", "describe", "located"]
 
@@ -50,6 +49,8 @@ def describe(error: BaseException) -> str:
 
 def located(error: BaseException) -> str:
     """Return an exception in one line, with the plugin's line at which it was raised."""
+    from lmcore.plugin.isolation.location import exception_location
+
     place = exception_location(error)
     return describe(error) + (f" ({place})" if place else "")
 

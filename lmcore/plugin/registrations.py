@@ -222,11 +222,11 @@ def _collect(
 
 def _core_flags() -> dict[str, str]:
     """Return the flags that no plugin may take, each with its owner."""
-    from lmcore.config.foreign.megatron import train_flags
+    from lmcore.config.foreign.megatron import FIXED, RENAMED, UNSUPPORTED
     from lmcore.config.preset import PRESET_OPTION
     from lmcore.config.section import run_options
 
-    flags = dict.fromkeys(train_flags(), "Megatron")
+    flags = dict.fromkeys([*RENAMED, *FIXED, *UNSUPPORTED], "Megatron")
     for one in (PRESET_OPTION, *run_options().values()):
         flags |= dict.fromkeys(one.flags, _CORE)
     return flags

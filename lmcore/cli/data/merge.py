@@ -45,7 +45,7 @@ class MergeSection:
 
 def run(argv: list[str]) -> int:
     """Run `lmcore data merge` and return the exit status."""
-    from lmcore.config.foreign.megatron import merge_flags
+    from lmcore.config.foreign.megatron_flags import merge_flags
 
     section = parse_section(
         MergeSection,

@@ -39,7 +39,7 @@ Megatron's names for these flags are understood.
 
 def run(argv: list[str]) -> int:
     """Run `lmcore data prepare` and return the exit status."""
-    from lmcore.config.foreign.megatron import prepare_flags
+    from lmcore.config.foreign.megatron_flags import prepare_flags
 
     # No linear algebra is done here, and its threads spin while they wait for some.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

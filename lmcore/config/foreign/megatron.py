@@ -1,18 +1,15 @@
 """Megatron's flags, in three tables by their treatment here, so that Megatron commands work.
 
 `RENAMED` flags are translated, `FIXED` flags are accepted without effect, `UNSUPPORTED` flags are
-refused with a hint.  A flag that is an option here by the same name is in none of them.  The flags
-come from old and new Megatron-LM, its DeepSpeed forks, and their tools.  Vendor names occur here
-only as parts of flags and their values.
+refused with a hint; `lmcore.config.foreign.megatron_flags` does it.  A flag that is an option here
+by the same name is in none of them.  The flags come from old and new Megatron-LM, its DeepSpeed
+forks, and their tools.  Vendor names occur here only as parts of flags and their values.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from lmcore.config.options.flags import ForeignFlag, Translation, UnsupportedFlagError
 
 __all__ = [
     "FIXED",
@@ -21,12 +18,10 @@ __all__ = [
     "PREPARE_RENAMED",
     "PREPARE_UNSUPPORTED",
     "RENAMED",
+    "SWITCHES",
     "UNSUPPORTED",
     "Fixed",
     "Renamed",
-    "merge_flags",
-    "prepare_flags",
-    "train_flags",
 ]
 
 
@@ -112,7 +107,7 @@ RENAMED: Mapping[str, Renamed] = {
 }
 
 # They take no value.
-_SWITCHES = {
+SWITCHES = {
     "--add-special-tokens",
     "--cpu-offload",
     "--finetune",
@@ -337,65 +332,3 @@ PREPARE_UNSUPPORTED: Mapping[str, str] = {
 MERGE_FIXED: Mapping[str, Fixed] = {
     "--multimodal": Fixed("modes are kept if the datasets have them"),
 }
-
-
-@functools.cache
-def train_flags() -> Mapping[str, ForeignFlag]:
-    """Return Megatron's flags that `lmcore train` accepts."""
-    return _foreign(RENAMED, FIXED, UNSUPPORTED)
-
-
-@functools.cache
-def prepare_flags() -> Mapping[str, ForeignFlag]:
-    """Return Megatron's flags that `lmcore data prepare` accepts."""
-    return _foreign(PREPARE_RENAMED, PREPARE_FIXED, PREPARE_UNSUPPORTED)
-
-
-@functools.cache
-def merge_flags() -> Mapping[str, ForeignFlag]:
-    """Return Megatron's flags that `lmcore data merge` accepts."""
-    return _foreign({}, MERGE_FIXED, {})
-
-
-def _foreign(
-    renamed: Mapping[str, Renamed], fixed: Mapping[str, Fixed], unsupported: Mapping[str, str]
-) -> dict[str, ForeignFlag]:
-    flags: dict[str, ForeignFlag] = {}
-    for name, rename in renamed.items():
-        whole = rename.whole
-        if whole is None:
-            whole = " " in rename.replacement or rename.replacement in _SWITCHES
-        arity = "1" if rename.only else ("0" if whole else "+")
-        flags[name] = ForeignFlag(
-            arity, functools.partial(_rename, name, rename), rename.replacement
-        )
-    for name, same in fixed.items():
-        arity = "0" if same.only == () else ("1" if same.only else "?")
-        flags[name] = ForeignFlag(arity, functools.partial(_accept, name, same))
-    for name, hint in unsupported.items():
-        flags[name] = ForeignFlag("*", functools.partial(_refuse, name, hint))
-    return flags
-
-
-def _rename(name: str, rename: Renamed, values: tuple[str, ...]) -> Translation:
-    if rename.only and values[0] not in rename.only:
-        typed = " ".join((name, *values))
-        return Translation(
-            problem=UnsupportedFlagError(f"`{typed}` is not supported", hint=rename.hint)
-        )
-    passed = () if rename.only else values
-    return Translation((*rename.replacement.split(), *passed))
-
-
-def _accept(name: str, same: Fixed, values: tuple[str, ...]) -> Translation:
-    if same.only and values[0] not in same.only:
-        typed = " ".join((name, *values))
-        return Translation(
-            problem=UnsupportedFlagError(f"`{typed}` is not supported", hint=same.hint)
-        )
-    return Translation(no_effect=same.note)
-
-
-def _refuse(name: str, hint: str, values: tuple[str, ...]) -> Translation:
-    typed = " ".join((name, *values))
-    return Translation(problem=UnsupportedFlagError(f"`{typed}` is not supported", hint=hint))

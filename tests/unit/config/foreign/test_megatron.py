@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lmcore.config.derived.model_math import parameter_count
-from lmcore.config.foreign.megatron import FIXED, RENAMED, UNSUPPORTED, prepare_flags, train_flags
+from lmcore.config.foreign.megatron import FIXED, RENAMED, UNSUPPORTED
+from lmcore.config.foreign.megatron_flags import prepare_flags, train_flags
 from lmcore.config.load import load_config
 from lmcore.config.options.flags import UnsupportedFlagError, parse_flags
 from lmcore.config.section import run_options
