@@ -8,6 +8,7 @@ import itertools
 import json
 import operator
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EPOCH_END",
     "RankOrder",
+    "Share",
     "checked_to_end",
     "ranks_share",
     "replace_order",
@@ -62,8 +64,26 @@ def rounds(count: int, size: int) -> int:
     return (count + size - 1) // size
 
 
+@dataclass
+class Share:
+    """Share of one rank in the order of an epoch.
+
+    Attributes:
+        repeats: True if its last batch is one of the first round, given again.
+        padding: Number of samples at the end of its last batch that are given again.
+    """
+
+    repeats: bool = False
+    padding: int = 0
+
+
 def ranks_share(
-    units: Iterable[_T], rank: int, size: int, keep: Callable[[_T], _T] = lambda unit: unit
+    units: Iterable[_T],
+    rank: int,
+    size: int,
+    keep: Callable[[_T], _T] = lambda unit: unit,
+    *,
+    share: Share | None = None,
 ) -> Iterator[_T]:
     """Yield units rank, rank + size, ..., as many as rank 0 has.
 
@@ -75,6 +95,7 @@ def ranks_share(
         rank: Rank of this process.
         size: Number of ranks.
         keep: Function that copies a unit which may be given again.
+        share: Record of this rank's share, which is changed before the last unit is repeated.
     """
     first: list[_T] = []  # empty, or the unit that may be given again
     count = 0
@@ -85,6 +106,8 @@ def ranks_share(
             yield unit
         count = index + 1
     if 0 < count % size <= rank:
+        if share is not None:
+            share.repeats = True
         yield first[0]
 
 
@@ -102,6 +125,7 @@ class RankOrder:
         self._units: Any = loader.sampler if sampler is None else sampler
         self._rank, self._rendezvous = processes.rank, processes.rendezvous
         self._seed, self._epoch, self._turn = seed, 0, 0
+        self._share = Share()
         self._generator = torch.Generator()
         self._seeded = _seeded_order(self._units, self._generator)
         inner = getattr(self._units, "sampler", None)
@@ -114,9 +138,9 @@ class RankOrder:
             for setting in ("num_workers", "prefetch_factor"):
                 self.description[setting] = getattr(loader, setting)
 
-    def begin(self, epoch: int, turn: int) -> None:
-        """Set the number of the epoch that is iterated next, and of its exchange."""
-        self._epoch, self._turn = epoch, turn
+    def begin(self, epoch: int, turn: int, share: Share) -> None:
+        """Set the number of the epoch that is iterated next, of its exchange, and its record."""
+        self._epoch, self._turn, self._share = epoch, turn, share
 
     def __len__(self) -> int:
         """Return the number of batches of this rank."""
@@ -126,7 +150,7 @@ class RankOrder:
         """Yield the indices of this rank's batches."""
         self._generator.manual_seed(seed_of(self._seed, self._epoch))
         units = self._drawn_by_rank_0(self._turn) if self._seeded is None else self._seeded
-        return ranks_share(units, self._rank.rank, self._rank.world_size)
+        return ranks_share(units, self._rank.rank, self._rank.world_size, share=self._share)
 
     def _drawn_by_rank_0(self, turn: int) -> Iterator[Any]:
         """Yield the indices of all batches as rank 0 draws them.

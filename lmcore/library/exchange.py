@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from lmcore.accelerator.dtype import dtype_name
 from lmcore.errors import ConfigError
 from lmcore.parallel.collectives import gather_into
 
 if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
 
-__all__ = ["all_gather", "all_reduce", "broadcast", "check_same"]
+__all__ = ["all_gather", "all_reduce", "broadcast", "check_same", "gather_samples"]
 
 _OPERATIONS = {"sum": "SUM", "mean": "SUM", "max": "MAX", "min": "MIN"}
 
@@ -100,6 +102,61 @@ def all_gather(runtime: Runtime, value: Any) -> Any:
     gather_into(rows, own.reshape(-1) if own.numel() else own.new_zeros(1))
     rows = rows.view(runtime.rank.world_size, -1)[:, : own.numel()]
     return rows.reshape(runtime.rank.world_size, *own.shape).to(value.device)
+
+
+def gather_samples(runtime: Runtime, value: Any, count_new: Callable[[int], int]) -> Any:
+    """Return the samples of all ranks without repeated ones; all ranks must call it.
+
+    Args:
+        runtime: Device and processes.
+        value: As of `Session.gather_for_metrics`.
+        count_new: Function of the number of samples of this rank, which returns how many count.
+
+    Raises:
+        ConfigError: A value is neither a tensor nor JSON.
+        RunError: The ranks have values of different shapes or types.
+    """
+    if isinstance(value, dict):
+        return {key: gather_samples(runtime, each, count_new) for key, each in value.items()}
+    if isinstance(value, (list, tuple)) and any(map(_has_tensors, value)):
+        parts = [gather_samples(runtime, each, count_new) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, Tensor):
+        rows = value.detach().clone().reshape(value.shape or (1,))
+        return _gather_rows(runtime, rows[: count_new(len(rows))])
+    samples = list(value) if isinstance(value, (list, tuple)) else [value]
+    samples = samples[: count_new(len(samples))]
+    _check_json(samples, "gather_for_metrics")
+    if runtime.processes is None:
+        return samples
+    ranks = runtime.processes.gather(samples, "`gather_for_metrics` of values")
+    return [sample for own in ranks for sample in own]
+
+
+def _has_tensors(value: Any) -> bool:
+    values = value.values() if isinstance(value, dict) else value
+    if isinstance(value, (dict, list, tuple)):
+        return any(map(_has_tensors, values))
+    return isinstance(value, Tensor)
+
+
+def _gather_rows(runtime: Runtime, rows: Tensor) -> Tensor:
+    """Return the rows of all ranks, which may have different numbers of them."""
+    processes = runtime.processes
+    if processes is None:
+        return rows
+    about = "`gather_for_metrics` of a tensor"
+    own = {"shape of a sample": list(rows.shape[1:]), "dtype": dtype_name(rows.dtype)}
+    found = processes.gather([len(rows), own], about)
+    if any(facts != own for _, facts in found):
+        from lmcore.runtime.process.consistency import check_equal
+
+        check_equal(processes.rendezvous, "the tensors of `gather_for_metrics`", own)
+    counts = [count for count, _ in found]
+    padded = rows.new_zeros((max(1, *counts), *rows.shape[1:]))
+    padded[: len(rows)] = rows
+    whole = all_gather(runtime, padded)
+    return torch.cat([part[:count] for part, count in zip(whole, counts, strict=True)])
 
 
 def broadcast(runtime: Runtime, value: Any, source: int = 0) -> Any:

@@ -15,14 +15,20 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+)
 
 from lmcore.data.loading.device_prefetch import BatchCopier, CopiedAhead, copies_ahead
 from lmcore.data.loading.nested import map_tensors, to_device
 from lmcore.errors import ConfigError
 from lmcore.library.batch_order import (
-    EPOCH_END,
     RankOrder,
+    Share,
     checked_to_end,
     ranks_share,
     replace_order,
@@ -30,6 +36,7 @@ from lmcore.library.batch_order import (
     seed_of,
     sharding_sampler,
 )
+from lmcore.library.epoch import Epoch, RecentEpochs
 
 if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
@@ -41,7 +48,12 @@ _last_epochs: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
 
 
 def shard_loader(
-    loader: Iterable[Any], runtime: Runtime, *, seed: int, shard: bool = True
+    loader: Iterable[Any],
+    runtime: Runtime,
+    *,
+    seed: int,
+    shard: bool = True,
+    recent: RecentEpochs | None = None,
 ) -> ShardedLoader:
     """Return the loader of this rank's share of the batches, on the device.
 
@@ -52,13 +64,14 @@ def shard_loader(
         seed: Seed of the order of random samplers without a generator of the user's own, if there
             are several ranks; the same on all ranks.
         shard: False if the dataset gives each rank its own samples already.
+        recent: Record of the epochs of a session.
 
     Raises:
         ConfigError: *loader* gives no batches, was returned by this function, or has a sampler that
             shards for another number of ranks.
     """
     _require_batches(loader)
-    return ShardedLoader(loader, runtime, seed=seed, shard=shard)
+    return ShardedLoader(loader, runtime, seed=seed, shard=shard, recent=recent or RecentEpochs())
 
 
 class ShardedLoader:
@@ -87,10 +100,17 @@ class ShardedLoader:
         runtime: As of `shard_loader`.
         seed: As of `shard_loader`.
         shard: As of `shard_loader`.
+        recent: As of `shard_loader`.
     """
 
     def __init__(
-        self, loader: Iterable[Any], runtime: Runtime, *, seed: int, shard: bool = True
+        self,
+        loader: Iterable[Any],
+        runtime: Runtime,
+        *,
+        seed: int,
+        shard: bool,
+        recent: RecentEpochs,
     ) -> None:
         self._loader, self._source = loader, loader
         device = runtime.device
@@ -100,7 +120,7 @@ class ShardedLoader:
         else:
             move = functools.partial(to_device, device=device.torch_device)
             self._on_device = functools.partial(map, move)
-        self._seed = seed
+        self._seed, self._recent = seed, recent
         several = runtime.processes is not None and runtime.processes.rank.world_size > 1
         self._processes = runtime.processes if several else None
         self._order: RankOrder | None = None
@@ -118,7 +138,7 @@ class ShardedLoader:
             # numbers on each rank, and those of a stream, which all ranks read, the same.
             self._generator = torch.Generator() if loader.generator is None else None
             self._source = replace_order(loader, self._order, self._generator)
-        self._current: ReferenceType[_Epoch] | None = None
+        self._current: ReferenceType[Epoch] | None = None
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in an epoch.
@@ -140,8 +160,9 @@ class ShardedLoader:
             RunError: The ranks have different numbers of batches.
         """
         total = len(self) if self._counts_batches() else None
-        batches = self._begin() if self._processes is not None else iter(self._source)
-        epoch = _Epoch(self._on_device(batches), total)
+        share = Share(padding=_padding(self._sampler, self._loader))
+        batches = iter(self._source) if self._processes is None else self._begin(share)
+        epoch = Epoch(self._on_device(batches), total, share, self._recent)
         self._current = ref(epoch)
         return epoch
 
@@ -184,7 +205,7 @@ class ShardedLoader:
             return False
         return _length(self) is not None
 
-    def _begin(self) -> Iterator[Any]:
+    def _begin(self, share: Share) -> Iterator[Any]:
         """Return this rank's batches of an epoch on the host; all ranks must call it."""
         from lmcore.runtime.process.consistency import check_equal
 
@@ -203,11 +224,11 @@ class ShardedLoader:
             own = () if self._order is None else (1 + rank.rank,)
             self._generator.manual_seed(seed_of(self._seed, epoch, *own))
         if self._order is not None:
-            self._order.begin(epoch, turn)
+            self._order.begin(epoch, turn, share)
         batches = iter(self._source)
         if self._reads_all:
             keep = functools.partial(map_tensors, function=Tensor.clone)
-            batches = ranks_share(batches, rank.rank, rank.world_size, keep)
+            batches = ranks_share(batches, rank.rank, rank.world_size, keep, share=share)
         if self._order is None and not self._counts_batches():
             batches = checked_to_end(batches, rendezvous, turn)
         return batches
@@ -237,49 +258,16 @@ class ShardedLoader:
         return epoch
 
 
-class _Epoch:
-    """Iterator over the batches of an epoch.
+def _padding(sampler: Any, loader: Any) -> int:
+    """Return the number of samples that torch's `DistributedSampler` repeats in the last batch.
 
-    Args:
-        batches: Batches on the device.
-        total: Number of batches; None if it is unknown.
+    It fills the last round of samples with samples from the beginning.
     """
-
-    def __init__(self, batches: Iterator[Any], total: int | None) -> None:
-        self._batches, self._total = batches, total
-        self._taken = 0
-        self._is_out = False
-        self._peeked: list[Any] = []
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        self._is_out = False
-        batch = self._peeked.pop() if self._peeked else next(self._batches)
-        if batch is EPOCH_END:
-            batch = next(self._batches)
-        self._taken += 1
-        self._is_out = True
-        return batch
-
-    def is_last(self) -> bool:
-        """Return True if the batch that is out is the last one."""
-        if not self._is_out or self._total is not None:
-            return self._is_out and self._taken == self._total
-        if not self._peeked:
-            try:
-                self._peeked.append(next(self._batches))
-            except StopIteration:
-                return True
-            except Exception as error:  # noqa: BLE001  # raised with its batch
-                self._batches = map(_throw, (error,))
-                return False
-        return self._peeked[0] is EPOCH_END
-
-
-def _throw(error: Exception) -> Any:
-    raise error
+    if type(sampler) is not DistributedSampler or type(loader.batch_sampler) is not BatchSampler:
+        return 0
+    last = (sampler.num_samples - 1) * sampler.num_replicas + sampler.rank
+    is_dropped = loader.drop_last and sampler.num_samples % loader.batch_size
+    return int(last >= len(sampler.dataset) and not is_dropped)  # type: ignore[arg-type]
 
 
 def _pass_on(epoch: int, *parts: Any) -> None:

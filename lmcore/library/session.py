@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import os
 import sys
-import weakref
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
@@ -17,6 +16,7 @@ import torch
 
 from lmcore.errors import ConfigError, LmcoreError
 from lmcore.library import exchange
+from lmcore.library.epoch import RecentEpochs
 from lmcore.library.loader import ShardedLoader, shard_loader
 from lmcore.library.placement import ModelPlacement
 from lmcore.library.update import Updates
@@ -69,7 +69,7 @@ class Session:
         self._seed, self._resources = seed, resources
         self._placement = ModelPlacement(runtime, config.parallel.zero_stage or 0)
         self._updates = Updates(runtime, self._placement, config.accelerator)
-        self._loaders: weakref.WeakSet[ShardedLoader] = weakref.WeakSet()
+        self._epochs = RecentEpochs()
         self._closed = False
         self.opened_at = caller_line() or "an unknown line"
         Session._open = self
@@ -213,11 +213,23 @@ class Session:
         self._placement.prepare(objects)
         return objects[0] if len(objects) == 1 else objects
 
-    def loader(self, loader: Iterable[Any], *, shard: bool = True) -> ShardedLoader:
-        """Return an iterable of this rank's batches, on the device.
+    @overload
+    def loader(self, loader: Iterable[Any], /, *, shard: bool = True) -> ShardedLoader: ...
+    @overload
+    def loader(
+        self,
+        loader: Iterable[Any],
+        second: Iterable[Any],
+        /,
+        *more: Iterable[Any],
+        shard: bool = ...,
+    ) -> tuple[ShardedLoader, ...]: ...
+
+    def loader(self, *loaders: Iterable[Any], shard: bool = True) -> Any:
+        """Return an iterable of this rank's batches, on the device; of several, a tuple.
 
         Args:
-            loader: A `torch.utils.data.DataLoader`, with the batch size of one rank, or another
+            loaders: A `torch.utils.data.DataLoader`, with the batch size of one rank, or another
                 iterable of batches.
             shard: False if its dataset gives each rank its own samples already.
 
@@ -226,30 +238,39 @@ class Session:
                 that shards for another number of ranks.
         """
         self._require_open("loader")
-        sharded = shard_loader(loader, self._runtime, seed=self._seed or 0, shard=shard)
-        self._loaders.add(sharded)
-        return sharded
+        if not loaders:
+            raise ConfigError("`loader` of nothing", hint="give it a `DataLoader`")
+        make = functools.partial(
+            shard_loader,
+            runtime=self._runtime,
+            seed=self._seed or 0,
+            shard=shard,
+            recent=self._epochs,
+        )
+        sharded = tuple(make(loader) for loader in loaders)
+        return sharded[0] if len(sharded) == 1 else sharded
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of a forward pass, in which the precision policy is in force."""
         return self._runtime.precision.context()
 
-    def accumulate(self, steps: int, *, last: bool = False) -> AbstractContextManager[None]:
+    def accumulate(self, steps: int, *, last: bool | None = None) -> AbstractContextManager[None]:
         """Return the context of one of *steps* micro-batches that make an update.
 
         `backward` divides the loss by their number and averages gradients over the ranks in the
-        last one; `step` does nothing before.  The last batch of an epoch of `loader` always
-        ends an update.
+        last one; `step` does nothing before.  The last batch of an epoch of `loader` ends an
+        update, if it was taken since the block before.
 
         Args:
             steps: Number of micro-batches of an update.
-            last: True to update after this micro-batch in any case.
+            last: True to update after this micro-batch in any case; False not to update before
+                the number is reached; None: the end of an epoch decides.
 
         Raises:
             ConfigError: The number is no positive integer, or contexts are nested.
         """
-        last = last or any(loader.is_last for loader in self._loaders)
-        return self._updates.accumulate(steps, last=last)
+        ends = self._epochs.begin_block()
+        return self._updates.accumulate(steps, last=ends if last is None else last)
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Compute the gradients of a loss, and average them over all ranks; all ranks must call it.
@@ -322,6 +343,34 @@ class Session:
             ConfigError: The value is neither.
         """
         return exchange.all_gather(self._runtime, value)
+
+    def gather_for_metrics(self, value: Any) -> Any:
+        """Return results for the batch of a loader from all ranks, without repeated samples.
+
+        With several ranks the last round of a loader may be filled with samples from the beginning;
+        their results are left out.  All ranks must call it, once for each batch and result.
+
+        Args:
+            value: Results for the batch in use: tensors [samples, ...], a scalar tensor for the
+                batch, lists of JSON values (one for each sample), another JSON value for the batch,
+                or dicts, lists and tuples of these.
+
+        Returns:
+            The same structure with the samples of all ranks, in the order of the loader.
+
+        Raises:
+            ConfigError: No batch of `loader` is in use, or a value is neither.
+            RunError: The ranks have values of different shapes or types.
+        """
+        epoch = self._epochs.current()
+        if epoch is None:
+            raise ConfigError(
+                "`gather_for_metrics`: no batch of a loader is in use",
+                why="the batch says which samples are repeated",
+                hint="call it in the loop over `rt.loader(...)`, for each batch; `all_gather` "
+                "gathers other values",
+            )
+        return exchange.gather_samples(self._runtime, value, epoch.count_new)
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """Return the value of one rank on all ranks; all ranks must call it.

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader
 
 import lmcore
 
@@ -124,6 +125,24 @@ def exchange(timeout: float) -> None:
         rt.print('"once"', flush=True)
 
 
+def metrics(timeout: float) -> None:
+    """Gather the samples of loaders whose last round repeats some, with tensors of all kinds."""
+    with session(timeout) as rt:
+        for count in (4, 6, 7, 11):
+            found: list[Any] = []
+            for batch in rt.loader(DataLoader(torch.arange(count), batch_size=2)):
+                pairs = torch.stack([batch, batch + 100], 1)
+                results = {"pair": pairs, "even": batch % 2 == 0, "texts": [*map(str, batch)]}
+                gathered = rt.gather_for_metrics((results, batch.float().mean()))
+                rows = zip(*gathered[0]["pair"].T.tolist(), gathered[0]["even"], strict=True)
+                found += [[*numbers, bool(even)] for *numbers, even in rows]
+                assert len(gathered[0]["texts"]) == len(gathered[0]["even"])
+                assert gathered[1].shape == (-(-len(gathered[0]["even"]) // 2),)
+            show(found)
+        for batch in rt.loader([torch.ones(2, 3)] * rt.world_size):
+            rt.gather_for_metrics(batch[:, rt.rank :])
+
+
 def fail(timeout: float) -> None:
     """Raise on rank 1 within the block."""
     with session(timeout) as rt:
@@ -185,6 +204,7 @@ SCENARIOS: dict[str, Callable[[float], None]] = {
     "fail": fail,
     "late": late,
     "left": left,
+    "metrics": metrics,
     "other_model": other_model,
     "own_group": own_group,
     "train": train,

@@ -47,6 +47,18 @@ def test_values_are_exchanged(start: Any) -> None:
         assert ended.printed == ([expected, "once"] if rank == 0 else [expected])
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_metrics_leave_out_repeated_samples(start: Any, size: int) -> None:
+    """Each sample comes once, in order; tensors that do not fit together are named."""
+    for ended in start("metrics", worker=WORKER, world_size=size):
+        assert ended.printed == [
+            [[i, i + 100, i % 2 == 0] for i in range(count)] for count in (4, 6, 7, 11)
+        ], ended.errors
+        assert ended.status == 1
+        assert "differ in the tensors of `gather_for_metrics`" in ended.errors
+        assert "shape of a sample:" in ended.errors
+
+
 @pytest.mark.parametrize(
     "scenario, messages",
     [

@@ -22,6 +22,8 @@ from torch.utils.data import (
 
 from lmcore.errors import ConfigError, OtherRankError, RunError
 from lmcore.library import batch_order
+from lmcore.library.epoch import RecentEpochs
+from lmcore.library.exchange import gather_samples
 from lmcore.library.loader import shard_loader
 from lmcore.runtime.launch.rank import RankInfo
 
@@ -443,3 +445,66 @@ def test_no_batches(ranks: Any) -> None:
     """An epoch without batches ends at once on all ranks."""
     assert shares(ranks, lambda: DataLoader(Whole(0)), 2) == [[]]
     assert shares(ranks, list, 2) == [[]]
+
+
+def distributed(rank: RankInfo, count: int, **options: Any) -> DataLoader[Any]:
+    data = dataset(count)
+    sampler = DistributedSampler(data, rank.world_size, rank.rank, shuffle=False)
+    return DataLoader(data, batch_size=2, sampler=sampler, **options)
+
+
+COUNTS = (1, 6, 7, 9)
+METRICS = {
+    "indices": lambda rank, count: DataLoader(dataset(count), batch_size=2),
+    "own sampler": lambda rank, count: DataLoader(dataset(9), batch_size=2, sampler=Odd(count)),
+    "endless": lambda rank, count: DataLoader(dataset(9), batch_size=2, sampler=NoLength(count)),
+    "last batch dropped": lambda rank, count: DataLoader(dataset(count), 2, drop_last=True),
+    "stream": lambda rank, count: DataLoader(Whole(count), batch_size=2),
+    "list": lambda rank, count: numbers(count),
+    "distributed": distributed,
+    "distributed, dropped": lambda rank, count: distributed(rank, count, drop_last=True),
+}
+
+
+class NoLength(Odd):
+    """Sampler of an unknown number of indices."""
+
+    __len__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics_have_each_sample_once(ranks: Any, name: str, size: int) -> None:
+    """In the order of a plain loop, whether or not the ranks divide the number of batches."""
+
+    def body(rendezvous: Any) -> Any:
+        found = []
+        for count in COUNTS:
+            whole = runtime(rendezvous)
+            whole.processes.gather = rendezvous.gather
+            if size == 1:
+                whole.processes = None
+            recent = RecentEpochs()
+            loader = METRICS[name](rendezvous.rank, count)
+            batches = shard_loader(loader, whole, seed=SEED, recent=recent)
+            samples = []
+            for batch in batches:
+                epoch = recent.current()
+                assert epoch is not None
+                samples += gather_samples(whole, values(batch), epoch.count_new)
+            assert recent.current() is None
+            found.append(samples)
+        return found
+
+    for rank, found in enumerate(ranks(body, size)):
+        if isinstance(found, BaseException):
+            raise found
+        for count, samples in zip(COUNTS, found, strict=True):
+            place = RankInfo(0, 0, 1, 1)
+            plain = [values(batch) for batch in METRICS[name](place, count)]
+            wanted = [sample for batch in plain for sample in batch]
+            if name.startswith("distributed"):  # dealt out by sample; drops the last of a rank
+                assert len({*samples}) == len(samples)
+                assert {*samples} == {*wanted} or "dropped" in name
+            else:
+                assert samples == wanted, (rank, count)

@@ -86,6 +86,70 @@ def test_data_that_end_within_an_accumulation_count_in_full(start: Any) -> None:
     assert all(torch.equal(one, other) for one, other in zip(seen, whole, strict=True))
 
 
+def test_an_accumulation_ends_with_the_epoch_of_its_own_loader(start: Any) -> None:
+    """Not with an evaluation's, whether it ends, is left, or its iterator is kept."""
+    rt = start()
+    train, test = rt.loader(batches(6), batches(1))
+    model, optimizer = rt.prepare(*make())
+
+    def updates(between: Any) -> list[bool]:
+        made = []
+        for number, (x, y) in enumerate(train):
+            if number == 1:
+                between()
+            with rt.accumulate(4):
+                rt.backward(functional.cross_entropy(model(x), y))
+                rt.step(optimizer)
+            made.append(rt.updated)
+        return made
+
+    def leave() -> None:
+        for _ in test:
+            break
+
+    kept = iter(test)
+    next(kept)
+    with rt.accumulate(1):
+        pass
+    wanted = [False, False, False, True, False, True]
+    for between in (lambda: None, lambda: list(test), leave, lambda: next(iter(test))):
+        assert updates(between) == wanted
+
+
+@pytest.mark.parametrize(
+    "last, wanted", [(None, [True] * 2), (True, [True] * 2), (False, [False, True])]
+)
+def test_parts_of_a_last_batch(start: Any, last: Any, wanted: list[bool]) -> None:
+    """`last` decides if they make one update."""
+    rt = start()
+    model, optimizer = rt.prepare(*make())
+    made = []
+    for x, y in rt.loader(batches(1)):
+        for part, its in zip(x.chunk(2), y.chunk(2), strict=True):
+            with rt.accumulate(2, last=last):
+                rt.backward(functional.cross_entropy(model(part), its))
+                rt.step(optimizer)
+            made.append(rt.updated)
+    assert made == wanted
+
+
+def test_metrics_of_one_process(start: Any) -> None:
+    """Each structure comes back with the samples of the batch, in the loop over a loader only."""
+    rt = start()
+    x = torch.arange(6.0).view(3, 2)
+    for _ in rt.loader([x]):
+        found = rt.gather_for_metrics({"x": x, "loss": x.sum(), "text": ("a", "b"), "n": 3})
+        assert torch.equal(found["x"], x)
+        assert found["loss"].tolist() == [15.0]
+        assert (found["text"], found["n"]) == (["a", "b"], [3])
+        with pytest.raises(ConfigError, match="`gather_for_metrics` of list"):
+            rt.gather_for_metrics(_Unsaved())
+    with pytest.raises(ConfigError, match="no batch of a loader is in use"):
+        rt.gather_for_metrics(x)
+    with pytest.raises(ConfigError, match="of nothing"):
+        rt.loader()
+
+
 def test_a_norm_is_returned_if_gradients_are_clipped(start: Any) -> None:
     """It is the norm before clipping."""
     rt = start()
