@@ -17,15 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from lmcore.accelerator.dtype import dtype_name
 from lmcore.accelerator.op.reference import attention
-from lmcore.accelerator.products import (
-    HEAD,
-    Product,
-    ProductCounter,
-    dtype_name,
-    in_words,
-    is_wider,
-)
+from lmcore.accelerator.products import HEAD, Product, ProductCounter, in_words, is_wider
 from lmcore.errors import DeviceError
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ __all__ = [
     "ModelProducts",
     "Product",
     "ProductCounter",
-    "dtype_name",
     "in_words",
     "is_wider",
 ]

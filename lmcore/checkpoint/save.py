@@ -95,7 +95,7 @@ def save_checkpoint(
     Raises:
         CheckpointError: The disk is full or refuses; earlier checkpoints are unchanged.
         OtherRankError: The same for another process, with its text.
-        RunError: Another process has gone.
+        RunError: Another process has ended.
         ValueError, TypeError: An argument is not plain tensors or JSON (a bug).
     """
     _check_arguments(iteration, tensors, keep_last)

@@ -60,7 +60,7 @@ def default_process_count(plugins: PluginSet, selection: Selection, rank: RankIn
 
 
 def missing_backend() -> str | None:
-    """Return why the device that was handed down has no communication backend; None if it has."""
+    """Return the reason why the chosen device has no communication backend; None if it has one."""
     from lmcore.config.load import load_config
     from lmcore.plugin.registrations import plugin_sections
     from lmcore.runtime.process.group import backend_of

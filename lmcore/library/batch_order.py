@@ -184,7 +184,7 @@ class RankOrder:
 
 
 def _seeded_order(units: Any, generator: torch.Generator) -> Iterable[Any] | None:
-    """Return *units* with draws from *generator*; None if nobody knows where they draw from."""
+    """Return *units* with random numbers from *generator*; None if they may draw other numbers."""
     batched = type(units) is BatchSampler
     sampler: Any = units.sampler if batched else units
     if type(sampler) is SequentialSampler:

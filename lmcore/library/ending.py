@@ -1,4 +1,4 @@
-"""End of a session: all ranks end together, or a rank that still exchanges tensors is named."""
+"""End of a session: all ranks end together, or a rank that waits in a collective is named."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _POLL_SECONDS = 1.0
 def end_together(rendezvous: Rendezvous, updates: int) -> None:
     """Wait until all ranks end; all ranks must call it.
 
-    A rank may work alone for any time before.  One that has begun a collective in which an ended
-    rank takes no part would wait for it in vain.
+    Before its call a rank may work alone for any time.  A rank that has begun a collective would
+    wait forever for a rank that has ended.
 
     Args:
         rendezvous: Connection of the processes.
         updates: Number of updates of weights by this rank, for messages.
 
     Raises:
-        RunError: Such a rank exists, or a rank sends no signs of life within the timeout.
+        RunError: A rank waits in a collective, or a rank sends no signs of life within the timeout.
     """
     me, size = rendezvous.rank.rank, rendezvous.rank.world_size
     keys = {rank: end_key(rank) for rank in range(size)}

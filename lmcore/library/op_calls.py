@@ -1,7 +1,7 @@
 """Ops of a session as plain functions: `rt.ops.rms_norm(x, weight, epsilon)`.
 
 A call looks up the kernel by the shapes and dtypes of its arguments, and calls it.  Kernels are
-bound, and arguments checked, when shapes come for the first time.
+bound, and arguments checked, at the first call with new shapes.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class OpCalls:
     def resolution(
         self, op: str, *args: Any, dtype: str | None = None, **options: Any
     ) -> Resolution:
-        """Return the choice that `explain` explains, as a record; see there for the arguments."""
+        """Return the choice of a kernel as a record; arguments as of `explain`."""
         if args:
             return self._table.resolve(op, self._case(self.spec(op), args, options)[1])
         return self._table.resolve(op, self._given_case(op, dtype, options))

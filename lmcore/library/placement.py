@@ -145,7 +145,7 @@ class ModelPlacement:
         self.models.append(prepared)
 
     def _connect(self, model: nn.Module) -> PreparedModel:
-        """Give all ranks the weights of rank 0, and connect their gradients."""
+        """Broadcast the weights of rank 0, and replicate or shard the model."""
         with torch.no_grad():
             broadcast_coalesced([tensor for _, tensor in _tensors(model)], self.mesh.replicas)
         if self.mesh.layout.zero_stage:
@@ -158,7 +158,7 @@ class ModelPlacement:
         return PreparedModel(model, buckets=GradientBuckets(named, self.mesh.replicas))
 
     def _prepare_optimizer(self, optimizer: Optimizer) -> None:
-        """Check the parameters of an optimizer, and exchange them for the sharded ones."""
+        """Check the parameters of an optimizer, and replace them by the sharded parameters."""
         if optimizer in self._optimizers:
             raise ConfigError(
                 f"`prepare`: this {type(optimizer).__name__} is prepared already",

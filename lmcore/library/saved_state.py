@@ -32,7 +32,7 @@ from lmcore.parallel.random_states import (
     random_states,
     set_random_states,
 )
-from lmcore.parallel.tensor_layout import TensorLayout
+from lmcore.parallel.tensor_layout import TensorLayout, local_part
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
@@ -268,16 +268,14 @@ class _State:
         return value
 
     def _add(self, name: str, tensor: Tensor) -> None:
-        """Add a tensor; of a sharded one the local part, unless it is empty."""
-        to_local = getattr(tensor, "to_local", None)
-        if to_local is None:
+        """Add a tensor, or the local part of a sharded tensor unless it is empty."""
+        local = local_part(tensor)
+        if local is tensor:
             self.tensors[name] = tensor.detach()
-            return
-        local = to_local().detach()
-        if local.numel():
+        elif local.numel():
             rows = -(-tensor.shape[0] // self._shards.size)
             whole = TensorLayout.whole(tuple(tensor.shape))
-            self.tensors[name] = local
+            self.tensors[name] = local.detach()
             self.layouts[name] = whole.rows(self._shards.rank * rows, rows)
 
     def _name(self, name: str, optimizer: Optimizer, parameter: Tensor) -> str:

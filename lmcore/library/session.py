@@ -1,4 +1,4 @@
-"""`Session`: the device of a plugin, and the other processes, in a loop of the user's own."""
+"""`Session`: device, precision, kernels and processes of a training loop of the user's own."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ Second = TypeVar("Second")
 
 
 class Session:
-    """An open connection to this process's device and the other processes of the run.
+    """Device, precision policy, kernels and processes that the user's loop works with.
 
-    `lmcore.start` opens it; at its end, or by `close`, all processes end together.  One is open at
-    a time.
+    `lmcore.start` opens a session; at its end, or by `close`, all processes end together.  One
+    session is open at a time.
 
     Attributes:
-        opened_at: File and line that opened it.
+        opened_at: File and line of the user's program that opened the session.
     """
 
     _open: ClassVar[Session | None] = None
@@ -64,7 +64,7 @@ class Session:
         seed: int | None,
         resources: contextlib.ExitStack,
     ) -> None:
-        """Take over what `lmcore.start` has opened; users call that function."""
+        """Set up a session, for `lmcore.start`; users call that function."""
         self._runtime, self._config, self._plugins = runtime, config, plugins
         self._seed, self._resources = seed, resources
         self._placement = ModelPlacement(runtime, config.parallel.zero_stage or 0)
@@ -88,7 +88,7 @@ class Session:
         """Raise an error if a session is open.
 
         Raises:
-            ConfigError: One is.
+            ConfigError: A session is open.
         """
         if cls._open is not None:
             raise ConfigError(
@@ -97,7 +97,7 @@ class Session:
                 hint="end its `with` block, or call its `close()`, before the next one",
             )
 
-    # The place of this process
+    # Device and rank of this process
 
     @property
     def device(self) -> torch.device:
@@ -169,7 +169,7 @@ class Session:
         return {**self._runtime.environment(), "ops": self._runtime.ops.choices()}
 
     def memory(self) -> dict[str, int | None] | None:
-        """Return the device's memory in bytes; None if the device cannot tell.
+        """Return the device's memory in bytes; None if the device does not report it.
 
         The keys are "allocated", "peak_allocated", "reserved" and "total".
         """
@@ -179,7 +179,7 @@ class Session:
     def print(self, *values: Any, **options: Any) -> None:
         """Print on rank 0 only; with the arguments of Python's `print`."""
         if self.rank == 0:
-            print(*values, **options)  # noqa: T201 - what it is for
+            print(*values, **options)  # noqa: T201 - the purpose of the method
 
     def range(self, name: str) -> AbstractContextManager[Any]:
         """Return a context that has *name* in a profile by `torch.profiler`."""
@@ -195,7 +195,7 @@ class Session:
     def prepare(self, first: Any, second: Any, /, *others: Any) -> tuple[Any, ...]: ...
 
     def prepare(self, *objects: Any) -> Any:
-        """Place models on the device, in the precision, connected with the other ranks.
+        """Move models to the device, apply the precision policy, and replicate or shard them.
 
         The objects themselves are changed and returned.  All ranks get the weights of rank 0.
         Prepare a model before its optimizer or with it.
@@ -316,7 +316,7 @@ class Session:
 
         recompute_module(module, policy, self._runtime, self._plugins)
 
-    # Exchanges
+    # Collectives
 
     def all_reduce(self, value: Any, op: str = "mean") -> Any:
         """Return a value reduced over all ranks; all ranks must call it.
@@ -441,7 +441,7 @@ class Session:
         self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
-        """Return the session, which is open already."""
+        """Return the session itself."""
         self._require_open("with")
         return self
 
@@ -451,7 +451,7 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the session; an exception ends it on all ranks, with its text."""
+        """End the session; an exception ends it on all ranks, which report its text."""
         if self._closed:
             return
         self._closed = True
@@ -468,7 +468,7 @@ class Session:
                 end_together(self._runtime.processes.rendezvous, self._updates.count)
 
     def _end_at_exit(self) -> None:
-        """End a session that the program has not ended, by its uncaught exception if it has one."""
+        """End a session that is open at the exit, by the uncaught exception if there is one."""
         error = getattr(sys, "last_value", None)
         try:
             self.__exit__(type(error) if error is not None else None, error, None)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lmcore import log
@@ -14,19 +14,17 @@ from lmcore.config.option import Option
 from lmcore.config.section import Config, config_of, run_options
 from lmcore.errors import ConfigError, RunError, suggestion
 from lmcore.library.session import Session
-from lmcore.plugin import discover, launch_env
+from lmcore.plugin import discover
 from lmcore.plugin.record import CPU
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.runtime.device_choice import prepare_environment, select_device
 from lmcore.runtime.launch.rank import RankInfo, rank_info
 from lmcore.runtime.launch.scheduler_env import translate
-from lmcore.runtime.runtime import start_runtime
+from lmcore.runtime.runtime import connect_processes, start_runtime
 from lmcore.runtime.user_line import install_excepthook
 
 if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSections
-    from lmcore.plugin import PluginSet, Selection
-    from lmcore.runtime.process.rendezvous import Rendezvous
 
 __all__ = ["start"]
 
@@ -44,25 +42,25 @@ def start(
     seed: int | None = None,
     **options: Any,
 ) -> Session:
-    """Find the device, and connect this process with the others of its run.
+    """Start a session: device, precision and kernels, and the connection of the run's processes.
 
-    A process is one of several if `lmcore run`, torchrun or a scheduler started it; all of them
-    must call this with the same arguments.
+    If `lmcore run`, torchrun or a scheduler started several processes, all of them must call this
+    function, with the same arguments.
 
     Args:
         device: Device type or plugin, as `lmcore train --device`; None: detected.
         precision: Precision policy, such as "bf16"; None: the first that the device offers.
         zero_stage: ZeRO stage of prepared models: 0 replicates them, 1 shards optimizer state, 2
             gradients too, 3 weights too.
-        seed: Seed of the host's and the device's random numbers, which then differ between ranks;
-            None leaves them as they are.
+        seed: Seed of the random numbers of host and device, which differ between ranks; None
+            leaves the generators unchanged.
         options: Further options of `lmcore train` by their names with underscores: the section
             `accelerator` (`recompute`, `ops`, `strict_ops`, `deterministic`, `num_threads`,
             `loss_scale`, `plugin_off`, ...), `distributed_backend`, `distributed_timeout_minutes`,
             and the options of the installed plugins.
 
     Returns:
-        Open session: a context manager, which otherwise ends with `close`.
+        Open session: a context manager, or to be ended by `close`.
 
     Raises:
         ConfigError: A session is open already, or an argument is wrong.
@@ -81,10 +79,13 @@ def start(
     config = _config(given, plugin_sections(plugins))
     _refuse_own_group(rank)
     selection = select_device(plugins, config.accelerator.device, rank)
-    _warn_of_late_variables(plugins, selection, rank)
-    prepare_environment(plugins, selection, rank)
+    variables = prepare_environment(plugins, selection, rank)
+    if selection.probe.device_type != CPU:
+        _log_late(variables)
     with contextlib.ExitStack() as stack:
-        rendezvous = stack.enter_context(_connect(config, rank, {**given, "seed": seed}))
+        arguments = {name: repr(value) for name, value in {**given, "seed": seed}.items()}
+        connection = connect_processes(config, rank, "the arguments of `lmcore.start`", arguments)
+        rendezvous = stack.enter_context(connection)
         runtime = stack.enter_context(start_runtime(config, plugins, selection, rank, rendezvous))
         if seed is not None:
             from lmcore.parallel.random_states import seed_everything
@@ -155,34 +156,12 @@ def _refuse_own_group(rank: RankInfo) -> None:
     )
 
 
-def _warn_of_late_variables(plugins: PluginSet, selection: Selection, rank: RankInfo) -> None:
-    """Log a warning if torch is imported already and did not see a plugin's variables."""
-    if "torch" not in sys.modules or selection.probe.device_type == CPU:
-        return
-    wanted = launch_env(plugins, selection, rank.to_dict(), os.environ)
-    late = sorted(name for name, value in wanted.items() if os.environ.get(name) != value)
-    if late:
+def _log_late(variables: Mapping[str, str]) -> None:
+    """Log the variables of plugins that were set after torch was imported, as this module does."""
+    if variables:
         logger.info(
             "torch was imported before %s %s set; `lmcore run` sets %s first",
-            ", ".join(late),
-            "was" if len(late) == 1 else "were",
-            "it" if len(late) == 1 else "them",
+            ", ".join(sorted(variables)),
+            "was" if len(variables) == 1 else "were",
+            "it" if len(variables) == 1 else "them",
         )
-
-
-@contextlib.contextmanager
-def _connect(
-    config: Config, rank: RankInfo, arguments: Mapping[str, Any]
-) -> Iterator[Rendezvous | None]:
-    """Connect the processes of the run and compare their arguments; yield None for a single one."""
-    if rank.world_size == 1:
-        yield None
-        return
-    from lmcore.runtime.process.consistency import check_equal
-    from lmcore.runtime.process.join import join_processes
-
-    timeout = config.parallel.distributed_timeout_minutes * 60
-    with join_processes(rank, timeout=timeout) as rendezvous:
-        shown = {name: repr(value) for name, value in arguments.items()}
-        check_equal(rendezvous, "the arguments of `lmcore.start`", shown)
-        yield rendezvous

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from lmcore.accelerator.op.records import OpContext
 from lmcore.errors import ConfigError, RunError
-from lmcore.optim.clip import clip_by_norm
+from lmcore.optim.clip import clip_as_torch, clip_by_norm
 from lmcore.optim.loss_scale import loss_scale_of
+from lmcore.parallel.tensor_layout import local_part
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
 
 __all__ = ["Updates"]
-
-_MARGIN = 1e-6
 
 
 class Updates:
@@ -158,9 +157,7 @@ class Updates:
                 torch._foreach_mul_(gradients, self._steps / self._done)
             if clip is not None:
                 norm = self._total_norm(optimizer, gradients)
-                # As `torch.nn.utils.clip_grad_norm_`, bit for bit.
-                factor = (clip / (norm + _MARGIN)).clamp(max=1.0)
-                torch._foreach_mul_(gradients, factor)
+                clip_as_torch(gradients, norm, clip)
         optimizer.step()
         optimizer.zero_grad()
         self.count += 1
@@ -189,7 +186,7 @@ class Updates:
     def _gradients(self, optimizer: Optimizer) -> list[Tensor]:
         """Return the local gradients of an optimizer."""
         return [
-            _local(parameter.grad)
+            local_part(parameter.grad)
             for group in optimizer.param_groups
             for parameter in group["params"]
             if parameter.grad is not None
@@ -214,12 +211,6 @@ class Updates:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    local = _local(parameter.grad)
+                    local = local_part(parameter.grad)
                     (whole if local is parameter.grad else sharded).append(local)
         return sharded, whole
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Return the local part of a DTensor; other tensors unchanged."""
-    to_local = getattr(tensor, "to_local", None)
-    return to_local() if to_local is not None else tensor

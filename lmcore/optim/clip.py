@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["clip_by_norm", "clip_by_norm_on_device"]
+__all__ = ["clip_as_torch", "clip_by_norm", "clip_by_norm_on_device"]
 
 _MARGIN = 1e-6
 
@@ -41,3 +41,15 @@ def clip_by_norm_on_device(gradients: list[Tensor], norm: Tensor, limit: float) 
         # Not `limit / norm`, which torch computes as a product with the reciprocal.
         factor = torch.full_like(norm, limit).div_(norm + _MARGIN).clamp_(max=1.0)
         torch._foreach_mul_(gradients, factor.to(torch.float32))
+
+
+@torch.no_grad()
+def clip_as_torch(gradients: list[Tensor], norm: Tensor, limit: float) -> None:
+    """Clip bit for bit as `torch.nn.utils.clip_grad_norm_`, without synchronizing with the device.
+
+    Args:
+        gradients: All gradients, on one device.
+        norm: Euclidean norm of the gradients, a scalar on that device.
+        limit: Largest norm.
+    """
+    torch._foreach_mul_(gradients, (limit / (norm + _MARGIN)).clamp_(max=1.0))

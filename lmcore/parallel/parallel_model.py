@@ -26,7 +26,7 @@ from lmcore.parallel.graph_capture import GraphedMicroBatch, allocate_gradients
 from lmcore.parallel.mesh import ParallelMesh
 from lmcore.parallel.pipeline import Pipeline
 from lmcore.parallel.pipeline_split import own_part
-from lmcore.parallel.tensor_layout import TensorLayout
+from lmcore.parallel.tensor_layout import TensorLayout, local_part
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:
@@ -290,7 +290,8 @@ class ParallelModel:
         """Finish the gradients of a step and return the local ones; all ranks must call it."""
         for local in self.parameters:
             if local.tensor is not local.source:
-                local.tensor.grad = _local(local.source.grad)
+                grad = local.source.grad
+                local.tensor.grad = None if grad is None else local_part(grad)
         params, mesh = self.parameters, self.mesh
         pairs = [(local, grad) for local in params if (grad := local.tensor.grad) is not None]
         grads = [grad for _, grad in pairs]
@@ -337,7 +338,7 @@ class ParallelModel:
             whole = layouts[name]
             tensor = source
             if layout.zero_stage:
-                tensor = nn.Parameter(_local(source.detach()))
+                tensor = nn.Parameter(local_part(source.detach()))
                 each = -(-source.shape[0] // shards.size)
                 whole = whole.rows(shards.rank * each, each)
                 if not tensor.numel():
@@ -392,9 +393,3 @@ def parallelize(
     context_parallel.connect(model, mesh.context)
     tensor_parallel.connect(model, mesh.tensor, sequence=layout.sequence, rng=runtime.rng)
     return ParallelModel(model, mesh, shape, layouts, runtime.device.torch_device)
-
-
-def _local(tensor: Tensor | None) -> Any:
-    """Return the local part of a DTensor; other tensors unchanged."""
-    to_local = getattr(tensor, "to_local", None)  # without importing torch's class, 0.3 s
-    return to_local() if to_local is not None else tensor

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Chunk", "TensorLayout"]
+__all__ = ["Chunk", "TensorLayout", "local_part"]
 
 Numbers = tuple[int, ...]
 
@@ -99,6 +99,12 @@ class TensorLayout:
         with torch.no_grad():
             for chunk in self.chunks:
                 box(local, chunk.start, chunk.size).copy_(box(whole, chunk.offset, chunk.size))
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return the local tensor of a DTensor; another tensor itself."""
+    to_local = getattr(tensor, "to_local", None)  # without importing torch's class, 0.3 s
+    return tensor if to_local is None else to_local()
 
 
 def box(tensor: Tensor, start: Numbers, size: Numbers) -> Tensor:

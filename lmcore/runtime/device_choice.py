@@ -64,14 +64,16 @@ def select_device(plugins: PluginSet, requested: str | None, rank: RankInfo) -> 
     return selection
 
 
-def prepare_environment(plugins: PluginSet, selection: Selection, rank: RankInfo) -> None:
-    """Set the environment variables that plugins need, before torch is imported.
+def prepare_environment(plugins: PluginSet, selection: Selection, rank: RankInfo) -> dict[str, str]:
+    """Set the environment variables that plugins need before torch is imported, and return them.
 
     Raises:
         PluginError: Plugins contradict each other.
     """
     _enable_crash_stacks()
-    os.environ.update(launch_env(plugins, selection, rank.to_dict(), os.environ))
+    variables = launch_env(plugins, selection, rank.to_dict(), os.environ)
+    os.environ.update(variables)
+    return variables
 
 
 def _enable_crash_stacks() -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from lmcore.runtime.process.group import Processes
     from lmcore.runtime.process.rendezvous import Rendezvous
 
-__all__ = ["Runtime", "deterministic_algorithms", "start_runtime"]
+__all__ = ["Runtime", "connect_processes", "deterministic_algorithms", "start_runtime"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,35 @@ class Runtime:
 
 def _named(offer: CheckpointStager | CommBackend) -> dict[str, str]:
     return {"name": offer.name, "plugin": offer.plugin}
+
+
+@contextlib.contextmanager
+def connect_processes(
+    config: Config, rank: RankInfo, subject: str, values: Any, *, hint: str | None = None
+) -> Iterator[Rendezvous | None]:
+    """Connect the processes of a run and compare their settings; yield None for a single process.
+
+    Args:
+        config: Configuration, with the time limit of the connection and of every exchange.
+        rank: Rank of this process.
+        subject: Name of the settings for messages.
+        values: Settings of this process, as a JSON value.
+        hint: Hint for a difference.
+
+    Raises:
+        ConfigError: The address of the processes is missing or wrong.
+        RunError: The settings differ, or other processes cannot be reached.
+    """
+    if rank.world_size == 1:
+        yield None
+        return
+    from lmcore.runtime.process.consistency import check_equal
+    from lmcore.runtime.process.join import join_processes
+
+    timeout = config.parallel.distributed_timeout_minutes * 60
+    with join_processes(rank, timeout=timeout) as rendezvous:
+        check_equal(rendezvous, subject, values, hint=hint)
+        yield rendezvous
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ __all__ = ["ExitConditions"]
 _BASE = 2.0**20
 """Ratio of codes in one number: sums over fewer than half a million ranks distinguish them.
 
-The all-reduce of a step has no number for each, which could change the order of its sums."""
+The all-reduce of a step has no separate number for each, as that could change its sums."""
 _CODES = {number: _BASE**index for index, number in enumerate(END_SIGNALS)}
 """Code of each signal in the requests: the mean of different ones, in float32, is none of them."""
 _KILL_SWITCH = _BASE ** len(END_SIGNALS)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lmcore.checkpoint import WritePlanner
 from lmcore.parallel.random_states import seed_everything
-from lmcore.runtime.process.consistency import check_equal
-from lmcore.runtime.process.join import join_processes
-from lmcore.runtime.process.rendezvous import Rendezvous
-from lmcore.runtime.runtime import start_runtime
+from lmcore.runtime.runtime import connect_processes, start_runtime
 from lmcore.signals import raise_swallowed_signal
 from lmcore.train.datasets import build_datasets
 from lmcore.train.diagnose.out_of_memory import out_of_memory_explained
@@ -35,6 +31,8 @@ if TYPE_CHECKING:
     from lmcore.runtime.launch.rank import RankInfo
 
 __all__ = ["run_training"]
+
+_SAME_SETTINGS = "give all processes the same flags and files"
 
 
 def run_training(
@@ -65,7 +63,9 @@ def run_training(
     raise_swallowed_signal()
     clock = clock or PhaseClock()
     with (
-        _connect(plan, rank) as rendezvous,
+        connect_processes(
+            plan.config, rank, "their settings", plan.settings, hint=_SAME_SETTINGS
+        ) as rendezvous,
         start_runtime(plan.config, plugins, selection, rank, rendezvous) as runtime,
         open_report(plan, runtime, plugins, clock) as report,
     ):
@@ -113,16 +113,3 @@ def run_training(
             ):
                 train(engine, datasets, plan, runtime, report, saver, exits)
             return report.finish(engine, datasets, checkpoint)
-
-
-@contextlib.contextmanager
-def _connect(plan: RunPlan, rank: RankInfo) -> Iterator[Rendezvous | None]:
-    """Connect the processes of the run and compare their settings; yield None for a single one."""
-    if rank.world_size == 1:
-        yield None
-        return
-    timeout = plan.config.parallel.distributed_timeout_minutes * 60
-    with join_processes(rank, timeout=timeout) as rendezvous:
-        hint = "give all processes the same flags and files"
-        check_equal(rendezvous, "their settings", plan.settings, hint=hint)
-        yield rendezvous

@@ -21,7 +21,7 @@ Line = tuple[str, str]
 """Line of text, and its part in the explanation: "head", "chosen", "dim" or ""."""
 
 Wrap = Callable[[str, str, str], str]
-"""Function that wraps a text: the text, beginning of the first line, beginning of the others."""
+"""Function that wraps a text; arguments: text, prefix of the first line, prefix of other lines."""
 
 
 def _filled(text: str, first: str, rest: str) -> str:

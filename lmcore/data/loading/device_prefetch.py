@@ -77,7 +77,7 @@ class _Copy:
 
 
 _abandoned: list[_Copy] = []
-"""Copies in flight whose copier is gone."""
+"""Copies in flight whose copier was dropped."""
 
 
 class BatchCopier:

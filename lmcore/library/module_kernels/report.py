@@ -88,7 +88,7 @@ class Changes:
         self._undo.append(restore)
 
     def undo(self) -> None:
-        """Restore all values, the last first; nothing if somebody changed one since.
+        """Restore all values, the last first; restore nothing if a value was changed since.
 
         Raises:
             LmcoreError: A value is no longer the one that was set.

@@ -84,7 +84,7 @@ class _Worker:
         return self.process.poll()
 
     def copy_output(self) -> None:
-        """Copy the lines on its standard output and error that are not shown by themselves."""
+        """Copy new lines of the pipes from its standard output and error."""
         for output in self.outputs:
             output.copy()
 

@@ -28,9 +28,6 @@ from lmcore.signals import END_SIGNALS, end_status
 
 __all__ = ["Script", "execute"]
 
-_LOST_PEER_MESSAGES = ("onnection closed by peer", "onnection reset by peer", "roken pipe")
-"""Text of the errors of a collective whose other side has ended."""
-
 _NOT_REPORTED = {None, 0, *map(end_status, END_SIGNALS)}
 """Exit statuses of a script that succeeded, or that a signal ended, which the launcher names."""
 
@@ -135,7 +132,7 @@ class Script:
 
 
 def _find(name: str) -> ModuleSpec | None:
-    """Return where a module is, after an import of its package; None if there is none."""
+    """Return the spec of a module, after an import of its package; None if there is none."""
     try:
         return importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
@@ -204,12 +201,7 @@ def _show(error: BaseException) -> int:
 
 
 def _report(error: BaseException) -> Report:
-    report = dataclasses.replace(Report.of(error), text=error_text(error))
-    # The cause is the error of the rank that has ended.
-    lost = isinstance(error, RuntimeError) and any(
-        message in str(error) for message in _LOST_PEER_MESSAGES
-    )
-    return dataclasses.replace(report, secondary=True) if lost else report
+    return dataclasses.replace(Report.of(error), text=error_text(error))
 
 
 def _exit_report(script: Script, error: SystemExit) -> Report:

@@ -28,6 +28,7 @@ __all__ = [
     "Report",
     "complete_summary",
     "end_with_launcher",
+    "is_lost_peer",
     "launch_info",
     "name_summary",
     "read_report",
@@ -41,6 +42,7 @@ LAUNCHED = "LMCORE_LAUNCHED"
 FAILED = "failed"
 """Key in the store of a run with its first failure, as JSON: rank, what, why and hint."""
 
+_LOST_PEER_MESSAGES = ("onnection closed by peer", "onnection reset by peer", "roken pipe")
 _MAX_REPORT_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
 _PARENT_POLL_SECONDS = 1.0
@@ -116,7 +118,14 @@ class Report:
             secondary = isinstance(error, OtherRankError)
             return cls(time.time(), error.render(), error.exit_status, secondary)
         text = "".join(traceback.format_exception(error)).rstrip("\n")
-        return cls(time.time(), text, 1, secondary=False)
+        return cls(time.time(), text, 1, secondary=is_lost_peer(error))
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Return True for torch's error of a collective whose other side has ended."""
+    return isinstance(error, RuntimeError) and any(
+        message in str(error) for message in _LOST_PEER_MESSAGES
+    )
 
 
 def report_error(error: BaseException, env: Mapping[str, str]) -> Report:

@@ -65,7 +65,7 @@ class Channel:
 
         Raises:
             OtherRankError: Another process failed, with its text.
-            RunError: Another process has gone, or did not answer within the timeout.
+            RunError: Another process has ended, or did not answer within the timeout.
             BaseException: The error that *work* or *combine* raised here.
         """
         if self._rendezvous is None:

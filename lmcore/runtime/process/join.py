@@ -15,7 +15,7 @@ from typing import Any
 
 from lmcore.errors import ConfigError, OtherRankError, RunError
 from lmcore.runtime.launch.rank import AGENT_STORE, RankInfo
-from lmcore.runtime.launch.worker_protocol import FAILED, launch_info
+from lmcore.runtime.launch.worker_protocol import FAILED, is_lost_peer, launch_info
 from lmcore.runtime.process.rendezvous import (
     FAILURE_SECONDS,
     NoAnswerError,
@@ -43,7 +43,6 @@ _connections: Counter[tuple[int, str | None, str | None]] = Counter()
 _JOINED = "joined"
 """Key in the store of a connection, set when the store belongs to it."""
 _RETRY_SECONDS = 0.05
-_LOST_PEER_MESSAGES = ("onnection closed by peer", "onnection reset by peer", "roken pipe")
 _TIMED_OUT = re.compile(
     r"gloo.*[Tt]imed out|[Tt]imed out waiting \d+ ?ms|caused pair closure"
     r"|collective operation timeout|[Cc]ollective.*timed out",
@@ -110,7 +109,7 @@ def _other_ranks_failure(error: RuntimeError, rendezvous: Rendezvous) -> RunErro
 def _store(
     rank: RankInfo, timeout: float, env: Mapping[str, str], owner: str, number: int
 ) -> Iterator[tuple[StoreClient, bool]]:
-    """Give the store of the run, and whether this process has it.
+    """Yield the store of the run, and True if this process has it.
 
     Each connection of the processes has keys of its own, as the launcher's store outlives it.
 
@@ -240,10 +239,10 @@ def _address(rank: RankInfo, env: Mapping[str, str]) -> tuple[str, int]:
 
 def _lost_peer(error: RuntimeError) -> OtherRankError | None:
     """Return the error of a collective whose other side ended without a report."""
-    if not any(message in str(error) for message in _LOST_PEER_MESSAGES):
+    if not is_lost_peer(error):
         return None
     return OtherRankError(
-        "another process of this run has gone in the middle of an exchange",
+        "another process of this run ended during a collective",
         why=first_line(error),
         hint="it may have died: look for the rank that ended first, and at its last lines",
     )

@@ -51,7 +51,7 @@ _VERDICT_SECONDS = 5.0
 """Time that the other ranks wait longer than rank 0, which is the one that can name who is missing.
 """
 _NUM_SHOWN = "lmcore/stacks-shown"
-"""Key of the number of ranks that could have printed all stacks; the first one does."""
+"""Key of the counter by which the first rank that shows all stacks is found."""
 _HEARTBEAT_SECONDS = 1.0
 """Pause between two heartbeats of a working process, and between two checks for others'."""
 _HEARTBEAT_LIMIT = 5.0
@@ -112,7 +112,7 @@ class Rendezvous:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[None]:
-        """Turn the error of a lost store into an `OtherRankError`: its process has gone."""
+        """Raise the error of a lost store as an `OtherRankError`, as its process has ended."""
         try:
             yield
         except StoreError as cause:
@@ -168,7 +168,9 @@ class Rendezvous:
         store = self.store.within(min(_HEARTBEAT_LIMIT, self.timeout))
 
         def beat() -> None:
-            with contextlib.suppress(StoreError):  # the process with the store is gone or frozen
+            with contextlib.suppress(
+                StoreError
+            ):  # the process with the store has ended or is frozen
                 store.add(key, 1)
 
         lost = "other ranks may take this one for dead after --distributed-timeout-minutes"
@@ -299,7 +301,7 @@ class Rendezvous:
         Args:
             wait: Time to wait for a report, in seconds, if the connection has broken already.
         """
-        with contextlib.suppress(StoreError):  # the process with the store has gone
+        with contextlib.suppress(StoreError):  # the process with the store has ended
             store = self._soon()
             if store.wait([FAILED], wait):
                 report = store.get(FAILED)
@@ -315,7 +317,7 @@ class Rendezvous:
         """Disconnect; the process with the store waits for others that may still read it."""
         seconds = _LAST_SECONDS_AFTER_FAILURE if failed else _LAST_SECONDS
         deadline = time.monotonic() + min(seconds, self.timeout)
-        with contextlib.suppress(StoreError):  # the process with the store has gone before
+        with contextlib.suppress(StoreError):  # the process with the store has ended
             store = self._soon()
             if store.add(_LEFT, 1) == self.rank.world_size:
                 store.set(_ALL_LEFT, "")

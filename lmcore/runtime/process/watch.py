@@ -90,7 +90,7 @@ class Watch:
                 thread.join(_END_SECONDS)
 
     def _run(self) -> None:
-        with contextlib.suppress(StoreError):  # the process with the store has gone
+        with contextlib.suppress(StoreError):  # the process with the store has ended
             wanted = False
             while not self._store.wait(
                 [_end_key(self._rank)], self._seconds, stop=[] if wanted else [_WANTED]

@@ -106,7 +106,7 @@ def initialize(
 
 
 def time_waits(package: Any, clock: WaitClock) -> None:
-    """Take DeepSpeed's collectives for waits, on a device that computes synchronously.
+    """Measure DeepSpeed's collectives as waits, on a device that computes synchronously.
 
     Args:
         package: DeepSpeed, whose communication backend lasts as long as the run.

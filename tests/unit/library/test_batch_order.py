@@ -16,9 +16,9 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
-    TensorDataset,
     WeightedRandomSampler,
 )
+from user_loaders import Odd, OddBatches, Unsized, dataset, numbers
 
 from lmcore.errors import ConfigError, OtherRankError, RunError
 from lmcore.library import batch_order
@@ -40,36 +40,6 @@ def runtime(rendezvous: Any) -> Any:
     return SimpleNamespace(device=device, rank=rendezvous.rank, processes=processes)
 
 
-class Odd:
-    """Sampler of the user's own: draws numbers of Python's generator."""
-
-    def __init__(self, count: int = 9) -> None:
-        self.count = count
-
-    def __iter__(self) -> Iterator[int]:
-        return iter([5, 1, 8, 3, 7, 0, 2, 6, 4][: self.count])
-
-    def __len__(self) -> int:
-        return self.count
-
-
-class OddBatches(Odd):
-    """Batches of different sizes."""
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from ([5], [1, 8, 3], torch.tensor([7, 0]), [2], (6, 4))
-
-    def __len__(self) -> int:
-        return 5
-
-
-class WithStep:
-    """Batches without a length, as a generator that can be begun again."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(numbers(9))
-
-
 class Whole(IterableDataset[Any]):
     """Stream of whole numbers, of unknown length."""
 
@@ -78,14 +48,6 @@ class Whole(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(range(self.count))
-
-
-def numbers(count: int) -> list[Any]:
-    return [torch.tensor([i]) for i in range(count)]
-
-
-def dataset(count: int = 9) -> TensorDataset:
-    return TensorDataset(torch.arange(count))
 
 
 def shares(ranks: Any, make: Any, size: int, epochs: int = 1, **options: Any) -> list[list[Any]]:
@@ -132,7 +94,7 @@ SHARED = {
     ),
     "stream": lambda: DataLoader(Whole(9), batch_size=2),
     "list": lambda: numbers(9),
-    "no length": WithStep,
+    "no length": Unsized,
     "fewer than ranks": lambda: numbers(1),
 }
 

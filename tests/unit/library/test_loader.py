@@ -15,8 +15,8 @@ from torch.utils.data import (
     Dataset,
     DistributedSampler,
     IterableDataset,
-    TensorDataset,
 )
+from user_loaders import OddBatches, Unsized, dataset, numbers
 
 from lmcore.data.loading.nested import map_tensors
 from lmcore.errors import ConfigError
@@ -60,44 +60,6 @@ class Stream(IterableDataset[Any]):
             yield torch.rand(2) + i
 
 
-class Odd:
-    """Sampler of the user's own: draws numbers of Python's generator."""
-
-    def __init__(self, count: int = 9) -> None:
-        self.count = count
-
-    def __iter__(self) -> Iterator[int]:
-        return iter([5, 1, 8, 3, 7, 0, 2, 6, 4][: self.count])
-
-    def __len__(self) -> int:
-        return self.count
-
-
-class OddBatches(Odd):
-    """Batches of different sizes."""
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from ([5], [1, 8, 3], torch.tensor([7, 0]), [2], (6, 4))
-
-    def __len__(self) -> int:
-        return 5
-
-
-class WithStep:
-    """Batches without a length, as a generator that can be begun again."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(numbers(9))
-
-
-def numbers(count: int) -> list[Any]:
-    return [torch.tensor([i]) for i in range(count)]
-
-
-def dataset(count: int = 9) -> TensorDataset:
-    return TensorDataset(torch.arange(count))
-
-
 PLAIN = {
     "shuffle": lambda: DataLoader(Noisy(), batch_size=3, shuffle=True),
     "last batch dropped": lambda: DataLoader(Noisy(), batch_size=3, drop_last=True),
@@ -136,7 +98,7 @@ def test_one_process_is_a_plain_loop(name: str) -> None:
 
 @pytest.mark.parametrize(
     "loader",
-    [DataLoader(dataset(), batch_size=4), DataLoader(Stream(9), batch_size=4), WithStep()],
+    [DataLoader(dataset(), batch_size=4), DataLoader(Stream(9), batch_size=4), Unsized()],
     ids=["known", "unknown", "own"],
 )
 def test_the_last_batch_is_marked(loader: Any) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import lmcore
 from lmcore.errors import ConfigError, DeviceError
+from lmcore.plugin import hook_calls
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -322,6 +323,25 @@ def test_a_closed_session_leaves_no_process_group(start: Any) -> None:
     rt.close()
     rt.close()
     assert not torch.distributed.is_initialized()
+
+
+def test_plugins_name_their_variables_once(
+    start: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`lmcore_launch_env` runs once per plugin; variables set after torch's import are logged."""
+    calls: list[str] = []
+
+    def launch_env_of(record: Any, *_: Any) -> dict[str, str]:
+        calls.append(record.name)
+        return {"OWN_VARIABLE": "1"}
+
+    monkeypatch.setattr(hook_calls, "_launch_env_of", launch_env_of)
+    monkeypatch.setattr("lmcore.library.start.CPU", "another device type")
+    start()
+    assert calls
+    assert len(calls) == len({*calls})
+    message = "torch was imported before OWN_VARIABLE was set; `lmcore run` sets it first"
+    assert message in capsys.readouterr().err
 
 
 def test_the_package_is_lazy() -> None:

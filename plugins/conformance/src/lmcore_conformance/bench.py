@@ -84,7 +84,7 @@ class Bench:
         return device
 
     @property
-    def where(self) -> torch.device:
+    def torch_device(self) -> torch.device:
         """The device as a `torch.device`."""
         return self.device.torch_device
 

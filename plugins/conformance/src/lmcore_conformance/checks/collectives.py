@@ -23,7 +23,7 @@ _REASON = "Parallel training depends on it; a wrong result trains another model.
 
 def _own(bench: RankBench, dtype: torch.dtype = torch.float32, count: int = 1001) -> Tensor:
     """Return this rank's numbers: whole ones, that differ by place and rank."""
-    return _of(bench.rank, dtype, count).to(bench.where)
+    return _of(bench.rank, dtype, count).to(bench.torch_device)
 
 
 def _of(rank: int, dtype: torch.dtype = torch.float32, count: int = 1001) -> Tensor:
@@ -75,7 +75,7 @@ def all_reduce(bench: RankBench) -> str:
             _expect(bench, f"{name} of {dtype}", tensor, right(every).to(dtype))
     every = torch.stack([_of(rank, torch.int64) + 2**60 for rank in range(bench.size)])
     for name, (operation, right) in operations.items():
-        tensor = every[bench.rank].clone().to(bench.where)
+        tensor = every[bench.rank].clone().to(bench.torch_device)
         distributed.all_reduce(tensor, operation)
         _expect(bench, f"{name} of torch.int64 above 2**60", tensor, right(every))
     return ", ".join(operations)
@@ -111,7 +111,7 @@ def broadcast(bench: RankBench) -> str:
             tensor = _own(bench, count=count)
             distributed.broadcast(tensor, source)
             _expect(bench, f"{count} numbers from {source}", tensor, _of(source, count=count))
-    flag = torch.tensor([bench.rank == 1], device=bench.where)
+    flag = torch.tensor([bench.rank == 1], device=bench.torch_device)
     distributed.broadcast(flag, 1)
     _expect(bench, "a truth value", flag, torch.tensor([True]))
     return "from each rank"
@@ -129,7 +129,7 @@ def all_gather(bench: RankBench) -> str:
     parts = [torch.empty_like(_own(bench)) for _ in range(bench.size)]
     distributed.all_gather(parts, _own(bench))
     _expect(bench, "a list", torch.cat(parts), right)
-    gathered = torch.empty(right.numel(), device=bench.where)
+    gathered = torch.empty(right.numel(), device=bench.torch_device)
     distributed.all_gather_into_tensor(gathered, _own(bench))
     _expect(bench, "one tensor", gathered, right)
     return "both forms"
@@ -145,8 +145,8 @@ def reduce_scatter(bench: RankBench) -> str:
     """Reduce and scatter."""
     count = 500
     every = [_of(rank, count=count * bench.size) for rank in range(bench.size)]
-    part = torch.empty(count, device=bench.where)
-    distributed.reduce_scatter_tensor(part, every[bench.rank].to(bench.where))
+    part = torch.empty(count, device=bench.torch_device)
+    distributed.reduce_scatter_tensor(part, every[bench.rank].to(bench.torch_device))
     right = torch.stack(every).sum(0).chunk(bench.size)[bench.rank]
     _expect(bench, "sum", part, right)
     return f"{count} numbers each"
@@ -162,15 +162,15 @@ def all_to_all(bench: RankBench) -> str:
     """Exchange equal parts, then parts of sizes that differ."""
     size, rank = bench.size, bench.rank
     inputs = [_of(peer, count=7 * size) for peer in range(size)]
-    found = torch.empty(7 * size, device=bench.where)
-    distributed.all_to_all_single(found, inputs[rank].to(bench.where))
+    found = torch.empty(7 * size, device=bench.torch_device)
+    distributed.all_to_all_single(found, inputs[rank].to(bench.torch_device))
     right = torch.cat([tensor.chunk(size)[rank] for tensor in inputs])
     _expect(bench, "equal parts", found, right)
     sizes = [[3 * a + b + 1 for b in range(size)] for a in range(size)]
     given = [_of(peer, count=sum(sizes[peer])) for peer in range(size)]
     takes = [sizes[peer][rank] for peer in range(size)]
-    found = torch.empty(sum(takes), device=bench.where)
-    distributed.all_to_all_single(found, given[rank].to(bench.where), takes, sizes[rank])
+    found = torch.empty(sum(takes), device=bench.torch_device)
+    distributed.all_to_all_single(found, given[rank].to(bench.torch_device), takes, sizes[rank])
     right = torch.cat([given[peer].split(sizes[peer])[rank] for peer in range(size)])
     _expect(bench, "unequal parts", found, right)
     return "equal and unequal parts"
@@ -191,8 +191,12 @@ def gather_scatter(bench: RankBench) -> str:
         if parts:
             right = torch.cat([_of(rank) for rank in range(bench.size)])
             _expect(bench, f"gather at {root}", torch.cat(parts), right)
-        received = torch.empty(1001, device=bench.where)
-        rows = [_of(5 + rank).to(bench.where) for rank in range(bench.size)] if is_root else None
+        received = torch.empty(1001, device=bench.torch_device)
+        rows = (
+            [_of(5 + rank).to(bench.torch_device) for rank in range(bench.size)]
+            if is_root
+            else None
+        )
         distributed.scatter(received, rows, root)
         _expect(bench, f"scatter from {root}", received, _of(5 + bench.rank))
         total = _own(bench)
@@ -214,13 +218,13 @@ def send_recv(bench: RankBench) -> str:
     other = (bench.rank + 1) % bench.size
     if bench.rank == 0:
         for number in range(3):
-            distributed.send(_of(20 + number).to(bench.where), 1)
+            distributed.send(_of(20 + number).to(bench.torch_device), 1)
     if bench.rank == 1:
         for number in range(3):
-            tensor = torch.empty(1001, device=bench.where)
+            tensor = torch.empty(1001, device=bench.torch_device)
             distributed.recv(tensor, 0)
             _expect(bench, f"message {number}", tensor, _of(20 + number))
-    found = torch.empty(1001, device=bench.where)
+    found = torch.empty(1001, device=bench.torch_device)
     works = distributed.batch_isend_irecv(
         [
             distributed.P2POp(distributed.isend, _own(bench), other),
@@ -243,7 +247,7 @@ def asynchronous(bench: RankBench) -> str:
     """Start eight reductions, compute, then wait."""
     tensors = [_own(bench) + number for number in range(8)]
     works = [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]
-    square = torch.eye(128, device=bench.where)
+    square = torch.eye(128, device=bench.torch_device)
     for _ in range(20):
         square = square @ square
     for work in works:
@@ -282,14 +286,14 @@ def groups(bench: RankBench) -> str:
 )
 def leaves_alone(bench: RankBench) -> str:
     """Compare neighbours of a reduced slice, and the input of a gather."""
-    buffer = torch.full((3000,), 7.0, device=bench.where)
+    buffer = torch.full((3000,), 7.0, device=bench.torch_device)
     buffer[1000:2000] = _own(bench, count=1000)
     distributed.all_reduce(buffer[1000:2000])
     right = torch.full((3000,), 7.0)
     right[1000:2000] = torch.stack([_of(rank, count=1000) for rank in range(bench.size)]).sum(0)
     _expect(bench, "the neighbours of a slice", buffer, right)
     given = _own(bench)
-    gathered = torch.empty(1001 * bench.size, device=bench.where)
+    gathered = torch.empty(1001 * bench.size, device=bench.torch_device)
     distributed.all_gather_into_tensor(gathered, given)
     _expect(bench, "the input of a gather", given, _of(bench.rank))
     return "a slice, a gather"

@@ -42,10 +42,10 @@ def create(bench: Bench) -> str:
         raise Failure("its `facts` or `missing` are no JSON values")
     if not device.name.strip():
         raise Failure("its `name` is empty")
-    total = torch.ones(3, device=bench.where) + torch.ones(3, device=bench.where)
+    total = torch.ones(3, device=bench.torch_device) + torch.ones(3, device=bench.torch_device)
     device.synchronize()
     if total.device.type != device.type or total.tolist() != [2.0, 2.0, 2.0]:
-        raise Failure(f"1 + 1 on `{bench.where}` is {total.tolist()} on `{total.device}`")
+        raise Failure(f"1 + 1 on `{bench.torch_device}` is {total.tolist()} on `{total.device}`")
     return f"{device.name}: {', '.join(sorted(device.dtypes))}"
 
 
@@ -79,11 +79,11 @@ def current(bench: Bench) -> str:
             event.record(stream)
             found["a recorded `new_event()`"] = getattr(event, "device", None)
     faults = [
-        f"{name} is on `{where}`, and the device of this process is `{bench.where}`"
+        f"{name} is on `{where}`, and the device of this process is `{bench.torch_device}`"
         for name, where in found.items()
-        if where is not None and torch.device(where) != bench.where
+        if where is not None and torch.device(where) != bench.torch_device
     ]
-    return conclude(faults, f"`{bench.where}`")
+    return conclude(faults, f"`{bench.torch_device}`")
 
 
 @_check(
@@ -164,7 +164,7 @@ def transfer(bench: Bench) -> str:
             "large": base.repeat(300, 41),
         }
         for layout, tensor in layouts.items():
-            sent = tensor.to(bench.where)
+            sent = tensor.to(bench.torch_device)
             back = sent.to("cpu")
             bench.device.synchronize()
             if sent.device.type != bench.device.type or back.dtype != dtype:
@@ -182,21 +182,21 @@ def transfer(bench: Bench) -> str:
 def copies(bench: Bench) -> str:
     """Copy in several ways and compare with the host."""
     base = bench.values(6, 8).float()
-    on_device = base.to(bench.where)
+    on_device = base.to(bench.torch_device)
     found = {
         "clone": (on_device.t().clone(), base.t()),
         "contiguous": (on_device[:, 1::3].contiguous(), base[:, 1::3]),
         "cast to int64": (on_device.mul(100).to(torch.int64), base.mul(100).to(torch.int64)),
         "copy_ into a strided view": (
-            torch.zeros(8, 6, device=bench.where).t().copy_(on_device),
+            torch.zeros(8, 6, device=bench.torch_device).t().copy_(on_device),
             base,
         ),
         "cat": (torch.cat([on_device, on_device[:2]]), torch.cat([base, base[:2]])),
         "index": (
-            on_device[torch.tensor([3, 0, 3], device=bench.where)],
+            on_device[torch.tensor([3, 0, 3], device=bench.torch_device)],
             base[torch.tensor([3, 0, 3])],
         ),
-        "fill": (torch.empty(3, 3, device=bench.where).fill_(2.5), torch.full((3, 3), 2.5)),
+        "fill": (torch.empty(3, 3, device=bench.torch_device).fill_(2.5), torch.full((3, 3), 2.5)),
     }
     bench.device.synchronize()
     pairs = found.items()
@@ -217,9 +217,9 @@ def _product(bench: Bench, name: str) -> str:
             bench.values(*shape, seed=seed).to(dtype)
             for seed, shape in enumerate(((rows, inner), (inner, columns), (rows, columns)))
         )
-        x, w = (tensor.to(bench.where).requires_grad_() for tensor in (left, right))
+        x, w = (tensor.to(bench.torch_device).requires_grad_() for tensor in (left, right))
         out = x @ w
-        grads = torch.autograd.grad(out, (x, w), grad.to(bench.where))
+        grads = torch.autograd.grad(out, (x, w), grad.to(bench.torch_device))
         wide = [tensor.double() for tensor in (left, right, grad)]
         right_ones = (wide[0] @ wide[1], wide[2] @ wide[1].T, wide[0].T @ wide[2])
         for tensors, computed, exact in zip(
@@ -293,12 +293,12 @@ def stagers(bench: Bench) -> str:
             continue
         names.append(stager.name)
         live = {
-            "weight": bench.values(40, 30).float().to(bench.where),
-            "strided": bench.values(6, 9).bfloat16().to(bench.where).t(),
+            "weight": bench.values(40, 30).float().to(bench.torch_device),
+            "strided": bench.values(6, 9).bfloat16().to(bench.torch_device).t(),
             "step": torch.tensor(3.0),
-            "step on the device": torch.tensor(3.0, device=bench.where),
+            "step on the device": torch.tensor(3.0, device=bench.torch_device),
             "state": torch.arange(7, dtype=torch.uint8),
-            "empty": torch.empty(0, 4, device=bench.where),
+            "empty": torch.empty(0, 4, device=bench.torch_device),
         }
         for factor in (1, 3):
             for tensor in live.values():
@@ -330,11 +330,11 @@ def serialization(bench: Bench) -> str:
     """Save there, load there and on the host."""
     import io
 
-    tensor: Tensor = bench.values(4, 5).float().to(bench.where)
+    tensor: Tensor = bench.values(4, 5).float().to(bench.torch_device)
     file = io.BytesIO()
     torch.save({"weight": tensor}, file)
     faults = []
-    for target in (bench.where, torch.device("cpu")):
+    for target in (bench.torch_device, torch.device("cpu")):
         file.seek(0)
         found = torch.load(file, map_location=target, weights_only=True)["weight"]
         if found.device.type != target.type:

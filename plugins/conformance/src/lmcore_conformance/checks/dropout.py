@@ -34,9 +34,9 @@ def _added(
     bench: Bench, kernel: Kernel, dropout: float, size: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Add a branch of ones to a residual of zeros; return the sum and all gradients."""
-    x = torch.full(size, 0.75, device=bench.where, requires_grad=True)
-    bias = torch.full(size[-1:], 0.25, device=bench.where, requires_grad=True)
-    residual = torch.zeros(size, device=bench.where, requires_grad=True)
+    x = torch.full(size, 0.75, device=bench.torch_device, requires_grad=True)
+    bias = torch.full(size[-1:], 0.25, device=bench.torch_device, requires_grad=True)
+    residual = torch.zeros(size, device=bench.torch_device, requires_grad=True)
     out = kernel.function(x, bias, residual, dropout=dropout, training=True)
     of_x, of_bias, of_residual = torch.autograd.grad(out, [x, bias, residual], _weights(out))
     return bench.host(out), bench.host(of_x), bench.host(of_bias), bench.host(of_residual)
@@ -153,8 +153,8 @@ def everything(bench: Bench) -> str:
 def attention_dropout(bench: Bench) -> str:
     """Average 400 draws over values of one."""
     shape = (1, 1, 4, 8)
-    q, k = (bench.values(*shape, seed=seed).float().to(bench.where) for seed in (1, 2))
-    ones = torch.ones(shape, device=bench.where)
+    q, k = (bench.values(*shape, seed=seed).float().to(bench.torch_device) for seed in (1, 2))
+    ones = torch.ones(shape, device=bench.torch_device)
 
     def judge(kernel: Kernel) -> list[str]:
         bench.device.seed(0)

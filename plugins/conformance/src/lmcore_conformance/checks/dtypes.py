@@ -26,7 +26,7 @@ def _ordinary(bench: Bench, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]
     )
     wide = torch.complex128 if dtype.is_complex else torch.float64
     exact = left.to(wide) @ right.to(wide)
-    found = left.to(bench.where) @ right.to(bench.where)
+    found = left.to(bench.torch_device) @ right.to(bench.torch_device)
     bench.device.synchronize()
     if found.dtype != dtype:
         raise Failure(f"products of {dtype} are {found.dtype}")
@@ -45,10 +45,10 @@ def _scaled(bench: Bench, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     exact = left.double() @ right.double().T
     scales = torch.tensor(2.0), torch.tensor(0.25)
     found = torch._scaled_mm(  # noqa: SLF001 - torch's only product of 8-bit numbers
-        left.to(bench.where),
-        right.to(bench.where).t(),
-        scale_a=scales[0].to(bench.where),
-        scale_b=scales[1].to(bench.where),
+        left.to(bench.torch_device),
+        right.to(bench.torch_device).t(),
+        scale_a=scales[0].to(bench.torch_device),
+        scale_b=scales[1].to(bench.torch_device),
         out_dtype=torch.bfloat16,
     )
     return bench.host(found), 0.5 * exact, exact.abs().max()

@@ -30,9 +30,9 @@ _check = partial(check, level="L5", group="training")
 )
 def autocast(bench: Bench) -> str:
     """Check dtypes inside, if it is off, afterwards and in backward, for each product."""
-    x = bench.values(2, 16, 16).float().to(bench.where).requires_grad_()
-    weight = bench.values(2, 16, 16, seed=1).float().to(bench.where).requires_grad_()
-    bias = bench.values(16, seed=2).float().to(bench.where)
+    x = bench.values(2, 16, 16).float().to(bench.torch_device).requires_grad_()
+    weight = bench.values(2, 16, 16, seed=1).float().to(bench.torch_device).requires_grad_()
+    bias = bench.values(16, seed=2).float().to(bench.torch_device)
     functional = torch.nn.functional
     products: dict[str, Callable[[], Tensor]] = {
         "linear": lambda: functional.linear(x, weight[0]),
@@ -93,7 +93,7 @@ def pinned(bench: Bench) -> str:
         faults.append("a pinned tensor has other numbers")
     if found.device.type != "cpu" or not found.is_pinned():
         faults.append("the tensor is not in pinned host memory")
-    on_device = found.to(bench.where, non_blocking=True)
+    on_device = found.to(bench.torch_device, non_blocking=True)
     back = bench.device.require("pin_memory")(torch.zeros(300, 700))
     back.copy_(on_device, non_blocking=True)
     bench.device.synchronize()
@@ -113,7 +113,7 @@ def profiler(bench: Bench) -> str:
     """Profile products and search for events of the device, or of the host if it is the device."""
     from torch.profiler import profile, supported_activities
 
-    x = bench.values(128, 128).float().to(bench.where)
+    x = bench.values(128, 128).float().to(bench.torch_device)
     with profile(activities=list(supported_activities())) as seen:
         for _ in range(3):
             x = x @ x * 0.01
@@ -139,9 +139,9 @@ def profiler(bench: Bench) -> str:
 )
 def graph_capture(bench: Bench) -> str:
     """Record a product and a sum in place, see that neither is done, change the input, play."""
-    weight = bench.values(32, 32).float().to(bench.where)
-    given = torch.zeros(8, 32, device=bench.where)
-    total = torch.zeros(8, 32, device=bench.where)
+    weight = bench.values(32, 32).float().to(bench.torch_device)
+    given = torch.zeros(8, 32, device=bench.torch_device)
+    total = torch.zeros(8, 32, device=bench.torch_device)
     _ = torch.tanh(given @ weight) + total
     with _recorded(bench) as graph:
         out = torch.tanh(given @ weight)
@@ -152,7 +152,7 @@ def graph_capture(bench: Bench) -> str:
     expected = torch.zeros(8, 32)
     for seed in (1, 2):
         fresh = bench.values(8, 32, seed=seed).float()
-        given.copy_(fresh.to(bench.where))
+        given.copy_(fresh.to(bench.torch_device))
         graph.replay()
         bench.device.synchronize()
         right = torch.tanh(fresh @ weight.cpu())
@@ -173,7 +173,7 @@ def graph_capture(bench: Bench) -> str:
 )
 def graph_random(bench: Bench) -> str:
     """Record dropout and play it under a seed, again, and under the seed once more."""
-    x = torch.ones(1000, device=bench.where)
+    x = torch.ones(1000, device=bench.torch_device)
     _ = torch.nn.functional.dropout(x, 0.5)
     with _recorded(bench) as graph:
         out = torch.nn.functional.dropout(x, 0.5)

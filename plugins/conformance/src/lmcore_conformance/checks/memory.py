@@ -33,7 +33,7 @@ _LARGEST = 2**44
 
 def _filled(bench: Bench, size: int) -> Tensor:
     """Return a tensor of so many bytes, each of them written."""
-    block = torch.ones(size, dtype=torch.uint8, device=bench.where)
+    block = torch.ones(size, dtype=torch.uint8, device=bench.torch_device)
     bench.device.synchronize()
     return block
 
@@ -165,7 +165,7 @@ def _most_memory(bench: Bench) -> tuple[str, int]:
 )
 def cache(bench: Bench) -> str:
     """Free a large tensor and empty the cache, beside a live tensor."""
-    live = bench.values(100, 100).float().to(bench.where)
+    live = bench.values(100, 100).float().to(bench.torch_device)
     _settle(bench)
     block = _filled(bench, _BLOCK)
     before = bench.device.memory_stats() if bench.device.memory_stats else None
@@ -198,8 +198,8 @@ def leak(bench: Bench) -> str:
 
     def passes(count: int) -> None:
         for _ in range(count):
-            x = torch.ones(512, 1024, device=bench.where, requires_grad=True)
-            w = torch.ones(1024, 1024, device=bench.where, requires_grad=True)
+            x = torch.ones(512, 1024, device=bench.torch_device, requires_grad=True)
+            w = torch.ones(1024, 1024, device=bench.torch_device, requires_grad=True)
             torch.tanh(x @ w).sum().backward()
 
     passes(4)
@@ -244,7 +244,7 @@ def out_of_memory(bench: Bench) -> str:
 def _refused(bench: Bench, size: int = _TOO_MUCH) -> str:
     """Allocate too much memory; return the error."""
     try:
-        block = torch.empty(size, dtype=torch.uint8, device=bench.where)
+        block = torch.empty(size, dtype=torch.uint8, device=bench.torch_device)
     except RuntimeError as error:
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0]:.120}"
     del block
@@ -253,7 +253,7 @@ def _refused(bench: Bench, size: int = _TOO_MUCH) -> str:
 
 def _product_is_right(bench: Bench) -> None:
     x = bench.values(64, 64).float()
-    found = x.to(bench.where) @ x.to(bench.where)
+    found = x.to(bench.torch_device) @ x.to(bench.torch_device)
     bench.device.synchronize()
     if not torch.allclose(found.cpu(), x @ x, rtol=1e-4, atol=1e-3):
         raise Failure("products are wrong afterwards")

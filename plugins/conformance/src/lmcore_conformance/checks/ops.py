@@ -61,7 +61,7 @@ class _Use:
     def call(self, **how: Any) -> Outcome:
         """Return the kernel's result; *how* are further arguments of `op.call.call`."""
         dtype = getattr(torch, self.dtype)
-        return call(self.kernel.function, self.case, dtype, self.bench.where, **how)
+        return call(self.kernel.function, self.case, dtype, self.bench.torch_device, **how)
 
     def differences(self, found: Outcome, parts: str) -> Iterator[str]:
         """Yield how a result differs; *parts* is "output", "gradients" or both."""
@@ -282,7 +282,7 @@ def _changes(bench: Bench, kernel: Kernel, case: Case) -> Iterator[str]:
         if not isinstance(value, Tensor):
             return value
         floating = value.is_floating_point()
-        return value.to(bench.where, torch.float32 if floating else None).clone()
+        return value.to(bench.torch_device, torch.float32 if floating else None).clone()
 
     arguments = {place: sent(value) for place, value in {**case.others, **case.tensors}.items()}
     before = {p: v.clone() for p, v in arguments.items() if isinstance(v, Tensor)}

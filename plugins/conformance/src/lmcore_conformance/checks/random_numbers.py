@@ -21,7 +21,7 @@ _check = partial(check, level="L1", group="device")
 
 def _draws(bench: Bench) -> dict[str, Callable[[], Tensor]]:
     """Return ways to draw, of odd sizes, so that a state may be in the middle of a block."""
-    device = bench.where
+    device = bench.torch_device
     return {
         "rand": lambda: torch.rand(37, device=device),
         "randn": lambda: torch.randn(5, 3, device=device),
@@ -56,7 +56,7 @@ def seed(bench: Bench) -> str:
     first = {}
     for bit in bits:
         bench.device.seed(2**bit)
-        first[bit] = torch.rand(64, device=bench.where).cpu()
+        first[bit] = torch.rand(64, device=bench.torch_device).cpu()
     equal = [
         f"2**{low} and 2**{high}"
         for low, high in itertools.combinations(bits, 2)
@@ -144,7 +144,7 @@ def rng_streams(bench: Bench) -> str:
 
     def draw(name: str) -> Tensor:
         with tracker.fork(name):
-            return torch.rand(13, device=bench.where).cpu()
+            return torch.rand(13, device=bench.torch_device).cpu()
 
     mixed = [draw("one"), draw("other"), draw("one"), draw("other")]
     tracker.set_states(start)
@@ -169,9 +169,9 @@ def distributions(bench: Bench) -> str:
     """Compare moments of 200,000 numbers with their exact values, at five deviations."""
     count = 200_000
     bench.device.seed(11)
-    uniform = bench.host(torch.rand(count, device=bench.where))
-    normal = bench.host(torch.randn(count, device=bench.where))
-    coins = bench.host(torch.empty(count, device=bench.where).bernoulli_(0.3))
+    uniform = bench.host(torch.rand(count, device=bench.torch_device))
+    normal = bench.host(torch.randn(count, device=bench.torch_device))
+    coins = bench.host(torch.empty(count, device=bench.torch_device).bernoulli_(0.3))
     figures = {
         "mean of uniform numbers": (uniform.mean(), 0.5, (1 / 12) ** 0.5),
         "spread of uniform numbers": (uniform.var(), 1 / 12, (1 / 180) ** 0.5),

@@ -86,9 +86,11 @@ def ddp(bench: RankBench) -> str:
     """Train on half a batch each."""
     from torch.nn.parallel import DistributedDataParallel
 
-    model = _model().to(bench.where)
-    wrapped = DistributedDataParallel(model, device_ids=None if bench.is_host else [bench.where])
-    losses = _train(wrapped, bench.where, [bench.rank])
+    model = _model().to(bench.torch_device)
+    wrapped = DistributedDataParallel(
+        model, device_ids=None if bench.is_host else [bench.torch_device]
+    )
+    losses = _train(wrapped, bench.torch_device, [bench.rank])
     return _compare(bench, model.state_dict(), losses)
 
 
@@ -98,7 +100,7 @@ def _sharded(bench: RankBench, inner: Any = None, outer: Any = None) -> nn.Modul
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(bench.device.type, (bench.size,))
-    model = _model().to(bench.where)
+    model = _model().to(bench.torch_device)
     for layer in model:  # type: ignore[attr-defined]  # a Sequential
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh, **({"mp_policy": inner} if inner else {}))
@@ -120,7 +122,7 @@ def fsdp(bench: RankBench) -> str:
     share: int = largest.to_local().numel()  # type: ignore[attr-defined]  # a DTensor
     if share > largest.numel() * 0.6:
         raise Failure(f"a rank keeps {share} of {largest.numel()} numbers of a weight")
-    losses = _train(model, bench.where, [bench.rank])
+    losses = _train(model, bench.torch_device, [bench.rank])
     full = {name: tensor.full_tensor() for name, tensor in model.state_dict().items()}
     return _compare(bench, full, losses)
 
@@ -139,7 +141,7 @@ def fsdp_mixed(bench: RankBench) -> str:
     inner = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     outer = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float32)
     model = _sharded(bench, inner, outer)
-    losses = _train(model, bench.where, [bench.rank])
+    losses = _train(model, bench.torch_device, [bench.rank])
     gathered = bench.processes.gather(losses)
     mean = [sum(step) / bench.size for step in zip(*gathered, strict=True)]
     right = _train(_model(), torch.device("cpu"), list(range(bench.size)))

@@ -67,7 +67,7 @@ def _products(bench: Bench) -> _Products:
     size = _SMALLEST
     while True:
         permutation_NN = torch.eye(size).roll(1, 0)
-        matrix_NN = permutation_NN.to(bench.where)
+        matrix_NN = permutation_NN.to(bench.torch_device)
         few = _Products(matrix_NN, permutation_NN, 8)
         few.run().cpu()
         best = min(_seconds(few) for _ in range(2)) / few.count

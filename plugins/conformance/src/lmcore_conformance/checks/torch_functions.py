@@ -33,7 +33,7 @@ def current_stream(bench: Bench) -> str:
     """Nest two streams, also with an exception; record an event within a stream."""
     make_stream, make_event = (bench.device.require(name) for name in ("new_stream", "new_event"))
     first, second = make_stream(), make_stream()
-    outside = torch.accelerator.current_stream(bench.where)
+    outside = torch.accelerator.current_stream(bench.torch_device)
     seen = []
     with first:
         seen.append(_is_current(first, bench))
@@ -46,7 +46,7 @@ def current_stream(bench: Bench) -> str:
     if not all(seen):
         raise Failure("`torch.accelerator.current_stream` is not the stream of the context")
 
-    matrix = torch.eye(_SIZE).roll(1, 0).to(bench.where)
+    matrix = torch.eye(_SIZE).roll(1, 0).to(bench.torch_device)
     bench.device.synchronize()
     done = make_event()
     with first:
@@ -68,7 +68,7 @@ class _EndedByTestError(Exception):
 
 
 def _is_current(stream: torch.Stream, bench: Bench) -> bool:
-    return torch.accelerator.current_stream(bench.where) == stream
+    return torch.accelerator.current_stream(bench.torch_device) == stream
 
 
 @check(
@@ -83,7 +83,7 @@ def fork_rng(bench: Bench) -> str:
     """Draw with equal seeds in two such contexts, and compare the draws outside."""
 
     def draw() -> torch.Tensor:
-        return torch.rand(100, device=bench.where).cpu()
+        return torch.rand(100, device=bench.torch_device).cpu()
 
     inside = []
     bench.device.seed(7)

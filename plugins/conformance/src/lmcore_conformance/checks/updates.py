@@ -39,7 +39,7 @@ def _state(
     """Return weights, gradients, moments and step counts; *late* counts are of a long run."""
 
     def draw(seed: int, *shape: int) -> Tensor:
-        return bench.values(*shape, seed=seed).to(dtype).to(bench.where)
+        return bench.values(*shape, seed=seed).to(dtype).to(bench.torch_device)
 
     shapes = _LARGE if large else _SHAPES
     params = [draw(1, *shape) for shape in shapes]
@@ -50,7 +50,7 @@ def _state(
         for part, at in ((params, 1), (grads, 4)):
             part[at] = draw(5 + at, *reversed(shapes[at])).t()
     steps = (0, 1, 5, 2**16 - 2, 2**23) if late else (0, 1, 5, 100, 7)
-    counts = [torch.tensor(float(count), device=bench.where) for count in steps]
+    counts = [torch.tensor(float(count), device=bench.torch_device) for count in steps]
     return [params, grads, averages, squares, counts]
 
 
@@ -163,10 +163,10 @@ def adamw_empty(bench: Bench) -> str:
     """Call with empty lists, and with a weight without elements."""
     faults = []
     for kernel in _able(bench, "adamw", "float32"):
-        nothing = torch.empty(0, 3, device=bench.where)
+        nothing = torch.empty(0, 3, device=bench.torch_device)
         for tensors in ([], [nothing]):
             state = [[tensor.clone() for tensor in tensors] for _ in range(4)]
-            counts = [torch.tensor(0.0, device=bench.where) for _ in tensors]
+            counts = [torch.tensor(0.0, device=bench.torch_device) for _ in tensors]
             try:
                 kernel.function(*state, counts, **_SETTINGS)
             except Exception as error:  # noqa: BLE001 - a kernel may raise anything
@@ -202,7 +202,7 @@ def _norm_inputs(bench: Bench, dtype: torch.dtype) -> list[Tensor]:
         torch.empty(0),
         bench.values(40, 50, seed=3)[:, ::2],
     ]
-    return [value.to(dtype).to(bench.where) for value in values]
+    return [value.to(dtype).to(bench.torch_device) for value in values]
 
 
 @_check(
@@ -243,7 +243,7 @@ def grad_norm_large(bench: Bench) -> str:
     dtype = next(dtypes_of(bench))
     values = [bench.values(*shape, seed=seed) for seed, shape in enumerate(_LARGE)]
     values[1], values[2] = values[1].t(), values[2][::2]
-    grads = [value.to(getattr(torch, dtype)).to(bench.where) for value in values]
+    grads = [value.to(getattr(torch, dtype)).to(bench.torch_device) for value in values]
     faults = []
     for label, some in {
         "together": grads,
@@ -270,10 +270,10 @@ def grad_norm_edges(bench: Bench) -> str:
             faults.append(f"`{kernel.id}`: of nothing it is {float(kernel.function([]))}")
         for value in (float("nan"), float("inf")):
             grads = [torch.ones(3), torch.tensor([1.0, value, 2.0])]
-            found = float(kernel.function([grad.to(bench.where) for grad in grads]))
+            found = float(kernel.function([grad.to(bench.torch_device) for grad in grads]))
             if found != float("inf") and found == found:  # noqa: PLR0124 - NaN is not itself
                 faults.append(f"`{kernel.id}`: with {value} among them it is {found}")
-        large = [torch.full((4,), 1e18, device=bench.where)]
+        large = [torch.full((4,), 1e18, device=bench.torch_device)]
         if abs(float(kernel.function(large)) / 2e18 - 1) > 1e-5:
             faults.append(
                 f"`{kernel.id}`: of four times 1e18 it is {float(kernel.function(large))}"
