@@ -137,22 +137,30 @@ class Session:
         return OpCalls(self._runtime)
 
     def use_kernels(
-        self, model: nn.Module, *, fused_loss: bool = True, linear: bool = False
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        *,
+        fused_loss: bool = True,
+        linear: bool = False,
     ) -> KernelReport:
         """Run the device's kernels in the modules of any model, and report which; can be undone.
 
         Args:
             model: Model on the device of the session, for example of `transformers`.
+            optimizer: Optimizer whose update of the weights is replaced, too, if it is torch's
+                `Adam` or `AdamW`; None: only the model.
             fused_loss: True to compute the loss without the logits, if labels are given in
                 training; logits are computed when they are read.
             linear: True to run the device's kernel for `nn.Linear`, too.
 
         Raises:
-            LmcoreError: The kernels are in the model already, or it is on another device.
+            LmcoreError: The kernels are in the model or the optimizer already, the model is on
+                another device, or the optimizer is of another type.
         """
         from lmcore.library.module_kernels import use_kernels
 
-        return use_kernels(model, self._runtime, fused_loss=fused_loss, linear=linear)
+        return use_kernels(model, self._runtime, optimizer, fused_loss=fused_loss, linear=linear)
 
     @property
     def updates(self) -> int:

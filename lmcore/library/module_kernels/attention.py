@@ -85,15 +85,16 @@ def _unregister(name: str, *registries: Any) -> None:
 def _sizes(module: Any) -> dict[str, Any]:
     """Return the attributes of the op that the module names."""
     config = module.config
+    dropout = getattr(module, "attention_dropout", None) or getattr(module, "attn_dropout", 0.0)
     found = {
         "head_dim": getattr(module, "head_dim", None),
         "num_attention_heads": getattr(config, "num_attention_heads", None),
         "num_query_groups": getattr(config, "num_key_value_heads", None)
         or getattr(config, "num_attention_heads", None),
         "seq_length": getattr(config, "max_position_embeddings", None),
-        "dropout": float(getattr(module, "attention_dropout", 0.0) or 0.0),
+        "dropout": getattr(dropout, "p", dropout),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 
 def _attention(

@@ -1,4 +1,4 @@
-"""`use_kernels`: the kernels of a session's device in the forward pass of any model."""
+"""`use_kernels`: the kernels of a session's device in any model, and in its optimizer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from types import MethodType
 from typing import TYPE_CHECKING
 
 from torch import nn
+from torch.optim import Optimizer
 
 from lmcore.errors import LmcoreError
 from lmcore.library.module_kernels.attention import replace_attention, replace_rotary
@@ -13,6 +14,7 @@ from lmcore.library.module_kernels.choice import group
 from lmcore.library.module_kernels.feed_forward import replace_feed_forwards
 from lmcore.library.module_kernels.linear import replace_linears
 from lmcore.library.module_kernels.norms import replace_norms
+from lmcore.library.module_kernels.optimizer import is_changed, replace_update
 from lmcore.library.module_kernels.report import KernelReport
 from lmcore.library.module_kernels.vocabulary_loss import replace_loss
 from lmcore.library.op_calls import OpCalls
@@ -24,7 +26,12 @@ __all__ = ["use_kernels"]
 
 
 def use_kernels(
-    model: nn.Module, runtime: Runtime, *, fused_loss: bool = True, linear: bool = False
+    model: nn.Module,
+    runtime: Runtime,
+    optimizer: Optimizer | None = None,
+    *,
+    fused_loss: bool = True,
+    linear: bool = False,
 ) -> KernelReport:
     """Run the kernels of the device in the modules of *model*, and report which.
 
@@ -39,12 +46,25 @@ def use_kernels(
     Args:
         model: Model on the device of the session.
         runtime: The session's runtime.
+        optimizer: Optimizer whose update of the weights is replaced, too, if it is torch's `Adam`
+            or `AdamW`; None: only the model.
         fused_loss: True to compute the loss without the logits, if labels are given in training.
         linear: True to run the device's kernel for `nn.Linear`, too.
 
     Raises:
-        LmcoreError: The kernels are in the model already, or it is on another device.
+        LmcoreError: The kernels are in the model or the optimizer already, the model is on another
+            device, or the optimizer is of another type.
     """
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise LmcoreError(
+            f"`use_kernels(model, optimizer)`: `{type(optimizer).__name__}` is no `Optimizer`",
+            hint="give `fused_loss=` and `linear=` by name",
+        )
+    if optimizer is not None and is_changed(optimizer):
+        raise LmcoreError(
+            "the kernels are in this optimizer already",
+            hint="call `undo()` of the report of the first call before",
+        )
     if any(_is_changed(module) for module in model.modules()):
         raise LmcoreError(
             "the kernels are in this model already",
@@ -70,6 +90,8 @@ def use_kernels(
         replace_attention(model, modules, calls, report)
         replace_linears(modules, calls, report, wanted=linear)
         replace_loss(modules, calls, report, wanted=fused_loss)
+        if optimizer is not None:
+            replace_update(optimizer, calls, report)
     except BaseException:
         report.undo()
         raise

@@ -252,6 +252,8 @@ def _loss(
             )
             return loss
         hidden_BSH, weight_VH = source
+        if torch.is_autocast_enabled(logits.device.type):  # as the head's own product
+            hidden_BSH, weight_VH = hidden_BSH.to(logits.dtype), weight_VH.to(logits.dtype)
         if shift_labels is None:
             shift_labels = functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
         target_T = shift_labels.reshape(-1).to(hidden_BSH.device)

@@ -92,7 +92,7 @@ def test_the_list_as_json(capsys):
     attention = found["ops"][0]
     assert attention["gradients"] == ["q_BNSD", "k_BKSD", "v_BKSD"]
     assert attention["tolerances"]["bfloat16"] == {"absolute": 0.04, "relative": 0.04}
-    (sdpa,) = attention["kernels"]
+    _, sdpa = attention["kernels"]
     assert sdpa == {
         "id": "sdpa",
         "plugin": "cpu",
@@ -109,8 +109,19 @@ def test_some_ops_are_listed(capsys):
     assert [one["name"] for one in found["ops"]] == ["swiglu", "linear"]
 
 
-def test_a_case_is_explained(capsys):
+@pytest.fixture
+def blas(monkeypatch):
+    """Say which product is faster on this processor: True for torch's BLAS."""
+
+    def say(*, is_faster: bool) -> None:
+        monkeypatch.setattr("lmcore_cpu.kernel.linear.blas_is_faster", lambda: is_faster)
+
+    return say
+
+
+def test_a_case_is_explained(capsys, blas):
     """The choice, its reason, and why each other kernel was not chosen."""
+    blas(is_faster=False)
     text = printed(capsys, "explain", "linear", "--dtype", "fp32", "--in-features", "8")
     assert "linear on cpu, float32" in text
     assert "in_features 8, bias yes, compile no" in text
@@ -121,8 +132,17 @@ def test_a_case_is_explained(capsys):
     assert "`onednn` supports the case" in text
 
 
-def test_wishes_decide_as_in_a_run(capsys):
+def test_the_processor_decides(capsys, blas):
+    """The product that is slower on this processor is not chosen, and the text says so."""
+    blas(is_faster=True)
+    text = printed(capsys, "explain", "linear", "--dtype", "fp32")
+    assert "* torch " in text
+    assert "torch's BLAS is faster on this processor" in text
+
+
+def test_wishes_decide_as_in_a_run(capsys, blas):
     """`--ops` and `--compile` reach the table."""
+    blas(is_faster=False)
     text = printed(capsys, "explain", "attention", "--ops", "attention=reference")
     assert "* reference" in text
     assert "chosen: no kernel supports this case" not in text
@@ -131,7 +151,7 @@ def test_wishes_decide_as_in_a_run(capsys):
     assert (found["chosen"], found["source"]) == ("onednn-compile", "priority")
     assert found["attributes"] == {"bias": True, "compile": True}
     assert found["error"] is None
-    assert [one["id"] for one in found["kernels"]] == ["onednn", "onednn-compile"]
+    assert [one["id"] for one in found["kernels"]] == ["onednn", "onednn-compile", "torch"]
 
 
 @pytest.mark.parametrize("op", ["attention", "adamw"])
@@ -229,4 +249,5 @@ def test_an_extensions_unfit_kernel_and_a_tie_are_explained(extended, caplog):
 def test_an_extension_can_be_left_out(extended):
     """`--plugin-off` works here as in a run."""
     listed = extended("list", "attention", "--plugin-off", "addition", "--json")
-    assert [one["id"] for one in json.loads(listed)["ops"][0]["kernels"]] == ["sdpa"]
+    ids = [one["id"] for one in json.loads(listed)["ops"][0]["kernels"]]
+    assert ids == ["blocked-dropout", "sdpa"]

@@ -7,9 +7,17 @@ import platform
 import shutil
 from pathlib import Path
 
-__all__ = ["cpp_compiler", "cpu_count", "cpu_name", "memory_available", "memory_limit"]
+__all__ = [
+    "cpp_compiler",
+    "cpu_count",
+    "cpu_name",
+    "cpu_vendor",
+    "memory_available",
+    "memory_limit",
+]
 
 _CGROUP = Path("/sys/fs/cgroup")
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 def cpu_count() -> int:
@@ -24,17 +32,25 @@ def cpu_count() -> int:
     return count
 
 
-def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
     """Return the processor's name as its maker gives it."""
+    name = " ".join(_processor_field("model name", cpuinfo).split())
+    return name or platform.processor() or platform.machine() or "unknown processor"
+
+
+def cpu_vendor(cpuinfo: Path = _CPUINFO) -> str:
+    """Return the vendor id of the processor, such as "GenuineIntel"; "" if it is unknown."""
+    return _processor_field("vendor_id", cpuinfo)
+
+
+def _processor_field(name: str, cpuinfo: Path) -> str:
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == "model name" and value.strip():
-            return " ".join(value.split())
-    return platform.processor() or platform.machine() or "unknown processor"
+        return ""
+    fields = (line.partition(":") for line in lines)
+    values = (value.strip() for key, _, value in fields if key.strip() == name)
+    return next(filter(None, values), "")
 
 
 def memory_limit() -> int:

@@ -23,26 +23,42 @@ def _one_dtype(context: OpContext) -> Reject | None:
 
 
 def _float32(context: OpContext) -> Reject | None:
-    """Refuse cases for which oneDNN's product is not faster, or not available."""
-    if context.dtype != "float32":
-        return Reject(f"computes in float32, not {context.dtype}")
-    from lmcore_cpu.kernel.linear import available
+    """Refuse other dtypes, for which the reference is torch's function, too."""
+    return (
+        None if context.dtype == "float32" else Reject(f"computes in float32, not {context.dtype}")
+    )
 
-    return None if available() else Reject("this build of torch has no oneDNN product")
+
+def _onednn(context: OpContext) -> Reject | None:
+    """Refuse cases for which oneDNN's product is not faster, or not available."""
+    if (reject := _float32(context)) is not None:
+        return reject
+    from lmcore_cpu.kernel.linear import available, blas_is_faster
+
+    if not available():
+        return Reject("this build of torch has no oneDNN product")
+    return Reject("torch's BLAS is faster on this processor") if blas_is_faster() else None
 
 
 def _eager(context: OpContext) -> Reject | None:
     """Refuse compiled blocks, which have a separate variant."""
     if context.attributes.get("compile"):
         return Reject("is not for compiled blocks; `onednn-compile` is")
-    return _float32(context)
+    return _onednn(context)
 
 
 def _compiled(context: OpContext) -> Reject | None:
     """Refuse blocks that are not compiled."""
     if not context.attributes.get("compile"):
         return Reject("is for compiled blocks; `onednn` is the same without a compiler")
-    return _float32(context)
+    return _onednn(context)
+
+
+def _dropout(context: OpContext) -> Reject | None:
+    """Refuse attention without dropout, which torch's fused function is for."""
+    if not context.attributes.get("dropout"):
+        return Reject("is for attention with dropout")
+    return _uncompiled(context)
 
 
 def _uncompiled(context: OpContext) -> Reject | None:
@@ -53,6 +69,14 @@ def _uncompiled(context: OpContext) -> Reject | None:
 
 
 KERNELS: tuple[OpImpl, ...] = (
+    OpImpl(
+        "attention",
+        "blocked-dropout",
+        "lmcore_cpu.kernel.attention:attention",
+        priority=20,
+        supports=_dropout,
+        traits=_FUSED,
+    ),
     OpImpl("attention", "sdpa", f"{_OPS}:attention", traits=_FUSED),
     OpImpl("layer_norm", "torch", f"{_OPS}:layer_norm", traits=_FUSED),
     OpImpl(
@@ -74,6 +98,14 @@ KERNELS: tuple[OpImpl, ...] = (
         "onednn-compile",
         "lmcore_cpu.kernel.linear_beside_compiled:linear",
         supports=_compiled,
+        traits=_DETERMINISTIC,
+    ),
+    OpImpl(
+        "linear",
+        "torch",
+        f"{_OPS}:linear",
+        priority=5,
+        supports=_float32,
         traits=_DETERMINISTIC,
     ),
     OpImpl("bias_gelu", "torch", f"{_OPS}:bias_gelu", traits=_DETERMINISTIC),

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmcore_cpu.kernel.linear import available, product
+from lmcore_cpu.kernel.linear import available, blas_is_faster, product
 
 __all__ = ["linear_cross_entropy"]
 
@@ -31,7 +31,8 @@ def _block_rows(tokens: int, vocab: int) -> int:
 
 def _product(x_MK: Tensor, weight_NK: Tensor) -> Tensor:
     """Return x @ weight.T, by oneDNN's product where torch has it for the case."""
-    if x_MK.dtype != torch.float32 or not x_MK.numel() or not available():
+    is_narrow = x_MK.dtype != torch.float32
+    if is_narrow or not x_MK.numel() or blas_is_faster() or not available():
         return x_MK @ weight_NK.t()
     return product(x_MK, weight_NK)
 
@@ -63,9 +64,12 @@ class _ChunkedLoss(torch.autograd.Function):
         tokens, vocab = hidden_TH.shape[0], weight_VH.shape[0]
         rows = _block_rows(tokens, vocab)
         grad_hidden_TH = torch.empty_like(hidden_TH) if wants_hidden else None
-        fresh = torch.empty_like if tokens else torch.zeros_like
-        grad_weight_VH = fresh(weight_VH) if wants_weight else None
         wide = torch.promote_types(hidden_TH.dtype, torch.float32)
+        # Blocks of a narrow dtype are added in float32.
+        total_VH = None
+        if wants_weight:
+            dtype = wide if rows < tokens else weight_VH.dtype
+            total_VH = (torch.empty_like if tokens else torch.zeros_like)(weight_VH, dtype=dtype)
         losses = []
         for start in range(0, tokens, rows):
             block = slice(start, min(start + rows, tokens))
@@ -73,19 +77,28 @@ class _ChunkedLoss(torch.autograd.Function):
             target_C1 = target_T[block].unsqueeze(-1)
             logits_CV = _product(hidden_CH, weight_VH)
             # The same memory holds the probabilities, and then the gradients of the logits.
-            torch.softmax(logits_CV, -1, out=logits_CV)
-            loss_C = _negative_log(logits_CV, target_C1, hidden_CH, weight_VH, wide)
+            delta_CV = logits_CV.to(wide)
+            torch.softmax(delta_CV, -1, out=delta_CV)
+            loss_C = _negative_log(delta_CV, target_C1, hidden_CH, weight_VH, wide)
             losses.append((loss_C * scale_C).sum())
             if not (wants_hidden or wants_weight):
                 continue
-            logits_CV.scatter_add_(-1, target_C1, logits_CV.new_full(target_C1.shape, -1.0))
+            delta_CV.scatter_add_(-1, target_C1, delta_CV.new_full(target_C1.shape, -1.0))
+            if delta_CV is not logits_CV:
+                delta_CV = logits_CV.copy_(delta_CV)
             if grad_hidden_TH is not None:
-                grad_CH = _product(logits_CV, weight_VH.t())
+                grad_CH = _product(delta_CV, weight_VH.t())
                 torch.mul(grad_CH, scale_C.unsqueeze(-1), out=grad_hidden_TH[block])
-            if grad_weight_VH is not None:
+            if total_VH is not None:
                 scaled_CH = (hidden_CH * scale_C.unsqueeze(-1)).to(hidden_CH.dtype)
-                beta = 0.0 if start == 0 else 1.0
-                torch.addmm(grad_weight_VH, logits_CV.t(), scaled_CH, beta=beta, out=grad_weight_VH)
+                if total_VH.dtype == weight_VH.dtype:
+                    beta = 0.0 if start == 0 else 1.0
+                    torch.addmm(total_VH, delta_CV.t(), scaled_CH, beta=beta, out=total_VH)
+                elif start == 0:
+                    total_VH.copy_(delta_CV.t() @ scaled_CH)
+                else:
+                    total_VH.add_(delta_CV.t() @ scaled_CH)
+        grad_weight_VH = None if total_VH is None else total_VH.to(weight_VH.dtype)
         ctx.save_for_backward(grad_hidden_TH, grad_weight_VH)
         return torch.stack(losses).sum() if losses else hidden_TH.new_zeros((), dtype=wide)
 
@@ -110,6 +123,8 @@ def linear_cross_entropy(
         hidden_TH, weight_VH = hidden_TH.detach(), weight_VH.detach()
     wide = torch.promote_types(hidden_TH.dtype, weight_VH.dtype)
     hidden_TH, weight_VH = hidden_TH.to(wide), weight_VH.to(wide)
-    return _ChunkedLoss.apply(  # type: ignore[no-untyped-call,no-any-return]
-        hidden_TH, weight_VH, target_T, loss_weight_T
-    )
+    with torch.autocast("cpu", enabled=False):
+        loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+            hidden_TH, weight_VH, target_T, loss_weight_T
+        )
+    return loss

@@ -1,0 +1,154 @@
+"""Attention with dropout, a block of queries at a time.
+
+torch's fused attention has no dropout on the CPU: its plain way multiplies all queries with all
+keys, those after them included, in passes over the whole matrix of scores, and keeps three such
+matrices for the backward pass.  Here a block of queries is multiplied with the keys that it sees,
+and kept are the probabilities of these and the mask of dropout as booleans.  The random numbers are
+torch's own.  Measured on one core with AVX-512, forward and backward, float32, 12 heads of 64
+channels: torch takes 1.3 times as long for 512 tokens, 1.6 times for 1024.
+
+Shapes: B batch, N heads, K key/value heads, G heads of all samples (B*N), S queries, T keys, D head
+channels, R queries of a block, C keys that a block sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lmcore.accelerator.op import torch_kernels
+
+__all__ = ["attention"]
+
+_ROWS = 128
+"""Queries of a block: scores of a head then fit a core's cache."""
+
+
+def _blocks(queries: int, keys: int, *, causal: bool) -> Iterator[tuple[slice, int]]:
+    """Yield the queries of each block, and the number of keys that they see."""
+    for start in range(0, queries, _ROWS):
+        end = min(start + _ROWS, queries)
+        yield slice(start, end), min(keys, max(0, end + keys - queries)) if causal else keys
+
+
+def _probabilities(
+    q_GRD: Tensor, k_GCD: Tensor, mask_BNRC: Tensor | None, first: int | None
+) -> Tensor:
+    """Return the softmax of a block's scores, [G, R, C]; a row without visible keys gives zeros.
+
+    Args:
+        q_GRD: Queries of the block.
+        k_GCD: Keys that it sees.
+        mask_BNRC: Mask, True for a hidden key; None: there is none.
+        first: Key of the first query, if keys after their query are hidden; else None.
+    """
+    heads, rows, channels = q_GRD.shape
+    scores = q_GRD.new_empty(heads, rows, k_GCD.shape[1])
+    k_GDC = k_GCD.transpose(1, 2)
+    torch.baddbmm(scores, q_GRD, k_GDC, beta=0, alpha=channels**-0.5, out=scores)
+    if first is not None:
+        last = scores[..., max(first, 0) :]  # only the triangle's keys
+        hidden = torch.full(last.shape[1:], float("-inf"), dtype=scores.dtype)
+        last.add_(hidden.triu_(first - max(first, 0) + 1))
+    if mask_BNRC is not None:
+        by_head = scores.view(mask_BNRC.shape[0], -1, rows, k_GCD.shape[1])
+        by_head.masked_fill_(mask_BNRC, float("-inf"))
+    torch.softmax(scores, -1, out=scores)
+    if mask_BNRC is not None or (first is not None and first < 0):
+        scores.nan_to_num_(nan=0.0)  # rows that are hidden whole
+    return scores
+
+
+class _DroppedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_GSD: Tensor,
+        k_GTD: Tensor,
+        v_GTD: Tensor,
+        mask_BNST: Tensor | None,
+        causal: bool,  # noqa: FBT001 - a function of autograd takes its arguments by position
+        dropout: float,
+    ) -> Tensor:
+        queries, keys = q_GSD.shape[1], k_GTD.shape[1]
+        kept_GST = torch.empty(q_GSD.shape[0], queries, keys, dtype=torch.bool)
+        kept_GST.bernoulli_(1 - dropout)
+        out_GSD = torch.empty_like(q_GSD, memory_format=torch.contiguous_format)
+        probabilities = []
+        for block, seen in _blocks(queries, keys, causal=causal):
+            mask = None if mask_BNST is None else mask_BNST[:, :, block, :seen]
+            first = block.start + keys - queries if causal else None
+            p_GRC = _probabilities(q_GSD[:, block], k_GTD[:, :seen], mask, first)
+            probabilities.append(p_GRC)
+            out = out_GSD[:, block]
+            dropped_GRC = p_GRC * kept_GST[:, block, :seen]
+            factor = 1 / (1 - dropout)
+            torch.baddbmm(out, dropped_GRC, v_GTD[:, :seen], beta=0, alpha=factor, out=out)
+        ctx.save_for_backward(q_GSD, k_GTD, v_GTD, kept_GST, *probabilities)
+        ctx.causal, ctx.dropout = causal, dropout
+        return out_GSD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_GSD: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast("cpu", enabled=False):
+            return *_gradients(ctx, grad_GSD), None, None, None
+
+
+def _gradients(ctx: Any, grad_GSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys and values."""
+    q_GSD, k_GTD, v_GTD, kept_GST, *probabilities = ctx.saved_tensors
+    queries, keys = q_GSD.shape[1], k_GTD.shape[1]
+    factor = 1 / (1 - ctx.dropout)
+    scale = factor * q_GSD.shape[-1] ** -0.5
+    grad_q_GSD = torch.empty_like(q_GSD, memory_format=torch.contiguous_format)
+    grad_k_GTD, grad_v_GTD = torch.zeros_like(k_GTD), torch.zeros_like(v_GTD)
+    blocks = _blocks(queries, keys, causal=ctx.causal)
+    for (block, seen), p_GRC in zip(blocks, probabilities, strict=True):
+        grad_GRD, grad_q = grad_GSD[:, block], grad_q_GSD[:, block]
+        kept_GRC = kept_GST[:, block, :seen].to(p_GRC.dtype)
+        grad_GRC = torch.bmm(grad_GRD, v_GTD[:, :seen].transpose(1, 2)).mul_(kept_GRC)
+        dropped_GCR = kept_GRC.mul_(p_GRC).transpose(1, 2)
+        grad_v_GTD[:, :seen].baddbmm_(dropped_GCR, grad_GRD, alpha=factor)
+        scores_GRC = torch._softmax_backward_data(  # noqa: SLF001 - no public name
+            grad_GRC, p_GRC, -1, p_GRC.dtype, grad_input=grad_GRC
+        )
+        torch.baddbmm(grad_q, scores_GRC, k_GTD[:, :seen], beta=0, alpha=scale, out=grad_q)
+        grad_k_GTD[:, :seen].baddbmm_(scores_GRC.transpose(1, 2), q_GSD[:, block], alpha=scale)
+    return grad_q_GSD, grad_k_GTD, grad_v_GTD
+
+
+def attention(
+    q_BNSD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    *,
+    causal: bool,
+    dropout: float = 0.0,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Softmax attention as the reference, with dropout; without, torch's own is called."""
+    if not 0 < dropout < 1 or not q_BNSD.numel() or not k_BKTD.numel():
+        return torch_kernels.attention(
+            q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask
+        )
+    shared = q_BNSD.shape[1] // k_BKTD.shape[1]
+    if shared > 1:
+        k_BKTD = k_BKTD.repeat_interleave(shared, dim=1)
+        v_BKTD = v_BKTD.repeat_interleave(shared, dim=1)
+    wide = torch.promote_types(q_BNSD.dtype, torch.float32)
+    q_GSD, k_GTD, v_GTD = (
+        tensor.to(wide).reshape(-1, *tensor.shape[2:]) for tensor in (q_BNSD, k_BKTD, v_BKTD)
+    )
+    if mask is not None:
+        shape = (q_BNSD.shape[0], q_BNSD.shape[1], q_BNSD.shape[2], k_BKTD.shape[2])
+        mask = mask.expand(shape)
+    with torch.autocast("cpu", enabled=False):
+        out_GSD: Tensor = _DroppedAttention.apply(  # type: ignore[no-untyped-call]
+            q_GSD, k_GTD, v_GTD, mask, causal, dropout
+        )
+    return out_GSD.view(q_BNSD.shape).to(q_BNSD.dtype)
