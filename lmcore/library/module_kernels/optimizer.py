@@ -32,7 +32,7 @@ def is_changed(optimizer: Optimizer) -> bool:
 
 
 def replace_update(optimizer: Optimizer, calls: OpCalls, report: KernelReport) -> None:
-    """Update the weights by the device's kernel, in groups whose options are those of the op."""
+    """Update the weights by the device's kernel, in each group whose options the op has."""
     part = type(optimizer).__name__
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     choice = Choice(calls, "adamw", parameters[0].dtype)
