@@ -71,24 +71,6 @@ _ONE = {bool: "true or false", int: "an integer", float: "a number", str: "text"
 _SEVERAL = {bool: "true or false", int: "integers", float: "numbers", str: "texts"}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Declaration:
-    help: str
-    minimum: float | None = None
-    above: float | None = None
-    maximum: float | None = None
-    below: float | None = None
-    choices: tuple[str, ...] | None = None
-    form: str | None = None
-    metavar: str | None = None
-    aliases: Mapping[str, str] | None = None
-    on_resume: str = "warn"
-    needs: tuple[Need, ...] = ()
-    paths: str | None = None
-    one_start: bool = False
-    may_be_empty: bool = False
-
-
 def option(
     default: Any,
     help: str,  # noqa: A002 - the common name of the text
@@ -127,22 +109,22 @@ def option(
         one_start: True if the option is for one start only: a run's `config.yaml` does not set it.
         may_be_empty: True if an empty text is a value, as it always is if it is the default.
     """
-    declared = _Declaration(
-        help,
-        minimum,
-        above,
-        maximum,
-        below,
-        tuple(choices) if choices else None,
-        form,
-        metavar,
-        aliases,
-        on_resume,
-        (needs,) if isinstance(needs, Need) else needs,
-        paths,
-        one_start,
-        may_be_empty or default == "",
-    )
+    declared = {
+        "help": help,
+        "minimum": minimum,
+        "above": above,
+        "maximum": maximum,
+        "below": below,
+        "choices": tuple(choices) if choices else None,
+        "form": form,
+        "metavar": metavar,
+        "aliases": aliases,
+        "on_resume": on_resume,
+        "needs": (needs,) if isinstance(needs, Need) else needs,
+        "paths": paths,
+        "one_start": one_start,
+        "may_be_empty": may_be_empty or default == "",
+    }
     return dataclasses.field(default=default, metadata={_KEY: declared})
 
 
@@ -414,7 +396,6 @@ def options_of(section: type, *, name: str = "", plugin: str = "") -> tuple[Opti
     hints = typing.get_type_hints(section)
     found = []
     for field in _fields(section):
-        declared: _Declaration = field.metadata[_KEY]
         kind, repeated, optional = _read_type(hints[field.name])
         found.append(
             Option(
@@ -425,7 +406,7 @@ def options_of(section: type, *, name: str = "", plugin: str = "") -> tuple[Opti
                 optional=optional,
                 default=field.default,
                 plugin=plugin,
-                **vars(declared),
+                **field.metadata[_KEY],
             )
         )
     return tuple(found)

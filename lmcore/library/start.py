@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore import log
 from lmcore.config.option import Option
-from lmcore.config.section import Config, config_of, run_options
+from lmcore.config.section import Config, config_of, run_options, section_options
 from lmcore.errors import ConfigError, RunError, suggestion
 from lmcore.library.session import Session
 from lmcore.plugin import discover
@@ -76,7 +76,7 @@ def start(
     rank = rank_info(os.environ)
     log.configure(rank=rank.rank, world_size=rank.world_size)
     plugins = discover(off=_names(given.get("plugin_off", ())))
-    config = _config(given, plugin_sections(plugins))
+    config = _config(given, plugin_sections(plugins, _own_options().values()))
     _refuse_own_group(rank)
     selection = select_device(plugins, config.accelerator.device, rank)
     variables = prepare_environment(plugins, selection, rank)
@@ -100,7 +100,7 @@ def _config(given: Mapping[str, Any], sections: PluginSections) -> Config:
     Raises:
         ConfigError: A name or a value is wrong.
     """
-    known = _options(sections)
+    known = {**_own_options(), **sections.options}
     for name in given:
         if name not in known:
             elsewhere = name in run_options()
@@ -111,23 +111,22 @@ def _config(given: Mapping[str, Any], sections: PluginSections) -> Config:
                 else None,
                 hint=None if elsewhere else suggestion(name, known),
             )
-    values = {
-        name: known[name].convert(
-            list(value) if known[name].repeated and not isinstance(value, str) else value,
+    core: dict[str, dict[str, Any]] = {"accelerator": {}, "parallel": {}}
+    plugins: dict[str, Any] = {}
+    for name, value in given.items():
+        option = known[name]
+        values = plugins if option.plugin else core[option.section]
+        values[name] = option.convert(
+            list(value) if option.repeated and not isinstance(value, str) else value,
             where=f"`lmcore.start({name}={value!r})`",
         )
-        for name, value in given.items()
-    }
-    return config_of(values, plugins=sections)
+    return config_of(core, plugins, sections)
 
 
-def _options(sections: PluginSections) -> dict[str, Option]:
-    own = {
-        name: option
-        for name, option in run_options().items()
-        if option.section == "accelerator" or name in _FURTHER
-    }
-    return {**own, **sections.options}
+def _own_options() -> dict[str, Option]:
+    """Return the options of the core that `start` takes."""
+    further = (option for option in section_options("parallel") if option.name in _FURTHER)
+    return {option.name: option for option in (*section_options("accelerator"), *further)}
 
 
 def _names(value: Any) -> tuple[str, ...]:

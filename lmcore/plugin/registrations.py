@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -28,6 +28,7 @@ from lmcore.plugin.record import PluginRecord, PluginSet, PluginState, describe
 
 if TYPE_CHECKING:
     from lmcore.accelerator.tokenizer import Tokenizer, TokenizerFactory
+    from lmcore.config.option import Option
 
 __all__ = [
     "Registrations",
@@ -83,9 +84,15 @@ class _Registry(Protocol[T]):
     found: dict[str, T]
 
 
-def plugin_sections(plugins: PluginSet) -> PluginSections:
-    """Return the settings that the usable plugins add, and the reasons why others add none."""
-    flags = _core_flags()
+def plugin_sections(plugins: PluginSet, options: Iterable[Option] | None = None) -> PluginSections:
+    """Return the settings that the usable plugins add, and the reasons why others add none.
+
+    Args:
+        plugins: result of `discover`.
+        options: Options of the core whose flags no plugin may take; None: all options of
+            `lmcore train`, and Megatron's flags.
+    """
+    flags = _core_flags() if options is None else _flags_of(options)
     asked: list[tuple[PluginRecord, OptionRegistry]] = []
 
     def registry(record: PluginRecord, _: Mapping[str, str]) -> OptionRegistry:
@@ -227,9 +234,11 @@ def _core_flags() -> dict[str, str]:
     from lmcore.config.section import run_options
 
     flags = dict.fromkeys([*RENAMED, *FIXED, *UNSUPPORTED], "Megatron")
-    for one in (PRESET_OPTION, *run_options().values()):
-        flags |= dict.fromkeys(one.flags, _CORE)
-    return flags
+    return flags | _flags_of((PRESET_OPTION, *run_options().values()))
+
+
+def _flags_of(options: Iterable[Option]) -> dict[str, str]:
+    return {flag: _CORE for option in options for flag in option.flags}
 
 
 @dataclass(frozen=True)

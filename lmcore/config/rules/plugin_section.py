@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from lmcore.config.option import Option, is_option
 from lmcore.config.plugin_section import plugin_options, section_name
-from lmcore.config.section import SECTIONS
+from lmcore.config.section import SECTION_NAMES
 from lmcore.errors import ConfigError
 
 __all__ = ["section_problem"]
@@ -18,7 +18,7 @@ def section_problem(plugin: str, section: object) -> str | None:
     name = section_name(plugin)
     if not name.isascii() or not name.isidentifier() or name != name.lower():
         return "the name of a plugin with settings consists of small letters, digits and dashes"
-    if name in {*SECTIONS, "plugins", "preset"}:
+    if name in {*SECTION_NAMES, "plugins", "preset"}:
         return f"the section `{name}` is lmcore's own"
     if not isinstance(section, type) or not dataclasses.is_dataclass(section):
         return "a section is a dataclass"

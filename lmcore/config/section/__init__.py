@@ -1,27 +1,36 @@
-"""Sections of a run's configuration, one file for each."""
+"""Sections of a run's configuration, one file for each, loaded at their first use.
+
+A loop of the user's own reads two or three of them.
+"""
 
 from __future__ import annotations
 
-import functools
+import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from functools import cache, partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmcore.config.option import Option, options_of
 from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, PluginSettings
-from lmcore.config.section.accelerator import AcceleratorSection
-from lmcore.config.section.checkpoint import CheckpointSection
-from lmcore.config.section.data import DataSection
-from lmcore.config.section.logging import LoggingSection
-from lmcore.config.section.model import ModelSection
-from lmcore.config.section.optimizer import OptimizerSection
-from lmcore.config.section.parallel import ParallelSection
-from lmcore.config.section.profile import ProfileSection
-from lmcore.config.section.training import TrainingSection
+
+if TYPE_CHECKING:
+    from lmcore.config.section.accelerator import AcceleratorSection
+    from lmcore.config.section.checkpoint import CheckpointSection
+    from lmcore.config.section.data import DataSection
+    from lmcore.config.section.logging import LoggingSection
+    from lmcore.config.section.model import ModelSection
+    from lmcore.config.section.optimizer import OptimizerSection
+    from lmcore.config.section.parallel import ParallelSection
+    from lmcore.config.section.profile import ProfileSection
+    from lmcore.config.section.training import TrainingSection
+
+    SECTIONS: dict[str, type]
 
 __all__ = [
     "SECTIONS",
+    "SECTION_NAMES",
     "AcceleratorSection",
     "CheckpointSection",
     "Config",
@@ -34,19 +43,45 @@ __all__ = [
     "TrainingSection",
     "config_of",
     "run_options",
+    "section_options",
 ]
 
-SECTIONS: dict[str, type] = {
-    "model": ModelSection,
-    "training": TrainingSection,
-    "data": DataSection,
-    "optimizer": OptimizerSection,
-    "checkpoint": CheckpointSection,
-    "accelerator": AcceleratorSection,
-    "parallel": ParallelSection,
-    "logging": LoggingSection,
-    "profile": ProfileSection,
+_CLASSES = {
+    "model": "ModelSection",
+    "training": "TrainingSection",
+    "data": "DataSection",
+    "optimizer": "OptimizerSection",
+    "checkpoint": "CheckpointSection",
+    "accelerator": "AcceleratorSection",
+    "parallel": "ParallelSection",
+    "logging": "LoggingSection",
+    "profile": "ProfileSection",
 }
+"""Name of the class of each section, in the module of the section's name."""
+
+SECTION_NAMES = tuple(_CLASSES)
+
+
+def __getattr__(name: str) -> Any:
+    """Load a section's class, or `SECTIONS` with all of them, at its first use."""
+    if name == "SECTIONS":
+        value: Any = {section: _class_of(section) for section in SECTION_NAMES}
+    elif name in _CLASSES.values():
+        value = _class_of(next(key for key, kind in _CLASSES.items() if kind == name))
+    else:
+        raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
+    globals()[name] = value
+    return value
+
+
+def _class_of(section: str) -> Any:
+    module = importlib.import_module(f"{__name__}.{section}")
+    return getattr(module, _CLASSES[section])
+
+
+def _default(section: str) -> Any:
+    """Return a section with the defaults of its options."""
+    return _class_of(section)()
 
 
 @dataclass(frozen=True)
@@ -57,16 +92,26 @@ class Config:
         plugins: Section of each plugin that adds one, by plugin name.
     """
 
-    model: ModelSection = field(default_factory=ModelSection)
-    training: TrainingSection = field(default_factory=TrainingSection)
-    data: DataSection = field(default_factory=DataSection)
-    optimizer: OptimizerSection = field(default_factory=OptimizerSection)
-    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
-    accelerator: AcceleratorSection = field(default_factory=AcceleratorSection)
-    parallel: ParallelSection = field(default_factory=ParallelSection)
-    logging: LoggingSection = field(default_factory=LoggingSection)
-    profile: ProfileSection = field(default_factory=ProfileSection)
+    model: ModelSection = field(default_factory=partial(_default, "model"))
+    training: TrainingSection = field(default_factory=partial(_default, "training"))
+    data: DataSection = field(default_factory=partial(_default, "data"))
+    optimizer: OptimizerSection = field(default_factory=partial(_default, "optimizer"))
+    checkpoint: CheckpointSection = field(default_factory=partial(_default, "checkpoint"))
+    accelerator: AcceleratorSection = field(default_factory=partial(_default, "accelerator"))
+    parallel: ParallelSection = field(default_factory=partial(_default, "parallel"))
+    logging: LoggingSection = field(default_factory=partial(_default, "logging"))
+    profile: ProfileSection = field(default_factory=partial(_default, "profile"))
     plugins: PluginSettings = field(default_factory=PluginSettings)
+
+    if not TYPE_CHECKING:  # for a type checker, every attribute is declared above
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a section that `config_of` has left out, with its defaults."""
+            if name not in _CLASSES:
+                raise AttributeError(f"`Config` has no attribute `{name}`")
+            section = _default(name)
+            object.__setattr__(self, name, section)
+            return section
 
     def value(self, option: Option) -> Any:
         """Return the value of an option."""
@@ -74,30 +119,43 @@ class Config:
         return getattr(section, option.key)
 
 
-@functools.cache
+@cache
+def section_options(name: str) -> tuple[Option, ...]:
+    """Return the options of a section of the core, in order."""
+    return options_of(_class_of(name), name=name)
+
+
+@cache
 def run_options() -> Mapping[str, Option]:
     """Return every option of the core by name; names are unique over all sections."""
     found: dict[str, Option] = {}
-    for name, section in SECTIONS.items():
-        for option in options_of(section, name=name):
+    for name in SECTION_NAMES:
+        for option in section_options(name):
             if option.name in found:
                 raise TypeError(f"option `{option.name}` is declared in two sections")
             found[option.name] = option
     return MappingProxyType(found)
 
 
-def config_of(values: Mapping[str, Any], *, plugins: PluginSections = NO_PLUGINS) -> Config:
+def config_of(
+    values: Mapping[str, Mapping[str, Any]],
+    plugin_values: Mapping[str, Any],
+    plugins: PluginSections = NO_PLUGINS,
+) -> Config:
     """Return the settings with given values, and the defaults of all other options.
 
+    Sections without a value are created when they are read.
+
     Args:
-        values: Values by the name of their option, from `Option.convert`.
+        values: Values of the core's options by section and name, from `Option.convert`.
+        plugin_values: Values of the plugins' options by name.
         plugins: Sections that plugins add.
 
     Raises:
         ConfigError: A plugin refuses its settings.
     """
-    given = {
-        name: kind(**{one.name: values[one.name] for one in fields(kind) if one.name in values})
-        for name, kind in SECTIONS.items()
-    }
-    return Config(**given, plugins=plugins.settings(values))
+    config = object.__new__(Config)
+    for name, given in values.items():
+        object.__setattr__(config, name, _class_of(name)(**given))
+    object.__setattr__(config, "plugins", plugins.settings(plugin_values))
+    return config
