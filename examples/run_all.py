@@ -1,10 +1,10 @@
 """Run every example at small scale, as `tox -e examples` does, and check what it leaves behind.
 
-    python examples/run_all.py [--device D] [NAME ...]
+    python examples/run_all.py [--device D] [--processes N] [NAME ...]
 
-A NAME is a script or the folder `library`.  Scripts of `library/` run in one process and in two,
-scripts of other libraries (`*_before.py`) in one.  A script that was moved from another library
-(`*_after.py`) must print the same losses.
+A NAME is a script or the folder `library`.  Scripts of `library/` run in one process and in two, or
+in N alone; scripts of other libraries (`*_before.py`) and shell scripts run in one.  A script that
+was moved from another library (`*_after.py`) must print the same losses.
 
 The examples use the `lmcore` beside the running Python, on the device that it selects, or on device
 D.  Two run at a time, as most of an example's time at this scale goes into starting programs, which
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ITERS = 6
 AT_A_TIME = 2
-PROCESSES = 2
+PROCESSES = (1, 2)
 LOSSES = re.compile(r"loss ([\d.]+) -> ([\d.]+)")
 STEPS = re.compile(r"^epoch \d+, batch \d+: loss .*", re.MULTILINE)
 
@@ -72,15 +72,19 @@ def run_example(command: list[str], folder: Path) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def commands() -> dict[str, list[str]]:
-    """Return the command of each run by its name; `RUN` is the path of the run directory."""
-    found = {script.name: ["bash", str(script), "RUN"] for script in sorted(HERE.glob("*.sh"))}
-    several = ["lmcore", "run", "--nproc-per-node", str(PROCESSES)]
+def commands(counts: Sequence[int]) -> dict[str, list[str]]:
+    """Return the commands on these numbers of processes by name; `RUN` is the run directory."""
+    found = {}
+    if 1 in counts:
+        found = {script.name: ["bash", str(script), "RUN"] for script in sorted(HERE.glob("*.sh"))}
     for script in sorted(HERE.glob("library/**/*.py")):
         name = script.relative_to(HERE).as_posix()
-        found[name] = ["python", str(script)]
-        if not script.stem.endswith("_before"):  # a script of another library
-            found[f"{name} x {PROCESSES}"] = [*several, str(script)]
+        for count in counts:
+            if count == 1:
+                found[name] = ["python", str(script)]
+            elif not script.stem.endswith("_before"):  # a script of another library
+                launch = ["lmcore", "run", "--nproc-per-node", str(count), str(script)]
+                found[f"{name} x {count}"] = launch
     return found
 
 
@@ -135,12 +139,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run every example at small scale.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="script, or the folder `library`")
     parser.add_argument("--device", help="device of all runs; default: as lmcore selects it")
+    parser.add_argument("--processes", type=int, help="processes of a run; default: 1 and 2")
     arguments = parser.parse_args()
     if arguments.device is not None:
         os.environ["LMCORE_DEVICE"] = arguments.device
+    counts = PROCESSES if arguments.processes is None else (arguments.processes,)
     chosen = {
         name: command
-        for name, command in commands().items()
+        for name, command in commands(counts).items()
         if not arguments.names
         or {name.partition(" ")[0], name.partition("/")[0]} & set(arguments.names)
     }

@@ -2,85 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from example_loops import EXAMPLES, TEXT, PlainLoop, example
 from suite.selection import peer
-
-FOLDER = Path(__file__).resolve().parents[3] / "examples/library"
-TEXT = "To be, or not to be, that is the question:\n" * 40
-
-
-class PlainLoop:
-    """The part of a session that the examples use, in plain torch on the host."""
-
-    rank, world_size, device = 0, 1, torch.device("cpu")
-
-    def __init__(self) -> None:
-        self.updates, self.updated = 0, False
-        self._steps, self._done, self._left = 1, 0, -1
-
-    def prepare(self, *objects: Any) -> Any:
-        return objects
-
-    def loader(self, loader: Any) -> Iterable[Any]:
-        plain = self
-
-        class Loader:
-            def __iter__(self) -> Iterator[Any]:
-                plain._left = len(loader)
-                for batch in loader:
-                    plain._left -= 1
-                    yield batch
-
-        return Loader()
-
-    def autocast(self) -> Any:
-        return contextlib.nullcontext()
-
-    @contextlib.contextmanager
-    def accumulate(self, steps: int) -> Iterator[None]:
-        self._steps, self._done = steps, self._done + 1
-        yield
-        if self.updated:
-            self._done = 0
-
-    def all_reduce(self, value: Any, op: str) -> Any:
-        return value
-
-    def backward(self, loss: torch.Tensor) -> None:
-        (loss / self._steps).backward()
-
-    def step(self, optimizer: torch.optim.Optimizer, clip: float | None = None) -> None:
-        self.updated = self._steps in {1, self._done} or self._left == 0
-        if not self.updated:
-            return
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        if self._steps > 1 and self._done < self._steps:
-            for parameter in parameters:
-                parameter.grad.mul_(self._steps / self._done)
-        if clip is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, clip)
-        optimizer.step()
-        optimizer.zero_grad()
-        self.updates += 1
-
-
-def example(name: str) -> ModuleType:
-    """Return an example as a module."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -136,6 +65,6 @@ def test_an_example_names_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_no_device_is_named() -> None:
     """Nothing in the examples is about one kind of hardware."""
-    texts = [path.read_text("utf-8") for path in FOLDER.glob("*.py")]
+    texts = [path.read_text("utf-8") for path in EXAMPLES.glob("*.py")]
     assert len(texts) >= 4
     assert not any(word in text for text in texts for word in ("cuda", "xpu", '"cpu"', "nccl"))
