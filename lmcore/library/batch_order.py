@@ -301,7 +301,9 @@ def checked_to_end(batches: Iterable[Any], rendezvous: Rendezvous, turn: int) ->
         yield EPOCH_END
         with rendezvous.connection():
             store.set(ends[rank.rank], str(count))
-            rendezvous.wait_for(ends, "the end of an epoch on all ranks", heartbeats=beats)
+            rendezvous.wait_for(
+                ends, "the end of an epoch on all ranks", heartbeats=beats, in_order=False
+            )
             found = [(end or b"").decode() for end in store.get_all([*ends.values()])]
     if len(set(found)) > 1:
         lines = [f"rank {other}: {number}" for other, number in enumerate(found)]

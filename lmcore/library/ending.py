@@ -1,20 +1,21 @@
-"""End of a session: all ranks end together, or a rank that waits in a collective is named."""
+"""Ranks that wait in a collective which another rank never begins: they are named, at once."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lmcore.errors import RunError
 from lmcore.runtime.launch.rank import named_ranks
-from lmcore.runtime.process.collective_trace import count_operations
+from lmcore.runtime.process.collective_trace import count_operations, hanging_collectives
 from lmcore.runtime.process.rendezvous import end_key
-from lmcore.runtime.process.watch import collect_signs
+from lmcore.runtime.process.watch import collect_signs, collect_states
 
 if TYPE_CHECKING:
     from lmcore.runtime.process.rendezvous import Rendezvous
 
-__all__ = ["end_together"]
+__all__ = ["check_order", "end_together"]
 
 _POLL_SECONDS = 1.0
 
@@ -47,14 +48,7 @@ def end_together(rendezvous: Rendezvous, updates: int) -> None:
             if failure:
                 raise failure
             signs = collect_signs(rendezvous.store, missing)
-            waiting = [
-                rank
-                for rank, sign in signs.items()
-                if any(
-                    count > own.get(group, count)
-                    for group, count in (sign.get("operations") or {}).items()
-                )
-            ]
+            waiting = _ahead(signs, own)
             if waiting:
                 raise _in_vain(me, updates, {rank: signs[rank] for rank in waiting})
             if signs != seen:
@@ -66,6 +60,50 @@ def end_together(rendezvous: Rendezvous, updates: int) -> None:
                     hint=f"look at the last lines of {named_ranks(missing)}",
                 )
             rendezvous.store.wait([keys[rank] for rank in missing], _POLL_SECONDS)
+
+
+def check_order(rendezvous: Rendezvous, keys: Mapping[int, str], about: str) -> None:
+    """Raise an error if a rank for which this one waits has begun a later collective.
+
+    In a program whose ranks make the same calls in the same order, no rank is ahead of one that
+    waits for it: both would wait until the timeout.
+
+    Args:
+        rendezvous: Connection of the processes.
+        keys: Key in the store by rank, for which this rank waits.
+        about: Subject of the exchange.
+
+    Raises:
+        RunError: There is such a rank.
+    """
+    own, store = count_operations(), rendezvous.store
+    missing = [rank for rank, key in keys.items() if not store.check([key])]
+    ahead = _ahead(collect_signs(store, missing), own)
+    ahead = [rank for rank in ahead if not store.check([keys[rank]])]  # later than its sign
+    if not ahead:
+        return
+    me = rendezvous.rank.rank
+    states = collect_states(store, rendezvous.rank.world_size)
+    traces = [state.collectives for state in states]
+    lines = [f"rank {me}: waits for {about}, at {states[me].activity}"]
+    lines += hanging_collectives(traces, [state.operations for state in states], None)
+    raise RunError(
+        f"rank {me} is in {about}, and {named_ranks(ahead)} waits for it in a collective",
+        why="\n".join(lines),
+        hint="all ranks must make the same calls in the same order, and leave an epoch at the same "
+        "batch; a call within `if rank == 0` is a common cause",
+    )
+
+
+def _ahead(signs: Mapping[int, Mapping[str, Any]], own: Mapping[str, int]) -> list[int]:
+    """Return the ranks that have begun more collectives of a group than this one."""
+    return [
+        rank
+        for rank, sign in signs.items()
+        if any(
+            count > own.get(group, count) for group, count in (sign.get("operations") or {}).items()
+        )
+    ]
 
 
 def _in_vain(me: int, updates: int, signs: dict[int, Any]) -> RunError:

@@ -6,23 +6,28 @@ import hashlib
 import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from lmcore.accelerator.dtype import dtype_name
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, RunError
 from lmcore.parallel.collectives import gather_into
 
 if TYPE_CHECKING:
+    from lmcore.runtime.process.group import Processes
     from lmcore.runtime.runtime import Runtime
+    from lmcore.runtime.store import StoreClient
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "check_same", "gather_samples"]
 
+_agreed: WeakKeyDictionary[StoreClient, set[tuple[Any, ...]]] = WeakKeyDictionary()
+"""Collectives that all ranks have made, by the connection of a session."""
 _OPERATIONS = {"sum": "SUM", "mean": "SUM", "max": "MAX", "min": "MIN"}
 
 
-def all_reduce(runtime: Runtime, value: Any, op: str = "mean") -> Any:
+def all_reduce(runtime: Runtime, value: Any, op: str = "mean", name: str = "") -> Any:
     """Return a value reduced over all ranks; all ranks must call it.
 
     Args:
@@ -30,20 +35,27 @@ def all_reduce(runtime: Runtime, value: Any, op: str = "mean") -> Any:
         value: Tensor of any shape, the same on all ranks; a number; or a list, tuple or dict of
             these.  A tensor of another device is returned on that device.
         op: "mean", "sum", "max" or "min".
+        name: Name of the value within a larger one, for messages: "['loss']".
 
     Raises:
         ConfigError: The operation is unknown, or the value is something else.
+        RunError: The ranks have different values.
     """
     if op not in _OPERATIONS:
         raise ConfigError(
             f"`all_reduce(op={op!r})`: unknown operation", hint='use "mean", "sum", "max" or "min"'
         )
     if isinstance(value, dict):
-        return {key: all_reduce(runtime, each, op) for key, each in value.items()}
+        return {
+            key: all_reduce(runtime, each, op, f"{name}[{key!r}]") for key, each in value.items()
+        }
     if isinstance(value, (list, tuple)):
-        return type(value)(all_reduce(runtime, each, op) for each in value)
+        parts = [
+            all_reduce(runtime, each, op, f"{name}[{index}]") for index, each in enumerate(value)
+        ]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, Tensor):
-        return _all_reduce(runtime, value, op)
+        return _all_reduce(runtime, value, op, name)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(
             f"`all_reduce` of {type(value).__name__}",
@@ -53,14 +65,15 @@ def all_reduce(runtime: Runtime, value: Any, op: str = "mean") -> Any:
     if runtime.processes is None:
         return value
     # By the store, in the host's double precision, which not every device has.
-    values = runtime.processes.gather(value, "`all_reduce` of a number")
+    about = f"`all_reduce` by {op} of a number{name and f' {name}'}"
+    values = runtime.processes.gather(value, about)
     if op in {"max", "min"}:
         return max(values) if op == "max" else min(values)
     total = sum(values)
     return total / len(values) if op == "mean" else total
 
 
-def _all_reduce(runtime: Runtime, tensor: Tensor, op: str) -> Tensor:
+def _all_reduce(runtime: Runtime, tensor: Tensor, op: str, name: str) -> Tensor:
     if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
         raise ConfigError(
             f"`all_reduce` of a tensor of {tensor.dtype} by its mean",
@@ -71,6 +84,7 @@ def _all_reduce(runtime: Runtime, tensor: Tensor, op: str) -> Tensor:
         return tensor.detach().clone()
     from torch import distributed
 
+    _agree(runtime.processes, f"`all_reduce` by {op}", tensor, name)
     moved = _on_device(runtime, tensor).clone(memory_format=torch.contiguous_format)
     distributed.all_reduce(moved, op=getattr(distributed.ReduceOp, _OPERATIONS[op]))
     if op == "mean":
@@ -97,6 +111,7 @@ def all_gather(runtime: Runtime, value: Any) -> Any:
         return [value] if processes is None else processes.gather(value, "`all_gather`")
     if runtime.processes is None:
         return value.detach().clone().unsqueeze(0)
+    _agree(runtime.processes, "`all_gather`", value)
     own = _on_device(runtime, value).contiguous()
     rows = own.new_empty((runtime.rank.world_size * max(1, own.numel()),))
     gather_into(rows, own.reshape(-1) if own.numel() else own.new_zeros(1))
@@ -186,9 +201,34 @@ def broadcast(runtime: Runtime, value: Any, source: int = 0) -> Any:
         return value.detach().clone()
     from torch import distributed
 
+    _agree(runtime.processes, f"`broadcast` from rank {source}", value)
     moved = _on_device(runtime, value).clone(memory_format=torch.contiguous_format)
     distributed.broadcast(moved, src=source)
     return moved.to(value.device)
+
+
+def _agree(processes: Processes, call: str, tensor: Tensor, name: str = "") -> None:
+    """Check that all ranks make the same collective, the first time that this rank makes it.
+
+    A backend may abort the process, or return wrong numbers, if they differ in op or size.
+
+    Raises:
+        RunError: They differ, or the script has destroyed torch's default group.
+    """
+    from torch import distributed
+
+    if not distributed.is_initialized():
+        raise RunError(
+            f"{call}: torch's process group is gone",
+            why="the script has called `torch.distributed.destroy_process_group`",
+            hint="delete that call: the end of the session destroys the group",
+        )
+    seen = _agreed.setdefault(processes.rendezvous.store, set())
+    key = (call, name, tensor.shape, tensor.dtype)
+    if key not in seen:
+        kind = f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
+        processes.barrier(f"{call} of a tensor{name and f' {name}'}, {kind}")
+        seen.add(key)
 
 
 def _on_device(runtime: Runtime, tensor: Tensor) -> Tensor:

@@ -75,8 +75,11 @@ class Session:
         Session._open = self
         atexit.register(self._end_at_exit)
         if runtime.processes is not None:
-            watch = runtime.processes.rendezvous.watch
-            watch.activity = lambda: f"update {self._updates.count + 1}"
+            from lmcore.library.ending import check_order
+
+            rendezvous = runtime.processes.rendezvous
+            rendezvous.watch.activity = lambda: f"update {self._updates.count + 1}"
+            rendezvous.watch.check_order = functools.partial(check_order, rendezvous)
 
     @classmethod
     def current(cls) -> Session | None:

@@ -69,7 +69,7 @@ def start(
         RunError: The processes differ, or one of them stopped.
     """
     Session.require_none()
-    install_excepthook()
+    hook = install_excepthook()
     given = {"device": device, "precision": precision, "zero_stage": zero_stage, **options}
     given = {name: value for name, value in given.items() if value is not None}
     os.environ.update(translate(os.environ))
@@ -87,6 +87,7 @@ def start(
         connection = connect_processes(config, rank, "the arguments of `lmcore.start`", arguments)
         rendezvous = stack.enter_context(connection)
         runtime = stack.enter_context(start_runtime(config, plugins, selection, rank, rendezvous))
+        hook.put_first()
         if seed is not None:
             from lmcore.parallel.random_states import seed_everything
 

@@ -18,7 +18,14 @@ from types import FrameType, TracebackType
 
 from lmcore.errors import LmcoreError, printable
 
-__all__ = ["caller_line", "error_text", "install_excepthook", "previous_hook", "user_line"]
+__all__ = [
+    "ExceptHook",
+    "caller_line",
+    "error_text",
+    "install_excepthook",
+    "previous_hook",
+    "user_line",
+]
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
@@ -61,43 +68,61 @@ def error_text(error: BaseException) -> str:
     if not isinstance(error, LmcoreError):
         return "".join(traceback.format_exception(error)).rstrip("\n")
     text = error.render()
-    line = user_line(error.__traceback__)
+    # The error of a lost peer is raised at the end of a session, because of one within it.
+    traces, cause = [error.__traceback__], error.__cause__
+    while cause is not None:
+        traces.append(cause.__traceback__)
+        cause = cause.__cause__
+    line = next(filter(None, map(user_line, reversed(traces))), None)
     if line is None:
         return text
     what, *rest = text.split("\n")
     return "\n".join([what, printable(f"at: {line}"), *rest])
 
 
-def install_excepthook() -> None:
-    """Make Python report an uncaught `LmcoreError` by `error_text`; a second call does nothing.
+def install_excepthook() -> ExceptHook:
+    """Make Python report an uncaught `LmcoreError` by `error_text`; return the hook.
 
-    Other exceptions go to the previous `sys.excepthook`.
+    Other exceptions go to the previous `sys.excepthook`, without hooks of earlier calls.
     """
-    if not isinstance(sys.excepthook, _ExceptHook):
-        sys.excepthook = _ExceptHook(sys.excepthook)
+    hook = ExceptHook(previous_hook())
+    sys.excepthook = hook
+    return hook
 
 
 def previous_hook() -> _Hook:
     """Return the `sys.excepthook` that was set before `install_excepthook`, or is set now."""
     hook = sys.excepthook
-    return hook.previous if isinstance(hook, _ExceptHook) else hook
+    return hook.own if isinstance(hook, ExceptHook) else hook
 
 
-class _ExceptHook:
+class ExceptHook:
     """Replacement of `sys.excepthook`.
 
     Args:
         previous: Hook for other exceptions.
+        own: Hook of the program itself; None: the previous one.
     """
 
-    def __init__(self, previous: _Hook) -> None:
-        self.previous = previous
+    def __init__(self, previous: _Hook, own: _Hook | None = None) -> None:
+        self.previous, self.own = previous, own or previous
+
+    def put_first(self) -> None:
+        """Take the place of a hook that was set since; it gets the other exceptions.
+
+        torch's process group sets one that marks each line of a message with the rank.
+        """
+        if sys.excepthook is not self:
+            sys.excepthook = ExceptHook(sys.excepthook, self.own)
 
     def __call__(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
+        """Show an uncaught exception; with several processes the first line names the rank."""
         if isinstance(error, LmcoreError):
-            sys.stderr.write(error_text(error.with_traceback(trace)) + "\n")
+            rank = os.environ.get("RANK", "")
+            mark = f"[rank{rank}]: " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
+            sys.stderr.write(f"{mark}{error_text(error.with_traceback(trace))}\n")
         else:
             self.previous(kind, error, trace)
 

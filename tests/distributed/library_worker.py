@@ -169,6 +169,56 @@ def uneven(timeout: float) -> None:
             rt.step(optimizer)
 
 
+X = torch.ones(3)
+
+
+def left_epoch(rt: lmcore.Session) -> None:
+    """Leave the first of two epochs on rank 1."""
+    model, optimizer = rt.prepare(*make())
+    for _ in range(2):
+        for number, x in enumerate(rt.loader([torch.ones(4, 8)] * 8)):
+            if number == 2 and rt.rank == 1:
+                break
+            rt.backward(model(x).mean())
+            rt.step(optimizer)
+
+
+def saved_by_rank_0(rt: lmcore.Session) -> None:
+    """Save on rank 0, and compute gradients on rank 1."""
+    (model,) = rt.prepare(*make())[:1]
+    if rt.rank == 0:
+        rt.save("never", model=model)
+    rt.backward(model(torch.ones(4, 8)).mean())
+
+
+def destroyed(rt: lmcore.Session) -> None:
+    """Destroy torch's group within the session."""
+    torch.distributed.destroy_process_group()
+    rt.all_reduce(X)
+
+
+CALLS: dict[str, Callable[[lmcore.Session], Any]] = {
+    "shape": lambda rt: rt.all_reduce(torch.ones(4 + rt.rank)),
+    "dtype": lambda rt: rt.all_gather(X.double() if rt.rank else X),
+    "op": lambda rt: rt.all_reduce(X, "max") if rt.rank else rt.broadcast(X),
+    "names": lambda rt: rt.all_reduce({"b": 1.0} if rt.rank else {"a": 1.0}),
+    "values": lambda rt: rt.all_gather("text") if rt.rank else rt.all_reduce(1.0),
+    "barrier": lambda rt: rt.barrier() if rt.rank else rt.all_reduce(X),
+    "tensor": lambda rt: rt.all_reduce(X if rt.rank else torch.ones(7)),
+    "backward": saved_by_rank_0,
+    "destroyed": destroyed,
+    "break": left_epoch,
+}
+
+
+def calls(timeout: float) -> None:
+    """Make another call on rank 1, as the variable CALLS says."""
+    with session(timeout) as rt:
+        rt.all_reduce(X)
+        CALLS[os.environ["CALLS"]](rt)
+    show("ended")
+
+
 def late(timeout: float) -> None:
     """Work alone on rank 0, longer than the timeout, after the last step."""
     with session(timeout) as rt:
@@ -200,6 +250,7 @@ def own_group(timeout: float) -> None:
 
 SCENARIOS: dict[str, Callable[[float], None]] = {
     "again": again,
+    "calls": calls,
     "exchange": exchange,
     "fail": fail,
     "late": late,

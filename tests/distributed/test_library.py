@@ -78,6 +78,37 @@ def test_a_disagreement_ends_all(start: Any, scenario: str, messages: tuple[str,
         assert message in ranks[0].errors
 
 
+SAME_TIME = "the ranks make different calls at the same time"
+
+
+@pytest.mark.parametrize(
+    "kind, messages",
+    [
+        ("shape", (SAME_TIME, "rank 1: `all_reduce` by mean of a tensor, float32 [5]")),
+        ("dtype", (SAME_TIME, "rank 0: `all_gather` of a tensor, float32 [3]")),
+        ("op", (SAME_TIME, "rank 0: `broadcast` from rank 0", "rank 1: `all_reduce` by max")),
+        ("names", (SAME_TIME, "rank 1: `all_reduce` by mean of a number ['b']")),
+        ("values", (SAME_TIME, "rank 0: `all_reduce` by mean of a number", "rank 1: `all_gather`")),
+        ("barrier", ("rank 1 is in `barrier`, and rank 0 waits for it in a collective",)),
+        ("tensor", ("rank 0 is in `all_reduce` by mean", "rank 1 waits for it in a collective")),
+        ("backward", ("rank 0 is in the write plan", "rank 1 waits for it", "group data")),
+        ("destroyed", ("torch's process group is gone",)),
+        ("break", ("rank 1 is in the batches of a loader, and rank 0 waits", "group data")),
+    ],
+)
+def test_calls_that_differ_are_named(start: Any, kind: str, messages: tuple[str, ...]) -> None:
+    """Soon, on every rank, with the line of the script and the ranks."""
+    for ended in start("calls", lambda _: {"CALLS": kind}, worker=WORKER, timeout=50.0):
+        assert ended.status == 1
+        assert ended.printed == []
+        assert ended.seconds < 30
+        for message in messages:
+            assert message in ended.errors
+        assert "Traceback" not in ended.errors
+        (line,) = [line for line in ended.errors.splitlines() if line.startswith("at: ")]
+        assert "rt." in line
+
+
 def test_a_rank_may_work_alone(start: Any) -> None:
     """The others wait at the end of the block, longer than the timeout of an exchange."""
     for ended in start("late", worker=WORKER, timeout=4.0):

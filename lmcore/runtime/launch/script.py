@@ -23,7 +23,7 @@ from typing import Any
 
 from lmcore.errors import ConfigError, LmcoreError, RunError, nearest, printable
 from lmcore.runtime.launch.worker_protocol import Report, launch_info, write_report
-from lmcore.runtime.user_line import error_text, previous_hook
+from lmcore.runtime.user_line import error_text, install_excepthook, previous_hook
 from lmcore.signals import END_SIGNALS, end_status
 
 __all__ = ["Script", "execute"]
@@ -194,10 +194,9 @@ def execute(script: Script, env: Mapping[str, str]) -> int:
 def _show(error: BaseException) -> int:
     """Show an uncaught exception of the only process, or of another launcher's."""
     if isinstance(error, LmcoreError):
-        sys.stderr.write(error_text(error) + "\n")
-        return error.exit_status
+        install_excepthook()
     sys.excepthook(type(error), error, error.__traceback__)
-    return 1
+    return error.exit_status if isinstance(error, LmcoreError) else 1
 
 
 def _report(error: BaseException) -> Report:

@@ -142,6 +142,15 @@ def start_processes(
     try:
         rendezvous.barrier(f"all ranks to be connected through `{backend.name}`")
         yield Processes(rendezvous.rank, backend, rendezvous, timeout)
+    except RuntimeError as error:  # torch's, perhaps, of a peer whose connections have closed
+        failure = rendezvous.reported_failure()
+        if failure:
+            raise failure from error
+        raise
+    except BaseException as error:
+        # Before the connections close: other ranks, in a collective, look for the report.
+        rendezvous.report_failure(error)
+        raise
     finally:
         # The body may have destroyed it, as an engine of another package does.
         if distributed.is_initialized():

@@ -94,21 +94,27 @@ class Rendezvous:
             about: Subject of the exchange, for the message if a rank is missing.
 
         Raises:
-            RunError: A rank stopped, or did not answer within the timeout.
+            RunError: A rank stopped, did not answer within the timeout, or is in another exchange.
         """
         turn = next(self._turns)
         keys = [f"{turn}/{rank}" for rank in range(self.rank.world_size)]
         result = f"{turn}/all"
         with self.connection():
-            self.store.set(keys[self.rank.rank], json.dumps(value))
+            self.store.set(keys[self.rank.rank], json.dumps([about, value]))
             if self.rank.rank == 0:
                 self.wait_for(dict(enumerate(keys)), about)
-                values = [json.loads(value or b"null") for value in self.store.get_all(keys)]
-                self.store.set(result, json.dumps(values))
-                return values
-            self.wait_for({0: result}, about)
-            found: list[Any] = self.read(result)
-            return found
+                found = [json.loads(pair or b"[]") for pair in self.store.get_all(keys)]
+                subjects = [subject for subject, _ in found]
+                values = [own for _, own in found]
+                differ = len(set(subjects)) > 1
+                self.store.set(result, json.dumps([subjects if differ else None, values]))
+            else:
+                self.wait_for({0: result}, about)
+                subjects, values = self.read(result)
+                differ = subjects is not None
+        if differ:
+            raise _other_exchanges(subjects)
+        return values
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[None]:
@@ -183,6 +189,7 @@ class Rendezvous:
         about: str,
         *,
         heartbeats: Mapping[int, str] | None = None,
+        in_order: bool = True,
     ) -> None:
         """Wait until each rank has set its key in the store.
 
@@ -192,6 +199,8 @@ class Rendezvous:
             keys: Key in the store by rank.
             about: Subject of the exchange, for the message if a rank is missing.
             heartbeats: Key in the store that each rank counts up while it works, by rank.
+            in_order: False if a rank may begin collectives before it sets its key, which this rank
+                never begins.
 
         Raises:
             RunError: A rank stopped, or did not set its key within the timeout.
@@ -222,6 +231,8 @@ class Rendezvous:
             absent = [rank for rank in ended if not self.store.check([keys[rank]])]
             if absent:
                 raise _ended(absent, self.rank.rank, about)
+            if in_order and self.watch.check_order is not None:
+                self.watch.check_order(keys, about)
 
     def show_states(self, error: BaseException) -> list[RankState] | None:
         """Print the Python stacks of all ranks, once in a run; None if the store does not answer.
@@ -301,13 +312,13 @@ class Rendezvous:
         Args:
             wait: Time to wait for a report, in seconds, if the connection has broken already.
         """
+        report = None
         with contextlib.suppress(StoreError):  # the process with the store has ended
             store = self._soon()
             if store.wait([FAILED], wait):
                 report = store.get(FAILED)
-                if report:
-                    return _stopped(json.loads(report))
-        return None
+        report = report or self.watch.failure
+        return _stopped(json.loads(report)) if report else None
 
     def _soon(self) -> StoreClient:
         """Return the store for requests that a stopped process with the store must not delay."""
@@ -341,6 +352,18 @@ def _ended(ranks: Sequence[int], me: int, about: str) -> RunError:
         why="exchanges are for all ranks",
         hint=f"look at the last lines of {named_ranks(ranks)}; a call within `if rank == 0` is a "
         "common cause",
+    )
+
+
+def _other_exchanges(subjects: Sequence[str]) -> RunError:
+    ranks: dict[str, list[int]] = {}
+    for rank, subject in enumerate(subjects):
+        ranks.setdefault(subject, []).append(rank)
+    return RunError(
+        "the ranks make different calls at the same time",
+        why="\n".join(f"{named_ranks(own)}: {subject}" for subject, own in ranks.items()),
+        hint="all ranks must make the same calls in the same order; a call within `if rank == 0` "
+        "is a common cause",
     )
 
 

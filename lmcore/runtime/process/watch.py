@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lmcore.runtime.launch.rank import named_ranks
+from lmcore.runtime.launch.worker_protocol import FAILED
 from lmcore.runtime.process.collective_trace import (
     GroupTrace,
     count_operations,
@@ -61,10 +62,17 @@ class Watch:
 
     Attributes:
         activity: Function that returns the work of this rank, such as "step 7".
+        failure: Report of the rank that has failed first; None if none has.  The process with the
+            store may end before this one, in a collective, looks for the report.
+        check_order: Function that raises an error if ranks, whose keys in the store this rank waits
+            for, wait for it in a collective; its second argument is the subject of the exchange.
+            None: collectives of a program need not have an order that is equal on all ranks.
     """
 
     def __init__(self, rank: int, world_size: int, store: StoreClient) -> None:
         self.activity: Callable[[], str] = str
+        self.failure: bytes | None = None
+        self.check_order: Callable[[Mapping[int, str], str], None] | None = None
         self._rank, self._store = rank, store
         self._seconds = _SECONDS * max(1.0, world_size / _RANKS)
         self._main = threading.get_ident()
@@ -93,9 +101,13 @@ class Watch:
         with contextlib.suppress(StoreError):  # the process with the store has ended
             wanted = False
             while not self._store.wait(
-                [_end_key(self._rank)], self._seconds, stop=[] if wanted else [_WANTED]
+                [_end_key(self._rank)],
+                self._seconds,
+                stop=[*([] if wanted else [_WANTED]), *([] if self.failure else [FAILED])],
             ):
                 self._send_sign()
+                if not self.failure and self._store.check([FAILED]):
+                    self.failure = self._store.get(FAILED)
                 if not wanted and self._store.check([_WANTED]):
                     wanted = True
                     answer = {"stacks": _stacks(self._main), "collectives": trace_collectives()}

@@ -75,7 +75,7 @@ def test_every_problem_of_a_collected_error_is_shown(tmp_path: Path) -> None:
 def test_the_hook(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """It shows an `LmcoreError`; the previous hook gets any other exception; it is set once."""
+    """It shows an `LmcoreError`; the program's own hook gets other exceptions, once."""
     seen: list[type[BaseException]] = []
 
     def before(
@@ -85,8 +85,7 @@ def test_the_hook(
 
     monkeypatch.setattr(sys, "excepthook", before)
     install_excepthook()
-    hook = sys.excepthook
-    install_excepthook()
+    hook = install_excepthook()
     assert sys.excepthook is hook
     assert previous_hook() is before
     for found in (OtherRankError("rank 1 stopped"), KeyError("x")):
@@ -95,6 +94,35 @@ def test_the_hook(
     assert seen == [KeyError]
     shown = capsys.readouterr().err
     assert shown == f"error: rank 1 stopped\nat: {tmp_path / 'a.py'}, line 1\n"
+
+
+def test_a_hook_that_marks_each_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch's, set by its process group, gets other exceptions; a message has the rank once."""
+
+    def marks(kind: type[BaseException], *_: object) -> None:
+        sys.stderr.write(f"marked {kind.__name__}\n")
+
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    before = previous_hook()
+    for _ in range(2):  # sessions
+        installed = install_excepthook()
+        sys.excepthook = marks
+        installed.put_first()
+        assert previous_hook() is before
+        for error in (ConfigError("bad", why="w"), KeyError("x")):
+            sys.excepthook(type(error), error, None)
+        assert capsys.readouterr().err == "[rank1]: error: bad\nwhy: w\nmarked KeyError\n"
+
+
+def test_the_line_of_a_cause(tmp_path: Path) -> None:
+    """An error that is raised at the end of a block names the line that failed within it."""
+    error = raised("raise E", str(tmp_path / "a.py"), E=OtherRankError("rank 1 stopped"))
+    error.__cause__ = raised("\n\nx()", str(tmp_path / "a.py"))
+    assert error_text(error) == f"error: rank 1 stopped\nat: {tmp_path / 'a.py'}, line 3"
 
 
 def test_a_program_with_the_hook(tmp_path: Path) -> None:
