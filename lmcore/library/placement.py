@@ -107,6 +107,14 @@ class ModelPlacement:
         """Return True if a model was prepared."""
         return any(each.model is model for each in self.models)
 
+    def reshard(self) -> None:
+        """Drop gathered weights of sharded models, so that their parameters are the shards."""
+        for prepared in self.models:
+            if prepared.sharding is not None:
+                from lmcore.parallel.data_parallel import reshard
+
+                reshard(prepared.model)
+
     def _prepare_model(self, model: nn.Module) -> None:
         if self.is_prepared(model):
             raise ConfigError(

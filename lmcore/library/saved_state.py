@@ -71,6 +71,7 @@ class SavedStates:
     ) -> Path:
         """Save a checkpoint and return its path; see `Session.save`."""
         _check_names(objects)
+        self._placement.reshard()  # a pass without backward leaves whole weights
         state = _State(self._placement)
         values: dict[str, Any] = {}
         for name, each in _ordered(objects):
@@ -119,6 +120,7 @@ class SavedStates:
         )
         checkpoint, manifest = found.path, found.manifest
         values = _values(checkpoint, manifest)
+        self._placement.reshard()
         state = _State(self._placement)
         rebuilt: dict[str, Any] = {}
         for name, each in _ordered(objects):

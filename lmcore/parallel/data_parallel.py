@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lmcore.parallel.pipeline import StageModule
     from lmcore.parallel.wait_clock import WaitClock
 
-__all__ = ["Accumulation", "LossModule", "Replica", "replicate", "shard", "shard_stages"]
+__all__ = ["Accumulation", "LossModule", "Replica", "replicate", "reshard", "shard", "shard_stages"]
 
 
 class Accumulation(Protocol):
@@ -121,6 +121,21 @@ def shard(root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMesh) -> A
         return contextlib.nullcontext()
 
     return accumulation
+
+
+def reshard(root: nn.Module) -> None:
+    """Drop the weights that `fully_shard` has gathered; the next pass gathers them again.
+
+    A pass without backward leaves them gathered, and registered in the place of the shards.
+
+    Args:
+        root: Sharded module.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def shard_stages(stages: Sequence[StageModule], mesh: ParallelMesh) -> None:

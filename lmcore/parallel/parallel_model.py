@@ -21,7 +21,7 @@ from lmcore.model.shape import ModelPart
 from lmcore.parallel import context_parallel, tensor_parallel
 from lmcore.parallel.collectives import all_reduce_coalesced
 from lmcore.parallel.context_parallel import local_positions, local_tokens
-from lmcore.parallel.data_parallel import replicate, shard_stages
+from lmcore.parallel.data_parallel import replicate, reshard, shard_stages
 from lmcore.parallel.graph_capture import GraphedMicroBatch, allocate_gradients
 from lmcore.parallel.mesh import ParallelMesh
 from lmcore.parallel.pipeline import Pipeline
@@ -273,10 +273,8 @@ class ParallelModel:
         if not self.mesh.layout.zero_stage:
             return
         roots = self._pipeline.modules if self._pipeline is not None else [self.root]
-        for module in (module for root in roots for module in root.modules()):
-            reshard = getattr(module, "reshard", None)  # a method of `fully_shard`'s modules
-            if reshard is not None:
-                reshard()
+        for root in roots:
+            reshard(root)
 
     def zero_grad(self) -> None:
         """Drop all gradients; set them to zero in place if a captured graph writes them."""

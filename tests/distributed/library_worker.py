@@ -93,8 +93,11 @@ def train(timeout: float) -> None:
                 norm = rt.step(optimizer, clip=0.3)
                 found["losses"].append(rt.all_reduce(loss.item()))
                 found["norms"].append(norm.item() if norm is not None else None)
+            with torch.no_grad():
+                model(x)  # as in a validation; it leaves sharded weights gathered
             saved = rt.save(folder / str(stage), model=model, optimizer=optimizer, epoch=stage)
             other, its_optimizer = rt.prepare(*make(seed=7))
+            other(x)
             values = rt.load(folder / "0", model=other, optimizer=its_optimizer)
             x, y = next(batches())
             found["after"] = []
