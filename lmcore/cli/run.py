@@ -6,8 +6,8 @@ this command again, once for each; the script runs in those, otherwise in this p
 
 from __future__ import annotations
 
-import logging
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,17 +30,20 @@ if TYPE_CHECKING:
 
 __all__ = ["SUMMARY", "RunSection", "run"]
 
-logger = logging.getLogger(__name__)
-
 SUMMARY = "Run a Python script of your own in one process for each device."
 _USAGE = "[--flags] SCRIPT [arguments of the script]"
 _EPILOG = """\
-Flags of lmcore precede the script; what follows it is passed to the script unchanged. Under \
-torchrun, srun or mpirun the command runs the script as one process of that launcher.
+Flags of lmcore precede the script, or follow its arguments from --nproc-per-node on; all other \
+words after the script are passed to it unchanged, and all of them after `--` or a \
+--nproc-per-node before the script. Under torchrun, srun or mpirun the command runs the script as \
+one process of that launcher.
 
   lmcore run --nproc-per-node 2 train.py --lr 3e-4
-  lmcore run --device cpu -m my_package.train --lr 3e-4"""
+  lmcore run train.py --lr 3e-4 --nproc-per-node 2 --device cpu
+  lmcore run --device cpu -m my_package.train --lr 3e-4
+  lmcore run -- train.py --nproc-per-node 2"""
 _MODULE = ("-m", "--module")
+_PROCESSES = "--nproc-per-node"
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,12 @@ class RunSection:
 def run(argv: list[str]) -> int:
     """Run `lmcore run ...` and return the exit status of the script."""
     from lmcore.runtime.launch.script import execute
+    from lmcore.runtime.launch.worker_protocol import launch_info
     from lmcore.runtime.user_line import error_text
 
     own, words = _split(argv)
+    if not launch_info(os.environ).report_file:  # a worker has its launcher's words
+        own, words = _with_flags_at_end(own, words, argv)
     if wants_help(own):
         groups = [("options", "", options_of(RunSection))]
         arguments = [
@@ -99,7 +105,7 @@ def run(argv: list[str]) -> int:
         except (SyntaxError, ValueError) as error:
             sys.stderr.write(error_text(error.with_traceback(None)) + "\n")
             return 1
-        status = _start(own, words, section, script)
+        status = _start(own, words, section)
     return execute(script, os.environ) if status is None else status
 
 
@@ -112,12 +118,55 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     taking |= {flag for flag, foreign in torchrun_flags().items() if foreign.values == "1"}
     index = 0
     while index < len(argv) and argv[index].startswith("-"):
-        name, equals, _ = argv[index].partition("=")
-        if name == "--" or name in _MODULE:
+        if argv[index] == "--" or argv[index].partition("=")[0] in _MODULE:
             break
-        index += 2 if name.replace("_", "-") in taking and not equals else 1
+        index += 2 if _flag(argv[index]) in taking and "=" not in argv[index] else 1
     rest = list(argv[index:])
     return list(argv[:index]), rest[1:] if rest[:1] == ["--"] else rest
+
+
+def _with_flags_at_end(
+    own: list[str], words: list[str], argv: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return the flags of lmcore with the ones at the end of the line, and the script's words.
+
+    Args:
+        own: Flags of lmcore before the script.
+        words: The script, or `-m` and the module, and the words after it.
+        argv: The whole line.
+
+    Raises:
+        ConfigError: Words of the script follow `--nproc-per-node`.
+    """
+    first = 2 if words[:1] and words[0] in _MODULE else 1
+    places = [
+        index for index, word in enumerate(words) if index >= first and _flag(word) == _PROCESSES
+    ]
+    if not places or _PROCESSES in map(_flag, own) or argv[len(own) : len(own) + 1] == ["--"]:
+        return own, words
+    known = {option.flag for option in options_of(RunSection)} | torchrun_flags().keys()
+    flags, rest = _split(words[places[0] :])
+    names = [_flag(word) for word in flags if word.startswith("-")]
+    before = words[: places[0]]
+    strange = [name for name in names if name not in known] + rest
+    if not strange:
+        return own + flags, before
+    count = flags[: 2 if "=" not in flags[0] else 1]
+    script = before + words[places[0] + len(count) :]
+    hint = f"`{shlex.join(['lmcore', 'run', *own, *count, *script])}` sets the number of processes"
+    if first == 1:
+        line = shlex.join(["lmcore", "run", *own, "--", *words])
+        hint = f"{hint}; `{line}` passes it to the script"
+    raise ConfigError(
+        f"`{_PROCESSES}` among the arguments of `{words[first - 1]}`",
+        why=f"`{strange[0]}` follows, which is no flag of `lmcore run`",
+        hint=hint,
+    )
+
+
+def _flag(word: str) -> str:
+    """Return the name of a flag in lmcore's spelling, without a value."""
+    return word.partition("=")[0].replace("_", "-")
 
 
 def _script(words: Sequence[str]) -> Script:
@@ -133,14 +182,13 @@ def _script(words: Sequence[str]) -> Script:
     return Script(words[0], tuple(words[1:]), is_module)
 
 
-def _start(own: list[str], words: list[str], section: RunSection, script: Script) -> int | None:
+def _start(own: list[str], words: list[str], section: RunSection) -> int | None:
     """Start the processes of the script, or prepare the environment for it in this one.
 
     Args:
         own: Flags of lmcore.
         words: The script, or `-m` and the module, and its arguments.
         section: Values of the flags.
-        script: The script.
 
     Returns:
         Exit status of the processes; None if the script is to run in this process.
@@ -157,7 +205,6 @@ def _start(own: list[str], words: list[str], section: RunSection, script: Script
     plugins = find_plugins(own)
     selection = select_device(plugins, section.device, rank)
     if not is_worker:
-        _warn_of_flags(script)
         _hand_down(section, selection)
     if not started_by_launcher(os.environ):
         count = section.nproc_per_node or default_process_count(plugins, selection, rank)
@@ -215,15 +262,3 @@ def _set_only_process(rank: RankInfo) -> None:
     os.environ.update(rank.to_env())
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(reserved.getsockname()[1]))
     reserved.detach()  # open as long as this process
-
-
-def _warn_of_flags(script: Script) -> None:
-    """Warn if flags that are most likely lmcore's follow the script."""
-    flags = {option.flag for option in options_of(RunSection)}
-    given = [word.partition("=")[0].replace("_", "-") for word in script.arguments]
-    misplaced = [flag for flag in dict.fromkeys(given) if flag in flags]
-    if {"--nproc-per-node", "--plugin-off"} & {*misplaced}:
-        logger.warning(
-            "`%s` after the script: passed to `%s`; flags of `lmcore run` precede the script",
-            *("` `".join(misplaced), script.name),
-        )

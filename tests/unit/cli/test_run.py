@@ -17,7 +17,7 @@ from suite import warm
 
 from lmcore.accelerator import Probe, ProbeState
 from lmcore.cli.main import main
-from lmcore.cli.run import RunSection, _hand_down, _split
+from lmcore.cli.run import RunSection, _hand_down, _split, _with_flags_at_end
 from lmcore.plugin import Selection
 
 GOLDEN = Path(__file__).parents[2] / "golden/errors"
@@ -90,6 +90,8 @@ CASES = {
     "flag_without_value": "--nproc-per-node",
     "no_process": "--nproc-per-node 0 train.py",
     "flag_misspelt": "--devise cpu train.py",
+    "flags_among_arguments": "--device cpu train.py a --nproc-per-node 2 --lr 1",
+    "flags_among_a_modules": "-m train --nproc_per_node=2 1",
     "no_such_script": "trian.py --lr 1",
     "directory": "--device cpu .",
     "output": "--output some train.py",
@@ -172,16 +174,37 @@ def test_output_of_rank_0_alone(folder: Path) -> None:
     assert sorted(done.stderr.splitlines()) == ["[rank 1] err", "err"]
 
 
-def test_flags_after_the_script(folder: Path) -> None:
-    """A number of processes that the script gets is named; a device may be the script's own."""
-    (folder / "a.py").touch()
-    done = lmcore_run("--device", "cpu", "a.py", "--device", "x")
-    assert done.stderr == ""
-    done = lmcore_run("--device", "cpu", "a.py", "--device", "x", "--nproc_per_node=2")
-    assert done.stderr == (
-        "warning: `--device` `--nproc-per-node` after the script: passed to `a.py`; flags of "
-        "`lmcore run` precede the script\n"
-    )
+@pytest.mark.parametrize(
+    "line, own, words",
+    [
+        ("train.py --lr 1 --nproc-per-node 2", "--nproc-per-node 2", "train.py --lr 1"),
+        ("a.py --nproc_per_node=2 --device cpu", "--nproc_per_node=2 --device cpu", "a.py"),
+        ("--device cpu -m m --nproc-per-node 2", "--device cpu --nproc-per-node 2", "-m m"),
+        ("a.py --nproc-per-node 2 --standalone", "--nproc-per-node 2 --standalone", "a.py"),
+        ("a.py --device x --nproc-per-node", "--nproc-per-node", "a.py --device x"),
+        ("a.py --device x --output all", "", "a.py --device x --output all"),
+        ("-- a.py --nproc-per-node 2", "", "a.py --nproc-per-node 2"),
+        ("--nproc-per-node 3 a.py --nproc-per-node 2 b", "--nproc-per-node 3", ""),
+        ("--nproc-per-node 3 -m m --nproc_per_node=2", "--nproc-per-node 3", ""),
+    ],
+)
+def test_flags_after_the_script(line: str, own: str, words: str) -> None:
+    """From `--nproc-per-node` on they are lmcore's, if all of them are and none is before."""
+    argv = line.split()
+    wanted = words or line.removeprefix(own).strip()
+    assert _with_flags_at_end(*_split(argv), argv) == (own.split(), wanted.split())
+
+
+def test_processes_of_a_flag_after_the_script(folder: Path) -> None:
+    """Both workers get the arguments without it; a worker's own arguments stay its own."""
+    (folder / "show.py").write_text(SHOW)
+    for line in ("show.py -x --nproc-per-node 2 --device cpu", "--nproc-per-node 2 show.py "):
+        own = [] if "-x" in line else ["--nproc-per-node", "7"]
+        done = lmcore_run(*line.split(), *own)
+        assert done.returncode == 0, done.stderr
+        found = [json.loads(text.removeprefix("[rank 1] ")) for text in done.stdout.splitlines()]
+        assert [one["WORLD_SIZE"] for one in found] == ["2", "2"]
+        assert [one["argv"] for one in found] == [["show.py", *(own or ["-x"])]] * 2
 
 
 def test_below_another_launcher(folder: Path) -> None:
