@@ -128,8 +128,13 @@ def check_device(policy: _Policy, device: Device) -> None:
     """
     place = f"on device `{device.type}`"
     _check_numbers(policy, device)
+    layers = _layers(policy, device)
+    dtype = next(layers.parameters()).dtype
+    x_BSI = torch.ones(2, _SIZE, _SIZE, dtype=dtype, device=device.torch_device, requires_grad=True)
     with ProductCounter() as counter:
-        _run_layers(policy, device)
+        with policy.context():
+            out_BSO = layers(x_BSI)
+        out_BSO.float().square().mean().backward()
     products = counter.products
     check_products(policy, products, device.type, place=place)
     # A kernel that is no op of torch is not counted, so there may be no product in `compute`.
@@ -169,8 +174,8 @@ def _check_numbers(policy: _Policy, device: Device) -> None:
         _expect(policy, device, name, tensor.grad, dtype, expected)
 
 
-def _run_layers(policy: _Policy, device: Device) -> None:
-    """Run forward and backward of a projection with bias, attention, and one without bias."""
+def _layers(policy: _Policy, device: Device) -> nn.Module:
+    """Return a projection with bias, attention, and a projection without bias."""
 
     class Attention(nn.Module):
         def forward(self, packed_BSP: Tensor) -> Tensor:
@@ -186,11 +191,7 @@ def _run_layers(policy: _Policy, device: Device) -> None:
     )
     if policy.prepare is not None:
         policy.prepare(layers)
-    dtype = next(layers.parameters()).dtype
-    x_BSI = torch.ones(2, _SIZE, _SIZE, dtype=dtype, device=on)
-    with policy.context():
-        out_BSO = layers(x_BSI.requires_grad_())
-    out_BSO.float().square().mean().backward()
+    return layers
 
 
 def _expect(
