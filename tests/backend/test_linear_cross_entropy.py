@@ -233,12 +233,18 @@ def test_dtypes_of_autocast(
         torch.testing.assert_close(one.grad.double(), wanted, rtol=tolerance, atol=tolerance)
 
 
-def test_all_bfloat16_is_no_worse_than_the_reference() -> None:
+@pytest.mark.parametrize("rows", [TOKENS, 2])
+def test_all_bfloat16_is_no_worse_than_the_reference(
+    monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
     """With bfloat16 throughout and float32 loss weights, the error is bfloat16's own.
+
+    Blocks of tokens add no error: the sum over them is float32.
 
     Both are compared with float64 on the same rounded inputs; twice the reference's error, plus
     one rounding, is the bound.
     """
+    monkeypatch.setattr(module, "_BLOCK_BYTES", rows * VOCAB * 4)
     hidden, weight, target, scale = inputs(torch.bfloat16)
     scale = scale.float()
     loss, hidden_grad, weight_grad = oracle(hidden, weight, target, scale)
@@ -253,8 +259,25 @@ def test_all_bfloat16_is_no_worse_than_the_reference() -> None:
         pairs = ((found, loss), (one.grad, hidden_grad), (other.grad, weight_grad))
         return [float((a.detach().double() - b).abs().max() / b.abs().max()) for a, b in pairs]
 
-    for ours, theirs in zip(errors(linear_cross_entropy), errors(reference), strict=True):
-        assert ours <= 2 * theirs + 2**-8
+    ours = errors(linear_cross_entropy)
+    assert ours[0] <= 2**-8
+    for found, bound in zip(ours, errors(reference), strict=True):
+        assert found <= 2 * bound + 2**-8
+
+
+@pytest.mark.parametrize("blas_is_faster", [False, True])
+def test_the_products_by_processor(
+    monkeypatch: pytest.MonkeyPatch, *, blas_is_faster: bool
+) -> None:
+    """Both products give the loss; on processors with the faster BLAS oneDNN is not called."""
+    monkeypatch.setattr(module, "blas_is_faster", lambda: blas_is_faster)
+    calls: list[int] = []
+    monkeypatch.setattr(module, "product", lambda x, weight: (calls.append(1), x @ weight.t())[1])
+    hidden, weight, target, scale = inputs(torch.float32)
+    loss, *_ = oracle(hidden, weight, target, scale)
+    found = linear_cross_entropy(hidden, weight, target, scale)
+    torch.testing.assert_close(found.double(), loss, rtol=1e-5, atol=1e-5)
+    assert bool(calls) == (module.available() and not blas_is_faster)
 
 
 def test_improbable_targets() -> None:

@@ -8,10 +8,11 @@ Shapes: B batch, N heads, K key/value heads, S queries, T keys, D head channels.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -22,28 +23,30 @@ from lmcore.library.module_kernels.choice import Choice, differs, own_function
 from lmcore.library.module_kernels.report import KernelReport
 from lmcore.library.op_calls import OpCalls
 
-__all__ = ["replace_attention", "replace_rotary"]
+__all__ = ["is_attention", "replace_attention", "replace_rotary"]
 
 _NAMES = (f"lmcore_{number}" for number in itertools.count())
 _ROTARY = "apply_rotary_pos_emb"
+_DROPOUTS = ("attention_dropout", "attn_dropout", "dropout")
+_CHOSEN = "_attn_implementation_internal"
+"""Attribute of configurations; the public one changes the configurations of parts, too."""
+
 _OTHER_OPTIONS = ("sliding_window", "softcap", "position_bias", "s_aux", "head_mask", "cache")
 """Arguments of attention functions that the op does not have."""
 
 
-def _attention_modules(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
-    """Yield the modules that call the library's attention functions."""
-    for module in modules:
-        code = getattr(type(module).forward, "__code__", None)
-        called = code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
-        if called and hasattr(module, "config"):
-            yield module
+def is_attention(module: nn.Module) -> bool:
+    """Return True for a module that calls the library's attention functions."""
+    code = getattr(type(module).forward, "__code__", None)
+    called = code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+    return called and hasattr(module, "config")
 
 
 def replace_attention(
     model: nn.Module, modules: Sequence[nn.Module], calls: OpCalls, report: KernelReport
 ) -> None:
     """Register the device's kernel as an attention function, and choose it in the configuration."""
-    modules = list(_attention_modules(modules))
+    modules = [module for module in modules if is_attention(module)]
     library = sys.modules.get("transformers.modeling_utils")
     if not modules or library is None:
         return
@@ -69,23 +72,25 @@ def replace_attention(
     functions, name = library.ALL_ATTENTION_FUNCTIONS, next(_NAMES)
     functions.register(name, _attention(choice, functions["sdpa"], report))
     masks.register(name, masks["sdpa"])
-    report.changes.on_undo(lambda: _unregister(name, functions, masks))
     configs |= {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
-    for config in configs.values():
-        if getattr(config, "_attn_implementation", None) == "sdpa":
-            report.changes.set_attribute(config, "_attn_implementation_internal", name)
+    chosen = [each for each in configs.values() if getattr(each, _CHOSEN, None) == "sdpa"]
+    for config in chosen:
+        setattr(config, _CHOSEN, name)
+
+    def restore() -> None:
+        functions.register(name, functions["sdpa"])  # for copies of the model
+        for config in chosen:
+            if getattr(config, _CHOSEN) == name:  # the user may have chosen another one since
+                setattr(config, _CHOSEN, "sdpa")
+
+    report.changes.on_undo(restore)
     report.add_replaced(part, count, choice.resolution)
-
-
-def _unregister(name: str, *registries: Any) -> None:
-    for registry in registries:
-        registry._global_mapping.pop(name, None)  # noqa: SLF001  # there is no public way
 
 
 def _sizes(module: Any) -> dict[str, Any]:
     """Return the attributes of the op that the module names."""
     config = module.config
-    dropout = getattr(module, "attention_dropout", None) or getattr(module, "attn_dropout", 0.0)
+    dropout = next((value for name in _DROPOUTS if (value := getattr(module, name, None))), 0.0)
     found = {
         "head_dim": getattr(module, "head_dim", None),
         "num_attention_heads": getattr(config, "num_attention_heads", None),
@@ -116,13 +121,17 @@ def _attention(
     ) -> tuple[Tensor, None]:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         causal = bool(causal) and attention_mask is None and query.shape[2] > 1
-        reason = _other_case(query, key, value, attention_mask, scaling, options)
-        if reason is None and causal and query.shape[2] != key.shape[2]:
-            reason = "attention: more keys than queries, without a mask"
-        if reason is None and not choice.takes(query, key):
-            reason = f"attention: the kernel is not for {query.dtype} on {query.device.type}"
-        if reason is not None:
-            own_calls[reason] += 1
+        is_compiling = torch.compiler.is_compiling()
+        reason = None
+        if not is_compiling:
+            reason = _other_case(query, key, value, attention_mask, scaling, options)
+            if reason is None and causal and query.shape[2] != key.shape[2]:
+                reason = "attention: more keys than queries, without a mask"
+            if reason is None and not choice.takes(query, key):
+                reason = f"attention: the kernel is not for {query.dtype} on {query.device.type}"
+            if reason is not None:
+                own_calls[reason] += 1
+        if is_compiling or reason is not None:
             out: tuple[Tensor, None] = own(
                 module,
                 query,
@@ -189,15 +198,25 @@ def replace_rotary(
         if reason is not None:
             report.add_kept(part, len(alike), reason)
             continue
-        names = {**function.__globals__, _ROTARY: new}
-        forward = FunctionType(
-            function.__code__, names, function.__name__, function.__defaults__, function.__closure__
-        )
-        forward.__kwdefaults__ = function.__kwdefaults__
-        forward.__module__ = __name__
+        forward = _with_rotary(function, new)
         for module in alike:
             report.changes.set_forward(module, forward)
         report.add_replaced(part, len(alike), choice.resolution)
+
+
+def _with_rotary(function: Any, rotary: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward pass with another rotary function; a compiler traces its own."""
+    names = {**function.__globals__, _ROTARY: rotary}
+    code, defaults, cells = function.__code__, function.__defaults__, function.__closure__
+    other = FunctionType(code, names, function.__name__, defaults, cells)
+    other.__kwdefaults__ = function.__kwdefaults__
+
+    @functools.wraps(function)
+    def forward(*args: Any, **options: Any) -> Any:
+        return (function if torch.compiler.is_compiling() else other)(*args, **options)
+
+    forward.__module__ = __name__
+    return forward
 
 
 def _rotary(choice: Choice, own: Callable[..., Any]) -> Callable[..., Any]:

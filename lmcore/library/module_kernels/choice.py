@@ -59,8 +59,11 @@ class Choice:
     def takes(self, x: Tensor, weight: Tensor) -> bool:
         """Return True if the kernel is for inputs such as *x*; the module's own code is otherwise.
 
-        The model may have moved to another dtype or device since.
+        The model may have moved to another dtype or device since.  A compiler fuses the module's
+        own code itself.
         """
+        if torch.compiler.is_compiling():
+            return False
         dtype = x.dtype
         if dtype is not weight.dtype or x.device.type != self.calls.device_type:
             return False

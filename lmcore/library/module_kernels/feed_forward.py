@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lmcore.library.module_kernels.attention import is_attention
 from lmcore.library.module_kernels.choice import Choice, differs, group, has_hooks, not_comparable
 from lmcore.library.module_kernels.report import KernelReport
 from lmcore.library.op_calls import OpCalls
@@ -58,7 +59,7 @@ def replace_feed_forwards(
 
 def _op_of(module: nn.Module) -> str | None:
     """Return the op that a module with two or three projections and an activation may use."""
-    if next(module.parameters(recurse=False), None) is not None:
+    if next(module.parameters(recurse=False), None) is not None or is_attention(module):
         return None
     children = list(module.children())
     projections = [each for each in children if _is_linear(each) or is_transposed_linear(each)]

@@ -15,9 +15,23 @@ if TYPE_CHECKING:
 
     from lmcore.accelerator.op.records import Resolution
 
-__all__ = ["Changes", "Kept", "KernelReport", "Replaced"]
+__all__ = ["Changes", "Kept", "KernelReport", "NotPickled", "Replaced"]
 
 _MISSING = object()
+
+
+class NotPickled:
+    """An object in a changed module, which cannot be pickled: its kernels are of this process."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise LmcoreError(
+            "a model with kernels cannot be pickled",
+            why="the kernels are bound in this process",
+            hint="save its `state_dict()`, or call `undo()` of the report of `use_kernels` before",
+        )
+
+    def __deepcopy__(self, memo: Any) -> NotPickled:
+        return self
 
 
 @dataclass(frozen=True)
@@ -67,6 +81,8 @@ class Changes:
         It is an attribute of the instance: parameters, names and class stay.
         """
         self.set_attribute(module, "forward", MethodType(forward, module))
+        if "_lmcore_kernels" not in vars(module):
+            self.set_attribute(module, "_lmcore_kernels", NotPickled())
 
     def set_attribute(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute in the instance's dictionary."""

@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
 from lmcore.library.module_kernels.choice import Choice
-from lmcore.library.module_kernels.report import KernelReport
+from lmcore.library.module_kernels.report import KernelReport, NotPickled
 from lmcore.library.op_calls import OpCalls
 
 __all__ = ["LazyLogits", "replace_loss"]
@@ -188,20 +188,34 @@ def _fuse(
     report.changes.set_forward(head, _projection(choice, project, state, report))
     report.changes.set_attribute(model, "_loss_function", _loss(choice, own, state, report))
     position = list(inspect.signature(type(model).forward).parameters).index("labels") - 1
-
-    def before_forward(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        labels = options.get("labels", args[position] if len(args) > position else None)
-        state.with_labels = labels is not None and module.training
-
-    def after_forward(*_: Any) -> None:
-        state.with_labels = False
-
+    watch = _LabelWatch(state, position)
     for handle in (
-        model.register_forward_pre_hook(before_forward, with_kwargs=True),
-        model.register_forward_hook(after_forward, always_call=True),
+        model.register_forward_pre_hook(watch.before, with_kwargs=True),
+        model.register_forward_hook(watch.after, always_call=True),
     ):
         report.changes.on_undo(handle.remove)
     report.add_replaced(part, 1, choice.resolution)
+
+
+class _LabelWatch(NotPickled):
+    """Hooks of a model that record if its forward pass has labels.
+
+    Attributes:
+        state: Record of each thread.
+        position: Position of the labels among the arguments.
+    """
+
+    def __init__(self, state: threading.local, position: int) -> None:
+        self.state, self.position = state, position
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if not torch.compiler.is_compiling():
+            labels = args[self.position] if len(args) > self.position else None
+            self.state.with_labels = options.get("labels", labels) is not None and module.training
+
+    def after(self, *_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self.state.with_labels = False
 
 
 def _projection(
@@ -211,9 +225,9 @@ def _projection(
 
     def forward(self: Any, hidden_BSH: Tensor) -> Any:
         weight = self.weight
-        if not getattr(state, "with_labels", False):
+        if torch.compiler.is_compiling() or not getattr(state, "with_labels", False):
             return own(self, hidden_BSH)
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if torch.is_grad_enabled():
             if choice.takes(hidden_BSH, weight):
                 return _lazy_logits(hidden_BSH, weight)
             report.own_calls[f"loss: {hidden_BSH.dtype} and a weight in {weight.dtype}"] += 1
@@ -239,7 +253,7 @@ def _loss(
     ) -> Tensor:
         source = logits.source if isinstance(logits, LazyLogits) else None
         if source is None or vocab_size != logits.shape[-1]:
-            if getattr(state, "with_labels", False):
+            if not torch.compiler.is_compiling() and getattr(state, "with_labels", False):
                 report.own_calls["loss: the model changes the logits before the loss"] += 1
             loss: Tensor = own(
                 logits,

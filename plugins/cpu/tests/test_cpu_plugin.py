@@ -15,6 +15,7 @@ from lmcore.config.section import Config
 from lmcore_cpu import device as device_module
 from lmcore_cpu import doctor, host, plugin
 from lmcore_cpu.device import create_device
+from lmcore_cpu.kernel import linear
 from lmcore_cpu.kernels import KERNELS
 
 
@@ -203,6 +204,25 @@ def test_the_processors_name_is_read(tmp_path):
     cpuinfo.write_text("processor : 0\nmodel name\t: Some  CPU @ 3GHz\n", encoding="utf-8")
     assert host.cpu_name(cpuinfo) == "Some CPU @ 3GHz"
     assert host.cpu_name(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "vendor, mkl, faster",
+    [
+        ("GenuineIntel", True, True),
+        ("GenuineIntel", False, False),
+        ("AuthenticAMD", True, False),
+    ],
+)
+def test_the_faster_product(tmp_path, monkeypatch, vendor, mkl, faster):
+    """MKL is faster than oneDNN on processors of its own vendor."""
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"vendor_id\t: {vendor}\nmodel name\t: X\n", encoding="utf-8")
+    assert host.cpu_vendor(cpuinfo) == vendor
+    assert host.cpu_vendor(tmp_path / "none") == ""
+    monkeypatch.setattr(linear, "cpu_vendor", lambda: vendor)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+    assert linear.blas_is_faster.__wrapped__() is faster
 
 
 def test_doctor_names_what_is_wrong(monkeypatch):

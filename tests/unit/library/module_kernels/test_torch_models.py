@@ -313,6 +313,8 @@ def test_the_state_dict_can_be_pickled(counted_runtime):
     model = make_model(PlainRMSNorm(8))
     use_kernels(model, counted_runtime("rms_norm"))
     assert list(pickle.loads(pickle.dumps(model.state_dict()))) == ["0.weight"]
+    with pytest.raises(LmcoreError, match="a model with kernels cannot be pickled"):
+        pickle.dumps(model)
 
 
 def test_a_session_puts_kernels_under_a_model(start):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import pickle
 import weakref
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from suite.selection import peer
 from torch.nn import functional
 
+from lmcore.errors import LmcoreError
 from lmcore.library.module_kernels import use_kernels
 from lmcore.library.module_kernels.vocabulary_loss import LazyLogits
 
@@ -108,6 +110,140 @@ def test_the_cpu_plugins_kernels(counted_runtime):
         reasons = {row.part: row.reason for row in report.kept}
         attention = f"{family}Attention"
         assert reasons[attention] == "kernel `sdpa` is the function of torch that the module calls"
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_dropout_draws_the_models_own_numbers(counted_runtime, autocast):
+    """GPT-2 with its dropout everywhere: the loss is that of the model's own random numbers."""
+    kernels = pytest.importorskip("lmcore_cpu.kernels", reason="needs the CPU plugin").KERNELS
+    rates = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.3}
+    runtime, model = counted_runtime(), make("GPT2", **rates)
+    runtime.ops.register(kernels)
+
+    def seeded_step():
+        torch.manual_seed(3)
+        with torch.autocast("cpu", enabled=autocast):
+            return step(model)
+
+    before = seeded_step()
+    report = use_kernels(model, runtime)
+    after = seeded_step()
+    assert {row.part: row.kernel for row in report.replaced}["GPT2Attention"] == "blocked-dropout"
+    if autocast:
+        torch.testing.assert_close(before[0], after[0], rtol=2e-3, atol=2e-3)
+    else:
+        assert_near(before, after)
+    report.undo()
+    assert all(map(torch.equal, seeded_step()[1], before[1]))
+
+
+BERT = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4}  # fmt: skip
+T5 = {"vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4,
+      "decoder_start_token_id": 0}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name, config, replaced, kept",
+    [
+        (
+            "BertForMaskedLM",
+            BERT,
+            {"BertSelfAttention"},
+            {"loss of BertForMaskedLM": "not the library's `ForCausalLMLoss`"},
+        ),
+        (
+            "T5ForConditionalGeneration",
+            T5,
+            {"T5LayerNorm", "T5Attention", "loss of T5ForConditionalGeneration"},
+            {"T5DenseActDense": "not GELU in its tanh form"},
+        ),
+    ],
+)
+def test_other_families(counted_runtime, name, config, replaced, kept):
+    """A step of an encoder and of an encoder-decoder is its own, and the report names each part."""
+    transformers = pytest.importorskip("transformers", reason="`tox -e peers` installs it")
+    kernels = pytest.importorskip("lmcore_cpu.kernels", reason="needs the CPU plugin").KERNELS
+    config_class = getattr(transformers, name.partition("For")[0] + "Config")
+    torch.manual_seed(0)
+    model, runtime = getattr(transformers, name)(config_class(**config)).train(), counted_runtime()
+    runtime.ops.register(kernels)
+
+    def loss_and_gradients():
+        torch.manual_seed(3)
+        model.zero_grad()
+        loss = model(IDS, labels=LABELS).loss
+        loss.backward()
+        grads = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+        return loss.detach(), grads
+
+    before = loss_and_gradients()
+    report = use_kernels(model, runtime)
+    assert_near(before, loss_and_gradients())
+    assert {row.part for row in report.replaced} == replaced
+    reasons = {row.part: row.reason for row in report.kept}
+    assert all(text in reasons[part] for part, text in kept.items())
+    if name.startswith("T5"):
+        assert report.own_calls == {"attention: with `position_bias`": 6}
+    report.undo()
+    after = loss_and_gradients()
+    assert torch.equal(after[0], before[0])
+    assert all(map(torch.equal, after[1], before[1]))
+
+
+@pytest.mark.parametrize("family", ["GPT2", "Llama"])
+def test_pickling_is_refused(counted_runtime, family):
+    """With the way out; the weights are saved as ever, and after `undo` the model is."""
+    model = make(family)
+    before = step(model)
+    report = use_kernels(model, counted_runtime(*OPS))
+    for save in (pickle.dumps, lambda model: torch.save(model, io.BytesIO())):
+        with pytest.raises(LmcoreError, match="a model with kernels cannot be pickled") as error:
+            save(model)
+        assert "state_dict" in error.value.hint
+    pickle.dumps(model.state_dict())
+    report.undo()
+    assert torch.equal(step(pickle.loads(pickle.dumps(model)))[0], before[0])
+
+
+@pytest.mark.parametrize("family", ["GPT2", "Llama"])
+def test_a_saved_model_is_the_librarys(counted_runtime, family, tmp_path):
+    """`save_pretrained` writes nothing of the kernels; the loaded model computes the same."""
+    model = make(family)
+    before = step(model)
+    use_kernels(model, counted_runtime(*OPS))
+    model.save_pretrained(tmp_path)
+    assert "lmcore" not in (tmp_path / "config.json").read_text(encoding="utf-8")
+    loaded = type(model).from_pretrained(tmp_path).train()
+    assert torch.equal(step(loaded)[0], before[0])
+
+
+@pytest.mark.parametrize("family", ["GPT2", "Llama"])
+def test_a_compiled_model_is_the_models_own(counted_runtime, family):
+    """The compiler gets the modules' own code, without a break of the graph."""
+    model, runtime = make(family), counted_runtime(*OPS)
+    before = step(model)
+    use_kernels(model, runtime)
+    runtime.calls.clear()
+    torch.compiler.reset()
+    loss = torch.compile(model, backend="eager", fullgraph=True)(IDS, labels=LABELS).loss
+    torch.testing.assert_close(loss.detach(), before[0], rtol=1e-6, atol=1e-6)
+    assert not runtime.calls
+    assert_near(before, step(model))
+    assert runtime.calls
+
+
+def test_another_attention_chosen_later(counted_runtime):
+    """The user's choice takes the kernel out, and stays at `undo`."""
+    model, runtime = make("Llama"), counted_runtime(*OPS)
+    before = step(model)
+    report = use_kernels(model, runtime)
+    model.set_attn_implementation("eager")
+    runtime.calls.clear()
+    assert_near(before, step(model))
+    assert "attention" not in runtime.calls
+    report.undo()
+    assert model.config._attn_implementation == "eager"
 
 
 @pytest.mark.parametrize("family", ["GPT2", "Llama"])
@@ -285,13 +421,15 @@ def test_a_model_that_changes_its_logits(counted_runtime):
 def test_a_copy_computes_with_its_own_weights(counted_runtime):
     """A copy of a model with kernels, as an average of weights needs it."""
     model = make("Llama")
-    use_kernels(model, counted_runtime(*OPS))
+    report = use_kernels(model, counted_runtime(*OPS))
     other = copy.deepcopy(model)
+    before = step(other)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    assert float(step(other)[0]) != float(step(model)[0])
-    assert all(grad.isfinite().all() for grad in step(other)[1])
+    assert float(before[0]) != float(step(model)[0])
+    report.undo()
+    assert_near(before, step(other))
 
 
 def test_two_models_of_a_class_are_apart(counted_runtime):
