@@ -52,6 +52,8 @@ _SEEDED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _MAX_ROUNDS = 64
 """Largest number of rounds whose batches rank 0 sends at once."""
 _BEAT_SECONDS = 1.0
+_LEFT = b"left"
+"""Number of batches of a rank that has left its epoch."""
 
 
 def seed_of(seed: int, *numbers: int) -> int:
@@ -289,24 +291,31 @@ def checked_to_end(batches: Iterable[Any], rendezvous: Rendezvous, turn: int) ->
     def announce() -> None:
         with contextlib.suppress(StoreError):  # the process with the store is gone or frozen
             store.add(beats[rank.rank], 1)
-            ended = [int(end.split()[0]) for end in store.get_all([*ends.values()]) if end]
+            found = store.get_all([*ends.values()])
+            ended = [int(end.split()[0]) for end in found if end and end != _LEFT]
             if ended and count > min(ended):
                 store.set(ends[rank.rank], f"{count} or more")
 
     lost = "ranks with different numbers of batches wait for --distributed-timeout-minutes"
     with periodically(announce, _BEAT_SECONDS, name="lmcore-batches", without=lost):
-        for batch in batches:
-            count += 1
-            yield batch
-        yield EPOCH_END
+        try:
+            for batch in batches:
+                count += 1
+                yield batch
+            yield EPOCH_END
+        except GeneratorExit:  # by `break`: other ranks may go on to the end without this one
+            with contextlib.suppress(StoreError):
+                store.set(ends[rank.rank], _LEFT)
+            raise
         with rendezvous.connection():
             store.set(ends[rank.rank], str(count))
             rendezvous.wait_for(
                 ends, "the end of an epoch on all ranks", heartbeats=beats, in_order=False
             )
-            found = [(end or b"").decode() for end in store.get_all([*ends.values()])]
-    if len(set(found)) > 1:
-        lines = [f"rank {other}: {number}" for other, number in enumerate(found)]
+            found = store.get_all([*ends.values()])
+    numbers = {other: end.decode() for other, end in enumerate(found) if end and end != _LEFT}
+    if len(set(numbers.values())) > 1:
+        lines = [f"rank {other}: {number}" for other, number in numbers.items()]
         raise RunError(
             "the ranks read different numbers of batches in an epoch",
             why="\n".join(lines),

@@ -79,9 +79,14 @@ class Epoch:
 
 
 class RecentEpochs:
-    """Epochs of a session that have a batch in use, the latest batch last."""
+    """Epochs of a session that have a batch in use, the latest batch last.
+
+    Attributes:
+        is_open: True until the session ends.
+    """
 
     def __init__(self) -> None:
+        self.is_open = True
         self._epochs: list[ReferenceType[Epoch]] = []
         self._blocks = 0
 

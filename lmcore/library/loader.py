@@ -157,6 +157,7 @@ class ShardedLoader:
         """Begin an epoch; with several ranks, all must begin it.
 
         Raises:
+            ConfigError: The session has ended.
             RunError: The ranks have different numbers of batches.
         """
         total = len(self) if self._counts_batches() else None
@@ -210,6 +211,10 @@ class ShardedLoader:
         from lmcore.runtime.process.consistency import check_equal
 
         assert self._processes is not None
+        if not self._recent.is_open:
+            raise ConfigError(
+                "the session of a loader has ended", hint="call `lmcore.start` for a new one"
+            )
         rendezvous = self._processes.rendezvous
         check_equal(
             rendezvous,

@@ -115,6 +115,12 @@ class ModelPlacement:
 
                 reshard(prepared.model)
 
+    def has_parameters(self, optimizer: Optimizer) -> bool:
+        """Return True if all parameters of an optimizer are of prepared models."""
+        known = {id(parameter) for _, parameter in self._replaced.values()}
+        groups = optimizer.param_groups
+        return all(id(parameter) in known for group in groups for parameter in group["params"])
+
     def _prepare_model(self, model: nn.Module) -> None:
         if self.is_prepared(model):
             raise ConfigError(
@@ -172,6 +178,7 @@ class ModelPlacement:
                 f"`prepare`: this {type(optimizer).__name__} is prepared already",
                 hint="call `prepare` once for each object",
             )
+        check_same(self._runtime, "the optimizer that they prepare", _settings(optimizer))
         current = {id(parameter) for _, parameter in self._replaced.values()}
         for group in optimizer.param_groups:
             for index, parameter in enumerate(group["params"]):
@@ -201,6 +208,16 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters and buffers of a model, shared ones once."""
     yield from model.named_parameters()
     yield from model.named_buffers()
+
+
+def _settings(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the class, hyperparameters and shapes of an optimizer as JSON values."""
+    found: dict[str, Any] = {"class": type(optimizer).__name__}
+    for index, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            shown = [list(each.shape) for each in value] if key == "params" else repr(value)
+            found[f"{key} of group {index}"] = shown
+    return found
 
 
 def _share_again(model: nn.Module, before: Mapping[str, nn.Parameter]) -> None:

@@ -70,7 +70,7 @@ class Session:
         self._placement = ModelPlacement(runtime, config.parallel.zero_stage or 0)
         self._updates = Updates(runtime, self._placement, config.accelerator)
         self._epochs = RecentEpochs()
-        self._closed = False
+        self._closed, self._pid = False, os.getpid()
         self.opened_at = caller_line() or "an unknown line"
         Session._open = self
         atexit.register(self._end_at_exit)
@@ -161,6 +161,7 @@ class Session:
             LmcoreError: The kernels are in the model or the optimizer already, the model is on
                 another device, or the optimizer is of another type.
         """
+        self._require_open("use_kernels")
         from lmcore.library.module_kernels import use_kernels
 
         return use_kernels(model, self._runtime, optimizer, fused_loss=fused_loss, linear=linear)
@@ -263,7 +264,7 @@ class Session:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of a forward pass, in which the precision policy is in force."""
-        return self._runtime.precision.context()
+        return self._updates.autocast()
 
     def accumulate(self, steps: int, *, last: bool | None = None) -> AbstractContextManager[None]:
         """Return the context of one of *steps* micro-batches that make an update.
@@ -280,6 +281,7 @@ class Session:
         Raises:
             ConfigError: The number is no positive integer, or contexts are nested.
         """
+        self._require_open("accumulate")
         ends = self._epochs.begin_block()
         return self._updates.accumulate(steps, last=ends if last is None else last)
 
@@ -311,6 +313,7 @@ class Session:
             ConfigError: *clip* is not positive.
             RunError: Gradients overflow at the smallest loss scale.
         """
+        self._require_open("step")
         return self._updates.step(optimizer, clip=clip)
 
     def recompute(self, module: nn.Module, policy: str) -> None:
@@ -323,6 +326,7 @@ class Session:
         Raises:
             ConfigError: The device does not offer the policy, or the module has one already.
         """
+        self._require_open("recompute")
         from lmcore.library.recompute import recompute_module
 
         recompute_module(module, policy, self._runtime, self._plugins)
@@ -339,6 +343,7 @@ class Session:
         Raises:
             ConfigError: The operation is unknown, or the value is something else.
         """
+        self._require_open("all_reduce")
         return exchange.all_reduce(self._runtime, value, op)
 
     def all_gather(self, value: Any) -> Any:
@@ -353,6 +358,7 @@ class Session:
         Raises:
             ConfigError: The value is neither.
         """
+        self._require_open("all_gather")
         return exchange.all_gather(self._runtime, value)
 
     def gather_for_metrics(self, value: Any) -> Any:
@@ -373,6 +379,7 @@ class Session:
             ConfigError: No batch of `loader` is in use, or a value is neither.
             RunError: The ranks have values of different shapes or types.
         """
+        self._require_open("gather_for_metrics")
         epoch = self._epochs.current()
         if epoch is None:
             raise ConfigError(
@@ -393,10 +400,12 @@ class Session:
         Raises:
             ConfigError: There is no such rank, or the value is neither tensor nor JSON.
         """
+        self._require_open("broadcast")
         return exchange.broadcast(self._runtime, value, source)
 
     def barrier(self) -> None:
         """Wait until all ranks have called it, and for the work on this rank's device."""
+        self._require_open("barrier")
         self._runtime.device.synchronize()
         if self._runtime.processes is not None:
             self._runtime.processes.barrier("`barrier`")
@@ -466,8 +475,11 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        self._epochs.is_open = False
         Session._open = None
         atexit.unregister(self._end_at_exit)
+        if os.getpid() != self._pid:  # a fork; the session goes on in the process that opened it
+            return
         if error is not None:
             self._resources.__exit__(kind, error, trace)
             return

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from lmcore.accelerator.op.records import OpContext
 from lmcore.errors import ConfigError, RunError
+from lmcore.library.forward_precision import ForwardPrecision
 from lmcore.optim.clip import clip_as_torch, clip_by_norm
 from lmcore.optim.loss_scale import loss_scale_of
 from lmcore.parallel.tensor_layout import local_part
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
 
 __all__ = ["Updates"]
+
+logger = logging.getLogger(__name__)
 
 
 class Updates:
@@ -57,6 +63,13 @@ class Updates:
         self._done = 0  # micro-batches so far
         self._last = True
         self._accumulating = False
+        self._backwards = 0
+        self._stepped: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._forward = ForwardPrecision(runtime.precision, warns=runtime.rank.rank == 0)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass, in which the precision policy is in force."""
+        return self._forward.context()
 
     @contextlib.contextmanager
     def accumulate(self, steps: Any, *, last: bool = False) -> Iterator[None]:
@@ -107,6 +120,8 @@ class Updates:
                 "`backward` of a loss that depends on no trained parameter",
                 hint="is the forward pass within `torch.no_grad`, or the loss detached?",
             )
+        self._forward.check()
+        self._backwards += 1
         if self._steps > 1:
             loss = loss / self._steps
         if self.loss_scale.value != 1.0:
@@ -136,23 +151,26 @@ class Updates:
             weights were updated; else None.
 
         Raises:
-            ConfigError: *clip* is not positive.
+            ConfigError: *clip* is not positive, or there are no gradients of `backward`.
             RunError: Gradients overflow at the smallest loss scale.
         """
-        if clip is not None and not (isinstance(clip, (int, float)) and clip > 0):
+        is_number = isinstance(clip, (int, float)) and not isinstance(clip, bool)
+        if clip is not None and not (is_number and clip > 0):
             raise ConfigError(f"`step(clip={clip!r})`: expected a positive norm, or None")
         self.updated = False
         if not self._last:
             return None
         norm = None
+        gradients = self._gradients(optimizer)
+        self._check_gradients(optimizer, gradients)
+        self._forward.is_used = False
         if self._runtime.precision.loss_scaling:
-            norm = self._unscale(optimizer, clip or 0.0)
+            norm = self._unscale(optimizer, gradients, clip or 0.0)
             if norm is None:
                 optimizer.zero_grad()
                 return None
             norm = norm if clip is not None else None
         else:
-            gradients = self._gradients(optimizer)
             if self._steps > 1 and self._done < self._steps:  # the data ended before
                 torch._foreach_mul_(gradients, self._steps / self._done)
             if clip is not None:
@@ -164,9 +182,35 @@ class Updates:
         self.updated = True
         return norm
 
-    def _unscale(self, optimizer: Optimizer, clip: float) -> Tensor | None:
+    def _check_gradients(self, optimizer: Optimizer, gradients: list[Tensor]) -> None:
+        """Raise unless there are gradients, and `backward` computed them."""
+        name = type(optimizer).__name__
+        if not gradients:
+            raise ConfigError(
+                f"`step`: no parameter of {name} has a gradient",
+                why="`backward` was not called since its last step, or its parameters are not the "
+                "model's: it was made from a copy, or before they were moved or sharded",
+                hint="make the optimizer from `model.parameters()`, and prepare both together",
+            )
+        is_alone = self._runtime.rank.world_size == 1
+        if is_alone and not self._runtime.precision.loss_scaling:
+            return
+        if self._stepped.get(optimizer, 0) == self._backwards:
+            raise ConfigError(
+                "`step`: the gradients were not computed by `rt.backward`",
+                why="their loss was not scaled" if is_alone else "they are this rank's alone",
+                hint="call `rt.backward(loss)` instead of `loss.backward()`",
+            )
+        if optimizer not in self._stepped and not self._placement.has_parameters(optimizer):
+            logger.warning(
+                "`step`: %s has parameters of no prepared model; their gradients are not averaged "
+                "over the ranks",
+                name,
+            )
+        self._stepped[optimizer] = self._backwards
+
+    def _unscale(self, optimizer: Optimizer, gradients: list[Tensor], clip: float) -> Tensor | None:
         """Divide gradients by the loss scale and clip them; return None if they overflow."""
-        gradients = self._gradients(optimizer)
         scale = self.loss_scale.value
         if self._steps > 1 and self._done < self._steps:
             scale *= self._done / self._steps

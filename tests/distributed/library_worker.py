@@ -200,6 +200,39 @@ def destroyed(rt: lmcore.Session) -> None:
     rt.all_reduce(X)
 
 
+def own_backward(rt: lmcore.Session) -> None:
+    """Compute the gradients by torch's own `backward`."""
+    model, optimizer = rt.prepare(*make())
+    model(torch.ones(4, 8)).mean().backward()
+    rt.step(optimizer)
+
+
+def other_optimizer(rt: lmcore.Session) -> None:
+    """Prepare optimizers that differ."""
+    model = make()[0]
+    rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1 + rt.rank))
+
+
+def replaced(rt: lmcore.Session) -> None:
+    """Step with an optimizer of the parameters before they were sharded."""
+    model, optimizer = make()
+    rt.close()
+    with lmcore.start(precision="fp32", zero_stage=3) as again:
+        again.prepare(model)
+        again.backward(model(torch.ones(4, 8)).mean())
+        again.step(optimizer)
+
+
+def left_stream(rt: lmcore.Session) -> None:
+    """Leave epochs of unknown length on rank 1, without collectives."""
+    batches = rt.loader(filter(torch.is_tensor, [torch.tensor(i) for i in range(8)]))
+    for batch in batches:
+        if rt.rank == 1 and batch == 3:
+            break
+    assert rt.all_gather(int(batch)) == [6, 3]
+    raise lmcore.RunError("both went on")
+
+
 CALLS: dict[str, Callable[[lmcore.Session], Any]] = {
     "shape": lambda rt: rt.all_reduce(torch.ones(4 + rt.rank)),
     "dtype": lambda rt: rt.all_gather(X.double() if rt.rank else X),
@@ -211,6 +244,10 @@ CALLS: dict[str, Callable[[lmcore.Session], Any]] = {
     "backward": saved_by_rank_0,
     "destroyed": destroyed,
     "break": left_epoch,
+    "break, no length": left_stream,
+    "own backward": own_backward,
+    "optimizer": other_optimizer,
+    "sharded since": replaced,
 }
 
 

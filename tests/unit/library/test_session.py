@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import math
+import os
 import subprocess
 import sys
 from typing import Any
@@ -267,13 +271,78 @@ def test_one_session_at_a_time(start: Any) -> None:
         with pytest.raises(ConfigError) as error:
             start()
         assert f"{__file__}, line" in error.value.render() or "conftest.py" in error.value.render()
-    with pytest.raises(ConfigError, match="the session has ended"):
-        rt.prepare(nn.Linear(2, 2))
+    model, optimizer = make()
+    for use in (
+        lambda: rt.prepare(model),
+        lambda: rt.loader([]),
+        lambda: rt.accumulate(2),
+        lambda: rt.backward(torch.ones(())),
+        lambda: rt.step(optimizer),
+        lambda: rt.all_reduce(1.0),
+        lambda: rt.all_gather(1.0),
+        lambda: rt.gather_for_metrics(1.0),
+        lambda: rt.broadcast(1.0),
+        rt.barrier,
+        lambda: rt.save("x", model=model),
+        lambda: rt.load("x", model=model),
+        lambda: rt.recompute(model, "full"),
+        lambda: rt.use_kernels(model),
+        rt.__enter__,
+    ):
+        with pytest.raises(ConfigError, match="the session has ended"):
+            use()
     start()
+
+
+def test_a_fork_leaves_the_session_open(start: Any) -> None:
+    """A child that ends within the block does not end the session of its parent."""
+    rt = start()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(SystemExit), rt:
+            sys.exit(0)
+        os._exit(3 if rt._resources._exit_callbacks else 4)  # type: ignore[attr-defined]
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert rt.all_reduce(1.0) == 1.0
+
+
+@pytest.mark.parametrize("precision, count", [("bf16", 1), ("fp32", 0)])
+def test_a_forward_pass_without_autocast(
+    start: Any, capsys: pytest.CaptureFixture[str], precision: str, count: int
+) -> None:
+    """It is a warning, once, unless a context was entered since the last step, or is open."""
+    rt = start(precision=precision)
+    model, optimizer = rt.prepare(*make())
+    x = torch.ones(2, 6)
+
+    def step() -> None:
+        rt.backward(model(x).mean())
+        rt.step(optimizer)
+
+    with rt.autocast():
+        step()
+        step()
+        loss, other = model(x).mean(), model(x).square().mean()
+    rt.backward(loss, retain_graph=True)
+    rt.backward(other)
+    rt.step(optimizer)
+    assert not capsys.readouterr().err
+    step()
+    step()
+    shown = capsys.readouterr().err
+    assert shown.count("no forward pass was in `rt.autocast()`") == count
+    assert ("computed in float32, not in bf16" in shown) == bool(count)
+    assert ("test_session.py, line" in shown) == bool(count)
 
 
 class _Unsaved:
     pass
+
+
+def with_a_gradient(rt: Any, model: nn.Module) -> Any:
+    """Return the session after a backward pass of a model."""
+    rt.backward(model(torch.ones(2, 6)).mean())
+    return rt
 
 
 @pytest.mark.parametrize(
@@ -293,7 +362,17 @@ class _Unsaved:
         ),
         (lambda rt, model, optimizer: rt.backward(model(torch.ones(2, 6))), "take its mean"),
         (lambda rt, model, optimizer: rt.backward(torch.ones(())), "no trained parameter"),
-        (lambda rt, model, optimizer: rt.step(optimizer, clip=0), "clip=0"),
+        *[
+            (lambda rt, model, optimizer, clip=clip: rt.step(optimizer, clip=clip), "clip=")
+            for clip in (0, -1, math.nan, "1", True)
+        ],
+        (lambda rt, model, optimizer: rt.step(optimizer), "no parameter of AdamW has a gradient"),
+        (
+            lambda rt, model, optimizer: with_a_gradient(rt, model).step(
+                torch.optim.SGD(copy.deepcopy(model).parameters())
+            ),
+            "no parameter of SGD has a gradient",
+        ),
         (lambda rt, model, optimizer: rt.accumulate(0).__enter__(), "accumulate(0)"),
         (lambda rt, model, optimizer: rt.all_reduce(1.0, "avg"), "unknown operation"),
         (lambda rt, model, optimizer: rt.all_reduce("x"), "`all_reduce` of str"),
