@@ -27,7 +27,7 @@ class ForwardPrecision:
         warns: False if another rank logs the warning.
 
     Attributes:
-        is_used: True if a context was entered since the last update of weights.
+        is_used: True if a context was entered or left since the last update of weights.
     """
 
     def __init__(self, policy: PrecisionPolicy, *, warns: bool) -> None:
@@ -60,7 +60,8 @@ class ForwardPrecision:
         self._depth += 1
 
     def leave(self) -> None:
-        """Record that a context is left."""
+        """Record that a context is left; updates within it have not ended its use."""
+        self.is_used = True
         self._depth -= 1
 
 
