@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["check_order", "end_together"]
 
 _POLL_SECONDS = 1.0
+_REPLICAS = "data"
+"""Name of the group in which the library itself reduces gradients."""
 
 
 def end_together(rendezvous: Rendezvous, updates: int) -> None:
@@ -35,7 +37,7 @@ def end_together(rendezvous: Rendezvous, updates: int) -> None:
     """
     me, size = rendezvous.rank.rank, rendezvous.rank.world_size
     keys = {rank: end_key(rank) for rank in range(size)}
-    own = count_operations()
+    rendezvous.watch.begin_call("the end of the session")
     with rendezvous.connection():
         rendezvous.store.set(keys[me], "")
         seen: dict[int, Any] = {}
@@ -48,7 +50,7 @@ def end_together(rendezvous: Rendezvous, updates: int) -> None:
             if failure:
                 raise failure
             signs = collect_signs(rendezvous.store, missing)
-            waiting = _ahead(signs, own)
+            waiting = _ahead(signs, rendezvous)
             if waiting:
                 raise _in_vain(me, updates, {rank: signs[rank] for rank in waiting})
             if signs != seen:
@@ -76,9 +78,10 @@ def check_order(rendezvous: Rendezvous, keys: Mapping[int, str], about: str) -> 
     Raises:
         RunError: There is such a rank.
     """
-    own, store = count_operations(), rendezvous.store
+    store = rendezvous.store
     missing = [rank for rank, key in keys.items() if not store.check([key])]
-    ahead = _ahead(collect_signs(store, missing), own)
+    signs = collect_signs(store, missing)
+    ahead = _ahead(signs, rendezvous)
     ahead = [rank for rank in ahead if not store.check([keys[rank]])]  # later than its sign
     if not ahead:
         return
@@ -86,32 +89,44 @@ def check_order(rendezvous: Rendezvous, keys: Mapping[int, str], about: str) -> 
     states = collect_states(store, rendezvous.rank.world_size)
     traces = [state.collectives for state in states]
     lines = [f"rank {me}: waits for {about}, at {states[me].activity}"]
+    lines += [f"rank {rank}: {_place(signs[rank])}" for rank in ahead]
     lines += hanging_collectives(traces, [state.operations for state in states], None)
     raise RunError(
-        f"rank {me} is in {about}, and {named_ranks(ahead)} waits for it in a collective",
+        f"rank {me} is in {about}, and {named_ranks(ahead)} waits for it in another call",
         why="\n".join(lines),
         hint="all ranks must make the same calls in the same order, and leave an epoch at the same "
         "batch; a call within `if rank == 0` is a common cause",
     )
 
 
-def _ahead(signs: Mapping[int, Mapping[str, Any]], own: Mapping[str, int]) -> list[int]:
-    """Return the ranks that have begun more collectives of a group than this one."""
+def _ahead(signs: Mapping[int, Mapping[str, Any]], rendezvous: Rendezvous) -> list[int]:
+    """Return the ranks that have begun calls or collectives that this rank has not.
+
+    In the default group and groups of the script, ranks may also send to single other ranks, which
+    is counted as a collective is; and not every backend counts.
+    """
+    own = count_operations()
     return [
         rank
         for rank, sign in signs.items()
-        if any(
-            count > own.get(group, count) for group, count in (sign.get("operations") or {}).items()
+        if rendezvous.watch.is_behind(sign)
+        or any(
+            count > own.get(group, count)
+            for group, count in (sign.get("operations") or {}).items()
+            if group.partition(" ")[2] == _REPLICAS
         )
     ]
 
 
+def _place(sign: Mapping[str, Any]) -> str:
+    """Return the place at which a rank waits, by its sign of life."""
+    activity = sign.get("activity") or "an unknown step"
+    return f"waits in {sign.get('call', (0, ''))[1] or 'a collective'} at {activity}"
+
+
 def _in_vain(me: int, updates: int, signs: dict[int, Any]) -> RunError:
     lines = [f"rank {me} has ended after {updates} updates of weights"]
-    lines += [
-        f"rank {rank} waits in a collective at {sign.get('activity') or 'an unknown step'}"
-        for rank, sign in signs.items()
-    ]
+    lines += [f"rank {rank} {_place(sign)}" for rank, sign in signs.items()]
     return RunError(
         f"rank {me} has ended, and {named_ranks(list(signs))} waits for it",
         why="\n".join(lines),

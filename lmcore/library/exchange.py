@@ -229,6 +229,7 @@ def _agree(processes: Processes, call: str, tensor: Tensor, name: str = "") -> N
         kind = f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
         processes.barrier(f"{call} of a tensor{name and f' {name}'}, {kind}")
         seen.add(key)
+    processes.rendezvous.watch.begin_call(call)
 
 
 def _on_device(runtime: Runtime, tensor: Tensor) -> Tensor:

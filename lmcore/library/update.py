@@ -127,6 +127,8 @@ class Updates:
         if self.loss_scale.value != 1.0:
             loss = loss * self.loss_scale.value
         models = self._placement.models
+        if models and self._last and self._runtime.processes is not None:
+            self._runtime.processes.rendezvous.watch.begin_call("`backward`")
         if len(models) == 1:
             with models[0].backward(last=self._last):
                 loss.backward(**options)

@@ -194,6 +194,23 @@ def saved_by_rank_0(rt: lmcore.Session) -> None:
     rt.backward(model(torch.ones(4, 8)).mean())
 
 
+def saved_by_rank_0_then_trained(rt: lmcore.Session) -> None:
+    """Save on rank 0, and begin an epoch on both."""
+    (model,) = rt.prepare(*make())[:1]
+    if rt.rank == 0:
+        rt.save("never", model=model)
+    next(iter(rt.loader([X] * 8)))
+
+
+def uncounted(rt: lmcore.Session) -> None:
+    """Save on rank 0, and compute gradients on rank 1, by a backend that counts no operations."""
+    from lmcore.library import ending
+    from lmcore.runtime.process import watch
+
+    ending.count_operations = watch.count_operations = dict  # type: ignore[attr-defined]
+    saved_by_rank_0(rt)
+
+
 def destroyed(rt: lmcore.Session) -> None:
     """Destroy torch's group within the session."""
     torch.distributed.destroy_process_group()
@@ -242,6 +259,8 @@ CALLS: dict[str, Callable[[lmcore.Session], Any]] = {
     "barrier": lambda rt: rt.barrier() if rt.rank else rt.all_reduce(X),
     "tensor": lambda rt: rt.all_reduce(X if rt.rank else torch.ones(7)),
     "backward": saved_by_rank_0,
+    "saved": saved_by_rank_0_then_trained,
+    "uncounted": uncounted,
     "destroyed": destroyed,
     "break": left_epoch,
     "break, no length": left_stream,

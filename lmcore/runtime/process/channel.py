@@ -75,6 +75,7 @@ class Channel:
                 undo()
                 raise
         turn = f"{self._name}/{next(self._turns)}"
+        self._rendezvous.watch.begin_call(about)
         if self.rank == 0:
             return self._lead(turn, work, combine, about, undo)
         with self._rendezvous.heartbeats(self._beats(self.rank)):

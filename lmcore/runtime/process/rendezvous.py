@@ -99,21 +99,21 @@ class Rendezvous:
         turn = next(self._turns)
         keys = [f"{turn}/{rank}" for rank in range(self.rank.world_size)]
         result = f"{turn}/all"
+        call = self.watch.begin_call(about)
         with self.connection():
-            self.store.set(keys[self.rank.rank], json.dumps([about, value]))
+            self.store.set(keys[self.rank.rank], json.dumps([call, value]))
             if self.rank.rank == 0:
                 self.wait_for(dict(enumerate(keys)), about)
                 found = [json.loads(pair or b"[]") for pair in self.store.get_all(keys)]
-                subjects = [subject for subject, _ in found]
-                values = [own for _, own in found]
-                differ = len(set(subjects)) > 1
-                self.store.set(result, json.dumps([subjects if differ else None, values]))
+                calls, values = [call for call, _ in found], [own for _, own in found]
+                differ = len({(subject, number) for subject, number, _ in calls}) > 1
+                self.store.set(result, json.dumps([calls if differ else None, values]))
             else:
                 self.wait_for({0: result}, about)
-                subjects, values = self.read(result)
-                differ = subjects is not None
+                calls, values = self.read(result)
+                differ = calls is not None
         if differ:
-            raise _other_exchanges(subjects)
+            raise _other_calls(calls)
         return values
 
     @contextlib.contextmanager
@@ -355,10 +355,13 @@ def _ended(ranks: Sequence[int], me: int, about: str) -> RunError:
     )
 
 
-def _other_exchanges(subjects: Sequence[str]) -> RunError:
+def _other_calls(calls: Sequence[tuple[str, int, str]]) -> RunError:
+    """Return the error of calls that differ; see `Watch.begin_call`."""
+    same_subject = len({subject for subject, _, _ in calls}) == 1
     ranks: dict[str, list[int]] = {}
-    for rank, subject in enumerate(subjects):
-        ranks.setdefault(subject, []).append(rank)
+    for rank, (subject, number, activity) in enumerate(calls):
+        text = f"{subject}, call {number} for all ranks, at {activity}" if same_subject else subject
+        ranks.setdefault(text, []).append(rank)
     return RunError(
         "the ranks make different calls at the same time",
         why="\n".join(f"{named_ranks(own)}: {subject}" for subject, own in ranks.items()),

@@ -73,6 +73,7 @@ class Watch:
         self.activity: Callable[[], str] = str
         self.failure: bytes | None = None
         self.check_order: Callable[[Mapping[int, str], str], None] | None = None
+        self._call = (0, "")  # replaced at once, for the thread
         self._rank, self._store = rank, store
         self._seconds = _SECONDS * max(1.0, world_size / _RANKS)
         self._main = threading.get_ident()
@@ -96,6 +97,31 @@ class Watch:
                 self._store.within(_END_SECONDS).set(_end_key(self._rank), "")
             if started:
                 thread.join(_END_SECONDS)
+
+    def begin_call(self, subject: str) -> tuple[str, int, str]:
+        """Count a call that waits for all ranks, in the store or a collective.
+
+        In a session calls and their order are equal on all ranks.  Not every communication backend
+        counts its operations.
+
+        Args:
+            subject: Subject for messages, such as "`backward`".
+
+        Returns:
+            Subject, number of the call, counted if `check_order` is set, and activity.
+        """
+        number = self._call[0] + (self.check_order is not None)
+        self._call = (number, subject)
+        return subject, number, self.activity()
+
+    def is_behind(self, sign: Mapping[str, Any]) -> bool:
+        """Return True if another rank has begun a later call, or another call in its place.
+
+        Args:
+            sign: Sign of life of the other rank.
+        """
+        (number, subject), (own, own_subject) = sign.get("call", (0, "")), self._call
+        return bool(number > own or (number == own > 0 and subject != own_subject))
 
     def _run(self) -> None:
         with contextlib.suppress(StoreError):  # the process with the store has ended
@@ -121,6 +147,7 @@ class Watch:
             "activity": self.activity(),
             "operations": self._operations,
             "number": self._sent,
+            "call": self._call,
         }
         self._store.set(f"watch/{self._rank}", json.dumps(sign))
 
@@ -150,7 +177,7 @@ class RankState:
 
 
 def collect_signs(store: StoreClient, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Return the last sign of life of each rank: activity, operations begun, and its number.
+    """Return the last sign of life of each rank, with the keys of `Watch._send_sign`.
 
     Args:
         store: Store of the run.
