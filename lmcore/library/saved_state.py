@@ -70,7 +70,7 @@ class SavedStates:
         keep_last: int | None,
     ) -> Path:
         """Save a checkpoint and return its path; see `Session.save`."""
-        _check_names(objects)
+        self._check_names("save", objects)
         self._placement.reshard()  # a pass without backward leaves whole weights
         state = _State(self._placement)
         values: dict[str, Any] = {}
@@ -109,7 +109,8 @@ class SavedStates:
 
     def load(self, directory: Path, updates: Updates, objects: Mapping[str, Any]) -> dict[str, Any]:
         """Load the newest checkpoint and return its JSON values; see `Session.load`."""
-        _check_names(objects)
+        self._check_names("load", objects)
+        _require_loadable(objects)
         channel = self._planner.loads
         found = newest_verified(
             survey(directory),
@@ -123,17 +124,17 @@ class SavedStates:
         self._placement.reshard()
         state = _State(self._placement)
         rebuilt: dict[str, Any] = {}
+        _require(checkpoint, manifest, values, objects)
         for name, each in _ordered(objects):
             if isinstance(each, nn.Module):
                 state.add_model(name, each)
             elif isinstance(each, Optimizer):
-                _require(checkpoint, values, name)
+                _require_class(checkpoint, name, each, values[name])
                 state.make_optimizer_state(name, each, manifest)
                 state.add_optimizer(name, each)
             elif isinstance(each, Tensor):
                 state.tensors[name] = each.detach()
             else:
-                _require(checkpoint, values, name)
                 rebuilt[name] = state.make_tensors(values[name], manifest)
         same = manifest.meta.get("world_size") == self._runtime.rank.world_size
         random = random_states(self._runtime) if same else {}
@@ -158,7 +159,24 @@ class SavedStates:
             set_random_states(random, self._runtime)
         updates.count = int(manifest.meta.get("updates", manifest.iteration))
         updates.loss_scale.restore(manifest.meta.get("loss_scale") or {})
-        return {name: value for name, value in values.items() if name not in objects}
+        return {
+            name: value
+            for name, value in values.items()
+            if name not in objects and not _is_of_optimizer(value)
+        }
+
+    def _check_names(self, call: str, objects: Mapping[str, Any]) -> None:
+        """Raise unless the names are identifiers, which do not clash, and the same on all ranks."""
+        for name in objects:
+            if name == _RESERVED:
+                raise ConfigError(f"`{call}({name}=...)`: the name is taken by the random states")
+            if not name.isidentifier():
+                raise ConfigError(
+                    f"`{call}(**{{{name!r}: ...}})`: the name is no identifier",
+                    why="names of tensors begin with it: `model.layer.weight`",
+                )
+        kinds = {name: type(each).__name__ for name, each in objects.items()}
+        check_same(self._runtime, f"the objects of `{call}`", kinds)
 
 
 class _State:
@@ -204,7 +222,7 @@ class _State:
                 for key, value in values.items()
             }
             groups.append({"params": names, "values": shown})
-        return {"groups": groups, "numbers": numbers}
+        return {"class": type(optimizer).__name__, "groups": groups, "numbers": numbers}
 
     def make_optimizer_state(self, name: str, optimizer: Optimizer, manifest: Manifest) -> None:
         """Make the tensors of an optimizer's state that are in a checkpoint."""
@@ -299,11 +317,6 @@ def _value_of(found: Any) -> Any:
     return state_dict() if callable(state_dict) else found
 
 
-def _check_names(objects: Mapping[str, Any]) -> None:
-    if _RESERVED in objects:
-        raise ConfigError(f"`{_RESERVED}=`: the name is taken by the random states")
-
-
 def _values(checkpoint: Path, manifest: Manifest) -> dict[str, Any]:
     values = manifest.meta.get("values")
     if not isinstance(values, dict):
@@ -315,10 +328,43 @@ def _values(checkpoint: Path, manifest: Manifest) -> dict[str, Any]:
     return values
 
 
-def _require(checkpoint: Path, values: Mapping[str, Any], name: str) -> None:
-    if name not in values:
+def _require_loadable(objects: Mapping[str, Any]) -> None:
+    for name, each in objects.items():
+        is_state = isinstance(each, (nn.Module, Optimizer, Tensor))
+        if not is_state and not hasattr(each, "load_state_dict"):
+            raise ConfigError(
+                f"`load({name}=...)` of {type(each).__name__}",
+                why="it has no `load_state_dict`",
+                hint=f'JSON values are returned: `values = rt.load(...)`, `values["{name}"]`',
+            )
+
+
+def _require(
+    checkpoint: Path, manifest: Manifest, values: Mapping[str, Any], objects: Mapping[str, Any]
+) -> None:
+    saved = {tensor.partition(".")[0] for tensor in manifest.tensors} - {_RESERVED} | values.keys()
+    for name, each in objects.items():
+        is_empty = isinstance(each, nn.Module) and not each.state_dict()
+        if name not in saved and not is_empty:
+            raise CheckpointError(
+                f"checkpoint `{checkpoint}` has no `{name}`",
+                why=f"it has {', '.join(f'`{each}`' for each in sorted(saved))}"
+                if saved
+                else "it is empty",
+                hint="give the names of `save`",
+            )
+
+
+def _is_of_optimizer(value: Any) -> bool:
+    return isinstance(value, dict) and {"groups", "numbers"} <= value.keys()
+
+
+def _require_class(checkpoint: Path, name: str, optimizer: Optimizer, saved: Any) -> None:
+    own = type(optimizer).__name__
+    if not _is_of_optimizer(saved) or saved.get("class", own) != own:
+        kind = saved.get("class") if _is_of_optimizer(saved) else "no optimizer"
         raise CheckpointError(
-            f"checkpoint `{checkpoint}` has no `{name}`",
-            why=f"it has {', '.join(f'`{each}`' for each in values) or 'models only'}",
-            hint="give the names of `save`",
+            f"`{name}` of checkpoint `{checkpoint}` is {kind}, not {own}",
+            why="the state of one kind of optimizer does not fit another",
+            hint=f"leave `{name}` out of `load` to begin with a new state",
         )

@@ -1,0 +1,108 @@
+"""Wrong calls of `save` and `load` of a session: each is named, with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lmcore.errors import LmcoreError
+
+
+def make(hidden: int = 4) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a model and its optimizer."""
+    model = nn.Sequential(nn.Linear(2, hidden), nn.Linear(hidden, 1))
+    return model, torch.optim.Adam(model.parameters(), lr=0.5)
+
+
+def other(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+
+
+WRONG: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "another name": (
+        lambda rt, path, model, optimizer: rt.load(path, net=model),
+        ("has no `net`", "it has `epoch`, `model`, `optimizer`, `tensor`", "names of `save`"),
+    ),
+    "more": (
+        lambda rt, path, model, optimizer: rt.load(
+            path, scheduler=torch.optim.lr_scheduler.ConstantLR(optimizer)
+        ),
+        ("has no `scheduler`",),
+    ),
+    "a tensor more": (
+        lambda rt, path, model, optimizer: rt.load(path, mean=torch.zeros(2)),
+        ("has no `mean`",),
+    ),
+    "another model": (
+        lambda rt, path, model, optimizer: rt.load(path, model=make(8)[0]),
+        ("model.0.weight: checkpoint float32 [4, 2], wanted float32 [8, 2]",),
+    ),
+    "another optimizer": (
+        lambda rt, path, model, optimizer: rt.load(path, model=model, optimizer=other(model)),
+        ("is Adam, not SGD", "leave `optimizer` out of `load`"),
+    ),
+    "no optimizer": (
+        lambda rt, path, model, optimizer: rt.load(path, model=model, epoch=optimizer),
+        ("`epoch` of checkpoint", "is no optimizer, not Adam"),
+    ),
+    "a value": (
+        lambda rt, path, model, optimizer: rt.load(path, model=model, epoch=0),
+        ("`load(epoch=...)` of int", 'values["epoch"]'),
+    ),
+    "nothing": (
+        lambda rt, path, model, optimizer: rt.load(path / "no", model=model),
+        ("no such directory",),
+    ),
+    "no checkpoint": (
+        lambda rt, path, model, optimizer: rt.load(path.parent / "empty", model=model),
+        ("no checkpoint in",),
+    ),
+    "no directory": (
+        lambda rt, path, model, optimizer: rt.save(path.parent / "file", model=model),
+        ("could not save the checkpoint", "file"),
+    ),
+    "no identifier": (
+        lambda rt, path, model, optimizer: rt.save(path, **{"a.b": model}),
+        ("`save(**{'a.b': ...})`: the name is no identifier",),
+    ),
+    "taken": (lambda rt, path, model, optimizer: rt.save(path, rng=model), ("is taken",)),
+    "no JSON": (lambda rt, path, model, optimizer: rt.save(path, x=object()), ("is no JSON",)),
+    "no optimizer's model": (
+        lambda rt, path, model, optimizer: rt.save(path, optimizer=optimizer),
+        ("of no model that is given",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_calls(start: Any, tmp_path: Path, name: str) -> None:
+    """The message says which; the model is unchanged."""
+    rt = start()
+    model, optimizer = rt.prepare(*make())
+    rt.backward(model(torch.ones(3, 2)).mean())
+    rt.step(optimizer)
+    path = tmp_path / "run"
+    rt.save(path, model=model, optimizer=optimizer, epoch=3, tensor=torch.ones(2))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    call, messages = WRONG[name]
+    with pytest.raises(LmcoreError) as error:
+        call(rt, path, model, optimizer)
+    for message in messages:
+        assert message in error.value.render()
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_objects_may_be_left_out(start: Any, tmp_path: Path) -> None:
+    """Values of the checkpoint are returned, without an optimizer's."""
+    rt = start()
+    model, optimizer = rt.prepare(*make())
+    rt.save(tmp_path, model=model, optimizer=optimizer, epoch=3)
+    assert rt.load(tmp_path, model=model) == {"epoch": 3}
+    assert rt.load(tmp_path) == {"epoch": 3}
