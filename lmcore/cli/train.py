@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shlex
@@ -98,8 +99,7 @@ def _train(argv: list[str]) -> int:
         return _start_processes(argv, world_size, plugins, selection)
     prepare_environment(plugins, selection, rank)
     clock.mark("launcher")
-    import torch  # noqa: F401  # timed separately: everything below needs it
-
+    _import_torch()  # timed separately: everything below needs it
     clock.mark("import_torch")
     from lmcore.train.run import run_training
 
@@ -222,9 +222,22 @@ def _import_for(num_processes: int, plugins: PluginSet, selection: Selection) ->
     if any(one != first for one in others):
         return
     os.environ.update(first)
-    import torch  # noqa: F401
-
+    _import_torch()
     import lmcore.train.run  # noqa: F401
+
+
+def _import_torch() -> None:
+    """Import torch, whose objects are never garbage: no collection traverses them, now or later."""
+    if "torch" in sys.modules:
+        return
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        import torch  # noqa: F401
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
 
 
 def _require_training(result: RunResult) -> None:

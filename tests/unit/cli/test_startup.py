@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +87,21 @@ def test_package_loads_nothing() -> None:
     loaded = run.stdout.split()
     assert "torch" not in loaded
     assert [name for name in loaded if name.partition(".")[0] == "lmcore"] == ["lmcore"]
+
+
+def test_no_collection_traverses_torch(tmp_path: Path) -> None:
+    """A run leaves the objects of `import torch`, which are never garbage, out of collection."""
+    script = """
+import gc, sys
+from lmcore.cli.main import main
+shape = ["--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2"]
+status = main(["train", *shape, "--seq-length", "8", "--train-iters", "1", "--eval-iters", "0",
+    "--sample-tokens", "0", "--no-tensorboard", "--device", "cpu", "--save", sys.argv[1]])
+print(status, gc.get_freeze_count() > 100_000, gc.isenabled())
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 True True"
 
 
 @pytest.mark.parametrize("name", NAMES)
