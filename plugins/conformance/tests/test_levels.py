@@ -22,7 +22,15 @@ from lmcore_conformance.target import find_target
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 WITHOUT_TRAINING = ("contract", "create", "device", "memory", "streams", "ops", "deterministic")
-TRAINING = ("training", "train.command", "train.processes", "compile", "library", "loop.processes")
+TRAINING = (
+    "training",
+    "train.command",
+    "train.processes",
+    "compile",
+    "library",
+    "loop.processes",
+    "loop.sharded",
+)
 PROCESSES = ("distributed", "distributed-timeout", "distributed-parallel")
 PARTS = {"sim": (*WITHOUT_TRAINING, *TRAINING, *PROCESSES), "cpu": WITHOUT_TRAINING}
 """By plugin, groups of checks or single ones."""

@@ -36,7 +36,7 @@ def bench(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: Stream.stack[-1])
     made = {"new_stream": Stream, "new_event": lambda: SimpleNamespace(record=lambda: None)}
     device = Device.from_torch("cpu", **made)
-    return SimpleNamespace(device=device, where=device.torch_device)
+    return SimpleNamespace(device=device, torch_device=device.torch_device)
 
 
 def test_a_context_that_leaves_its_stream_behind_is_found(bench, monkeypatch):

@@ -28,9 +28,11 @@ _TRAINED = ("train.resume", "train.command")
 _TOUCHED: Mapping[str, Sequence[str]] = {
     "kernels": (
         *("ops.reached", "train.curve", "train.micro-batches", "train.repeat", *_TRAINED),
-        "extras.compile",
+        *("extras.compile", "loop.kernels"),
     ),
-    "comm_backends": ("distributed.*", "parallel.*", "train.processes", "loop.processes"),
+    "comm_backends": (
+        *("distributed.*", "parallel.*", "train.processes", "loop.processes", "loop.sharded"),
+    ),
     "precision_policies": (
         *("train.precision-in-force", "train.mixed-precision", "loop.mixed-precision"),
         *_TRAINED,

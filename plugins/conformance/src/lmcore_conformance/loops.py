@@ -2,7 +2,9 @@
 
 They are small forms of the examples of lmcore's repository.  As a module it runs all of them:
 
-    lmcore run --nproc-per-node 2 -m lmcore_conformance.loops FOLDER [BACKEND]
+    lmcore run --nproc-per-node 2 -m lmcore_conformance.loops FOLDER STAGES [BACKEND]
+
+STAGES are ZeRO stages, as `0` or `1,2,3`: all loops with stage 0, the transformer with the others.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +87,7 @@ class _Transformer(nn.Module):
         super().__init__()
         self.token = nn.Embedding(_VOCABULARY, _WIDTH)
         self.layers = nn.ModuleList(_Layer() for _ in range(2))
-        self.norm = nn.LayerNorm(_WIDTH)
+        self.norm = nn.RMSNorm(_WIDTH, eps=1e-5)
         self.head = nn.Linear(_WIDTH, _VOCABULARY, bias=False)
         self.head.weight = self.token.weight
         nn.init.normal_(self.token.weight, std=0.1)
@@ -149,13 +152,30 @@ LOOPS: Mapping[str, Loop] = MappingProxyType(
 """Loops by name."""
 
 
-def train(rt: lmcore.Session, loop: Loop) -> tuple[list[float], nn.Module, torch.optim.Optimizer]:
+def train(
+    rt: lmcore.Session,
+    loop: Loop,
+    change: Callable[[lmcore.Session, nn.Module], object] | None = None,
+) -> tuple[list[float], nn.Module, torch.optim.Optimizer]:
     """Train for an epoch.
+
+    Args:
+        rt: Session.
+        loop: Loop.
+        change: Function that changes the prepared model.
 
     Returns:
         Loss of each micro-batch of this rank, the model and its optimizer.
     """
     model, optimizer = rt.prepare(*loop.make())
+    if change is not None:
+        change(rt, model)
+    return _epoch(rt, loop, model, optimizer), model, optimizer
+
+
+def _epoch(
+    rt: lmcore.Session, loop: Loop, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> list[float]:
     losses = []
     for x, y in rt.loader(loop.batches()):
         with rt.accumulate(loop.accumulate):
@@ -164,7 +184,7 @@ def train(rt: lmcore.Session, loop: Loop) -> tuple[list[float], nn.Module, torch
             rt.backward(loss)
             rt.step(optimizer, clip=loop.clip)
         losses.append(loss.item())
-    return losses, model, optimizer
+    return losses
 
 
 def plain_losses(loop: Loop, size: int = 1) -> list[list[float]]:
@@ -194,12 +214,39 @@ def _grouped(
             group = []
 
 
-def _main(folder: Path, backend: str | None) -> None:
-    """Run each loop on the ranks of this run; write the losses of this rank as JSON."""
-    with lmcore.start(precision="fp32", distributed_backend=backend) as rt:
-        losses = {name: train(rt, loop)[0] for name, loop in LOOPS.items()}
-        (folder / f"{rt.rank}.json").write_text(json.dumps(losses), encoding="utf-8")
+def _exchanged(rt: lmcore.Session) -> dict[str, Any]:
+    """Return what an evaluation over all ranks exchanges, as JSON."""
+    is_right = torch.tensor([True, rt.rank == 0], device=rt.device)
+    return {
+        "sums": rt.all_reduce([rt.rank + 1, 0.5], "sum"),
+        "mean": rt.all_reduce(is_right.float().mean()).item(),
+        "gathered": rt.all_gather(is_right).tolist(),
+        "sent": rt.broadcast(torch.full((2,), float(rt.rank), device=rt.device), 1).tolist(),
+    }
+
+
+def _continued(rt: lmcore.Session, loop: Loop, folder: Path) -> dict[str, list[float]]:
+    """Train an epoch, save, and return the losses of the next one: at once, and after a load."""
+    _, model, optimizer = train(rt, loop)
+    rt.save(folder, model=model, optimizer=optimizer)
+    at_once = _epoch(rt, loop, model, optimizer)
+    rt.load(folder, model=model, optimizer=optimizer)
+    return {"at once": at_once, "loaded": _epoch(rt, loop, model, optimizer)}
+
+
+def _main(folder: Path, stages: str, backend: str | None) -> None:
+    """Run loops on the ranks of this run; write the results of this rank as JSON."""
+    found: dict[str, Any] = {}
+    for stage in map(int, stages.split(",")):
+        with lmcore.start(precision="fp32", distributed_backend=backend, zero_stage=stage) as rt:
+            names = ("transformer",) if stage else tuple(LOOPS)
+            found[f"stage {stage}"] = {
+                "losses": {name: train(rt, LOOPS[name])[0] for name in names},
+                "exchanged": _exchanged(rt),
+                "continued": _continued(rt, LOOPS[names[0]], folder / str(stage)),
+            }
+            (folder / f"{rt.rank}.json").write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)
+    _main(Path(sys.argv[1]), sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None)
