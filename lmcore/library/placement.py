@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,38 +19,10 @@ from lmcore.parallel.collectives import broadcast_coalesced
 from lmcore.parallel.mesh import ParallelMesh
 
 if TYPE_CHECKING:
-    from lmcore.parallel.data_parallel import Accumulation
-    from lmcore.parallel.gradient_buckets import GradientBuckets
+    from lmcore.parallel.data_parallel import Replica
     from lmcore.runtime.runtime import Runtime
 
-__all__ = ["ModelPlacement", "PreparedModel"]
-
-
-@dataclass(frozen=True)
-class PreparedModel:
-    """A model on this rank's device, connected with the other ranks.
-
-    Attributes:
-        model: The user's module.
-        buckets: Gradient buckets of its replicas; None with one rank, or if it is sharded.
-        sharding: Context of each micro-batch of a sharded model; None if it is not sharded.
-    """
-
-    model: nn.Module
-    buckets: GradientBuckets | None = None
-    sharding: Accumulation | None = None
-
-    def backward(self, *, last: bool) -> AbstractContextManager[None]:
-        """Return the context of a backward pass.
-
-        Args:
-            last: True for the last micro-batch of a step, after which gradients are means.
-        """
-        if self.buckets is not None:
-            return self.buckets.backward_of_some(last=last)
-        if self.sharding is not None:
-            return self.sharding(last=last)
-        return contextlib.nullcontext()
+__all__ = ["ModelPlacement"]
 
 
 class ModelPlacement:
@@ -71,7 +40,7 @@ class ModelPlacement:
             runtime: Device, precision and processes.
             zero_stage: ZeRO stage of models.
         """
-        self.models: list[PreparedModel] = []
+        self.models: list[Replica] = []
         self._runtime = runtime
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
@@ -105,15 +74,15 @@ class ModelPlacement:
 
     def is_prepared(self, model: nn.Module) -> bool:
         """Return True if a model was prepared."""
-        return any(each.model is model for each in self.models)
+        return any(each.root is model for each in self.models)
 
     def reshard(self) -> None:
         """Drop gathered weights of sharded models, so that their parameters are the shards."""
-        for prepared in self.models:
-            if prepared.sharding is not None:
-                from lmcore.parallel.data_parallel import reshard
+        if self.mesh.layout.zero_stage:
+            from lmcore.parallel.data_parallel import reshard
 
-                reshard(prepared.model)
+            for prepared in self.models:
+                reshard(prepared.root)
 
     def has_parameters(self, optimizer: Optimizer) -> bool:
         """Return True if all parameters of an optimizer are of prepared models."""
@@ -127,7 +96,7 @@ class ModelPlacement:
                 f"`prepare`: this {type(model).__name__} is prepared already",
                 hint="`prepare` changes the model itself: call it once, and use the same object",
             )
-        others = {id(module) for each in self.models for module in each.model.modules()}
+        others = {id(module) for each in self.models for module in each.root.modules()}
         if any(id(module) in others for module in model.modules()):
             raise ConfigError(
                 f"`prepare`: a part of this {type(model).__name__} is prepared already",
@@ -150,26 +119,19 @@ class ModelPlacement:
         _share_again(model, before)
         with runtime.rng.preserved(), without_gradients(model):
             runtime.precision.apply(model)
-        prepared = PreparedModel(model)
-        if self.mesh.replicas.size > 1:
-            prepared = self._connect(model)
+        prepared = self._replicate(model)
         after = dict(model.named_parameters(remove_duplicate=False))
         for name, parameter in before.items():
             self._replaced[id(parameter)] = parameter, after[name]
         self.models.append(prepared)
 
-    def _connect(self, model: nn.Module) -> PreparedModel:
+    def _replicate(self, model: nn.Module) -> Replica:
         """Broadcast the weights of rank 0, and replicate or shard the model."""
+        from lmcore.parallel.data_parallel import replicate
+
         with torch.no_grad():
             broadcast_coalesced([tensor for _, tensor in _tensors(model)], self.mesh.replicas)
-        if self.mesh.layout.zero_stage:
-            from lmcore.parallel.data_parallel import shard
-
-            return PreparedModel(model, sharding=shard(model, list(_layers(model)), self.mesh))
-        from lmcore.parallel.gradient_buckets import GradientBuckets
-
-        named = list(model.named_parameters())
-        return PreparedModel(model, buckets=GradientBuckets(named, self.mesh.replicas))
+        return replicate(model, _layers(model), self.mesh, all_used=False)
 
     def _prepare_optimizer(self, optimizer: Optimizer) -> None:
         """Check the parameters of an optimizer, and replace them by the sharded parameters."""

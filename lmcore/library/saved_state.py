@@ -293,10 +293,9 @@ class _State:
         if local is tensor:
             self.tensors[name] = tensor.detach()
         elif local.numel():
-            rows = -(-tensor.shape[0] // self._shards.size)
-            whole = TensorLayout.whole(tuple(tensor.shape))
+            whole, shards = TensorLayout.whole(tuple(tensor.shape)), self._shards
             self.tensors[name] = local.detach()
-            self.layouts[name] = whole.rows(self._shards.rank * rows, rows)
+            self.layouts[name] = whole.shard(tensor.shape[0], shards.rank, shards.size)
 
     def _name(self, name: str, optimizer: Optimizer, parameter: Tensor) -> str:
         if id(parameter) not in self._names:

@@ -13,12 +13,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.op.records import OpContext
 from lmcore.errors import ConfigError, RunError
 from lmcore.library.forward_precision import ForwardPrecision
 from lmcore.optim.clip import clip_as_torch, clip_by_norm
 from lmcore.optim.loss_scale import loss_scale_of
-from lmcore.parallel.tensor_layout import local_part
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -56,9 +54,7 @@ class Updates:
         self.updated = False
         self.loss_scale = loss_scale_of(section, runtime.precision)
         self._runtime, self._placement = runtime, placement
-        self._norm: Callable[[list[Tensor]], Tensor] = runtime.ops.bind(
-            "grad_norm", OpContext(runtime.device.type, runtime.precision.keep)
-        )
+        self._norm: Callable[[list[Tensor]], Tensor] = runtime.bind_for_weights("grad_norm")
         self._steps = 1  # micro-batches of an update
         self._done = 0  # micro-batches so far
         self._last = True
@@ -130,12 +126,12 @@ class Updates:
         if models and self._last and self._runtime.processes is not None:
             self._runtime.processes.rendezvous.watch.begin_call("`backward`")
         if len(models) == 1:
-            with models[0].backward(last=self._last):
+            with models[0].accumulation(last=self._last):
                 loss.backward(**options)
             return
         with contextlib.ExitStack() as stack:
             for model in models:
-                stack.enter_context(model.backward(last=self._last))
+                stack.enter_context(model.accumulation(last=self._last))
             loss.backward(**options)
 
     def step(self, optimizer: Optimizer, *, clip: Any = None) -> Tensor | None:
@@ -162,27 +158,29 @@ class Updates:
         self.updated = False
         if not self._last:
             return None
-        norm = None
         gradients = self._gradients(optimizer)
-        self._check_gradients(optimizer, gradients)
+        every = [tensor for tensors in gradients.values() for tensor in tensors]
+        self._check_gradients(optimizer, every)
         self._forward.is_used = False
+        partial = self._steps > 1 and self._done < self._steps  # the data ended before
+        norm = None
         if self._runtime.precision.loss_scaling:
-            norm = self._unscale(optimizer, gradients, clip or 0.0)
-            if norm is None:
+            scale = self.loss_scale.value * (self._done / self._steps if partial else 1.0)
+            norm = self._total_norm(gradients, every, scale)
+            if not self._unscale(every, float(norm), clip or 0.0, scale):
                 optimizer.zero_grad()
                 return None
-            norm = norm if clip is not None else None
         else:
-            if self._steps > 1 and self._done < self._steps:  # the data ended before
-                torch._foreach_mul_(gradients, self._steps / self._done)
+            if partial:
+                torch._foreach_mul_(every, self._steps / self._done)
             if clip is not None:
-                norm = self._total_norm(optimizer, gradients)
-                clip_as_torch(gradients, norm, clip)
+                norm = self._total_norm(gradients, every)
+                clip_as_torch(every, norm, clip)
         optimizer.step()
         optimizer.zero_grad()
         self.count += 1
         self.updated = True
-        return norm
+        return None if clip is None else norm
 
     def _check_gradients(self, optimizer: Optimizer, gradients: list[Tensor]) -> None:
         """Raise unless there are gradients, and `backward` computed them."""
@@ -211,52 +209,41 @@ class Updates:
             )
         self._stepped[optimizer] = self._backwards
 
-    def _unscale(self, optimizer: Optimizer, gradients: list[Tensor], clip: float) -> Tensor | None:
-        """Divide gradients by the loss scale and clip them; return None if they overflow."""
-        scale = self.loss_scale.value
-        if self._steps > 1 and self._done < self._steps:
-            scale *= self._done / self._steps
-        norm = self._total_norm(optimizer, gradients) / scale
-        value = float(norm)
-        if not self.loss_scale.update(overflow=not math.isfinite(value)):
+    def _unscale(self, gradients: list[Tensor], norm: float, clip: float, scale: float) -> bool:
+        """Divide gradients by *scale* and clip them; return False if they overflow."""
+        finite = math.isfinite(norm)
+        if not self.loss_scale.update(overflow=not finite):
             raise RunError(
                 "gradients overflow, and the loss scale cannot be lowered",
                 why=self.loss_scale.limit,
                 hint='use `precision="bf16"`, or a lower learning rate',
             )
-        if not math.isfinite(value):
-            return None
-        clip_by_norm(gradients, value, clip, loss_scale=scale)
-        return norm
+        if finite:
+            clip_by_norm(gradients, norm, clip, loss_scale=scale)
+        return finite
 
-    def _gradients(self, optimizer: Optimizer) -> list[Tensor]:
-        """Return the local gradients of an optimizer."""
-        return [
-            local_part(parameter.grad)
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
+    def _gradients(self, optimizer: Optimizer) -> dict[int, list[Tensor]]:
+        """Return the local gradients of an optimizer by the number of ranks that hold the same."""
+        from lmcore.parallel.tensor_layout import local_part
 
-    def _total_norm(self, optimizer: Optimizer, gradients: list[Tensor]) -> Tensor:
-        """Return the norm over whole gradients, a scalar on the device."""
-        device = self._runtime.device.torch_device
-        total = self._norm(gradients) if gradients else torch.zeros((), device=device)
-        if self._placement.mesh.layout.zero_stage:
-            from torch import distributed
-
-            sharded = self._sharded(optimizer)
-            parts = [self._norm(part).square() if part else total.new_zeros(()) for part in sharded]
-            distributed.all_reduce(parts[0])
-            total = (parts[0] + parts[1]).sqrt()
-        return total
-
-    def _sharded(self, optimizer: Optimizer) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the local gradients of sharded parameters, and other ones."""
-        sharded, whole = list[Tensor](), list[Tensor]()
+        found: dict[int, list[Tensor]] = {1: []}
+        sharded, whole = found[1], found.setdefault(self._runtime.rank.world_size, [])
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    local = local_part(parameter.grad)
-                    (whole if local is parameter.grad else sharded).append(local)
-        return sharded, whole
+                if (grad := parameter.grad) is not None:
+                    local = local_part(grad)
+                    (whole if local is grad else sharded).append(local)
+        return found
+
+    def _total_norm(
+        self, gradients: dict[int, list[Tensor]], every: list[Tensor], scale: float = 1.0
+    ) -> Tensor:
+        """Return the norm over whole gradients, divided by *scale*; a scalar on the device."""
+        if self._placement.mesh.layout.zero_stage:
+            from lmcore.parallel.data_parallel import squared_norm
+            from lmcore.parallel.scalar_collectives import all_reduce_scalars_on_device
+
+            square = squared_norm(self._norm, gradients, scale=scale)
+            return all_reduce_scalars_on_device(self._runtime, square)[0].sqrt()
+        norm = self._norm(every)
+        return norm if scale == 1.0 else norm / scale

@@ -109,6 +109,8 @@ def broadcast_coalesced(tensors: list[Tensor], axis: Axis) -> None:
         tensors: Tensors on one device; the same shapes and dtypes on all ranks of *axis*.
         axis: Axis of the mesh.
     """
+    if axis.size == 1:
+        return
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)

@@ -7,7 +7,7 @@ and optimizer state are sharded (ZeRO; Rajbhandari et al., 2020), by torch's `fu
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     from lmcore.parallel.pipeline import StageModule
     from lmcore.parallel.wait_clock import WaitClock
 
-__all__ = ["Accumulation", "LossModule", "Replica", "replicate", "reshard", "shard", "shard_stages"]
+__all__ = [
+    "Accumulation",
+    "LossModule",
+    "Replica",
+    "replicate",
+    "reshard",
+    "shard_stages",
+    "squared_norm",
+]
 
 
 class Accumulation(Protocol):
@@ -60,7 +68,7 @@ class Replica:
     """This rank's replica of a model.
 
     Attributes:
-        root: Module whose forward pass returns the loss.
+        root: Module whose parameters are replicated or sharded.
         accumulation: Context of each micro-batch, which averages gradients at the right time.
         buckets: Gradient buckets; None with one replica, or if `fully_shard` reduces gradients.
     """
@@ -70,35 +78,33 @@ class Replica:
     buckets: GradientBuckets | None = None
 
 
-def replicate(model: Model, mesh: ParallelMesh) -> Replica:
+def replicate(
+    root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMesh, *, all_used: bool = True
+) -> Replica:
     """Connect a model with its replicas; all ranks must call it.
 
     After the backward pass of the last micro-batch of a step, gradients are means over
     `mesh.replicas`.  Replicas must hold the same weights.
 
     Args:
-        model: Model on this rank's device; sharded in place with ZeRO.
+        root: Model on this rank's device; sharded in place with ZeRO.
+        layers: Modules of it that ZeRO shards separately.
         mesh: Mesh of the run.
+        all_used: See `GradientBuckets`.
     """
-    root = LossModule(model)
     if mesh.replicas.size == 1:
         return Replica(root, _no_reduction)
     if mesh.layout.zero_stage:
-        return Replica(root, shard(root, root.model.layers, mesh))
-    buckets = GradientBuckets(model.named_parameters(), mesh.replicas)
+        return Replica(root, _shard(root, list(layers), mesh))
+    buckets = GradientBuckets(root.named_parameters(), mesh.replicas, all_used=all_used)
     return Replica(root, buckets.backward, buckets)
 
 
-def shard(root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMesh) -> Accumulation:
+def _shard(root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMesh) -> Accumulation:
     """Shard a module in place: each layer separately, and the rest together.
 
     Stage 1 keeps whole gradients until the last micro-batch, stages 2 and 3 shard them at once;
     stages 1 and 2 keep the weights gathered for a step, stage 3 for a layer.
-
-    Args:
-        root: Module on this rank's device, the same on all ranks.
-        layers: Layers of it.
-        mesh: Mesh of the run, with its ZeRO stage.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -136,6 +142,29 @@ def reshard(root: nn.Module) -> None:
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def squared_norm(
+    norm: Callable[[list[Tensor]], Tensor],
+    gradients: Mapping[int, list[Tensor]],
+    *,
+    scale: float = 1.0,
+) -> Tensor | float:
+    """Return this rank's term of the squared gradient norm, which is the sum over all ranks.
+
+    Args:
+        norm: Bound `grad_norm`.
+        gradients: Local gradients by the number of ranks that hold the same ones.
+        scale: Loss scale that gradients are divided by.
+
+    Returns:
+        A scalar on the device; 0.0 if this rank has no gradients.
+    """
+    total: Tensor | float = 0.0
+    for replica_count, tensors in gradients.items():
+        if tensors:  # divided first: the square of a scaled norm may overflow
+            total = total + (norm(tensors) / scale) ** 2 / replica_count
+    return total
 
 
 def shard_stages(stages: Sequence[StageModule], mesh: ParallelMesh) -> None:

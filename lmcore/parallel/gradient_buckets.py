@@ -48,13 +48,19 @@ class GradientBuckets:
     From the first micro-batch of a step on, the gradients of parameters are views of the buckets.
     """
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], axis: Axis) -> None:
+    def __init__(
+        self, named: Iterable[tuple[str, nn.Parameter]], axis: Axis, *, all_used: bool = True
+    ) -> None:
         """Register gradient hooks; all replicas must give the same parameters, in the same order.
 
         Args:
             named: Parameters and their names, in the order of the forward pass.
             axis: Replicas.
+            all_used: True if every parameter gets a gradient in each last micro-batch.  Otherwise
+                a gradient that is missing on a rank counts as 0 in the mean; if no parameter gets
+                a gradient, which must be so on all ranks, nothing is reduced.
         """
+        self._all_used = all_used
         self._group, self._scale, self._clock = axis.group, 1.0 / axis.size, axis.clock
         self._buckets: list[_Bucket] = []
         self._last = False
@@ -70,9 +76,7 @@ class GradientBuckets:
 
     @contextlib.contextmanager
     def backward(self, *, last: bool, profiler_range: ProfilerRange = no_range) -> Iterator[None]:
-        """Wrap forward and backward of a micro-batch; after the last one gradients are means.
-
-        Every parameter must get a gradient in the last micro-batch.
+        """Wrap the backward pass of a micro-batch; after the last one gradients are means.
 
         Args:
             last: True for the last micro-batch of a step.
@@ -83,28 +87,21 @@ class GradientBuckets:
         """
         self._last = last
         yield
-        if last:
-            assert self._next == len(self._buckets), "a parameter got no gradient"
-            self._finish(profiler_range)
-
-    @contextlib.contextmanager
-    def backward_of_some(self, *, last: bool) -> Iterator[None]:
-        """Wrap a backward pass in which parameters may get no gradient, on this or all ranks.
-
-        A gradient that is missing on a rank counts as 0 in the mean.  If no parameter gets a
-        gradient, which must be so on all ranks, nothing is reduced.
-
-        Args:
-            last: True for the last micro-batch of a step.
-
-        Raises:
-            RunError: A parameter got its gradient in two parts; see `_two_parts`.
-        """
-        self._last = last
-        yield
         self._last = False
-        if not last or all(len(each.missing) == len(each.views) for each in self._buckets):
+        if not last:
             return
+        if self._next < len(self._buckets):
+            assert not self._all_used, "a parameter got no gradient"
+            if all(len(bucket.missing) == len(bucket.views) for bucket in self._buckets):
+                return
+            self._reduce_incomplete()
+        self._wait(profiler_range)
+        self._next = 0
+        for bucket in self._buckets:
+            bucket.missing = set(range(len(bucket.views)))
+
+    def _reduce_incomplete(self) -> None:
+        """Launch the other all-reduces, with 0 for gradients that are missing on this rank."""
         for bucket in self._buckets[self._next :]:
             for index in bucket.missing:
                 parameter, view = bucket.parameters[index], bucket.views[index]
@@ -114,14 +111,6 @@ class GradientBuckets:
                     torch.mul(parameter.grad, self._scale, out=view)
                 parameter.grad = view
             self._launch(bucket)
-        self._finish(no_range)
-
-    def _finish(self, profiler_range: ProfilerRange) -> None:
-        """Wait for the all-reduces of a step."""
-        self._wait(profiler_range)
-        self._next = 0
-        for bucket in self._buckets:
-            bucket.missing = set(range(len(bucket.views)))
 
     def allocate_gradients(self) -> None:
         """Make the gradients of parameters that have none views of the buckets, filled with 0."""

@@ -21,7 +21,13 @@ from lmcore.model.shape import ModelPart
 from lmcore.parallel import context_parallel, tensor_parallel
 from lmcore.parallel.collectives import all_reduce_coalesced
 from lmcore.parallel.context_parallel import local_positions, local_tokens
-from lmcore.parallel.data_parallel import replicate, reshard, shard_stages
+from lmcore.parallel.data_parallel import (
+    LossModule,
+    replicate,
+    reshard,
+    shard_stages,
+    squared_norm,
+)
 from lmcore.parallel.graph_capture import GraphedMicroBatch, allocate_gradients
 from lmcore.parallel.mesh import ParallelMesh
 from lmcore.parallel.pipeline import Pipeline
@@ -115,8 +121,8 @@ class ParallelModel:
             shard_stages(self._pipeline.modules, mesh)
             roots: list[nn.Module] = list(self._pipeline.modules)
         else:
-            self._replica = replicate(model, mesh)
-            self.root = self._replica.root
+            self.root = LossModule(model)
+            self._replica = replicate(self.root, model.layers, mesh)
             roots = [self.root]
         if any(parameter.is_meta for parameter in model.parameters()):
             for root in roots:
@@ -322,12 +328,11 @@ class ParallelModel:
         Returns:
             A scalar on the device; 0.0 if this rank has no gradients.
         """
-        total: Tensor | float = 0.0
-        for replica_count, parameters in self._by_replica_count.items():
-            grads = [tensor.grad for tensor in parameters if tensor.grad is not None]
-            if grads:  # divided first: the square of a scaled norm may overflow
-                total = total + (norm(grads) / scale) ** 2 / replica_count
-        return total
+        gradients = {
+            replica_count: [tensor.grad for tensor in parameters if tensor.grad is not None]
+            for replica_count, parameters in self._by_replica_count.items()
+        }
+        return squared_norm(norm, gradients, scale=scale)
 
     def _local(self, layouts: dict[str, TensorLayout]) -> Iterable[LocalParameter]:
         layout, shards = self.mesh.layout, self.mesh.shards
@@ -337,8 +342,7 @@ class ParallelModel:
             tensor = source
             if layout.zero_stage:
                 tensor = nn.Parameter(local_part(source.detach()))
-                each = -(-source.shape[0] // shards.size)
-                whole = whole.rows(shards.rank * each, each)
+                whole = whole.shard(source.shape[0], shards.rank, shards.size)
                 if not tensor.numel():
                     continue
             replicated = layouts[name].shape == tuple(source.shape)

@@ -94,6 +94,17 @@ class TensorLayout:
                 )
         return TensorLayout(self.shape, tuple(chunks))
 
+    def shard(self, rows: int, rank: int, size: int) -> TensorLayout:
+        """Return the layout of a rank's shard of *rows* local rows, as `fully_shard` divides them.
+
+        Args:
+            rows: Number of local rows before the division.
+            rank: Index of the rank among the ranks of the shards.
+            size: Number of shards.
+        """
+        each = -(-rows // size)
+        return self.rows(rank * each, each)
+
     def fill(self, local: Tensor, whole: Tensor) -> None:
         """Copy this rank's part of *whole* into *local*."""
         with torch.no_grad():

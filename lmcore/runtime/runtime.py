@@ -8,12 +8,12 @@ import json
 import platform
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator.op.records import parse_preferences
+from lmcore.accelerator.op.records import OpContext, parse_preferences
 from lmcore.errors import ConfigError, LmcoreError
 from lmcore.plugin import (
     build_op_table,
@@ -73,6 +73,14 @@ class Runtime:
         """Host name of each rank; all ranks must use it at the same time."""
         own = socket.gethostname()
         return self.processes.gather(own, "the names of hosts") if self.processes else [own]
+
+    def bind_for_weights(self, op: str) -> Callable[..., Any]:
+        """Return the kernel of an op on weights or gradients, of the dtype that is kept.
+
+        Args:
+            op: Name of the op, such as "grad_norm" or "adamw".
+        """
+        return self.ops.bind(op, OpContext(self.device.type, self.precision.keep))
 
     def environment(self) -> dict[str, Any]:
         """Return versions and facts for `environment.json`."""

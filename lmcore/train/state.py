@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lmcore.accelerator.op.records import OpContext
 from lmcore.optim.create import create_optimizer
 from lmcore.optim.loss_scale import FixedLossScale, LossScale, loss_scale_of
 from lmcore.optim.optimizer import Optimizer
@@ -60,11 +59,10 @@ class TrainState:
     @classmethod
     def create(cls, parallel: ParallelModel, plan: RunPlan, runtime: Runtime) -> TrainState:
         """Return the state of a run before its first step."""
-        where = OpContext(runtime.device.type, runtime.precision.keep)
         optimizer = create_optimizer(
             plan.config.optimizer,
             parallel.named_parameters(),
-            bind=lambda op: runtime.ops.bind(op, where),
+            bind=runtime.bind_for_weights,
             sum_over_shards=ShardSums(parallel),
             warns=runtime.rank.rank == 0,
         )

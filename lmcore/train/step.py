@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.op.records import OpContext
 from lmcore.optim.clip import clip_by_norm, clip_by_norm_on_device
 from lmcore.parallel.scalar_collectives import all_reduce_scalars_on_device
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
@@ -110,9 +109,7 @@ class TrainStep:
         self.context = runtime.precision.context
         self.runtime = runtime
         self.profiler_range = profiler_range
-        self.norm: Callable[[list[Tensor]], Tensor] = runtime.ops.bind(
-            "grad_norm", OpContext(runtime.device.type, runtime.precision.keep)
-        )
+        self.norm: Callable[[list[Tensor]], Tensor] = runtime.bind_for_weights("grad_norm")
         self.asynchronous = (
             plan.config.training.async_metrics
             and not runtime.precision.loss_scaling
