@@ -7,10 +7,12 @@ small model, whose step takes a fraction of a millisecond, in microseconds, and 
 of about 20 ms in percent.  Losses are compared bit for bit.
 
 Starts are whole processes that take one step, in turns; a peer that is not installed is left out
-and named.
+and named.  The last part measures the device's kernels in models of `transformers`
+(`model_kernels.py`).
 
-    pip install -c constraints.txt lightning-fabric accelerate
+    pip install -c constraints.txt lightning-fabric accelerate transformers
     python benchmarks/library.py
+    python benchmarks/library.py --parts kernels
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from installed import check, parse, shared_flags
+from model_kernels import CASES, VARIANTS, answer, compare
 
 PEERS = {"fabric": "lightning_fabric", "accelerate": "accelerate"}
 NAMES = ("bare", "lmcore", *PEERS)
 SIZES = {"small": (16, 32, 1), "20 ms": (64, 1024, 4)}
 """Batch size, width and number of hidden layers of each model."""
 BATCHES = 8
+PARTS = ("starts", "cost", "kernels")
 
 
 def make(size: str) -> tuple[Any, Any, Any]:
@@ -189,15 +193,27 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=41, help="blocks of steps of each loop")
     parser.add_argument("--starts", type=int, default=7, help="processes of each loop")
     parser.add_argument("--one-step", choices=NAMES, help="take one step in this loop, and end")
-    asked = parse(parser, turns=3, starts=1)
+    parser.add_argument("--model-turns", type=int, default=7, help="steps of each large model")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
+    parser.add_argument("--model-steps", choices=VARIANTS, help="take steps of a large model")
+    parser.add_argument("--case", type=int, choices=range(len(CASES)), default=0, help="the model")
+    parser.add_argument("--threads", type=int, default=1, help="threads of its process")
+    asked = parse(parser, turns=3, starts=1, model_turns=2)
     if asked.one_step:
         next(LOOPS[asked.one_step]("small"))
         return
+    if asked.model_steps:
+        answer(asked.model_steps, asked.case, threads=asked.threads, toy=asked.toy)
+        return
     check(asked)
-    names = installed()
-    starts(names, asked.starts, shared_flags(asked))
-    cost("small", names, asked.turns, steps=100)
-    cost("20 ms", names, max(3, asked.turns // 2), steps=5)
+    names = installed() if {"starts", "cost"} & set(asked.parts) else []
+    if "starts" in asked.parts:
+        starts(names, asked.starts, shared_flags(asked))
+    if "cost" in asked.parts:
+        cost("small", names, asked.turns, steps=100)
+        cost("20 ms", names, max(3, asked.turns // 2), steps=5)
+    if "kernels" in asked.parts:
+        compare(Path(__file__).resolve(), asked.model_turns, shared_flags(asked))
 
 
 if __name__ == "__main__":

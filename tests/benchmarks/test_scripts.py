@@ -30,6 +30,8 @@ TEXT_FLAGS = "--vocab-file {vocab} --merge-file {merges} --corpus {corpus}"
 OPS = ("attention", "layer_norm", "rms_norm", "linear", "bias_gelu", "swiglu", "bias_dropout_add")
 OPS += ("scaled_masked_softmax", "rotary_embedding", "cross_entropy", "linear_cross_entropy")
 OPTIMIZERS = ("adam", "sgd", "lamb", "muon", "sophia", "adopt", "shampoo", "schedulefree")
+GPT2_ROW = "GPT-2 12 x 768, batch 1 x 512, fp32"
+LLAMA_ROW = "Llama 12 x 768, batch 1 x 512, fp32, no dropout"
 STEPS = ("url", "fix", "length", "exact", "near", "ngram", "shuffle")
 
 
@@ -82,7 +84,8 @@ TABLES = (
             *("load: lmcore", "verify: lmcore"),
         ),
     ),
-    Run("library", "", ("bare", "lmcore"), ("fabric", "accelerate")),
+    Run("library", "--parts starts cost", ("bare", "lmcore"), ("fabric", "accelerate")),
+    Run("library", "--parts kernels", peers=("kernels in a model of transformers",)),
     Run("generation", rows=("batch 1, tokens/s: lmcore", "batch 2, tokens/s: lmcore")),
     Run(
         "data_index",
@@ -141,6 +144,7 @@ ERRORS = (Run("gpu_kernels", error="no accelerator is here; `--device cpu` works
 WITH_PEERS = (
     Run("train_step", rows=("transformers", "megatron-core")),
     Run("generation", rows=("batch 1, tokens/s: lmcore",)),
+    Run("library", "--parts kernels", (GPT2_ROW, LLAMA_ROW)),
     Run("data_index", rows=("sample index", "whole index", "blend", "sentences")),
     Run("data", TEXT_FLAGS, ("Megatron default, small",)),
 )
