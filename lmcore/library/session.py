@@ -97,7 +97,8 @@ class Session:
             raise ConfigError(
                 "`lmcore.start`: a session is open already",
                 why=f"it was opened at {cls._open.opened_at}",
-                hint="end its `with` block, or call its `close()`, before the next one",
+                hint="end its `with` block, or call its `close()`, before the next one: "
+                "`lmcore.Session.current().close()`",
             )
 
     # Device and rank of this process

@@ -6,6 +6,7 @@ the script, any other exception by its traceback.  Torch-free.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import linecache
 import os
@@ -87,7 +88,13 @@ def install_excepthook() -> ExceptHook:
     """
     hook = ExceptHook(previous_hook())
     sys.excepthook = hook
+    # IPython, which handles exceptions itself, asks an exception for the lines of its report.
+    setattr(LmcoreError, "_render_traceback_", _report_lines)  # noqa: B010
     return hook
+
+
+def _report_lines(error: LmcoreError) -> list[str]:
+    return error_text(error).split("\n")
 
 
 def previous_hook() -> _Hook:
@@ -145,7 +152,16 @@ def _installed_folders() -> tuple[str, ...]:
 
 
 def _short_path(file: str) -> str:
-    """Return a path below the current folder relative to it, any other path unchanged."""
+    """Return a path below the current folder relative to it, any other path unchanged.
+
+    A cell of a notebook has the name that IPython shows: "Cell In[3]".
+    """
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is not None:
+        with contextlib.suppress(AttributeError, TypeError):  # of other versions of IPython
+            kind, *name = shell.compile.format_code_name(file)
+            if kind != "File":
+                return " ".join([kind, *name])
     try:
         return file.removeprefix(os.path.join(os.getcwd(), ""))  # noqa: PTH109, PTH118
     except FileNotFoundError:  # the current folder was removed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 
 import pytest
 from suite import warm
@@ -116,6 +116,26 @@ def test_a_hook_that_marks_each_line(
         for error in (ConfigError("bad", why="w"), KeyError("x")):
             sys.excepthook(type(error), error, None)
         assert capsys.readouterr().err == "[rank1]: error: bad\nwhy: w\nmarked KeyError\n"
+
+
+def test_a_cell_of_a_notebook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """IPython shows the message with the cell's name, without a traceback of lmcore."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    install_excepthook()
+    cell, other = str(tmp_path / "ipykernel/1.py"), str(tmp_path / "a.py")
+    names = {cell: ("Cell", "In[3]")}
+    compiler = SimpleNamespace(format_code_name=lambda file: names.get(file, ("File", file)))
+    shell = SimpleNamespace(compile=compiler)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    for file, place in [(cell, "Cell In[3]"), (other, other)]:
+        error = raised("\nrank_info(WRONG)", file, rank_info=rank_info, WRONG=WRONG)
+        report = error._render_traceback_()  # type: ignore[attr-defined]
+        assert report[:2] == [
+            "error: `RANK=x` is not a number of processes or a rank",
+            f"at: {place}, line 2",
+        ]
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    assert f"at: {other}, line 2" in error_text(error)
 
 
 def test_the_line_of_a_cause(tmp_path: Path) -> None:
