@@ -6,9 +6,9 @@ in turns, and the cost is the median of the differences to the bare loop's block
 small model, whose step takes a fraction of a millisecond, in microseconds, and of one with a step
 of about 20 ms in percent.  Losses are compared bit for bit.
 
-Starts are whole processes that take one step, in turns; a peer that is not installed is left out
-and named.  The last part measures the device's kernels in models of `transformers`
-(`model_kernels.py`).
+Starts are whole processes that import everything, take one step and end, in turns, all with cached
+bytecode; wall time and processor time.  A peer that is not installed is left out and named.  The
+last part measures the device's kernels in models of `transformers` (`model_kernels.py`).
 
     pip install -c constraints.txt lightning-fabric accelerate transformers
     python benchmarks/library.py
@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -168,23 +170,33 @@ def cost(size: str, names: list[str], turns: int, steps: int) -> None:
 
 
 def starts(names: list[str], turns: int, flags: tuple[str, ...]) -> None:
-    """Print the wall time of whole processes that take one step."""
+    """Print the wall time and the processor time of whole processes that take one step."""
     script = str(Path(__file__).resolve())
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for turn in range(turns + 1):
-        for name in names:
+        for name in names if turn % 2 else names[::-1]:
             command = [sys.executable, script, "--one-step", name, *flags]
-            begin = time.perf_counter()
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            begin, used = time.perf_counter(), _processor_seconds()
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
             if done.returncode:
                 raise SystemExit(f"{name} failed:\n{done.stderr}")
-            if turn:  # the first one warms the page cache
-                seconds[name].append(time.perf_counter() - begin)
+            if turn:  # the first one warms the page cache, and writes bytecode
+                wall = time.perf_counter() - begin
+                seconds[name].append((wall, _processor_seconds() - used))
     print("\nstart: seconds of a process that takes one step")
-    for name in names:
-        median = statistics.median(seconds[name])
-        over = statistics.median(b - a for a, b in zip(seconds["bare"], seconds[name], strict=True))
-        print(f"{name:<12}{median:>10.3f}{over:>+9.3f}")
+    for column, kind in enumerate(("wall", "processor")):
+        base = [each[column] for each in seconds["bare"]]
+        for name in names:
+            own = [each[column] for each in seconds[name]]
+            over = statistics.median(b - a for a, b in zip(base, own, strict=True))
+            print(f"{name:<12}{kind:<10}{statistics.median(own):>8.3f}{over:>+9.3f}")
+
+
+def _processor_seconds() -> float:
+    """Return the processor time of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
