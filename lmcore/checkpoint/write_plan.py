@@ -106,6 +106,10 @@ class WritePlanner:
         self._last = (held, plan)
         return plan
 
+    def forget(self) -> None:
+        """Drop the last plan, so that the ranks make a new one; all ranks must call it."""
+        self._last = None
+
 
 class _AssignedChunk(NamedTuple):
     """A chunk that a rank writes.

@@ -7,12 +7,11 @@ loaded by any other, as each rank reads its parts of whole tensors.
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -24,27 +23,42 @@ from lmcore.checkpoint import (
     save_checkpoint,
     survey,
 )
-from lmcore.errors import CheckpointError, ConfigError
+from lmcore.errors import CheckpointError, ConfigError, LmcoreError, RunError, suggestion
 from lmcore.library.exchange import check_same
+from lmcore.library.saved_tensors import SavedTensors
+from lmcore.library.saved_value import decode, encode, has_tensors, is_value
 from lmcore.parallel.random_states import (
     named_random_states,
     random_state_name,
     random_states,
     set_random_states,
 )
-from lmcore.parallel.tensor_layout import TensorLayout, local_part
+from lmcore.parallel.tensor_layout import TensorLayout
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
+    from lmcore.checkpoint.write_plan import WritePlan
     from lmcore.library.placement import ModelPlacement
     from lmcore.library.update import Updates
     from lmcore.runtime.runtime import Runtime
 
 __all__ = ["SavedStates"]
 
-_TENSOR = "tensor of the checkpoint"
-"""Key of a mapping in the JSON values in the place of a tensor."""
 _RESERVED = "rng"
+_MODEL, _OPTIMIZER, _TENSOR, _VALUE = "a model", "an optimizer", "a tensor", "a value"
+"""Kinds of objects in a checkpoint."""
+_HINTS = {
+    "choose another directory with `--save`": "choose another directory",
+    "choose a directory with `--save` that": "choose a directory that",
+    "`--keep-last N` deletes": "`keep_last=N` deletes",
+    "give the `--precision` that it was trained with": "start the session with the `precision` of "
+    "the session that saved it",
+    "give the model options that the checkpoint was trained with": "build the model as it was when "
+    "the checkpoint was saved",
+    "load a run that lmcore trained, or leave `--load` out": "give the directory of `save`",
+    "`--load RUN/checkpoints/iter_XXXXXXX`": "give its directory `iter_XXXXXXX` to `load`",
+}
+"""Hints with options of `lmcore train`, and their replacements for a caller of `save` or `load`."""
 
 
 class SavedStates:
@@ -60,6 +74,7 @@ class SavedStates:
         self._runtime, self._placement = runtime, placement
         processes = runtime.processes
         self._planner = WritePlanner(processes.rendezvous if processes else None)
+        self._held: dict[str, Any] = {}
 
     def save(
         self,
@@ -72,23 +87,20 @@ class SavedStates:
         """Save a checkpoint and return its path; see `Session.save`."""
         self._check_names("save", objects)
         self._placement.reshard()  # a pass without backward leaves whole weights
-        state = _State(self._placement)
+        state = SavedTensors(self._placement)
         values: dict[str, Any] = {}
         for name, each in _ordered(objects):
             if isinstance(each, nn.Module):
                 state.add_model(name, each)
             elif isinstance(each, Optimizer):
-                values[name] = state.add_optimizer(name, each)
+                found = state.add_optimizer(name, each)
+                state.complete_optimizer(name, each, self._runtime)
+                values[name] = encode(name, found, state.tensors)
             elif isinstance(each, Tensor):
                 state.tensors[name] = each.detach()
             else:
-                values[name] = state.take_tensors(name, _value_of(each))
-        try:
-            json.dumps(values, allow_nan=False)
-        except (TypeError, ValueError) as cause:
-            raise ConfigError("`save`: a value is no JSON", why=str(cause)) from cause
+                values[name] = encode(name, _value_of(each), state.tensors)
         tensors = state.tensors | named_random_states(self._runtime)
-        plan = self._planner.plan(tensors, state.layouts)
         meta: dict[str, Any] = {
             "values": values,
             "updates": updates.count,
@@ -96,33 +108,66 @@ class SavedStates:
             "world_size": self._runtime.rank.world_size,
             "precision": self._runtime.precision.name,
         }
-        return save_checkpoint(
-            directory,
-            updates.count,
-            stage_tensors(self._runtime.stager, plan.views(tensors)),
-            meta,
-            model_shape={},
-            keep_last=keep_last,
-            plan=plan,
-            channel=self._planner.saves,
-        )
+        with _hints_for_callers():
+            plan = self._plan(tensors, state.layouts)
+            return save_checkpoint(
+                directory,
+                updates.count,
+                stage_tensors(self._runtime.stager, plan.views(tensors)),
+                meta,
+                model_shape={},
+                keep_last=keep_last,
+                plan=plan,
+                channel=self._planner.saves,
+            )
+
+    def _plan(
+        self, tensors: Mapping[str, Tensor], layouts: Mapping[str, TensorLayout]
+    ) -> WritePlan:
+        """Return the write plan of this rank.
+
+        Raises:
+            RunError: The tensors of all ranks do not make whole tensors.
+        """
+        held = {name: (str(each.dtype), each.shape) for name, each in tensors.items()}
+        processes = self._runtime.processes
+        if processes and any(processes.gather(held != self._held, "the tensors of a checkpoint")):
+            self._planner.forget()  # state may begin on one rank only
+        self._held = held
+        try:
+            return self._planner.plan(tensors, layouts)
+        except ValueError as cause:
+            raise RunError(
+                "`save`: the ranks do not have the same tensors",
+                why=str(cause),
+                hint="give the same objects on every rank; all ranks must make the same steps",
+            ) from cause
 
     def load(self, directory: Path, updates: Updates, objects: Mapping[str, Any]) -> dict[str, Any]:
         """Load the newest checkpoint and return its JSON values; see `Session.load`."""
         self._check_names("load", objects)
         _require_loadable(objects)
-        channel = self._planner.loads
-        found = newest_verified(
-            survey(directory),
-            channel=channel,
-            agree=lambda identity: check_same(
-                self._runtime, "the checkpoint that they load", identity
-            ),
-        )
-        checkpoint, manifest = found.path, found.manifest
+        with _hints_for_callers():
+            found = newest_verified(
+                survey(directory),
+                channel=self._planner.loads,
+                agree=lambda identity: check_same(
+                    self._runtime, "the checkpoint that they load", identity
+                ),
+            )
+            return self._fill(found.path, found.manifest, updates, objects)
+
+    def _fill(
+        self,
+        checkpoint: Path,
+        manifest: Manifest,
+        updates: Updates,
+        objects: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Fill objects from a checkpoint and return its JSON values."""
         values = _values(checkpoint, manifest)
         self._placement.reshard()
-        state = _State(self._placement)
+        state = SavedTensors(self._placement)
         rebuilt: dict[str, Any] = {}
         _require(checkpoint, manifest, values, objects)
         for name, each in _ordered(objects):
@@ -135,35 +180,44 @@ class SavedStates:
             elif isinstance(each, Tensor):
                 state.tensors[name] = each.detach()
             else:
-                rebuilt[name] = state.make_tensors(values[name], manifest)
-        same = manifest.meta.get("world_size") == self._runtime.rank.world_size
-        random = random_states(self._runtime) if same else {}
+                rebuilt[name] = decode(values[name], lambda key: state.make_tensor(key, manifest))
+        random = self._random_states(manifest)
         rank = self._runtime.rank.rank
         named = {random_state_name(name, rank): value for name, value in random.items()}
-        if not named.keys() <= manifest.tensors.keys():
-            random, named = {}, {}
         load_checkpoint(
             checkpoint,
             {**state.tensors, **named},
             manifest,
             verify=False,
             layouts=state.layouts,
-            channel=channel,
+            channel=self._planner.loads,
         )
+        returned = {
+            name: decode(value)
+            for name, value in values.items()
+            if name not in objects and not _is_of_optimizer(value) and not has_tensors(value)
+        }
         for name, each in objects.items():
             if isinstance(each, Optimizer):
-                state.set_groups(each, values[name])
-            elif name in rebuilt:
+                state.set_groups(each, decode(values[name]))
+            elif name in rebuilt and _is_state(each):
                 each.load_state_dict(rebuilt[name])
+            elif name in rebuilt:
+                returned[name] = rebuilt[name]
         if random:
             set_random_states(random, self._runtime)
         updates.count = int(manifest.meta.get("updates", manifest.iteration))
         updates.loss_scale.restore(manifest.meta.get("loss_scale") or {})
-        return {
-            name: value
-            for name, value in values.items()
-            if name not in objects and not _is_of_optimizer(value)
-        }
+        return returned
+
+    def _random_states(self, manifest: Manifest) -> dict[str, Tensor]:
+        """Return tensors for the random states of this rank; none if a checkpoint lacks them."""
+        rank = self._runtime.rank
+        if manifest.meta.get("world_size") != rank.world_size:
+            return {}
+        random = random_states(self._runtime)
+        names = {random_state_name(name, rank.rank) for name in random}
+        return random if names <= manifest.tensors.keys() else {}
 
     def _check_names(self, call: str, objects: Mapping[str, Any]) -> None:
         """Raise unless the names are identifiers, which do not clash, and the same on all ranks."""
@@ -177,133 +231,6 @@ class SavedStates:
                 )
         kinds = {name: type(each).__name__ for name, each in objects.items()}
         check_same(self._runtime, f"the objects of `{call}`", kinds)
-
-
-class _State:
-    """Tensors of models and optimizers by their names in a checkpoint.
-
-    Attributes:
-        tensors: Local tensors.
-        layouts: Layouts of sharded tensors.
-    """
-
-    def __init__(self, placement: ModelPlacement) -> None:
-        self.tensors: dict[str, Tensor] = {}
-        self.layouts: dict[str, TensorLayout] = {}
-        self._shards = placement.mesh.shards
-        self._names: dict[int, str] = {}
-
-    def add_model(self, name: str, model: nn.Module) -> None:
-        """Add the parameters and persistent buffers of a model."""
-        for key, parameter in model.named_parameters():
-            self._names[id(parameter)] = f"{name}.{key}"
-        for key, tensor in model.state_dict(keep_vars=True).items():
-            if not isinstance(tensor, Tensor):
-                raise ConfigError(
-                    f"`{name}`: `{key}` of its `state_dict` is a {type(tensor).__name__}",
-                    why="a model's state is made of tensors",
-                )
-            self._add(f"{name}.{key}", tensor)
-
-    def add_optimizer(self, name: str, optimizer: Optimizer) -> dict[str, Any]:
-        """Add the state of an optimizer; return its hyperparameters and numbers as JSON values."""
-        groups, numbers = [], dict[str, dict[str, Any]]()
-        for group in optimizer.param_groups:
-            names = [self._name(name, optimizer, parameter) for parameter in group["params"]]
-            for parameter, own in zip(group["params"], names, strict=True):
-                for key, value in optimizer.state.get(parameter, {}).items():
-                    if isinstance(value, Tensor):
-                        self._add(f"{name}.{key}.{own}", value)
-                    elif value is not None:
-                        numbers.setdefault(own, {})[key] = value
-            values = {key: value for key, value in group.items() if key != "params"}
-            shown = {
-                key: value.item() if isinstance(value, Tensor) else value
-                for key, value in values.items()
-            }
-            groups.append({"params": names, "values": shown})
-        return {"class": type(optimizer).__name__, "groups": groups, "numbers": numbers}
-
-    def make_optimizer_state(self, name: str, optimizer: Optimizer, manifest: Manifest) -> None:
-        """Make the tensors of an optimizer's state that are in a checkpoint."""
-        keys: dict[str, list[str]] = {}
-        owners = {
-            self._name(name, optimizer, parameter): (parameter, group)
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
-        for saved in manifest.tensors:
-            if saved.startswith(f"{name}."):
-                key, _, own = saved.removeprefix(f"{name}.").partition(".")
-                keys.setdefault(own, []).append(key)
-        for own, (parameter, group) in owners.items():
-            state = optimizer.state[parameter]
-            for key in keys.get(own, []):
-                entry = manifest.tensors[f"{name}.{key}.{own}"]
-                dtype = getattr(torch, entry.dtype)
-                if tuple(entry.shape) == tuple(parameter.shape):
-                    state[key] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-                else:
-                    on_device = key != "step" or group.get("capturable") or group.get("fused")
-                    device = parameter.device if on_device else torch.device("cpu")
-                    state[key] = torch.zeros(entry.shape, dtype=dtype, device=device)
-
-    def set_groups(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-        """Set hyperparameters and numbers of an optimizer from JSON values."""
-        for group, entry in zip(optimizer.param_groups, saved["groups"], strict=True):
-            for key, value in entry["values"].items():
-                known = group.get(key)
-                if isinstance(known, Tensor):
-                    known.fill_(value)
-                else:
-                    group[key] = tuple(value) if isinstance(known, tuple) else value
-            for parameter in group["params"]:
-                numbers = saved["numbers"].get(self._names[id(parameter)], {})
-                optimizer.state[parameter].update(numbers) if numbers else None
-
-    def take_tensors(self, name: str, value: Any) -> Any:
-        """Return a JSON value with references in the places of tensors, which are added."""
-        if isinstance(value, Tensor):
-            self.tensors[name] = value.detach()
-            return {_TENSOR: name}
-        if isinstance(value, Mapping):
-            return {
-                str(key): self.take_tensors(f"{name}.{key}", each) for key, each in value.items()
-            }
-        if isinstance(value, (list, tuple)):
-            return [self.take_tensors(f"{name}.{index}", each) for index, each in enumerate(value)]
-        return value
-
-    def make_tensors(self, value: Any, manifest: Manifest) -> Any:
-        """Return a JSON value with new tensors in the places of references."""
-        if isinstance(value, dict) and value.keys() == {_TENSOR}:
-            entry = manifest.tensors[value[_TENSOR]]
-            made = torch.zeros(entry.shape, dtype=getattr(torch, entry.dtype))
-            self.tensors[value[_TENSOR]] = made
-            return made
-        if isinstance(value, dict):
-            return {key: self.make_tensors(each, manifest) for key, each in value.items()}
-        if isinstance(value, list):
-            return [self.make_tensors(each, manifest) for each in value]
-        return value
-
-    def _add(self, name: str, tensor: Tensor) -> None:
-        """Add a tensor, or the local part of a sharded tensor unless it is empty."""
-        local = local_part(tensor)
-        if local is tensor:
-            self.tensors[name] = tensor.detach()
-        elif local.numel():
-            whole, shards = TensorLayout.whole(tuple(tensor.shape)), self._shards
-            self.tensors[name] = local.detach()
-            self.layouts[name] = whole.shard(tensor.shape[0], shards.rank, shards.size)
-
-    def _name(self, name: str, optimizer: Optimizer, parameter: Tensor) -> str:
-        if id(parameter) not in self._names:
-            raise ConfigError(
-                f"`{name}`: {type(optimizer).__name__} has a parameter of no model that is given",
-                hint="give the model too: its parameters name the optimizer's state",
-            )
-        return self._names[id(parameter)]
 
 
 def _ordered(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -327,13 +254,16 @@ def _values(checkpoint: Path, manifest: Manifest) -> dict[str, Any]:
     return values
 
 
+def _is_state(found: Any) -> bool:
+    return callable(getattr(found, "load_state_dict", None))
+
+
 def _require_loadable(objects: Mapping[str, Any]) -> None:
     for name, each in objects.items():
-        is_state = isinstance(each, (nn.Module, Optimizer, Tensor))
-        if not is_state and not hasattr(each, "load_state_dict"):
+        if not _is_state(each) and not is_value(each):
             raise ConfigError(
                 f"`load({name}=...)` of {type(each).__name__}",
-                why="it has no `load_state_dict`",
+                why="it has no `load_state_dict`, and is no tensor or JSON value",
                 hint=f'JSON values are returned: `values = rt.load(...)`, `values["{name}"]`',
             )
 
@@ -341,17 +271,36 @@ def _require_loadable(objects: Mapping[str, Any]) -> None:
 def _require(
     checkpoint: Path, manifest: Manifest, values: Mapping[str, Any], objects: Mapping[str, Any]
 ) -> None:
-    saved = {tensor.partition(".")[0] for tensor in manifest.tensors} - {_RESERVED} | values.keys()
+    """Refuse objects that a checkpoint has not, or not of their kind.
+
+    Raises:
+        CheckpointError: There is one.
+    """
+    names = {tensor.partition(".")[0] for tensor in manifest.tensors} - {_RESERVED}
+    saved = {name: _TENSOR if name in manifest.tensors else _MODEL for name in sorted(names)}
+    saved |= {
+        name: _OPTIMIZER if _is_of_optimizer(value) else _VALUE for name, value in values.items()
+    }
     for name, each in objects.items():
-        is_empty = isinstance(each, nn.Module) and not each.state_dict()
-        if name not in saved and not is_empty:
+        kinds = {nn.Module: _MODEL, Optimizer: _OPTIMIZER, Tensor: _TENSOR, object: _VALUE}
+        kind = next(kind for cls, kind in kinds.items() if isinstance(each, cls))
+        if saved.get(name) == kind or (isinstance(each, nn.Module) and not each.state_dict()):
+            continue
+        if name in saved:
             raise CheckpointError(
-                f"checkpoint `{checkpoint}` has no `{name}`",
-                why=f"it has {', '.join(f'`{each}`' for each in sorted(saved))}"
-                if saved
-                else "it is empty",
-                hint="give the names of `save`",
+                f"`{name}` of checkpoint `{checkpoint}` is {saved[name]}, not {kind}",
+                why=f"`load` was given {type(each).__name__}",
+                hint="give each object by the name that it has in `save`",
             )
+        listed = ", ".join(f"`{other}`" for other in sorted(saved))
+        left = [other for other in saved if saved[other] == kind and other not in objects]
+        raise CheckpointError(
+            f"checkpoint `{checkpoint}` has no `{name}`",
+            why=f"it has {listed}" if saved else "it is empty",
+            hint=f"did you mean `{left[0]}`? `load` takes the names of `save`"
+            if len(left) == 1
+            else suggestion(name, saved),
+        )
 
 
 def _is_of_optimizer(value: Any) -> bool:
@@ -359,11 +308,33 @@ def _is_of_optimizer(value: Any) -> bool:
 
 
 def _require_class(checkpoint: Path, name: str, optimizer: Optimizer, saved: Any) -> None:
-    own = type(optimizer).__name__
-    if not _is_of_optimizer(saved) or saved.get("class", own) != own:
-        kind = saved.get("class") if _is_of_optimizer(saved) else "no optimizer"
+    """Refuse the state of an optimizer of another class, or with other groups.
+
+    Raises:
+        CheckpointError: They differ.
+    """
+    groups, own_groups = len(saved["groups"]), len(optimizer.param_groups)
+    if groups != own_groups:
         raise CheckpointError(
-            f"`{name}` of checkpoint `{checkpoint}` is {kind}, not {own}",
+            f"`{name}` of checkpoint `{checkpoint}` has {groups} parameter groups, and "
+            f"{type(optimizer).__name__} has {own_groups}",
+            hint="make the optimizer with the groups that it had when it was saved",
+        )
+    own = type(optimizer).__name__
+    if saved.get("class", own) != own:
+        raise CheckpointError(
+            f"`{name}` of checkpoint `{checkpoint}` is {saved['class']}, not {own}",
             why="the state of one kind of optimizer does not fit another",
             hint=f"leave `{name}` out of `load` to begin with a new state",
         )
+
+
+@contextlib.contextmanager
+def _hints_for_callers() -> Iterator[None]:
+    """Replace options of `lmcore train` in the hint of an error, also of another rank's."""
+    try:
+        yield
+    except LmcoreError as error:
+        for option, replacement in _HINTS.items():
+            error.hint = error.hint and error.hint.replace(option, replacement)
+        raise

@@ -108,6 +108,13 @@ def train(timeout: float) -> None:
                     rt.step(its)
                 found["after"].append(loss.item())
             show({**found, "saved": saved.name, "values": values})
+            if stage and rt.rank == 1:  # as if it never had a gradient of this parameter
+                del optimizer.state[model.head.weight]
+            rt.save(folder / f"part{stage}", model=model, optimizer=optimizer)
+            rt.load(folder / f"part{stage}", model=model, optimizer=optimizer)
+            if stage:
+                average = optimizer.state[model.head.weight]["exp_avg"].to_local()
+                assert bool(average.any()) == (rt.rank == 0)
 
 
 def exchange(timeout: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,20 @@ def other(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
 
 
+def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
+    return [{"params": [*part.parameters()]} for part in model.children()]
+
+
 WRONG: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "another name": (
         lambda rt, path, model, optimizer: rt.load(path, net=model),
-        ("has no `net`", "it has `epoch`, `model`, `optimizer`, `tensor`", "names of `save`"),
+        ("has no `net`", "it has `epoch`, `model`, `optimizer`, `tensor`", "did you mean `model`?"),
     ),
     "more": (
         lambda rt, path, model, optimizer: rt.load(
             path, scheduler=torch.optim.lr_scheduler.ConstantLR(optimizer)
         ),
-        ("has no `scheduler`",),
+        ("has no `scheduler`", "did you mean `epoch`?"),
     ),
     "a tensor more": (
         lambda rt, path, model, optimizer: rt.load(path, mean=torch.zeros(2)),
@@ -40,19 +45,29 @@ WRONG: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     ),
     "another model": (
         lambda rt, path, model, optimizer: rt.load(path, model=make(8)[0]),
-        ("model.0.weight: checkpoint float32 [4, 2], wanted float32 [8, 2]",),
+        ("model.0.weight: checkpoint float32 [4, 2], wanted float32 [8, 2]", "build the model as"),
     ),
     "another optimizer": (
         lambda rt, path, model, optimizer: rt.load(path, model=model, optimizer=other(model)),
         ("is Adam, not SGD", "leave `optimizer` out of `load`"),
     ),
+    "other groups": (
+        lambda rt, path, model, optimizer: rt.load(
+            path, model=model, optimizer=torch.optim.Adam(parameter_groups(model))
+        ),
+        ("has 1 parameter groups, and Adam has 2",),
+    ),
     "no optimizer": (
         lambda rt, path, model, optimizer: rt.load(path, model=model, epoch=optimizer),
-        ("`epoch` of checkpoint", "is no optimizer, not Adam"),
+        ("`epoch` of checkpoint", "is a value, not an optimizer", "`load` was given Adam"),
     ),
-    "a value": (
-        lambda rt, path, model, optimizer: rt.load(path, model=model, epoch=0),
-        ("`load(epoch=...)` of int", 'values["epoch"]'),
+    "no model": (
+        lambda rt, path, model, optimizer: rt.load(path, model=optimizer),
+        ("`model` of checkpoint", "is a model, not an optimizer"),
+    ),
+    "no value": (
+        lambda rt, path, model, optimizer: rt.load(path, model=model, epoch=object()),
+        ("`load(epoch=...)` of object", 'values["epoch"]'),
     ),
     "nothing": (
         lambda rt, path, model, optimizer: rt.load(path / "no", model=model),
@@ -64,14 +79,21 @@ WRONG: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     ),
     "no directory": (
         lambda rt, path, model, optimizer: rt.save(path.parent / "file", model=model),
-        ("could not save the checkpoint", "file"),
+        ("could not save the checkpoint", "file", "intact; choose another directory\n"),
     ),
     "no identifier": (
         lambda rt, path, model, optimizer: rt.save(path, **{"a.b": model}),
         ("`save(**{'a.b': ...})`: the name is no identifier",),
     ),
     "taken": (lambda rt, path, model, optimizer: rt.save(path, rng=model), ("is taken",)),
-    "no JSON": (lambda rt, path, model, optimizer: rt.save(path, x=object()), ("is no JSON",)),
+    "no JSON": (
+        lambda rt, path, model, optimizer: rt.save(path, x=[1, {"y": object()}]),
+        ("`save` of object, `x.1.y`", "nor a JSON value"),
+    ),
+    "a key": (
+        lambda rt, path, model, optimizer: rt.save(path, x={(1, 2): 3}),
+        ("with the key (1, 2), `x`", "no key of type tuple"),
+    ),
     "no optimizer's model": (
         lambda rt, path, model, optimizer: rt.save(path, optimizer=optimizer),
         ("of no model that is given",),
@@ -95,7 +117,7 @@ def test_wrong_calls(start: Any, tmp_path: Path, name: str) -> None:
     with pytest.raises(LmcoreError) as error:
         call(rt, path, model, optimizer)
     for message in messages:
-        assert message in error.value.render()
+        assert message in f"{error.value.render()}\n"
     assert all(map(torch.equal, before, model.parameters()))
 
 
@@ -106,3 +128,41 @@ def test_objects_may_be_left_out(start: Any, tmp_path: Path) -> None:
     rt.save(tmp_path, model=model, optimizer=optimizer, epoch=3)
     assert rt.load(tmp_path, model=model) == {"epoch": 3}
     assert rt.load(tmp_path) == {"epoch": 3}
+
+
+def test_values_come_back_equal(start: Any, tmp_path: Path) -> None:
+    """Also infinite numbers, integers as keys and tensors; with and without placeholders."""
+    rt = start()
+    (model,) = [rt.prepare(nn.Linear(2, 2))]
+    values = {
+        "epoch": 3,
+        "best": float("inf"),
+        "worst": {"of epoch": {1: -float("inf"), 2: float("nan")}, "flags": [True, None]},
+        "mean": {"layer": torch.arange(3.0), "count": 5},
+    }
+    rt.save(tmp_path, model=model, **values)
+    for found in (
+        rt.load(tmp_path, model=model, epoch=0, best=0.0, worst={}, mean={}),
+        rt.load(tmp_path, mean=None),
+    ):
+        assert torch.equal(found["mean"].pop("layer"), torch.arange(3.0))
+        assert math.isnan(found["worst"]["of epoch"].pop(2))
+        assert found == {
+            "epoch": 3,
+            "best": float("inf"),
+            "worst": {"of epoch": {1: -float("inf")}, "flags": [True, None]},
+            "mean": {"count": 5},
+        }
+    assert "mean" not in rt.load(tmp_path, epoch=0)
+
+
+def test_a_scheduler_keeps_its_milestones(start: Any, tmp_path: Path) -> None:
+    """They are the keys of a mapping, and integers."""
+    rt = start()
+    _, optimizer = rt.prepare(*make())
+    first, second = (
+        torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones) for milestones in ([2], [9])
+    )
+    rt.save(tmp_path, scheduler=first)
+    rt.load(tmp_path, scheduler=second)
+    assert second.state_dict()["milestones"] == {2: 1}

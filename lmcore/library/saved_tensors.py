@@ -1,0 +1,160 @@
+"""Tensors of models and optimizers by their names in a checkpoint of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lmcore.accelerator.dtype import dtype_name
+from lmcore.errors import ConfigError
+from lmcore.parallel.tensor_layout import TensorLayout, local_part
+
+if TYPE_CHECKING:
+    from lmcore.checkpoint import Manifest
+    from lmcore.library.placement import ModelPlacement
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = ["SavedTensors"]
+
+
+class SavedTensors:
+    """Tensors of models and optimizers by their names in a checkpoint.
+
+    Attributes:
+        tensors: Local tensors.
+        layouts: Layouts of sharded tensors.
+    """
+
+    def __init__(self, placement: ModelPlacement) -> None:
+        """Begin without tensors.
+
+        Args:
+            placement: Prepared models.
+        """
+        self.tensors: dict[str, Tensor] = {}
+        self.layouts: dict[str, TensorLayout] = {}
+        self._shards = placement.mesh.shards
+        self._names: dict[int, str] = {}
+
+    def add_model(self, name: str, model: nn.Module) -> None:
+        """Add the parameters and persistent buffers of a model."""
+        for key, parameter in model.named_parameters():
+            self._names[id(parameter)] = f"{name}.{key}"
+        for key, tensor in model.state_dict(keep_vars=True).items():
+            if not isinstance(tensor, Tensor):
+                raise ConfigError(
+                    f"`{name}`: `{key}` of its `state_dict` is a {type(tensor).__name__}",
+                    why="a model's state is made of tensors",
+                )
+            self._add(f"{name}.{key}", tensor)
+
+    def add_optimizer(self, name: str, optimizer: Optimizer) -> dict[str, Any]:
+        """Add the state of an optimizer; return its hyperparameters and numbers as JSON values."""
+        groups, numbers = [], dict[str, dict[str, Any]]()
+        for group in optimizer.param_groups:
+            names = [self._name(name, optimizer, parameter) for parameter in group["params"]]
+            for parameter, own in zip(group["params"], names, strict=True):
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    if isinstance(value, Tensor):
+                        self._add(f"{name}.{key}.{own}", value)
+                    elif value is not None:
+                        numbers.setdefault(own, {})[key] = value
+            values = {key: value for key, value in group.items() if key != "params"}
+            shown = {
+                key: value.item() if isinstance(value, Tensor) else value
+                for key, value in values.items()
+            }
+            groups.append({"params": names, "values": shown})
+        return {"class": type(optimizer).__name__, "groups": groups, "numbers": numbers}
+
+    def complete_optimizer(self, name: str, optimizer: Optimizer, runtime: Runtime) -> None:
+        """Add state of sharded parameters that other ranks have, and this rank has not.
+
+        A rank without a gradient of a parameter has no state for it yet: zeros, as optimizers make
+        them at the first step.  All ranks must call it.
+        """
+        if runtime.processes is None or self._shards.size == 1:
+            return
+        own = {
+            self._name(name, optimizer, parameter): {
+                key: dtype_name(value.dtype)
+                for key, value in state.items()
+                if isinstance(value, Tensor) and value.shape == parameter.shape
+            }
+            for parameter, state in optimizer.state.items()
+        }
+        found = runtime.processes.gather(own, f"the state of `{name}`")
+        if all(each == own for each in found):
+            return
+        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+            full = self._names[id(parameter)]
+            held = {key: dtype for each in found for key, dtype in each.get(full, {}).items()}
+            for key in held.keys() - own.get(full, {}).keys():
+                if local_part(parameter) is not parameter:
+                    dtype = getattr(torch, held[key])
+                    self._add(f"{name}.{key}.{full}", torch.zeros_like(parameter, dtype=dtype))
+
+    def make_optimizer_state(self, name: str, optimizer: Optimizer, manifest: Manifest) -> None:
+        """Make the tensors of an optimizer's state that are in a checkpoint."""
+        keys: dict[str, list[str]] = {}
+        owners = {
+            self._name(name, optimizer, parameter): (parameter, group)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        for saved in manifest.tensors:
+            if saved.startswith(f"{name}."):
+                key, _, own = saved.removeprefix(f"{name}.").partition(".")
+                keys.setdefault(own, []).append(key)
+        for own, (parameter, group) in owners.items():
+            state = optimizer.state[parameter]
+            for key in keys.get(own, []):
+                entry = manifest.tensors[f"{name}.{key}.{own}"]
+                dtype = getattr(torch, entry.dtype)
+                if tuple(entry.shape) == tuple(parameter.shape):
+                    state[key] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+                else:
+                    on_device = key != "step" or group.get("capturable") or group.get("fused")
+                    device = parameter.device if on_device else torch.device("cpu")
+                    state[key] = torch.zeros(entry.shape, dtype=dtype, device=device)
+
+    def set_groups(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+        """Set hyperparameters and numbers of an optimizer from JSON values."""
+        for group, entry in zip(optimizer.param_groups, saved["groups"], strict=True):
+            for key, value in entry["values"].items():
+                known = group.get(key)
+                if isinstance(known, Tensor):
+                    known.fill_(value)
+                else:
+                    group[key] = tuple(value) if isinstance(known, tuple) else value
+            for parameter in group["params"]:
+                numbers = saved["numbers"].get(self._names[id(parameter)], {})
+                optimizer.state[parameter].update(numbers) if numbers else None
+
+    def make_tensor(self, name: str, manifest: Manifest) -> Tensor:
+        """Add and return a new tensor for a tensor of a checkpoint."""
+        entry = manifest.tensors[name]
+        self.tensors[name] = torch.zeros(entry.shape, dtype=getattr(torch, entry.dtype))
+        return self.tensors[name]
+
+    def _add(self, name: str, tensor: Tensor) -> None:
+        """Add a tensor, or the local part of a sharded tensor unless it is empty."""
+        local = local_part(tensor)
+        if local is tensor:
+            self.tensors[name] = tensor.detach()
+        elif local.numel():
+            whole, shards = TensorLayout.whole(tuple(tensor.shape)), self._shards
+            self.tensors[name] = local.detach()
+            self.layouts[name] = whole.shard(tensor.shape[0], shards.rank, shards.size)
+
+    def _name(self, name: str, optimizer: Optimizer, parameter: Tensor) -> str:
+        if id(parameter) not in self._names:
+            raise ConfigError(
+                f"`{name}`: {type(optimizer).__name__} has a parameter of no model that is given",
+                hint="give the model too: its parameters name the optimizer's state",
+            )
+        return self._names[id(parameter)]
