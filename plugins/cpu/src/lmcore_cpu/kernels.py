@@ -54,10 +54,12 @@ def _compiled(context: OpContext) -> Reject | None:
     return _onednn(context)
 
 
-def _dropout(context: OpContext) -> Reject | None:
-    """Refuse attention without dropout, which torch's fused function is for."""
-    if not context.attributes.get("dropout"):
-        return Reject("is for attention with dropout")
+def _blocked(context: OpContext) -> Reject | None:
+    """Refuse cases that torch's fused attention is as fast for."""
+    attributes = context.attributes
+    plain = attributes.get("causal", True) and not attributes.get("masked")
+    if not attributes.get("dropout") and not (plain and context.dtype == "float32"):
+        return Reject("is for dropout, and for causal attention in float32 without a mask")
     return _uncompiled(context)
 
 
@@ -71,10 +73,10 @@ def _uncompiled(context: OpContext) -> Reject | None:
 KERNELS: tuple[OpImpl, ...] = (
     OpImpl(
         "attention",
-        "blocked-dropout",
+        "blocked",
         "lmcore_cpu.kernel.attention:attention",
-        priority=20,
-        supports=_dropout,
+        priority=15,
+        supports=_blocked,
         traits=_FUSED,
     ),
     OpImpl("attention", "sdpa", f"{_OPS}:attention", traits=_FUSED),

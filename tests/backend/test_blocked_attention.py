@@ -1,4 +1,4 @@
-"""The CPU's attention with dropout: torch's own results, with torch's random numbers."""
+"""The CPU's attention in blocks: torch's own results, with torch's random numbers."""
 
 from __future__ import annotations
 
@@ -96,6 +96,23 @@ def test_narrow_dtypes(dtype, autocast):
     for left, right in zip(found[:-1], expected[:-1], strict=True):
         assert left.dtype == dtype
         torch.testing.assert_close(left.double(), right, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 20], ids=["computed again", "kept"])
+@pytest.mark.parametrize("groups", [HEADS, 2])
+@pytest.mark.parametrize("length", [11, 16])
+def test_short_sequences_without_dropout(monkeypatch, kept, groups, length):
+    """Causal attention over whole sequences, its probabilities kept or computed again."""
+    monkeypatch.setattr(module, "_ROWS", 4)
+    monkeypatch.setattr(module, "_KEPT_BYTES", kept)
+    monkeypatch.setattr(
+        torch_kernels, "attention", lambda *_, **__: pytest.fail("torch's own is called")
+    )
+    tensors = inputs(length, length, groups, torch.float32)
+    found = run(attention, tensors, causal=True)
+    monkeypatch.undo()
+    for left, right in zip(found, run(torch_kernels.attention, tensors, causal=True), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=2e-6)
 
 
 def test_without_dropout_it_is_torchs():
