@@ -24,7 +24,7 @@ def test_strict_names_the_ops_of_model_and_step_at_once(train: Any) -> None:
     run = train("run", flags)
     assert run.status == 2
     assert "`--strict-ops`: ops `attention`, `grad_norm` have no kernel for this case" in run.err
-    assert run.err.count("`reference` is preferred by --ops") == 2
+    assert run.err.count("`reference` is preferred by --ops") == 3
     assert "Traceback" not in run.err
     assert not (run.directory / "metrics.jsonl").exists()
 
@@ -38,5 +38,5 @@ def test_the_fingerprint_is_that_of_the_kernels(train: Any) -> None:
         return str(json.loads((run.directory / "kernels.json").read_text())["fingerprint"])
 
     base = fingerprint("one", "--seed 1")
-    assert fingerprint("two", "--seed 2 --ops attention=sdpa") == base
+    assert fingerprint("two", "--seed 2 --ops attention=blocked") == base
     assert fingerprint("three", "--ops attention=reference") != base
