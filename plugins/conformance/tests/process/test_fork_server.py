@@ -31,6 +31,7 @@ def see() -> dict[str, Any]:
         "torch": torch is not None,
         "cuda": torch is not None and torch.cuda.is_initialized(),
         "threads": len(list(Path("/proc/self/task").iterdir())),
+        "num_threads": torch.get_num_threads() if torch is not None else None,
     }
 
 
@@ -65,19 +66,25 @@ def test_forked_processes_are_separate(monkeypatch: pytest.MonkeyPatch) -> None:
         return call_together(calls, timeout=timeout, start=server.start)
 
     first, second = (outcome.value for outcome in call("see", "see"))
-    forked = {"leads": True, "torch": True, "cuda": False, "threads": first["threads"]}
+    counts = {name: first[name] for name in ("threads", "num_threads")}
+    forked = {"leads": True, "torch": True, "cuda": False, **counts}
     assert first["threads"] <= 2  # its own, and the one of `faulthandler`
     assert first == forked | {"rank": "0", "parent": second["parent"]}
     assert second["rank"] == "1"
     assert first["parent"] != os.getpid()
+
+    for number in (1, 3):  # a rank's share of the cores
+        (shared,) = call("see", OMP_NUM_THREADS=str(number))
+        assert shared.value["parent"] == first["parent"]
+        assert shared.value["num_threads"] == number
 
     (crashed,) = call("crash")
     assert crashed.values == ("begun",)
     assert "the process was killed by SIGABRT" in crashed.fault
     assert "`crash` (test_fork_server.py" in crashed.fault
 
-    (hung,) = call("wait", timeout=6.0)
-    assert hung.fault.startswith("no answer within 6 s; stopped")
+    (hung,) = call("wait", timeout=3.0)
+    assert hung.fault.startswith("no answer within 3 s; stopped")
     with pytest.raises(ProcessLookupError):
         os.kill(hung.value, 0)
 

@@ -28,8 +28,13 @@ from lmcore.runtime.store import SECRET
 
 __all__ = ["ForkServer", "serve"]
 
-_OWN = {*RankInfo().to_env(), "MASTER_ADDR", "MASTER_PORT", SECRET}
-"""Variables that may differ between the server and a forked process: read when ranks join."""
+_THREADS = "OMP_NUM_THREADS"
+_OWN = {*RankInfo().to_env(), "MASTER_ADDR", "MASTER_PORT", SECRET, _THREADS}
+"""Variables that may differ between the server and a forked process.
+
+They are read when ranks join, but for the number of threads: plugins divide the host's cores among
+ranks, and a forked process has torch use the number of its own.
+"""
 
 _TORCH_LOADS = "torch.backends"
 """Entry points that `import torch` loads."""
@@ -51,7 +56,7 @@ class ForkServer:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         """Start the server with the environment of the processes; it imports meanwhile."""
-        self._env = _shared(env)
+        self._env, self._threads = _shared(env), env.get(_THREADS)
         self._ready: bool | None = None
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             [sys.executable, "-P", "-c", _BOOTSTRAP, json.dumps(sys.path)],
@@ -71,7 +76,7 @@ class ForkServer:
             arguments: Arguments of `lmcore.plugin.isolation.subprocess_call.answer`.
             log: File for its standard error.
         """
-        if env is not None and _shared(env) == self._env:
+        if env is not None and _shared(env) == self._env and self._has_threads(env):
             if self._ready is None:
                 stdout = self._process.stdout
                 assert stdout is not None
@@ -81,6 +86,11 @@ class ForkServer:
             if pid is not None:
                 return _Forked(self, pid)
         return start_program(env, arguments, log)
+
+    def _has_threads(self, env: Mapping[str, str]) -> bool:
+        """Return True if a forked process can have the number of threads that *env* asks for."""
+        wanted = env.get(_THREADS)
+        return wanted == self._threads or (wanted is not None and wanted.isdecimal())
 
     def request(self, *values: Any) -> Any:
         """Return the reply to a request; None if the server cannot serve it."""
@@ -202,6 +212,10 @@ def _fork(env: dict[str, str], arguments: list[str], log: str, *, close: Callabl
             os.dup2(file, descriptor)
         os.close(null)
         os.close(errors)
+        if env.get(_THREADS) != os.environ.get(_THREADS):
+            import torch
+
+            torch.set_num_threads(int(env[_THREADS]))
         os.environ.clear()
         os.environ.update(env)
         target, values, answers, timeout = arguments
