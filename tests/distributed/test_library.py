@@ -120,7 +120,7 @@ def test_calls_that_differ_are_named(start: Any, kind: str, messages: tuple[str,
 
 def test_a_rank_may_work_alone(start: Any) -> None:
     """The others wait at the end of the block, longer than the timeout of an exchange."""
-    for ended in start("late", worker=WORKER, timeout=4.0):
+    for ended in start("late", worker=WORKER, timeout=2.5):
         assert (ended.status, ended.printed) == (0, ["ended"]), ended.errors
 
 

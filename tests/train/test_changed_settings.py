@@ -119,9 +119,24 @@ def test_every_checked_setting_has_a_case() -> None:
     """A new setting that declares `CHECKED` is tried below."""
     checked = {name for name, option in run_options().items() if option.on_resume == CHECKED}
     assert checked == set(CHECKED_CHANGES)
+    assert checked >= FAST
 
 
-@pytest.mark.parametrize("name", sorted(CHECKED_CHANGES))
+FAST = {
+    *("num_layers", "add_qkv_bias", "rampup_batch_size", "shampoo_max_preconditioner_dim"),
+    *("data_path", "corpus", "seed", "split_rule", "blend_rule", "final_epoch_threshold"),
+    *("tokenizer_type", "vocab_extra_ids"),
+}
+"""Settings of the fast set: of each kind of run, of model, batch, data and tokenizer."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in FAST else pytest.mark.full)
+        for name in sorted(CHECKED_CHANGES)
+    ],
+)
 def test_a_checked_setting_is_refused(
     train: Any, train_once: Any, paths: dict[str, str], name: str
 ) -> None:

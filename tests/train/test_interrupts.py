@@ -82,15 +82,14 @@ def assert_continues(train: Any, whole: Any, assert_same: Any, monkeypatch: Any)
     return check
 
 
-@pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize(
-    "target, after",
-    [
+    "target, after, number",
+    places(
         ("lmcore.cli.train:find_plugins", False),
         ("lmcore.lock:LockFile.acquire", True),
         ("lmcore.train.run:build_datasets", True),
         ("lmcore.train.run:restore", False),
-    ],
+    ),
 )
 def test_before_training(
     train: Any,

@@ -96,11 +96,11 @@ def test_option_of_another_optimizer(train: Callable[..., Any]) -> None:
     "optimizer, layout",
     [
         ("lamb", "--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 8"),
-        ("lamb", "--zero-stage 1"),
+        pytest.param("lamb", "--zero-stage 1", marks=pytest.mark.full),
         pytest.param("schedulefree", "--zero-stage 1", marks=pytest.mark.full),
         ("schedulefree", "--zero-stage 3"),
         ("sgd", "--zero-stage 2"),
-        ("torch.optim:NAdam", ""),
+        pytest.param("torch.optim:NAdam", "", marks=pytest.mark.full),
         ("torch.optim:NAdam", "--zero-stage 1 --optimizer-elementwise"),
         pytest.param("adopt", "--zero-stage 1", marks=pytest.mark.full),
     ],

@@ -32,8 +32,8 @@ PP = "--pipeline-model-parallel-size 2 --global-batch-size 16"
     "flags, size",
     [
         ("", 2),
-        (f"{TP} --sequence-parallel", 2),
-        ("--zero-stage 3", 2),
+        pytest.param(f"{TP} --sequence-parallel", 2, marks=pytest.mark.full),
+        pytest.param("--zero-stage 3", 2, marks=pytest.mark.full),
         pytest.param("", 4, marks=pytest.mark.full),
         pytest.param("--zero-stage 1", 2, marks=pytest.mark.full),
         pytest.param("--context-parallel-size 2", 2, marks=pytest.mark.full),

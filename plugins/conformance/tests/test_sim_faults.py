@@ -108,11 +108,12 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
             "bmm: not in bfloat16: bmm 3 (1 forward, 2 backward)",
         ),
         ("lose:mm@1", "device.transfer", "device.dtype.float32", "lost"),
-        (
+        pytest.param(
             "wrong:all_reduce#1",
             "distributed.broadcast",
             "distributed.all-reduce",
             "rank 1: sum of torch.float32",
+            marks=pytest.mark.full,  # the fake of test_misbehaviour.py fails the same check
         ),
         ("fail:all_gather", "distributed.broadcast", "distributed.all-gather", "RuntimeError"),
         ("wrong:reduce_scatter", "distributed.all-reduce", "distributed.reduce-scatter", "wrong"),
@@ -129,6 +130,7 @@ def test_each_fault_is_caught(run: Any, faults: str, good: str, bad: str, messag
     assert any(message in line for line in (results[bad].detail, *results[bad].findings))
 
 
+@pytest.mark.full  # the fake of test_misbehaviour.py hangs in the same check
 def test_a_collective_that_hangs(run: Any) -> None:
     """It is given up within its limit; the checks around it are made."""
     names = ("distributed.all-reduce", "distributed.broadcast", "distributed.all-gather")
