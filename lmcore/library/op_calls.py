@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lmcore.accelerator.op.context import OpAttributes, op_context
+from lmcore.accelerator.op.context import OpAttributes, attribute_options, op_context
 from lmcore.accelerator.op.explain import explanation
 from lmcore.accelerator.op.records import OpContext, OpSpec, Resolution, load_target
 from lmcore.errors import ConfigError, nearest, suggestion
@@ -161,12 +161,17 @@ class OpCalls:
 
     def _given_case(self, op: str, dtype: str | None, attributes: dict[str, Any]) -> OpContext:
         spec = self.spec(op)
-        for name in attributes:
+        options = attribute_options()
+        for name, value in attributes.items():
             if name not in spec.attributes:
                 raise ConfigError(
                     f"op `{op}` has no attribute `{name}`",
                     hint=suggestion(name, spec.attributes),
                 )
+            where = f"op `{op}`: `{name}={value!r}`"
+            if isinstance(value, str) and options[name].type is not str:
+                raise ConfigError(f"{where}: {options[name].expected}, not text")
+            options[name].convert(value, where=where)
         usual = asdict(OpAttributes())
         if dtype is None:
             policy = self._precision
@@ -180,5 +185,11 @@ class OpCalls:
             ConfigError: There is no such op.
         """
         if op not in self._table.specs:
-            raise ConfigError(f"unknown op `{op}`", hint=suggestion(op, self._table.specs))
+            longer = [name for name in self._table.specs if name.startswith(op)]
+            raise ConfigError(
+                f"unknown op `{op}`",
+                hint=f"did you mean {' or '.join(f'`{name}`' for name in longer)}?"
+                if op and longer
+                else suggestion(op, self._table.specs),
+            )
         return self._table.specs[op]

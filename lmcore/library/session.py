@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 First = TypeVar("First")
+Value = TypeVar("Value")
 Second = TypeVar("Second")
 
 
@@ -334,7 +335,7 @@ class Session:
 
     # Collectives
 
-    def all_reduce(self, value: Any, op: str = "mean") -> Any:
+    def all_reduce(self, value: Value, op: str = "mean") -> Value:
         """Return a value reduced over all ranks; all ranks must call it.
 
         Args:
@@ -345,7 +346,8 @@ class Session:
             ConfigError: The operation is unknown, or the value is something else.
         """
         self._require_open("all_reduce")
-        return exchange.all_reduce(self._runtime, value, op)
+        reduced: Value = exchange.all_reduce(self._runtime, value, op)
+        return reduced
 
     def all_gather(self, value: Any) -> Any:
         """Return the values of all ranks, in the order of ranks; all ranks must call it.
@@ -391,7 +393,7 @@ class Session:
             )
         return exchange.gather_samples(self._runtime, value, epoch.count_new)
 
-    def broadcast(self, value: Any, source: int = 0) -> Any:
+    def broadcast(self, value: Value, source: int = 0) -> Value:
         """Return the value of one rank on all ranks; all ranks must call it.
 
         Args:
@@ -402,7 +404,8 @@ class Session:
             ConfigError: There is no such rank, or the value is neither tensor nor JSON.
         """
         self._require_open("broadcast")
-        return exchange.broadcast(self._runtime, value, source)
+        sent: Value = exchange.broadcast(self._runtime, value, source)
+        return sent
 
     def barrier(self) -> None:
         """Wait until all ranks have called it, and for the work on this rank's device."""

@@ -26,6 +26,8 @@ from lmcore.runtime.runtime import connect_processes, start_runtime
 from lmcore.runtime.user_line import install_excepthook
 
 if TYPE_CHECKING:
+    import torch
+
     from lmcore.config.plugin_section import PluginSections
 
 __all__ = ["start"]
@@ -38,7 +40,7 @@ _FURTHER = ("distributed_backend", "distributed_timeout_minutes", "zero_stage")
 
 def start(
     *,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     precision: str | None = None,
     zero_stage: int = 0,
     seed: int | None = None,
@@ -50,7 +52,8 @@ def start(
     function, with the same arguments.
 
     Args:
-        device: Device type or plugin, as `lmcore train --device`; None: detected.
+        device: Device type or plugin, as `lmcore train --device`, or a device of torch without an
+            index; None: detected.
         precision: Precision policy, such as "bf16"; None: the first that the device offers.
         zero_stage: ZeRO stage of prepared models: 0 replicates them, 1 shards optimizer state, 2
             gradients too, 3 weights too.
@@ -72,7 +75,12 @@ def start(
     """
     Session.require_none()
     hook = install_excepthook()
-    given = {"device": device, "precision": precision, "zero_stage": zero_stage, **options}
+    given = {
+        "device": _device_type(device),
+        "precision": precision,
+        "zero_stage": zero_stage,
+        **options,
+    }
     given = {name: value for name, value in given.items() if value is not None}
     os.environ.update(translate(os.environ))
     rank = rank_info(os.environ)
@@ -146,11 +154,44 @@ def _config(given: Mapping[str, Any], sections: PluginSections) -> Config:
     for name, value in given.items():
         option = known[name]
         values = plugins if option.plugin else core[option.section]
-        values[name] = option.convert(
-            list(value) if option.repeated and not isinstance(value, str) else value,
-            where=f"`lmcore.start({name}={value!r})`",
-        )
+        values[name] = _converted(option, value)
     return config_of(core, plugins, sections)
+
+
+def _converted(option: Option, value: Any) -> Any:
+    """Return the value of an argument as its option has it.
+
+    Raises:
+        ConfigError: The type or the range is wrong; text is no number.
+    """
+    where = f"`lmcore.start({option.name}={value!r})`"
+    items = list(value) if option.repeated and not isinstance(value, str) else [value]
+    if option.type is not str and any(isinstance(item, str) for item in items):
+        raise ConfigError(f"{where}: {option.expected}, not text")
+    return option.convert(items if option.repeated else value, where=where)
+
+
+def _device_type(device: Any) -> str | None:
+    """Return the device type that an argument names.
+
+    Raises:
+        ConfigError: It is neither text nor a device without an index.
+    """
+    import torch
+
+    if device is None or isinstance(device, str):
+        return device
+    where = f"`lmcore.start(device={device!r})`"
+    if not isinstance(device, torch.device):
+        raise ConfigError(f"{where}: expected text", hint='for example `device="cpu"`')
+    if getattr(device, "index", None) is not None:
+        raise ConfigError(
+            f"{where}: it has an index",
+            why="each process of the run gets a device of its own, by its rank",
+            hint=f"`device=torch.device({device.type!r})`, and the plugin's variable for the "
+            "devices that a process sees",
+        )
+    return device.type
 
 
 def _own_options() -> dict[str, Option]:
@@ -164,7 +205,7 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def _seed(seed: int) -> int:
-    converted: int = run_options()["seed"].convert(seed, where=f"`lmcore.start(seed={seed!r})`")
+    converted: int = _converted(run_options()["seed"], seed)
     return converted
 
 

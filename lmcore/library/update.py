@@ -57,6 +57,7 @@ class Updates:
         self._norm: Callable[[list[Tensor]], Tensor] = runtime.bind_for_weights("grad_norm")
         self._steps = 1  # micro-batches of an update
         self._done = 0  # micro-batches so far
+        self._skipped = False  # True after an overflow
         self._last = True
         self._accumulating = False
         self._backwards = 0
@@ -220,6 +221,14 @@ class Updates:
             )
         if finite:
             clip_by_norm(gradients, norm, clip, loss_scale=scale)
+        elif not self._skipped:
+            self._skipped = True
+            logger.info(
+                "update %d is skipped, as its gradients overflow: the loss scale is now %g; later "
+                "skips are not logged",
+                self.count + 1,
+                self.loss_scale.value,
+            )
         return finite
 
     def _gradients(self, optimizer: Optimizer) -> dict[int, list[Tensor]]:

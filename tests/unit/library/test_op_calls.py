@@ -121,6 +121,9 @@ def test_bind_gives_the_kernel_itself(counted_runtime):
     with pytest.raises(ConfigError, match="no attribute `hidden_sizes`") as error:
         ops.bind("rms_norm", hidden_sizes=8)
     assert "did you mean `hidden_size`" in str(error.value)
+    for wrong in ("8", "x", 0):
+        with pytest.raises(ConfigError, match="expected an integer >= 1"):
+            ops.bind("rms_norm", hidden_size=wrong)
 
 
 def test_unknown_ops_are_refused_with_a_suggestion(counted_runtime):
@@ -130,6 +133,8 @@ def test_unknown_ops_are_refused_with_a_suggestion(counted_runtime):
         ops.rmsnorm  # noqa: B018
     with pytest.raises(ConfigError, match="did you mean `attention`"):
         ops.explain("atention")
+    with pytest.raises(ConfigError, match=r"did you mean `rms_norm`\?$"):
+        ops.explain("rms")
     assert not hasattr(ops, "rmsnorm")
 
 

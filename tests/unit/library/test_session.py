@@ -217,8 +217,10 @@ def test_recomputing_changes_nothing_else(start: Any) -> None:
         rt.recompute(Attention(), "ful")
 
 
-def test_float16_skips_an_update_that_overflows(start: Any) -> None:
-    """The loss scale falls, the weights stay, and the next update is made."""
+def test_float16_skips_an_update_that_overflows(
+    start: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loss scale falls, the weights stay, and the next update is made; one line says so."""
     try:
         rt = start(precision="fp16", initial_loss_scale=2.0**20)
     except ConfigError as error:
@@ -237,6 +239,7 @@ def test_float16_skips_an_update_that_overflows(start: Any) -> None:
             assert not rt.updated
             assert all(map(torch.equal, before, model.parameters()))
     assert scales[-1] < 2.0**20
+    assert capsys.readouterr().err.count("update 1 is skipped, as its gradients overflow") == 1
     assert rt.updates == int(rt.updated)
 
 
@@ -247,6 +250,11 @@ def test_float16_skips_an_update_that_overflows(start: Any) -> None:
         ({"precision": "bf17"}, "`--precision bf17`: the device does not offer it"),
         ({"num_threads": 0}, "`lmcore.start(num_threads=0)`"),
         ({"zero_stage": 4}, "`lmcore.start(zero_stage=4)`"),
+        ({"zero_stage": "3"}, "expected an integer >= 0 and <= 3, not text"),
+        ({"seed": "3"}, "expected an integer >= 0 and <= 4294967295, not text"),
+        ({"strict_ops": "yes"}, "expected true or false, not text"),
+        ({"device": torch.device("cpu", 1)}, "`device=torch.device('cpu')`"),
+        ({"device": 0}, "`lmcore.start(device=0)`: expected text"),
         ({"micro_batch_size": 2}, "does not apply to a loop of your own"),
         ({"seed": "x"}, "`lmcore.start(seed='x')`"),
     ],
@@ -257,6 +265,11 @@ def test_wrong_arguments(start: Any, settings: dict[str, Any], message: str) -> 
         start(**settings)
     assert message in error.value.render()
     start()
+
+
+def test_a_torch_device(start: Any) -> None:
+    """Its type counts."""
+    assert start(device=torch.device("cpu")).device.type == "cpu"
 
 
 def test_an_unknown_device(start: Any) -> None:
