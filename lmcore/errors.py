@@ -163,11 +163,10 @@ class MissingPackageError(LmcoreError):
 
 
 def _hanging(label: str, text: str) -> str:
-    """Return *text* after a label; its further lines begin below its first word."""
+    """Return *text* after a label; its further lines are indented by the label's length."""
     first, *rest = text.split("\n")
     indent = " " * len(label)
-    lines = [line if not line or line[0].isspace() else indent + line for line in rest]
-    return "\n".join([label + first, *lines])
+    return "\n".join([label + first, *(line and indent + line for line in rest)])
 
 
 def printable(text: str) -> str:

@@ -156,7 +156,7 @@ def test_settings_that_differ(start: Any, finish: Any) -> None:
         run = finish(process, f"run{rank}")
         assert run.status == 1
         assert "the processes of this run differ in their settings" in run.err
-        assert "lr:\n  rank 0: 0.001\n  rank 1: 0.002" in run.err
+        assert "lr:\n       rank 0: 0.001\n       rank 1: 0.002" in run.err
 
 
 def test_a_killed_process_ends_the_run(start: Any, finish: Any, tmp_path: Path) -> None:

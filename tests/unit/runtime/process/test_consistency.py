@@ -66,7 +66,7 @@ def test_of_mappings_only_what_differs_is_shown(ranks):
         check_equal(rendezvous, "settings", own)
 
     text = all_raise(ranks(body), RunError)
-    assert "why: more:\n  rank 0: none\n  rank 1: 2" in text
+    assert "why: more:\n       rank 0: none\n       rank 1: 2" in text
     assert "colour" not in text
 
 
@@ -134,8 +134,8 @@ def test_ranks_that_chose_by_themselves_and_differently_stop(ranks):
 
     text = all_raise(ranks(body), DeviceError)
     assert text.startswith("the processes of this run use different devices")
-    assert "rank 0: `chip` of plugin chip (lmcore-chip 1.0)\n  two chips on the bus" in text
-    assert "rank 1: `cpu` of plugin cpu (lmcore 1)\n  eight cores" in text
+    assert "rank 0: `chip` of plugin chip (lmcore-chip 1.0)\n       two chips on the bus" in text
+    assert "rank 1: `cpu` of plugin cpu (lmcore 1)\n       eight cores" in text
 
 
 def test_versions_of_the_runs_software_are_compared(ranks):
@@ -148,7 +148,7 @@ def test_versions_of_the_runs_software_are_compared(ranks):
         check_versions(rendezvous, SELECTION, PluginSet((CHIP, extra, idle)))
 
     text = all_raise(ranks(body), RunError)
-    assert "plugin extra:\n  rank 0: lmcore-extra 3.1\n  rank 1: lmcore-extra 3.2" in text
+    assert "plugin extra:\n       rank 0: lmcore-extra 3.1\n       rank 1: lmcore-extra 3.2" in text
     assert "idle" not in text
 
 
@@ -202,5 +202,5 @@ def test_an_op_that_only_some_ranks_use_is_a_difference(ranks):
         check_kernels(rendezvous, _table(case=8 if rendezvous.rank.rank else 16))
 
     text = all_raise(ranks(body), RunError)
-    assert "head_dim 16):\n  rank 0: `fast`" in text
+    assert "head_dim 16):\n       rank 0: `fast`" in text
     assert "  rank 1: not used" in text
