@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from lmcore.parallel.collectives import gather_into, scatter_into
-from lmcore.parallel.gradient_buckets import GradientBuckets
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:
     from lmcore.model.protocol import Model
+    from lmcore.parallel.gradient_buckets import GradientBuckets
     from lmcore.parallel.mesh import ParallelMesh
     from lmcore.parallel.pipeline import StageModule
     from lmcore.parallel.wait_clock import WaitClock
@@ -96,6 +96,8 @@ def replicate(
         return Replica(root, _no_reduction)
     if mesh.layout.zero_stage:
         return Replica(root, _shard(root, list(layers), mesh))
+    from lmcore.parallel.gradient_buckets import GradientBuckets
+
     buckets = GradientBuckets(root.named_parameters(), mesh.replicas, all_used=all_used)
     return Replica(root, buckets.backward, buckets)
 

@@ -32,7 +32,6 @@ _HEAVY = (
     "lmcore.library.op_calls",
     "lmcore.library.saved_state",
     "lmcore.model",
-    "lmcore.parallel.data_parallel",
     "lmcore.parallel.gradient_buckets",
     "lmcore.parallel.tensor_parallel",
     "lmcore.plugin.isolation",
