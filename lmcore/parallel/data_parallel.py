@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lmcore.parallel.gradient_buckets import GradientBuckets
     from lmcore.parallel.mesh import ParallelMesh
     from lmcore.parallel.pipeline import StageModule
+    from lmcore.parallel.sharded_gradients import ShardedGradients
     from lmcore.parallel.wait_clock import WaitClock
 
 __all__ = [
@@ -71,11 +72,13 @@ class Replica:
         root: Module whose parameters are replicated or sharded.
         accumulation: Context of each micro-batch, which averages gradients at the right time.
         buckets: Gradient buckets; None with one replica, or if `fully_shard` reduces gradients.
+        sharded: Gradients that `fully_shard` reduces, if they may be missing.
     """
 
     root: nn.Module
     accumulation: Accumulation
     buckets: GradientBuckets | None = None
+    sharded: ShardedGradients | None = None
 
 
 def replicate(
@@ -95,7 +98,13 @@ def replicate(
     if mesh.replicas.size == 1:
         return Replica(root, _no_reduction)
     if mesh.layout.zero_stage:
-        return Replica(root, _shard(root, list(layers), mesh))
+        sharding = _shard(root, list(layers), mesh)
+        if all_used:
+            return Replica(root, sharding)
+        from lmcore.parallel.sharded_gradients import ShardedGradients
+
+        gradients = ShardedGradients(root, mesh.shards, sharding)
+        return Replica(root, gradients.backward, sharded=gradients)
     from lmcore.parallel.gradient_buckets import GradientBuckets
 
     buckets = GradientBuckets(root.named_parameters(), mesh.replicas, all_used=all_used)
