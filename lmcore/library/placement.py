@@ -110,11 +110,15 @@ class ModelPlacement:
                 )
         runtime = self._runtime
         before = dict(model.named_parameters(remove_duplicate=False))
-        facts = {
-            name: [list(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad]
-            for name, tensor in _tensors(model)
+        facts: dict[str, Any] = {
+            f"module {name}" if name else "class": type(module).__qualname__
+            for name, module in model.named_modules()
         }
+        for name, tensor in _tensors(model):
+            facts[name] = [list(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad]
         check_same(runtime, "the model that they prepare", facts)
+        if self.mesh.replicas.size > 1:
+            _refuse_sparse(model)
         model.to(runtime.device.torch_device)
         _share_again(model, before)
         with runtime.rng.preserved(), without_gradients(model):
@@ -180,6 +184,19 @@ def _settings(optimizer: Optimizer) -> dict[str, Any]:
             shown = [list(each.shape) for each in value] if key == "params" else repr(value)
             found[f"{key} of group {index}"] = shown
     return found
+
+
+def _refuse_sparse(model: nn.Module) -> None:
+    """Refuse embeddings with sparse gradients.
+
+    Raises:
+        ConfigError: The model has one.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            from lmcore.parallel.gradient_buckets import sparse_gradient
+
+            raise sparse_gradient(f"{name}.weight" if name else "weight")
 
 
 def _share_again(model: nn.Module, before: Mapping[str, nn.Parameter]) -> None:

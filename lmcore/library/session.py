@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
 
 import torch
+from torch.optim import Optimizer
 
 from lmcore.errors import ConfigError, LmcoreError
 from lmcore.library import exchange
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from torch import Tensor, nn
-    from torch.optim import Optimizer
 
     from lmcore.accelerator.rng import RngTracker
     from lmcore.config.section import Config
@@ -170,7 +170,7 @@ class Session:
 
     @property
     def updates(self) -> int:
-        """Number of updates of weights by `step`."""
+        """Number of updates of weights, by `step` or a prepared optimizer's own `step`."""
         return self._updates.count
 
     @property
@@ -225,6 +225,9 @@ class Session:
         """
         self._require_open("prepare")
         self._placement.prepare(objects)
+        for each in objects:
+            if isinstance(each, Optimizer):
+                self._updates.watch(each)
         return objects[0] if len(objects) == 1 else objects
 
     @overload
@@ -295,7 +298,9 @@ class Session:
             options: Options of `torch.Tensor.backward`.
 
         Raises:
-            ConfigError: The loss is no scalar, or depends on no trained parameter.
+            ConfigError: The loss is no scalar, depends on no trained parameter (with several ranks,
+                of a prepared model), or is on another device.
+            RunError: The loss is NaN or infinite; checked on the CPU only.
         """
         self._require_open("backward")
         self._updates.backward(loss, **options)
@@ -312,8 +317,9 @@ class Session:
             weights were updated; else None.
 
         Raises:
-            ConfigError: *clip* is not positive.
-            RunError: Gradients overflow at the smallest loss scale.
+            ConfigError: *clip* is not positive, *optimizer* is no optimizer, has no gradients, or
+                gradients that `backward` did not compute, or made a step in this micro-batch.
+            RunError: Gradients overflow at the smallest loss scale, or their norm is not finite.
         """
         self._require_open("step")
         return self._updates.step(optimizer, clip=clip)
@@ -434,6 +440,7 @@ class Session:
             ConfigError: An object cannot be saved.
         """
         self._require_open("save")
+        self._updates.check_norms()
         return self._states.save(Path(directory), self._updates, objects, keep_last=keep_last)
 
     def load(self, directory: str | Path, **objects: Any) -> dict[str, Any]:
@@ -485,9 +492,15 @@ class Session:
         if os.getpid() != self._pid:  # a fork; the session goes on in the process that opened it
             return
         if error is not None:
+            if isinstance(error, RuntimeError) and "tensors to be on the same device" in str(error):
+                error.add_note(
+                    f"hint: this session computes on {self.device}: prepare the model by "
+                    "`rt.prepare(model)`, and take batches of `rt.loader(loader)`"
+                )
             self._resources.__exit__(kind, error, trace)
             return
         with self._resources:
+            self._updates.check_norms()
             if self._runtime.processes is not None:
                 from lmcore.library.ending import end_together
 

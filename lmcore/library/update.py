@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lmcore.errors import ConfigError, RunError
+from lmcore.library.finite_check import FiniteCheck
 from lmcore.library.forward_precision import ForwardPrecision
 from lmcore.optim.clip import clip_as_torch, clip_by_norm
 from lmcore.optim.loss_scale import loss_scale_of
@@ -34,7 +35,7 @@ class Updates:
     """Gradient accumulation and loss scale of a session.
 
     Attributes:
-        count: Number of updates of weights.
+        count: Number of updates of weights, by `step` or a prepared optimizer's own `step`.
         updated: True if the last `step` updated weights: it was the last micro-batch of an
             accumulation, and no gradient overflowed.
         loss_scale: Loss scale of the precision policy.
@@ -61,6 +62,10 @@ class Updates:
         self._last = True
         self._accumulating = False
         self._backwards = 0
+        self._in_block: list[Optimizer] = []  # optimizers that made a step in this `accumulate`
+        self._stepping = False
+        self._device = torch.empty(0, device=runtime.device.torch_device).device  # with its index
+        self._finite = FiniteCheck(runtime.device)
         self._stepped: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._forward = ForwardPrecision(runtime.precision, warns=runtime.rank.rank == 0)
 
@@ -84,6 +89,7 @@ class Updates:
         if self._accumulating:
             raise ConfigError("`accumulate` within `accumulate`")
         self._accumulating = True
+        self._in_block.clear()
         self._steps = steps
         self._done += 1
         self._last = last or self._done >= steps
@@ -103,7 +109,9 @@ class Updates:
             options: Options of `torch.Tensor.backward`.
 
         Raises:
-            ConfigError: The loss is no scalar tensor, or depends on no parameter.
+            ConfigError: The loss is no scalar tensor, depends on no parameter, or, with several
+                ranks, on no prepared model, or is on another device.
+            RunError: The loss is NaN or infinite, on a device that computes at once.
         """
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
@@ -117,6 +125,14 @@ class Updates:
                 "`backward` of a loss that depends on no trained parameter",
                 hint="is the forward pass within `torch.no_grad`, or the loss detached?",
             )
+        if loss.device != self._device:
+            raise ConfigError(
+                f"`backward` of a loss on {loss.device}",
+                why=f"the session computes on {self._device}",
+                hint="prepare the model by `rt.prepare(model)`, and take batches of `rt.loader`",
+            )
+        if not self._runtime.precision.loss_scaling:
+            self._finite.check_loss(loss)
         self._forward.check()
         self._backwards += 1
         if self._steps > 1:
@@ -129,11 +145,18 @@ class Updates:
         if len(models) == 1:
             with models[0].accumulation(last=self._last):
                 loss.backward(**options)
-            return
-        with contextlib.ExitStack() as stack:
-            for model in models:
-                stack.enter_context(model.accumulation(last=self._last))
-            loss.backward(**options)
+        else:
+            with contextlib.ExitStack() as stack:
+                for model in models:
+                    stack.enter_context(model.accumulation(last=self._last))
+                loss.backward(**options)
+        if self._runtime.rank.world_size > 1 and not any(model.filled for model in models):
+            raise ConfigError(
+                "`backward` of a loss that depends on no prepared model",
+                why="its gradients are not averaged, and the weights of the ranks would differ",
+                hint="prepare the model by `rt.prepare(model)`; call `loss.backward()` if you "
+                "average gradients yourself",
+            )
 
     def step(self, optimizer: Optimizer, *, clip: Any = None) -> Tensor | None:
         """Update weights after the last micro-batch of an update, and drop the gradients.
@@ -150,17 +173,28 @@ class Updates:
             weights were updated; else None.
 
         Raises:
-            ConfigError: *clip* is not positive, or there are no gradients of `backward`.
-            RunError: Gradients overflow at the smallest loss scale.
+            ConfigError: *clip* is not positive, *optimizer* is no optimizer, has no gradients of
+                `backward`, or made a step in this micro-batch.
+            RunError: Gradients overflow at the smallest loss scale, or their norm is not finite.
         """
+        if not hasattr(optimizer, "param_groups"):
+            raise ConfigError(
+                f"`step` of {type(optimizer).__name__}",
+                why="it is not a `torch.optim.Optimizer`",
+                hint="call `rt.step(optimizer)`",
+            )
         is_number = isinstance(clip, (int, float)) and not isinstance(clip, bool)
         if clip is not None and not (is_number and clip > 0):
             raise ConfigError(f"`step(clip={clip!r})`: expected a positive norm, or None")
         self.updated = False
+        if self._accumulating:
+            self._check_first(optimizer)
         if not self._last:
             return None
         gradients = self._gradients(optimizer)
         every = [tensor for tensors in gradients.values() for tensor in tensors]
+        if not every and not _trains(optimizer):
+            return None
         self._check_gradients(optimizer, every)
         self._forward.is_used = False
         partial = self._steps > 1 and self._done < self._steps  # the data ended before
@@ -176,8 +210,13 @@ class Updates:
                 torch._foreach_mul_(every, self._steps / self._done)
             if clip is not None:
                 norm = self._total_norm(gradients, every)
+                self._finite.check_norm(norm, self.count + 1)
                 clip_as_torch(every, norm, clip)
-        optimizer.step()
+        self._stepping = True
+        try:
+            optimizer.step()
+        finally:
+            self._stepping = False
         optimizer.zero_grad()
         self.count += 1
         self.updated = True
@@ -194,21 +233,72 @@ class Updates:
                 hint="make the optimizer from `model.parameters()`, and prepare both together",
             )
         is_alone = self._runtime.rank.world_size == 1
-        if is_alone and not self._runtime.precision.loss_scaling:
-            return
-        if self._stepped.get(optimizer, 0) == self._backwards:
+        is_scaled = self._runtime.precision.loss_scaling or self._steps > 1
+        if self._stepped.get(optimizer, 0) == self._backwards and (is_scaled or not is_alone):
             raise ConfigError(
                 "`step`: the gradients were not computed by `rt.backward`",
                 why="their loss was not scaled" if is_alone else "they are this rank's alone",
                 hint="call `rt.backward(loss)` instead of `loss.backward()`",
             )
-        if optimizer not in self._stepped and not self._placement.has_parameters(optimizer):
+        is_new = optimizer not in self._stepped and not is_alone
+        if is_new and not self._placement.has_parameters(optimizer):
             logger.warning(
                 "`step`: %s has parameters of no prepared model; their gradients are not averaged "
                 "over the ranks",
                 name,
             )
         self._stepped[optimizer] = self._backwards
+
+    def check_norms(self) -> None:
+        """Check the gradient norm that was copied last; waits for the copy.
+
+        Raises:
+            RunError: It is not finite.
+        """
+        self._finite.check_copied()
+
+    def watch(self, optimizer: Optimizer) -> None:
+        """Count the steps that a user's loop makes by `optimizer.step()`, and refuse wrong ones."""
+        optimizer.register_step_pre_hook(self._before_own_step)
+
+    def _before_own_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """Check an optimizer's own step.
+
+        Raises:
+            ConfigError: The gradients are multiplied by the loss scale, or not complete.
+        """
+        if self._stepping or self._backwards == self._stepped.get(optimizer, 0):
+            return
+        name = type(optimizer).__name__
+        if self.loss_scale.value != 1.0:
+            raise ConfigError(
+                f"`{name}.step()` with gradients that are multiplied by the loss scale",
+                why="`rt.backward` multiplies the loss by it in this precision",
+                hint="call `rt.step(optimizer)`, which divides them by it",
+            )
+        if not self._last:
+            raise ConfigError(
+                f"`{name}.step()` before the last micro-batch of an update",
+                why="`rt.accumulate` has not completed the gradients",
+                hint="call `rt.step(optimizer)`, which updates after the last micro-batch only",
+            )
+        self._stepped[optimizer] = self._backwards
+        self.count += 1
+        self.updated = True
+
+    def _check_first(self, optimizer: Optimizer) -> None:
+        """Refuse a second step of an optimizer in one micro-batch.
+
+        Raises:
+            ConfigError: It is the second step.
+        """
+        if any(other is optimizer for other in self._in_block):
+            raise ConfigError(
+                "a second `step` within one `accumulate`",
+                why="the block is one micro-batch of an update",
+                hint="open one for each micro-batch, in the loop: `with rt.accumulate(4):`",
+            )
+        self._in_block.append(optimizer)
 
     def _unscale(self, gradients: list[Tensor], norm: float, clip: float, scale: float) -> bool:
         """Divide gradients by *scale* and clip them; return False if they overflow."""
@@ -256,3 +346,8 @@ class Updates:
             return all_reduce_scalars_on_device(self._runtime, square)[0].sqrt()
         norm = self._norm(every)
         return norm if scale == 1.0 else norm / scale
+
+
+def _trains(optimizer: Optimizer) -> bool:
+    """Return True if any parameter of an optimizer requires a gradient."""
+    return any(each.requires_grad for group in optimizer.param_groups for each in group["params"])

@@ -80,6 +80,12 @@ class Replica:
     buckets: GradientBuckets | None = None
     sharded: ShardedGradients | None = None
 
+    @property
+    def filled(self) -> bool:
+        """True if the last backward pass gave a parameter a gradient; False with one replica."""
+        gradients = self.buckets or self.sharded
+        return gradients is not None and gradients.filled
+
 
 def replicate(
     root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMesh, *, all_used: bool = True

@@ -122,7 +122,7 @@ class ShardedGradients:
     def _device(self) -> torch.device:
         return local_part(self._named[0][1].data).device
 
-    def _watch(self, prefix: str, module: nn.Module) -> None:
+    def _watch(self, prefix: str, module: Any) -> None:
         """Register hooks at gradients as soon as forward passes gather whole parameters."""
 
         def gathered(*_: Any) -> None:
@@ -135,7 +135,7 @@ class ShardedGradients:
 
         handle = module.register_forward_pre_hook(gathered)
 
-    def _mark(self, name: str, parameter: nn.Parameter) -> None:
+    def _mark(self, name: str, parameter: Tensor) -> None:
         index = self._indices[name]
 
         def computed(whole: Tensor) -> None:
@@ -146,6 +146,6 @@ class ShardedGradients:
             self.filled = self._present[index] = True
 
         trained = parameter.requires_grad
-        parameter.requires_grad_(requires_grad=True)  # torch requires it of a parameter with hooks
+        parameter.requires_grad = True  # torch requires it of a parameter with hooks
         parameter.register_post_accumulate_grad_hook(computed)
-        parameter.requires_grad_(requires_grad=trained)
+        parameter.requires_grad = trained

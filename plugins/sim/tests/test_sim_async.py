@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from lmcore.accelerator.async_scalars import ScalarCopier
 from lmcore.data.loading.device_prefetch import prefetch_to_device
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.library.loader import shard_loader
 from lmcore.runtime.launch.rank import RankInfo
-from lmcore.train.async_scalars import ScalarCopier
 
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from lmcore.accelerator.async_scalars import ScalarCopier
 from lmcore.accelerator.staging import buffer_stager, stage_tensors
-from lmcore.train.async_scalars import ScalarCopier
 
 Misbehave = Callable[[str], None]
 

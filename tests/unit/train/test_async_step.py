@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.accelerator.async_scalars import ScalarCopier
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import parallelize
 from lmcore.parallel.random_states import seed_everything
-from lmcore.train.async_scalars import ScalarCopier
 from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.exit_conditions import ExitConditions
 from lmcore.train.loop import train
