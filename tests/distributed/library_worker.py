@@ -117,6 +117,108 @@ def train(timeout: float) -> None:
                 assert bool(average.any()) == (rt.rank == 0)
 
 
+class Heads(nn.Module):
+    """Heads that ranks use in turn, and one that no rank uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.heads = nn.ModuleList([nn.Linear(8, 3), nn.Sequential(nn.Linear(8, 3))])
+        self.never = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, head: int) -> Tensor:
+        return self.heads[head](torch.tanh(self.layers[1](torch.tanh(self.layers[0](x)))))
+
+
+class Several:
+    """Steps with `Heads`: the reference of one process, or the two ranks of a session."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(4)
+        self.model = Heads()
+        self.model.layers[0].requires_grad_(requires_grad=False)
+        parameters = self.model.parameters()
+        self.optimizer = torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
+        self.pairs = list(batches())
+
+    def loss(self, step: int, rank: int) -> Tensor:
+        """Return the loss of a rank; layer 0 is trained from step 1 on, layer 1 up to step 2."""
+        self.model.layers[0].requires_grad_(requires_grad=step >= 1)
+        self.model.layers[1].requires_grad_(requires_grad=step < 3)
+        x, y = self.pairs[2 * step + rank]
+        return functional.cross_entropy(self.model(x, int(step == rank)), y)
+
+    def weights(self) -> dict[str, list[float]]:
+        """Return all weights."""
+        return {
+            name: getattr(each, "full_tensor", lambda each=each: each)().flatten().tolist()
+            for name, each in self.model.named_parameters()
+        }
+
+
+def several_heads(timeout: float) -> None:
+    """Train parameters that are frozen, unfrozen, used on some ranks or never, with each stage."""
+    plain, norms = Several(), []
+    for step in range(STEPS):
+        ((plain.loss(step, 0) + plain.loss(step, 1)) / 2).backward()
+        norms.append(nn.utils.clip_grad_norm_(plain.model.parameters(), 0.1).item())
+        plain.optimizer.step()
+        plain.optimizer.zero_grad()
+    show([norms, plain.weights()])
+    for stage in range(4):
+        with session(timeout, zero_stage=stage) as rt:
+            ours, norms = Several(), []
+            rt.prepare(ours.model, ours.optimizer)
+            for step in range(STEPS):
+                rt.backward(ours.loss(step, rt.rank))
+                norms.append(rt.step(ours.optimizer, clip=0.1).item())
+            show([norms, ours.weights()])
+
+
+def averaged_weights(timeout: float) -> None:
+    """Keep moving averages of sharded weights in a second prepared model, evaluate, and save it."""
+    with session(timeout, zero_stage=3) as rt:
+        model, optimizer = rt.prepare(*make())
+        average = rt.prepare(make()[0].requires_grad_(requires_grad=False))
+        pairs = list(zip(average.parameters(), model.parameters(), strict=True))
+        reference = make()[0].requires_grad_(requires_grad=False)
+        for x, y in batches():
+            rt.backward(functional.cross_entropy(model(x), y))
+            rt.step(optimizer)
+            with torch.no_grad():
+                for ours, theirs in pairs:
+                    ours.lerp_(theirs, 0.1)
+                for name, each in model.named_parameters():
+                    reference.get_parameter(name).lerp_(each.full_tensor(), 0.1)
+                torch.testing.assert_close(average(x), reference(x))
+        rt.save(os.environ["FOLDER"], average=average)
+        for name, each in average.named_parameters():
+            torch.testing.assert_close(each.full_tensor(), reference.get_parameter(name))
+    show("equal")
+
+
+def misuse(timeout: float) -> None:
+    """Make mistakes whose weights would differ between the ranks, and show the messages."""
+    x = torch.ones(4, 8)
+
+    def noted(call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except lmcore.LmcoreError as error:
+            show(error.render())
+        else:
+            show("no error")
+
+    for stage in (0, 2):
+        with session(timeout, zero_stage=stage) as rt:
+            model, _ = rt.prepare(*make())
+            loss = model(x).mean()
+            noted(loss.backward)
+            noted(lambda: rt.backward(nn.Linear(8, 3)(x).mean()))
+            noted(lambda: rt.prepare(nn.Sequential(nn.Embedding(4, 2, sparse=True))))
+            noted(lambda: rt.prepare(nn.Sequential(nn.Tanh() if rt.rank else nn.ReLU())))
+
+
 def exchange(timeout: float) -> None:
     """Exchange tensors, numbers and JSON."""
     with session(timeout) as rt:
@@ -321,7 +423,10 @@ SCENARIOS: dict[str, Callable[[float], None]] = {
     "fail": fail,
     "late": late,
     "left": left,
+    "averaged_weights": averaged_weights,
     "metrics": metrics,
+    "misuse": misuse,
+    "several_heads": several_heads,
     "other_model": other_model,
     "own_group": own_group,
     "train": train,

@@ -352,10 +352,91 @@ class _Unsaved:
     pass
 
 
+def test_a_frozen_optimizer_does_nothing(start: Any) -> None:
+    """Its step is no update, and the step after it is unfrozen is one."""
+    rt = start()
+    model, optimizer = rt.prepare(*make())
+    head = torch.optim.SGD(nn.Linear(2, 2).parameters())
+    for group in head.param_groups:
+        for parameter in group["params"]:
+            parameter.requires_grad_(requires_grad=False)
+    with_a_gradient(rt, model).step(head)
+    assert (rt.updated, rt.updates) == (False, 0)
+    rt.step(optimizer)
+    assert (rt.updated, rt.updates) == (True, 1)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_optimizers_own_step(start: Any, precision: str) -> None:
+    """It counts as an update; with a loss scale or before the last micro-batch it is an error."""
+    try:
+        rt = start(precision=precision)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    model, optimizer = rt.prepare(*make())
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    with_a_gradient(rt, model)
+    if precision == "fp16":
+        with pytest.raises(ConfigError, match=r"`AdamW.step\(\)` .* multiplied by the loss scale"):
+            optimizer.step()
+    else:
+        optimizer.step()
+        assert (rt.updated, rt.updates) == (True, 1)
+        weights = [parameter.detach().clone() for parameter in model.parameters()]
+        optimizer.step()
+        optimizer.zero_grad()
+        assert rt.updates == 1  # torch's optimizers may step again without new gradients
+        with rt.accumulate(2):
+            with_a_gradient(rt, model)
+            with pytest.raises(ConfigError, match="before the last micro-batch"):
+                optimizer.step()
+        return
+    assert all(map(torch.equal, weights, model.parameters()))
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_numbers_that_are_not_finite(start: Any, clip: float | None) -> None:
+    """On the CPU they are an error before the weights are lost."""
+    rt = start()
+    model, optimizer = rt.prepare(*make())
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    loss = model(torch.ones(2, 6)).mean()
+    with pytest.raises(lmcore.RunError, match="the loss is nan"):
+        rt.backward(loss * math.nan)
+    model[0].weight.register_hook(lambda grad: grad * math.inf)
+    rt.backward(loss)
+    if clip is not None:
+        with pytest.raises(lmcore.RunError, match=r"gradient norm of update 1 is (inf|nan)"):
+            rt.step(optimizer, clip=clip)
+        assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_tensors_on_two_devices(start: Any) -> None:
+    """Torch's error gets a hint, if it ends the session."""
+    message = "Expected all tensors to be on the same device, but found two"
+    with pytest.raises(RuntimeError) as error, start():
+        raise RuntimeError(message)
+    assert "take batches of `rt.loader(loader)`" in error.value.__notes__[0]
+
+
 def with_a_gradient(rt: Any, model: nn.Module) -> Any:
     """Return the session after a backward pass of a model."""
     rt.backward(model(torch.ones(2, 6)).mean())
     return rt
+
+
+def two_steps(rt: Any, _model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Wrap a loop in one `accumulate`."""
+    with rt.accumulate(4):
+        rt.step(optimizer)
+        rt.step(optimizer)
+
+
+def own_backward(rt: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Compute the gradients of an accumulation by torch's own `backward`."""
+    with rt.accumulate(2, last=True):
+        model(torch.ones(2, 6)).mean().backward()
+        rt.step(optimizer)
 
 
 @pytest.mark.parametrize(
@@ -380,6 +461,18 @@ def with_a_gradient(rt: Any, model: nn.Module) -> Any:
             for clip in (0, -1, math.nan, "1", True)
         ],
         (lambda rt, model, optimizer: rt.step(optimizer), "no parameter of AdamW has a gradient"),
+        (lambda rt, model, optimizer: rt.step(model), "`step` of Sequential"),
+        (
+            lambda rt, model, optimizer: rt.backward(
+                torch.ones((), device="meta", requires_grad=True)
+            ),
+            "`backward` of a loss on meta",
+        ),
+        (two_steps, "one for each micro-batch"),
+        (
+            own_backward,
+            "not computed by `rt.backward`",
+        ),
         (
             lambda rt, model, optimizer: with_a_gradient(rt, model).step(
                 torch.optim.SGD(copy.deepcopy(model).parameters())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 
-from lmcore.errors import RunError
+from lmcore.errors import ConfigError, RunError
 from lmcore.parallel import gradient_buckets
 from lmcore.parallel.gradient_buckets import GradientBuckets
 from lmcore.parallel.mesh import Axis
@@ -165,3 +165,56 @@ def test_all_reduce_at_the_end(axis: Axis, sent: list[int]) -> None:
         for one, was, wanted in zip(model.parameters(), held, expected(steps), strict=True):
             assert one.grad is was
             assert torch.allclose(one.grad, wanted, rtol=1e-6, atol=1e-7)
+
+
+def test_parameters_that_are_frozen_or_unfrozen(axis: Axis, sent: list[int]) -> None:
+    """Gradients are averaged in each phase, and absent ones stay None; nothing else is sent."""
+    model = network()
+    model[0].requires_grad_(requires_grad=False)
+    buckets = GradientBuckets(model.named_parameters(), axis, all_used=False)
+    for step, trained in enumerate(((2, 4), (0, 2, 4), (2, 4), (0, 4))):
+        for index in (0, 2, 4):
+            model[index].requires_grad_(requires_grad=index in trained)
+        reference = network()
+        reference(input_of(step)).square().sum().backward()
+        with buckets.backward(last=True):
+            model(input_of(step)).square().sum().backward()
+        assert buckets.filled
+        for name, parameter in model.named_parameters():
+            if int(name[0]) in trained:
+                wanted = reference.get_parameter(name).grad
+                torch.testing.assert_close(parameter.grad, wanted * SHARE, rtol=1e-6, atol=0.0)
+            else:
+                assert parameter.grad is None
+            parameter.grad = None
+    assert sent == [14 + 42 + 4, *(14 + 42 + 4, 30 + 2) * 3]
+
+
+def test_a_model_that_is_not_used(axis: Axis, sent: list[int]) -> None:
+    """Nothing is reduced, and gradients of an earlier micro-batch are, in the last one."""
+    weight, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    buckets = GradientBuckets([("weight", weight), ("other", other)], axis, all_used=False)
+    with buckets.backward(last=True):
+        pass
+    assert not sent
+    assert not buckets.filled
+    with buckets.backward(last=False):
+        weight.sum().backward()
+    with buckets.backward(last=True):
+        pass
+    assert sent == [4 + 2]
+    assert weight.grad.tolist() == [SHARE] * 2
+    assert other.grad is None
+
+
+def test_gradients_that_cannot_be_averaged(axis: Axis) -> None:
+    """A backward pass outside the context and a sparse gradient name the parameter."""
+    table = nn.Embedding(4, 2, sparse=True)
+    buckets = GradientBuckets(table.named_parameters(), axis, all_used=False)
+    with pytest.raises(ConfigError, match="computes the gradient of `weight` on this rank only"):
+        table(torch.tensor([1])).sum().backward()
+    for last in (True, False):
+        table.weight.grad = None
+        error = pytest.raises(ConfigError, match="the gradient of `weight` is sparse")
+        with error, buckets.backward(last=last):
+            table(torch.tensor([1])).sum().backward()
