@@ -113,24 +113,7 @@ class Updates:
                 ranks, on no prepared model, or is on another device.
             RunError: The loss is NaN or infinite, on a device that computes at once.
         """
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise ConfigError(
-                f"`backward` of {shape}",
-                why="a loss is a tensor of one element",
-                hint="take its mean: `loss.mean()`",
-            )
-        if not loss.requires_grad:
-            raise ConfigError(
-                "`backward` of a loss that depends on no trained parameter",
-                hint="is the forward pass within `torch.no_grad`, or the loss detached?",
-            )
-        if loss.device != self._device:
-            raise ConfigError(
-                f"`backward` of a loss on {loss.device}",
-                why=f"the session computes on {self._device}",
-                hint="prepare the model by `rt.prepare(model)`, and take batches of `rt.loader`",
-            )
+        self._check_loss(loss)
         if not self._runtime.precision.loss_scaling:
             self._finite.check_loss(loss)
         self._forward.check()
@@ -156,6 +139,31 @@ class Updates:
                 why="its gradients are not averaged, and the weights of the ranks would differ",
                 hint="prepare the model by `rt.prepare(model)`; call `loss.backward()` if you "
                 "average gradients yourself",
+            )
+
+    def _check_loss(self, loss: Any) -> None:
+        """Refuse what is no scalar loss of this device.
+
+        Raises:
+            ConfigError: See `backward`.
+        """
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ConfigError(
+                f"`backward` of {shape}",
+                why="a loss is a tensor of one element",
+                hint="take its mean: `loss.mean()`",
+            )
+        if not loss.requires_grad:
+            raise ConfigError(
+                "`backward` of a loss that depends on no trained parameter",
+                hint="is the forward pass within `torch.no_grad`, or the loss detached?",
+            )
+        if loss.device != self._device:
+            raise ConfigError(
+                f"`backward` of a loss on {loss.device}",
+                why=f"the session computes on {self._device}",
+                hint="prepare the model by `rt.prepare(model)`, and take batches of `rt.loader`",
             )
 
     def step(self, optimizer: Optimizer, *, clip: Any = None) -> Tensor | None:

@@ -2,7 +2,8 @@
 
 torch's `fully_shard` reduces the gradients that it finds, so that ranks which use different
 parameters would reduce different tensors together.  Here missing gradients are filled with 0, and
-gradients that are missing on all ranks are dropped afterwards.
+gradients that are missing on all ranks are dropped afterwards.  Weights that a pass without
+gradients has gathered are dropped after it, so that no later pass computes with old ones.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class ShardedGradients:
         """
         from torch.distributed.fsdp import FSDPModule
 
+        from lmcore.parallel.data_parallel import reshard
+
         self.filled = False
         self._axis, self._sharding = axis, sharding
         self._named = list(root.named_parameters())
@@ -60,6 +63,12 @@ class ShardedGradients:
         for prefix, module in root.named_modules():
             if isinstance(module, FSDPModule):
                 self._watch(prefix, module)
+
+        def passed(*_: Any) -> None:
+            if not torch.is_grad_enabled():
+                reshard(root)
+
+        root.register_forward_hook(passed)  # after torch's own, which leave weights gathered
 
     @contextlib.contextmanager
     def backward(self, *, last: bool, profiler_range: ProfilerRange = no_range) -> Iterator[None]:
