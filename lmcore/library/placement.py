@@ -79,7 +79,7 @@ class ModelPlacement:
     def reshard(self) -> None:
         """Drop gathered weights of sharded models, so that their parameters are the shards."""
         if self.mesh.layout.zero_stage:
-            from lmcore.parallel.data_parallel import reshard
+            from lmcore.parallel.sharded_gradients import reshard
 
             for prepared in self.models:
                 reshard(prepared.root)

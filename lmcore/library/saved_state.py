@@ -86,6 +86,7 @@ class SavedStates:
     ) -> Path:
         """Save a checkpoint and return its path; see `Session.save`."""
         self._check_names("save", objects)
+        updates.finite.check_copied()
         self._placement.reshard()  # a pass without backward leaves whole weights
         state = SavedTensors(self._placement)
         values: dict[str, Any] = {}

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
 
 import torch
-from torch.optim import Optimizer
 
 from lmcore.errors import ConfigError, LmcoreError
 from lmcore.library import exchange
@@ -21,13 +20,14 @@ from lmcore.library.epoch import RecentEpochs
 from lmcore.library.loader import ShardedLoader, shard_loader
 from lmcore.library.placement import ModelPlacement
 from lmcore.library.update import Updates
-from lmcore.runtime.user_line import caller_line
+from lmcore.runtime.user_line import add_device_hint, caller_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
     from torch import Tensor, nn
+    from torch.optim import Optimizer
 
     from lmcore.accelerator.rng import RngTracker
     from lmcore.config.section import Config
@@ -225,9 +225,7 @@ class Session:
         """
         self._require_open("prepare")
         self._placement.prepare(objects)
-        for each in objects:
-            if isinstance(each, Optimizer):
-                self._updates.watch(each)
+        self._updates.watch(objects)
         return objects[0] if len(objects) == 1 else objects
 
     @overload
@@ -298,8 +296,7 @@ class Session:
             options: Options of `torch.Tensor.backward`.
 
         Raises:
-            ConfigError: The loss is no scalar, depends on no trained parameter (with several ranks,
-                of a prepared model), or is on another device.
+            ConfigError: The loss is no scalar, on another device, or depends on no parameter.
             RunError: The loss is NaN or infinite; checked on the CPU only.
         """
         self._require_open("backward")
@@ -317,8 +314,7 @@ class Session:
             weights were updated; else None.
 
         Raises:
-            ConfigError: *clip* is not positive, *optimizer* is no optimizer, has no gradients, or
-                gradients that `backward` did not compute, or made a step in this micro-batch.
+            ConfigError: *clip* is not positive, or *optimizer* has no gradients of `backward`.
             RunError: Gradients overflow at the smallest loss scale, or their norm is not finite.
         """
         self._require_open("step")
@@ -440,7 +436,6 @@ class Session:
             ConfigError: An object cannot be saved.
         """
         self._require_open("save")
-        self._updates.check_norms()
         return self._states.save(Path(directory), self._updates, objects, keep_last=keep_last)
 
     def load(self, directory: str | Path, **objects: Any) -> dict[str, Any]:
@@ -492,15 +487,11 @@ class Session:
         if os.getpid() != self._pid:  # a fork; the session goes on in the process that opened it
             return
         if error is not None:
-            if isinstance(error, RuntimeError) and "tensors to be on the same device" in str(error):
-                error.add_note(
-                    f"hint: this session computes on {self.device}: prepare the model by "
-                    "`rt.prepare(model)`, and take batches of `rt.loader(loader)`"
-                )
+            add_device_hint(error, self.device)
             self._resources.__exit__(kind, error, trace)
             return
         with self._resources:
-            self._updates.check_norms()
+            self._updates.finite.check_copied()
             if self._runtime.processes is not None:
                 from lmcore.library.ending import end_together
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -39,6 +39,7 @@ class Updates:
         updated: True if the last `step` updated weights: it was the last micro-batch of an
             accumulation, and no gradient overflowed.
         loss_scale: Loss scale of the precision policy.
+        finite: Check of losses and gradient norms.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Updates:
         self._in_block: list[Optimizer] = []  # optimizers that made a step in this `accumulate`
         self._stepping = False
         self._device = torch.empty(0, device=runtime.device.torch_device).device  # with its index
-        self._finite = FiniteCheck(runtime.device)
+        self.finite = FiniteCheck(runtime.device)
         self._stepped: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._forward = ForwardPrecision(runtime.precision, warns=runtime.rank.rank == 0)
 
@@ -115,7 +116,7 @@ class Updates:
         """
         self._check_loss(loss)
         if not self._runtime.precision.loss_scaling:
-            self._finite.check_loss(loss)
+            self.finite.check_loss(loss)
         self._forward.check()
         self._backwards += 1
         if self._steps > 1:
@@ -218,7 +219,7 @@ class Updates:
                 torch._foreach_mul_(every, self._steps / self._done)
             if clip is not None:
                 norm = self._total_norm(gradients, every)
-                self._finite.check_norm(norm, self.count + 1)
+                self.finite.check_norm(norm, self.count + 1)
                 clip_as_torch(every, norm, clip)
         self._stepping = True
         try:
@@ -257,17 +258,11 @@ class Updates:
             )
         self._stepped[optimizer] = self._backwards
 
-    def check_norms(self) -> None:
-        """Check the gradient norm that was copied last; waits for the copy.
-
-        Raises:
-            RunError: It is not finite.
-        """
-        self._finite.check_copied()
-
-    def watch(self, optimizer: Optimizer) -> None:
-        """Count the steps that a user's loop makes by `optimizer.step()`, and refuse wrong ones."""
-        optimizer.register_step_pre_hook(self._before_own_step)
+    def watch(self, objects: Sequence[Any]) -> None:
+        """Count the steps that a loop makes by `step` of the optimizers among *objects*."""
+        for each in objects:
+            if isinstance(each, torch.optim.Optimizer):
+                each.register_step_pre_hook(self._before_own_step)
 
     def _before_own_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Check an optimizer's own step.

@@ -31,7 +31,6 @@ __all__ = [
     "LossModule",
     "Replica",
     "replicate",
-    "reshard",
     "shard_stages",
     "squared_norm",
 ]
@@ -144,21 +143,6 @@ def _shard(root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMesh) -> 
         return contextlib.nullcontext()
 
     return accumulation
-
-
-def reshard(root: nn.Module) -> None:
-    """Drop the weights that `fully_shard` has gathered; the next pass gathers them again.
-
-    A pass without backward leaves them gathered, and registered in the place of the shards.
-
-    Args:
-        root: Sharded module.
-    """
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in root.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
 
 
 def squared_norm(

@@ -227,7 +227,7 @@ def _grouped(
 
 
 def plain_backward(name: str) -> ConfigError:
-    """Return the error of a backward pass whose gradients would stay those of one rank."""
+    """Return the error of a backward pass whose gradients would be of one rank only."""
     return ConfigError(
         f"`loss.backward()` computes the gradient of `{name}` on this rank only",
         why="the model is prepared for several ranks: its gradients would not be averaged, and the "

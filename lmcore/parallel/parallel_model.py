@@ -24,7 +24,6 @@ from lmcore.parallel.context_parallel import local_positions, local_tokens
 from lmcore.parallel.data_parallel import (
     LossModule,
     replicate,
-    reshard,
     shard_stages,
     squared_norm,
 )
@@ -32,6 +31,7 @@ from lmcore.parallel.graph_capture import GraphedMicroBatch, allocate_gradients
 from lmcore.parallel.mesh import ParallelMesh
 from lmcore.parallel.pipeline import Pipeline
 from lmcore.parallel.pipeline_split import own_part
+from lmcore.parallel.sharded_gradients import reshard
 from lmcore.parallel.tensor_layout import TensorLayout, local_part
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 

@@ -9,7 +9,8 @@ gradients has gathered are dropped after it, so that no later pass computes with
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,10 +22,9 @@ from lmcore.parallel.tensor_layout import local_part
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:
-    from lmcore.parallel.data_parallel import Accumulation
     from lmcore.parallel.mesh import Axis
 
-__all__ = ["ShardedGradients"]
+__all__ = ["ShardedGradients", "reshard"]
 
 
 class ShardedGradients:
@@ -34,7 +34,9 @@ class ShardedGradients:
         filled: True if the last backward pass gave any parameter a gradient.
     """
 
-    def __init__(self, root: nn.Module, axis: Axis, sharding: Accumulation) -> None:
+    def __init__(
+        self, root: nn.Module, axis: Axis, sharding: Callable[..., AbstractContextManager[None]]
+    ) -> None:
         """Register hooks; all ranks must call it, with the same module.
 
         Args:
@@ -43,8 +45,6 @@ class ShardedGradients:
             sharding: Context of each micro-batch, which sets when torch reduces gradients.
         """
         from torch.distributed.fsdp import FSDPModule
-
-        from lmcore.parallel.data_parallel import reshard
 
         self.filled = False
         self._axis, self._sharding = axis, sharding
@@ -158,3 +158,18 @@ class ShardedGradients:
         parameter.requires_grad = True  # torch requires it of a parameter with hooks
         parameter.register_post_accumulate_grad_hook(computed)
         parameter.requires_grad = trained
+
+
+def reshard(root: nn.Module) -> None:
+    """Drop the weights that `fully_shard` has gathered; the next pass gathers them again.
+
+    A pass without backward leaves them gathered, and registered in the place of the shards.
+
+    Args:
+        root: Sharded module.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -21,6 +21,7 @@ from lmcore.errors import LmcoreError, printable
 
 __all__ = [
     "ExceptHook",
+    "add_device_hint",
     "caller_line",
     "error_text",
     "install_excepthook",
@@ -79,6 +80,20 @@ def error_text(error: BaseException) -> str:
         return text
     what, *rest = text.split("\n")
     return "\n".join([what, printable(f"at: {line}"), *rest])
+
+
+def add_device_hint(error: BaseException, device: object) -> None:
+    """Add a hint to torch's error about tensors on different devices; ignore other errors.
+
+    Args:
+        error: Exception that ends a session.
+        device: Device of the session.
+    """
+    if isinstance(error, RuntimeError) and "tensors to be on the same device" in str(error):
+        error.add_note(
+            f"hint: this session computes on {device}: prepare the model by `rt.prepare(model)`, "
+            "and take batches of `rt.loader(loader)`"
+        )
 
 
 def install_excepthook() -> ExceptHook:
