@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import ReferenceType, ref
 
+from lmcore.errors import ConfigError
 from lmcore.library.batch_order import EPOCH_END, Share
 
 __all__ = ["Epoch", "RecentEpochs"]
@@ -103,6 +104,22 @@ class RecentEpochs:
         An epoch that was left by `break` is not in use, as nothing refers to it.
         """
         return next((epoch for epoch in reversed(self._in_use())), None)
+
+    def required(self) -> Epoch:
+        """Return the epoch in use, for `gather_for_metrics`.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        epoch = self.current()
+        if epoch is None:
+            raise ConfigError(
+                "`gather_for_metrics`: no batch of a loader is in use",
+                why="the batch says which samples are repeated",
+                hint="call it in the loop over `rt.loader(...)`, for each batch; `all_gather` "
+                "gathers other values",
+            )
+        return epoch
 
     def begin_block(self) -> bool:
         """Begin a block of gradient accumulation, and return True if its batch is a last one.

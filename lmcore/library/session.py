@@ -10,7 +10,7 @@ import os
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast, overload
 
 import torch
 
@@ -101,8 +101,6 @@ class Session:
                 hint="end its `with` block, or call its `close()`, before the next one: "
                 "`lmcore.Session.current().close()`",
             )
-
-    # Device and rank of this process
 
     @property
     def device(self) -> torch.device:
@@ -198,8 +196,6 @@ class Session:
     def range(self, name: str) -> AbstractContextManager[Any]:
         """Return a context that has *name* in a profile by `torch.profiler`."""
         return torch.profiler.record_function(name)
-
-    # Model, data and steps
 
     @overload
     def prepare(self, first: First, /) -> First: ...
@@ -335,8 +331,6 @@ class Session:
 
         recompute_module(module, policy, self._runtime, self._plugins)
 
-    # Collectives
-
     def all_reduce(self, value: Value, op: str = "mean") -> Value:
         """Return a value reduced over all ranks; all ranks must call it.
 
@@ -348,8 +342,7 @@ class Session:
             ConfigError: The operation is unknown, or the value is something else.
         """
         self._require_open("all_reduce")
-        reduced: Value = exchange.all_reduce(self._runtime, value, op)
-        return reduced
+        return cast("Value", exchange.all_reduce(self._runtime, value, op))
 
     def all_gather(self, value: Any) -> Any:
         """Return the values of all ranks, in the order of ranks; all ranks must call it.
@@ -385,15 +378,7 @@ class Session:
             RunError: The ranks have values of different shapes or types.
         """
         self._require_open("gather_for_metrics")
-        epoch = self._epochs.current()
-        if epoch is None:
-            raise ConfigError(
-                "`gather_for_metrics`: no batch of a loader is in use",
-                why="the batch says which samples are repeated",
-                hint="call it in the loop over `rt.loader(...)`, for each batch; `all_gather` "
-                "gathers other values",
-            )
-        return exchange.gather_samples(self._runtime, value, epoch.count_new)
+        return exchange.gather_samples(self._runtime, value, self._epochs.required().count_new)
 
     def broadcast(self, value: Value, source: int = 0) -> Value:
         """Return the value of one rank on all ranks; all ranks must call it.
@@ -406,8 +391,7 @@ class Session:
             ConfigError: There is no such rank, or the value is neither tensor nor JSON.
         """
         self._require_open("broadcast")
-        sent: Value = exchange.broadcast(self._runtime, value, source)
-        return sent
+        return cast("Value", exchange.broadcast(self._runtime, value, source))
 
     def barrier(self) -> None:
         """Wait until all ranks have called it, and for the work on this rank's device."""
@@ -415,8 +399,6 @@ class Session:
         self._runtime.device.synchronize()
         if self._runtime.processes is not None:
             self._runtime.processes.barrier("`barrier`")
-
-    # Checkpoints
 
     def save(self, directory: str | Path, *, keep_last: int | None = None, **objects: Any) -> Path:
         """Save a checkpoint as `iter_XXXXXXX` in a directory; all ranks must call it.
@@ -459,8 +441,6 @@ class Session:
         from lmcore.library.saved_state import SavedStates
 
         return SavedStates(self._runtime, self._placement)
-
-    # The end
 
     def close(self) -> None:
         """End the session, together with all ranks; a second call does nothing."""
