@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def go(target: str, number: signal.Signals, *, times: int = 1, after: bool = False) -> None:
         module, _, name = target.partition(":")
         *owners, last = name.split(".")
-        owner = sys.modules[module]
+        owner: Any = importlib.import_module(module)
         for part in owners:
             owner = getattr(owner, part)
         real, sent = getattr(owner, last), []
