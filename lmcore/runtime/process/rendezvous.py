@@ -85,6 +85,7 @@ class Rendezvous:
     watch: Watch
     store_owner: str = "rank 0"
     _turns: Iterator[int] = field(default_factory=itertools.count, repr=False)
+    _results: list[str] = field(default_factory=list, repr=False)
 
     def gather(self, value: Any, about: str = "an exchange") -> list[Any]:
         """Return every rank's JSON *value*, in the order of ranks; all ranks must call it.
@@ -105,6 +106,9 @@ class Rendezvous:
             if self.rank.rank == 0:
                 self.wait_for(dict(enumerate(keys)), about)
                 found = [json.loads(pair or b"[]") for pair in self.store.get_all(keys)]
+                # A rank that has sent this value has read the last result.
+                self.store.delete(*keys, *self._results)
+                self._results[:] = [result]
                 calls, values = [call for call, _ in found], [own for _, own in found]
                 differ = len({(subject, number) for subject, number, _ in calls}) > 1
                 self.store.set(result, json.dumps([calls if differ else None, values]))

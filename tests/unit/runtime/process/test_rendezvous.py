@@ -32,6 +32,21 @@ def test_everyone_gets_every_note_in_the_order_of_ranks(ranks, world_size):
         assert second == [[rank, None, "ü"] for rank in range(world_size)]
 
 
+def test_exchanges_leave_no_keys(ranks):
+    """The store has as many keys after many exchanges as after the first one."""
+
+    def body(rendezvous):
+        counts = []
+        for _ in range(20):
+            rendezvous.gather(rendezvous.rank.rank)
+            counts.append(rendezvous.store.count() if rendezvous.rank.rank == 0 else 0)
+        rendezvous.barrier()
+        return max(counts[1:]) - counts[0]
+
+    # Another rank may have sent its value of the next exchange.
+    assert ranks(body, 3)[0] <= 2
+
+
 def test_a_rank_that_fails_stops_the_others_at_once(ranks):
     """They get its words, and do not wait for the timeout."""
 
