@@ -11,7 +11,7 @@ pytestmark = pytest.mark.distributed
 
 SENT = {
     "step": ("lmcore.train.step_queue", "StepQueue.submit", 3),
-    "start": ("lmcore.train.run", "_connect", 1),
+    "start": ("lmcore.train.run", "connect_processes", 1),
 }
 FLAGS = "--nproc-per-node 2 --train-iters 100000 --lr-decay-iters 100000"
 CASES = [
