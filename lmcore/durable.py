@@ -166,18 +166,30 @@ def is_abandoned(path: Path) -> bool:
     if found and found[1] == own_place:
         if found[2] == own_pid:
             return True  # this process leaves none behind on purpose
-        try:
-            os.kill(int(found[2]), 0)
-        except (ProcessLookupError, OverflowError):
-            return True
-        except PermissionError:
-            pass
-        return False
+        return not _is_running(int(found[2]))
     try:
         times = [path.lstat().st_mtime, *(inner.lstat().st_mtime for inner in _inside(path))]
     except OSError:
         return False  # its owner is at work
     return time.time() - max(times) > _ABANDONED_SECONDS
+
+
+def _is_running(pid: int) -> bool:
+    """Return True if a process of this machine runs, and is no zombie.
+
+    A zombie has ended; a container's first process may never collect it.
+    """
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):  # another system than Linux, or the process has ended just now
+        return True
+    return state not in {b"Z", b"X"}
 
 
 def _inside(path: Path) -> list[Path]:

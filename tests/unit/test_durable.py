@@ -113,3 +113,20 @@ def test_hidden_names_of_processes(tmp_path: Path):
     other = tmp_path / f".a.tmp-00000000-{child.pid}-00000000"
     other.touch()
     assert not is_abandoned(other)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
+def test_files_of_a_zombie_are_abandoned(tmp_path: Path) -> None:
+    """A process that ended counts as ended before its parent collects it."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    place, _, digits = process_token().split("-")
+    path = tmp_path / f".file.tmp-{place}-{process.pid}-{digits}"
+    try:
+        assert not is_abandoned(path)
+        assert process.stdin is not None
+        process.stdin.close()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+        assert is_abandoned(path)
+    finally:
+        process.kill()
+        process.wait()
