@@ -114,6 +114,8 @@ def blas(monkeypatch):
     """Say which product is faster on this processor: True for torch's BLAS."""
 
     def say(*, is_faster: bool) -> None:
+        vendor = "GenuineIntel" if is_faster else "AuthenticAMD"
+        monkeypatch.setattr("lmcore_cpu.kernels.cpu_vendor", lambda: vendor)
         monkeypatch.setattr("lmcore_cpu.kernel.linear.blas_is_faster", lambda: is_faster)
 
     return say
@@ -133,11 +135,13 @@ def test_a_case_is_explained(capsys, blas):
 
 
 def test_the_processor_decides(capsys, blas):
-    """The product that is slower on this processor is not chosen, and the text says so."""
+    """The product that is slower on this processor is chosen only if it is preferred."""
     blas(is_faster=True)
     text = printed(capsys, "explain", "linear", "--dtype", "fp32")
     assert "* torch " in text
-    assert "torch's BLAS is faster on this processor" in text
+    assert "`torch` has priority 15, this 10" in text
+    text = printed(capsys, "explain", "linear", "--dtype", "fp32", "--ops", "linear=onednn")
+    assert "* onednn " in text
 
 
 def test_wishes_decide_as_in_a_run(capsys, blas):

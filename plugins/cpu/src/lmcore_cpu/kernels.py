@@ -5,9 +5,12 @@ All of them give the same bits in each run with the same number of threads.
 
 from __future__ import annotations
 
-from lmcore.accelerator import OpContext, OpImpl, Reject
+import dataclasses
 
-__all__ = ["KERNELS"]
+from lmcore.accelerator import OpContext, OpImpl, Reject
+from lmcore_cpu.host import cpu_vendor
+
+__all__ = ["KERNELS", "kernels"]
 
 _DETERMINISTIC = frozenset({"deterministic"})
 _FUSED = frozenset({"deterministic", "fused"})
@@ -30,14 +33,21 @@ def _float32(context: OpContext) -> Reject | None:
 
 
 def _onednn(context: OpContext) -> Reject | None:
-    """Refuse cases for which oneDNN's product is not faster, or not available."""
+    """Refuse other dtypes, and a build of torch without oneDNN's product."""
     if (reject := _float32(context)) is not None:
         return reject
-    from lmcore_cpu.kernel.linear import available, blas_is_faster
+    from lmcore_cpu.kernel.linear import available
 
-    if not available():
-        return Reject("this build of torch has no oneDNN product")
-    return Reject("torch's BLAS is faster on this processor") if blas_is_faster() else None
+    return None if available() else Reject("this build of torch has no oneDNN product")
+
+
+def _blas(context: OpContext) -> Reject | None:
+    """Refuse other dtypes, and a build of torch without the BLAS for which it goes first."""
+    if (reject := _float32(context)) is not None or not _has_fast_blas():
+        return reject
+    from lmcore_cpu.kernel.linear import blas_is_faster
+
+    return None if blas_is_faster() else Reject("this build of torch has no MKL")
 
 
 def _eager(context: OpContext) -> Reject | None:
@@ -107,7 +117,7 @@ KERNELS: tuple[OpImpl, ...] = (
         "torch",
         f"{_OPS}:linear",
         priority=5,
-        supports=_float32,
+        supports=_blas,
         traits=_DETERMINISTIC,
     ),
     OpImpl("bias_gelu", "torch", f"{_OPS}:bias_gelu", traits=_DETERMINISTIC),
@@ -144,3 +154,19 @@ KERNELS: tuple[OpImpl, ...] = (
     OpImpl("adamw", "fused", f"{_OPS}:adamw", supports=_one_dtype, traits=_FUSED),
     OpImpl("grad_norm", "foreach", f"{_OPS}:grad_norm", traits=_DETERMINISTIC),
 )
+
+
+def kernels() -> list[OpImpl]:
+    """Return the table with the priorities of this processor."""
+    if not _has_fast_blas():
+        return list(KERNELS)
+    faster = ("linear", "torch")
+    return [
+        dataclasses.replace(kernel, priority=15) if (kernel.op, kernel.id) == faster else kernel
+        for kernel in KERNELS
+    ]
+
+
+def _has_fast_blas() -> bool:
+    """Return True on processors for which torch's BLAS beats oneDNN's product if it is MKL."""
+    return cpu_vendor() == "GenuineIntel"

@@ -99,9 +99,9 @@ def lmcore_comm_backends() -> list[CommBackend]:
 @hookimpl
 def lmcore_op_impls() -> list[OpImpl]:
     """Offer the kernels that are faster than the references."""
-    from lmcore_cpu.kernels import KERNELS
+    from lmcore_cpu.kernels import kernels
 
-    return list(KERNELS)
+    return kernels()
 
 
 @hookimpl
