@@ -38,8 +38,8 @@ _LOOPBACK = "127.0.0.1"
 _BACKLOG = 4096
 _AGENT_PORT = "lmcore/port"
 """Key of torchrun's own store with the port of the run's store."""
-_connections: Counter[tuple[int, str | None, str | None]] = Counter()
-"""Number of connections so far, by rank, host and port: equal on all ranks of a run."""
+_connections: Counter[tuple[int, str | None, str | None, str]] = Counter()
+"""Number of connections so far, by rank, host, port and secret: equal on all ranks of a run."""
 _JOINED = "joined"
 """Key in the store of a connection, set when the store belongs to it."""
 _RETRY_SECONDS = 0.05
@@ -68,8 +68,9 @@ def join_processes(
         ConfigError: The address is missing or wrong.
         RunError: Other processes cannot be reached, or did not all connect.
     """
-    owner = "the launcher" if launch_info(env).secret else "rank 0"
-    place = (rank.rank, env.get("MASTER_ADDR"), env.get("MASTER_PORT"))
+    secret = launch_info(env).secret
+    owner = "the launcher" if secret else "rank 0"
+    place = (rank.rank, env.get("MASTER_ADDR"), env.get("MASTER_PORT"), secret)
     number = _connections[place]
     _connections[place] += 1
     with _store(rank, timeout, env, owner, number) as (store, keeps_store):

@@ -47,6 +47,18 @@ def test_exchanges_leave_no_keys(ranks):
     assert ranks(body, 3)[0] <= 2
 
 
+def test_a_port_is_used_again(ranks, monkeypatch):
+    """Runs of one process at one port, with different numbers of ranks, do not mix."""
+    create = socket.create_server
+    with create(("127.0.0.1", 0)) as reserved:
+        place = reserved.getsockname()
+    monkeypatch.setattr(socket, "create_server", lambda _: create(place))
+    for world_size in (2, 3, 2):
+        assert ranks(lambda rendezvous: rendezvous.gather(1), world_size) == [[1] * world_size] * (
+            world_size
+        )
+
+
 def test_a_rank_that_fails_stops_the_others_at_once(ranks):
     """They get its words, and do not wait for the timeout."""
 
