@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 __all__ = [
     "cpp_compiler",
     "cpu_count",
     "cpu_name",
-    "cpu_vendor",
     "memory_available",
     "memory_limit",
+    "mkl_is_faster",
 ]
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -38,19 +40,20 @@ def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
     return name or platform.processor() or platform.machine() or "unknown processor"
 
 
-def cpu_vendor(cpuinfo: Path = _CPUINFO) -> str:
-    """Return the vendor id of the processor, such as "GenuineIntel"; "" if it is unknown."""
-    return _processor_field("vendor_id", cpuinfo)
+@cache
+def mkl_is_faster(cpuinfo: Path = _CPUINFO) -> bool:
+    """Return True on processors on which MKL's products beat oneDNN's: MKL's own vendor's."""
+    return _processor_field("vendor_id", cpuinfo) == "GenuineIntel"
 
 
 def _processor_field(name: str, cpuinfo: Path) -> str:
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    fields = (line.partition(":") for line in lines)
-    values = (value.strip() for key, _, value in fields if key.strip() == name)
-    return next(filter(None, values), "")
+    """Return a field of the first processor; "" if it is unknown."""
+    with suppress(OSError), cpuinfo.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            key, _, value = line.partition(":")
+            if key.strip() == name and value.strip():
+                return value.strip()
+    return ""
 
 
 def memory_limit() -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from lmcore.accelerator import OpContext, OpImpl, Reject
-from lmcore_cpu.host import cpu_vendor
+from lmcore_cpu.host import mkl_is_faster
 
 __all__ = ["KERNELS", "kernels"]
 
@@ -27,9 +27,9 @@ def _one_dtype(context: OpContext) -> Reject | None:
 
 def _float32(context: OpContext) -> Reject | None:
     """Refuse other dtypes, for which the reference is torch's function, too."""
-    return (
-        None if context.dtype == "float32" else Reject(f"computes in float32, not {context.dtype}")
-    )
+    if context.dtype == "float32":
+        return None
+    return Reject(f"computes in float32, not {context.dtype}")
 
 
 def _onednn(context: OpContext) -> Reject | None:
@@ -42,8 +42,8 @@ def _onednn(context: OpContext) -> Reject | None:
 
 
 def _blas(context: OpContext) -> Reject | None:
-    """Refuse other dtypes, and a build of torch without the BLAS for which it goes first."""
-    if (reject := _float32(context)) is not None or not _has_fast_blas():
+    """Refuse other dtypes, and a build of torch without MKL on processors on which MKL is first."""
+    if (reject := _float32(context)) is not None or not mkl_is_faster():
         return reject
     from lmcore_cpu.kernel.linear import blas_is_faster
 
@@ -158,15 +158,9 @@ KERNELS: tuple[OpImpl, ...] = (
 
 def kernels() -> list[OpImpl]:
     """Return the table with the priorities of this processor."""
-    if not _has_fast_blas():
+    if not mkl_is_faster():
         return list(KERNELS)
-    faster = ("linear", "torch")
     return [
-        dataclasses.replace(kernel, priority=15) if (kernel.op, kernel.id) == faster else kernel
+        dataclasses.replace(kernel, priority=15) if kernel.supports is _blas else kernel
         for kernel in KERNELS
     ]
-
-
-def _has_fast_blas() -> bool:
-    """Return True on processors for which torch's BLAS beats oneDNN's product if it is MKL."""
-    return cpu_vendor() == "GenuineIntel"

@@ -13,6 +13,8 @@ Shapes: B batch, S queries, T keys, N heads, K key/value heads, D head channels.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -42,15 +44,7 @@ def attention(
     return _attend(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout)
 
 
-def attention_cudnn(
-    q_BNSD: Tensor,
-    k_BKTD: Tensor,
-    v_BKTD: Tensor,
-    *,
-    causal: bool,
-    dropout: float = 0.0,
-    mask: Tensor | None = None,
-) -> Tensor:
+def attention_cudnn(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, **options: Any) -> Tensor:
     """Compute the same with cuDNN first, whatever torch's order; other backends follow."""
     order = [
         SDPBackend.CUDNN_ATTENTION,
@@ -59,7 +53,7 @@ def attention_cudnn(
         SDPBackend.MATH,
     ]
     with sdpa_kernel(order, set_priority=True):
-        return attention(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)
+        return attention(q_BNSD, k_BKTD, v_BKTD, **options)
 
 
 def attention_flash(

@@ -9,6 +9,8 @@ Shapes: B batch, S queries, T keys, N heads, K key/value heads, D head channels.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -17,16 +19,8 @@ from lmcore.accelerator.op import torch_kernels
 __all__ = ["attention"]
 
 
-def attention(
-    q_BNSD: Tensor,
-    k_BKTD: Tensor,
-    v_BKTD: Tensor,
-    *,
-    causal: bool,
-    dropout: float = 0.0,
-    mask: Tensor | None = None,
-) -> Tensor:
+def attention(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, **options: Any) -> Tensor:
     """Compute softmax attention by the backend that torch chooses, equal to the reference."""
     trained = torch.is_grad_enabled() and (q_BNSD.requires_grad or k_BKTD.requires_grad)
     attend = torch_kernels.attention_expanded if trained else torch_kernels.attention
-    return attend(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)
+    return attend(q_BNSD, k_BKTD, v_BKTD, **options)

@@ -10,14 +10,13 @@ Shapes: M rows (all leading dims), I inputs, O outputs.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmcore_cpu.host import cpu_vendor
+from lmcore_cpu.host import mkl_is_faster
 
 __all__ = ["available", "blas_is_faster", "linear", "product"]
 
@@ -30,10 +29,9 @@ def available() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-@cache
 def blas_is_faster() -> bool:
-    """Return True if torch's BLAS beats oneDNN's product: MKL, on processors of its own vendor."""
-    return torch.backends.mkl.is_available() and cpu_vendor() == "GenuineIntel"
+    """Return True if torch's BLAS is MKL, and beats oneDNN's product on this processor."""
+    return torch.backends.mkl.is_available() and mkl_is_faster()
 
 
 def product(x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:

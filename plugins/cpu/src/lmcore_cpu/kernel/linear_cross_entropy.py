@@ -38,18 +38,14 @@ def _product(x_MK: Tensor, weight_NK: Tensor) -> Tensor:
 
 
 def _negative_log(
-    probability_CV: Tensor,
-    target_C1: Tensor,
-    hidden_CH: Tensor,
-    weight_VH: Tensor,
-    dtype: torch.dtype,
+    probability_CV: Tensor, target_C1: Tensor, hidden_CH: Tensor, weight_VH: Tensor
 ) -> Tensor:
     """Return -log(probability) of each target; if it underflows, recompute from the logits."""
-    chosen_C = probability_CV.gather(-1, target_C1).squeeze(-1).to(dtype)
+    chosen_C = probability_CV.gather(-1, target_C1).squeeze(-1)
     loss_C = -chosen_C.log()
     tiny_C = chosen_C < _SMALLEST
     if tiny_C.any():
-        logits_RV = (hidden_CH[tiny_C] @ weight_VH.t()).to(dtype)
+        logits_RV = (hidden_CH[tiny_C] @ weight_VH.t()).to(probability_CV.dtype)
         target_R1 = target_C1[tiny_C]
         loss_C[tiny_C] = logits_RV.logsumexp(-1) - logits_RV.gather(-1, target_R1).squeeze(-1)
     return loss_C
@@ -79,7 +75,7 @@ class _ChunkedLoss(torch.autograd.Function):
             # The same memory holds the probabilities, and then the gradients of the logits.
             delta_CV = logits_CV.to(wide)
             torch.softmax(delta_CV, -1, out=delta_CV)
-            loss_C = _negative_log(delta_CV, target_C1, hidden_CH, weight_VH, wide)
+            loss_C = _negative_log(delta_CV, target_C1, hidden_CH, weight_VH)
             losses.append((loss_C * scale_C).sum())
             if not (wants_hidden or wants_weight):
                 continue
