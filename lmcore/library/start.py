@@ -75,30 +75,30 @@ def start(
     """
     Session.require_none()
     hook = install_excepthook()
-    given = {
-        "device": _device_type(device),
-        "precision": precision,
-        "zero_stage": zero_stage,
-        **options,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
-    os.environ.update(translate(os.environ))
-    rank = rank_info(os.environ)
-    log.configure(rank=rank.rank, world_size=rank.world_size)
-    plugins = discover(off=_names(given.get("plugin_off", ())))
-    config = _config(given, plugin_sections(plugins, _own_options().values()))
-    _refuse_own_group(rank)
-    selection = select_device(plugins, config.accelerator.device, rank)
-    variables = prepare_environment(plugins, selection, rank)
-    if selection.probe.device_type != CPU:
-        _log_late(variables)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_older_objects_frozen())
+        given = {
+            "device": _device_type(device),
+            "precision": precision,
+            "zero_stage": zero_stage,
+            **options,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        os.environ.update(translate(os.environ))
+        rank = rank_info(os.environ)
+        log.configure(rank=rank.rank, world_size=rank.world_size)
+        plugins = discover(off=_names(given.get("plugin_off", ())))
+        config = _config(given, plugin_sections(plugins, _own_options().values()))
+        _refuse_own_group(rank)
+        selection = select_device(plugins, config.accelerator.device, rank)
+        variables = prepare_environment(plugins, selection, rank)
+        if selection.probe.device_type != CPU:
+            _log_late(variables)
         arguments = {name: repr(value) for name, value in {**given, "seed": seed}.items()}
         connection = connect_processes(config, rank, "the arguments of `lmcore.start`", arguments)
         rendezvous = stack.enter_context(connection)
         runtime = stack.enter_context(start_runtime(config, plugins, selection, rank, rendezvous))
         hook.put_first()
-        stack.enter_context(_older_objects_frozen())
         if seed is not None:
             from lmcore.parallel.random_states import seed_everything
 
@@ -114,10 +114,10 @@ def _older_objects_frozen() -> Iterator[None]:
     """Leave the objects that exist now out of garbage collection within the context.
 
     Nearly all of them are torch's modules, which are never garbage, and which Python would traverse
-    now and then: 0.2 s while torch's optimizers are imported, 0.1 s in the middle of a step later.
-    Reference cycles among them are freed at the end.  Only the first session of a process does so,
-    as before a later one there may be models of an earlier one; and no session in a notebook, or if
-    the program controls garbage collection itself.
+    now and then: 0.1 s each, in `start`, in the process that probes plugins, and in the middle of a
+    step later.  Reference cycles among them are freed at the end.  Only the first session of a
+    process does so, as before a later one there may be models of an earlier one; and no session in
+    a notebook, or if the program controls garbage collection itself.
     """
     global _was_frozen  # noqa: PLW0603
     interactive = hasattr(sys, "ps1") or hasattr(builtins, "__IPYTHON__")

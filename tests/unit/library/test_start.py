@@ -59,9 +59,14 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
 _FROZEN = """
-import gc, json, torch, lmcore
+import gc, json, torch, lmcore, lmcore.library.start
 {before}
 counts = []
+discover = lmcore.library.start.discover
+def discovered(**arguments):
+    counts.append(gc.get_freeze_count() > 0)
+    return discover(**arguments)
+lmcore.library.start.discover = discovered
 for _ in range(2):
     rt = lmcore.start(device="cpu", precision="fp32")
     counts.append(gc.get_freeze_count() > 0)
@@ -100,13 +105,24 @@ def test_modules_that_are_left_out_exist() -> None:
 @pytest.mark.parametrize(
     "before, counts",
     [
-        ("", [True, False, False, False]),  # only the first session of a process
-        ("gc.disable()", [False] * 4),
-        ("gc.freeze()", [True] * 4),
-        ("import sys; sys.ps1 = '>>> '", [False] * 4),
+        ("", [True, True, *[False] * 4]),  # only the first session of a process
+        ("gc.disable()", [False] * 6),
+        ("gc.freeze()", [True] * 6),
+        ("import sys; sys.ps1 = '>>> '", [False] * 6),
     ],
     ids=["script", "disabled by the program", "frozen by the program", "interactive"],
 )
 def test_older_objects_are_frozen_during_the_first_session(before: str, counts: list[bool]) -> None:
-    """Garbage collection is as the program has set it before and after a session."""
+    """They are, before plugins are discovered; afterwards all is as the program has set it."""
     assert run(_FROZEN.format(before=before)) == [counts, "disable" not in before]
+
+
+def test_nothing_stays_frozen_if_the_start_fails() -> None:
+    code = """
+import gc, json, lmcore
+try:
+    lmcore.start(device="no_such_device")
+except lmcore.LmcoreError as error:
+    print(json.dumps(["no_such_device" in str(error), gc.get_freeze_count()]))
+"""
+    assert run(code) == [True, 0]
