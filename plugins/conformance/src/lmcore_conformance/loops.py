@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lmcore
 
-__all__ = ["LOOPS", "Loop", "plain_losses", "train"]
+__all__ = ["LOOPS", "Loop", "plain_losses", "train", "train_epoch"]
 
 _VOCABULARY, _WIDTH, _HEADS = 29, 24, 3
 
@@ -152,30 +152,20 @@ LOOPS: Mapping[str, Loop] = MappingProxyType(
 """Loops by name."""
 
 
-def train(
-    rt: lmcore.Session,
-    loop: Loop,
-    change: Callable[[lmcore.Session, nn.Module], object] | None = None,
-) -> tuple[list[float], nn.Module, torch.optim.Optimizer]:
-    """Train for an epoch.
-
-    Args:
-        rt: Session.
-        loop: Loop.
-        change: Function that changes the prepared model.
+def train(rt: lmcore.Session, loop: Loop) -> tuple[list[float], nn.Module, torch.optim.Optimizer]:
+    """Prepare the model of a loop, and train it for an epoch.
 
     Returns:
         Loss of each micro-batch of this rank, the model and its optimizer.
     """
     model, optimizer = rt.prepare(*loop.make())
-    if change is not None:
-        change(rt, model)
-    return _epoch(rt, loop, model, optimizer), model, optimizer
+    return train_epoch(rt, loop, model, optimizer), model, optimizer
 
 
-def _epoch(
+def train_epoch(
     rt: lmcore.Session, loop: Loop, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> list[float]:
+    """Train a prepared model for an epoch; return the loss of each micro-batch of this rank."""
     losses = []
     for x, y in rt.loader(loop.batches()):
         with rt.accumulate(loop.accumulate):
@@ -229,9 +219,9 @@ def _continued(rt: lmcore.Session, loop: Loop, folder: Path) -> dict[str, list[f
     """Train an epoch, save, and return the losses of the next one: at once, and after a load."""
     _, model, optimizer = train(rt, loop)
     rt.save(folder, model=model, optimizer=optimizer)
-    at_once = _epoch(rt, loop, model, optimizer)
+    at_once = train_epoch(rt, loop, model, optimizer)
     rt.load(folder, model=model, optimizer=optimizer)
-    return {"at once": at_once, "loaded": _epoch(rt, loop, model, optimizer)}
+    return {"at once": at_once, "loaded": train_epoch(rt, loop, model, optimizer)}
 
 
 def _main(folder: Path, stages: str, backend: str | None) -> None:

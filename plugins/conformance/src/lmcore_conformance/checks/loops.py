@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 import lmcore
 from lmcore.plugin.isolation.subprocess_call import call_isolated
 from lmcore.runtime.launch.rank import RankInfo
-from lmcore_conformance.loops import LOOPS, plain_losses, train
+from lmcore_conformance.loops import LOOPS, plain_losses, train, train_epoch
 from lmcore_conformance.registry import Failure, NotRun, check
 
 if TYPE_CHECKING:
-    from lmcore.library.module_kernels.report import KernelReport
     from lmcore_conformance.bench import Bench
 
 _check = partial(check, level="L3", group="library", seconds=60)
@@ -135,10 +134,11 @@ def kernels(bench: Bench) -> str:
     """Train with kernels, take them out, and call two ops."""
     loop = LOOPS["transformer"]
     with lmcore.start(device=bench.selection.plugin, precision="fp32") as rt:
-        reports: list[KernelReport] = []
-        losses, model, _ = train(rt, loop, lambda rt, model: reports.append(rt.use_kernels(model)))
+        model, optimizer = rt.prepare(*loop.make())
+        report = rt.use_kernels(model)
+        losses = train_epoch(rt, loop, model, optimizer)
         off = _compare(losses, plain_losses(loop)[0], _KERNELS)
-        reports[0].undo()
+        report.undo()
         if any("forward" in vars(module) for module in model.modules()):
             raise Failure("after `undo` a module has another `forward` than its class")
         x, weight = bench.values(2, 3, 16).float(), bench.values(16, seed=1).float()
@@ -154,7 +154,7 @@ def kernels(bench: Bench) -> str:
             bench.host(rt.ops.attention(q.to(here), k.to(here), v.to(here), causal=True)),
             functional.scaled_dot_product_attention(q, k, v, is_causal=True),
         )
-    count = sum(row.count for row in reports[0].replaced)
+    count = sum(row.count for row in report.replaced)
     return f"kernels in {count} modules: losses off by {off:.1e} at most"
 
 
@@ -174,30 +174,22 @@ def _near(op: str, found: Tensor, expected: Tensor) -> None:
 )
 def recompute(bench: Bench) -> str:
     """Train with each policy."""
-    offered = {one.name for one in bench.recompute_policies if one.available() is None}
-    done = [
-        f"{policy}: {_one_process(bench, 'transformer', change=partial(_recompute, policy))}"
-        for policy in ("full", "selective")
-        if policy in offered
-    ]
+    offered = {policy.name for policy in bench.recompute_policies if policy.available() is None}
+    loop, done = LOOPS["transformer"], []
+    for policy in sorted(offered & {"full", "selective"}):
+        with lmcore.start(device=bench.selection.plugin, precision="fp32") as rt:
+            model, optimizer = rt.prepare(*loop.make())
+            for layer in model.get_submodule("layers").children():
+                rt.recompute(layer, policy)
+            off = _compare(train_epoch(rt, loop, model, optimizer), plain_losses(loop)[0])
+        done.append(f"{policy}: losses off by {off:.1e} at most")
     return ", ".join(done)
 
 
-def _recompute(policy: str, rt: lmcore.Session, model: nn.Module) -> None:
-    for layer in model.get_submodule("layers").children():
-        rt.recompute(layer, policy)
-
-
-def _one_process(
-    bench: Bench,
-    name: str,
-    precision: str = "fp32",
-    change: Callable[[lmcore.Session, nn.Module], object] | None = None,
-    **options: Any,
-) -> str:
+def _one_process(bench: Bench, name: str, precision: str = "fp32", **options: Any) -> str:
     """Train a loop in this process, and compare."""
     with lmcore.start(device=bench.selection.plugin, precision=precision, **options) as rt:
-        losses = train(rt, LOOPS[name], change)[0]
+        losses = train(rt, LOOPS[name])[0]
     limit = _CLOSE if precision == "fp32" else _LOWER
     return f"losses off by {_compare(losses, plain_losses(LOOPS[name])[0], limit):.1e} at most"
 
