@@ -21,19 +21,18 @@ class FiniteCheck:
     """Check for numbers that are NaN or infinite, without making an asynchronous device wait."""
 
     def __init__(self, device: Device) -> None:
-        self._at_once = device.type == "cpu"
-        self._copier = None
-        if not self._at_once and supports_async_scalars(device):
-            self._copier = ScalarCopier(device)
+        self._is_host = device.type == "cpu"
+        is_async = not self._is_host and supports_async_scalars(device)
+        self._copier = ScalarCopier(device) if is_async else None
         self._copied: tuple[int, AsyncScalars] | None = None
 
     def check_loss(self, loss: Tensor) -> None:
-        """Check the loss of a device that computes at once, before its backward pass.
+        """Check a loss on the CPU, before its backward pass.
 
         Raises:
             RunError: The loss is not finite.
         """
-        if self._at_once and not math.isfinite(value := loss.item()):
+        if self._is_host and not math.isfinite(value := loss.item()):
             raise RunError(
                 f"the loss is {value}",
                 why="backward is not run: the weights are unchanged",
@@ -41,7 +40,9 @@ class FiniteCheck:
             )
 
     def check_norm(self, norm: Tensor, update: int) -> None:
-        """Check a gradient norm at once, or one of an earlier update whose copy has arrived.
+        """Check a gradient norm, or a norm of an earlier update whose copy has arrived.
+
+        It is checked at once on the CPU, and on a device without asynchronous copies.
 
         Args:
             norm: Norm, a scalar on the device.
@@ -50,14 +51,13 @@ class FiniteCheck:
         Raises:
             RunError: It is not finite.
         """
-        if self._at_once:
+        if self._copier is None:
             if not math.isfinite(value := norm.item()):
                 raise _non_finite(value, update, "the weights are not updated")
-        elif self._copier is not None:
-            if self._copied is None:
-                self._copied = update, self._copier.copy(norm.reshape(1))
-            elif self._copied[1].ready():
-                self.check_copied()
+        elif self._copied is None:
+            self._copied = update, self._copier.copy(norm.reshape(1))
+        elif self._copied[1].ready():
+            self.check_copied()
 
     def check_copied(self) -> None:
         """Check the norm that was copied last, if any; waits for the copy.
@@ -69,7 +69,14 @@ class FiniteCheck:
             (update, scalars), self._copied = self._copied, None
             (value,) = scalars.read()
             if not math.isfinite(value):
-                raise _non_finite(value, update, "the weights are lost since that update")
+                lost = "the weights are lost since that update or one shortly before it"
+                raise _non_finite(value, update, lost)
+
+    def drop_copied(self) -> None:
+        """Leave the norm that was copied last unchecked: a checkpoint replaces the weights."""
+        if self._copied is not None:
+            self._copied[1].read()
+            self._copied = None
 
 
 def _non_finite(norm: float, update: int, consequence: str) -> RunError:

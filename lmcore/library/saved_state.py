@@ -207,6 +207,7 @@ class SavedStates:
                 returned[name] = rebuilt[name]
         if random:
             set_random_states(random, self._runtime)
+        updates.finite.drop_copied()
         updates.count = int(manifest.meta.get("updates", manifest.iteration))
         updates.loss_scale.restore(manifest.meta.get("loss_scale") or {})
         return returned

@@ -310,8 +310,10 @@ class Session:
             weights were updated; else None.
 
         Raises:
-            ConfigError: *clip* is not positive, or *optimizer* has no gradients of `backward`.
-            RunError: Gradients overflow at the smallest loss scale, or their norm is not finite.
+            ConfigError: *clip* is not positive, or *optimizer* has no gradients of `backward`, or
+                not those of a whole update.
+            RunError: Gradients overflow at the smallest loss scale, or *clip* is given and their
+                norm is not finite; on another device than the CPU, that of an earlier update.
         """
         self._require_open("step")
         return self._updates.step(optimizer, clip=clip)

@@ -62,6 +62,9 @@ class Updates:
         self._skipped = False  # True after an overflow
         self._last = True
         self._accumulating = False
+        self._scale = self.loss_scale.value  # of the gradients
+        self._complete = True  # False if the last `backward` was not that of a last micro-batch
+        self._missing = 1.0  # micro-batches of the update / micro-batches until its data ended
         self._backwards = 0
         self._in_block: list[Optimizer] = []  # optimizers that made a step in this `accumulate`
         self._stepping = False
@@ -119,10 +122,14 @@ class Updates:
             self.finite.check_loss(loss)
         self._forward.check()
         self._backwards += 1
+        self._complete = self._last
+        self._missing = self._steps / self._done if self._accumulating else 1.0
+        if not self._done or (self._accumulating and self._done == 1):
+            self._scale = self.loss_scale.value  # fixed within an update, which adds gradients
         if self._steps > 1:
             loss = loss / self._steps
-        if self.loss_scale.value != 1.0:
-            loss = loss * self.loss_scale.value
+        if self._scale != 1.0:
+            loss = loss * self._scale
         models = self._placement.models
         if models and self._last and self._runtime.processes is not None:
             self._runtime.processes.rendezvous.watch.begin_call("`backward`")
@@ -183,8 +190,8 @@ class Updates:
 
         Raises:
             ConfigError: *clip* is not positive, *optimizer* is no optimizer, has no gradients of
-                `backward`, or made a step in this micro-batch.
-            RunError: Gradients overflow at the smallest loss scale, or their norm is not finite.
+                `backward` or not those of a whole update, or made a step in this micro-batch.
+            RunError: As `Session.step`.
         """
         if not hasattr(optimizer, "param_groups"):
             raise ConfigError(
@@ -206,17 +213,16 @@ class Updates:
             return None
         self._check_gradients(optimizer, every)
         self._forward.is_used = False
-        partial = self._steps > 1 and self._done < self._steps  # the data ended before
         norm = None
         if self._runtime.precision.loss_scaling:
-            scale = self.loss_scale.value * (self._done / self._steps if partial else 1.0)
+            scale = self._scale / self._missing
             norm = self._total_norm(gradients, every, scale)
             if not self._unscale(every, float(norm), clip or 0.0, scale):
                 optimizer.zero_grad()
                 return None
         else:
-            if partial:
-                torch._foreach_mul_(every, self._steps / self._done)
+            if self._missing != 1.0:
+                torch._foreach_mul_(every, self._missing)
             if clip is not None:
                 norm = self._total_norm(gradients, every)
                 self.finite.check_norm(norm, self.count + 1)
@@ -249,6 +255,7 @@ class Updates:
                 why="their loss was not scaled" if is_alone else "they are this rank's alone",
                 hint="call `rt.backward(loss)` instead of `loss.backward()`",
             )
+        self._require_complete("step")
         is_new = optimizer not in self._stepped and not is_alone
         if is_new and not self._placement.has_parameters(optimizer):
             logger.warning(
@@ -273,21 +280,30 @@ class Updates:
         if self._stepping or self._backwards == self._stepped.get(optimizer, 0):
             return
         name = type(optimizer).__name__
-        if self.loss_scale.value != 1.0:
+        if self._scale != 1.0:
             raise ConfigError(
                 f"`{name}.step()` with gradients that are multiplied by the loss scale",
                 why="`rt.backward` multiplies the loss by it in this precision",
                 hint="call `rt.step(optimizer)`, which divides them by it",
             )
-        if not self._last:
-            raise ConfigError(
-                f"`{name}.step()` before the last micro-batch of an update",
-                why="`rt.accumulate` has not completed the gradients",
-                hint="call `rt.step(optimizer)`, which updates after the last micro-batch only",
-            )
+        self._require_complete(f"{name}.step()")
         self._stepped[optimizer] = self._backwards
         self.count += 1
         self.updated = True
+
+    def _require_complete(self, call: str) -> None:
+        """Raise unless the last `backward` completed the gradients of an update.
+
+        Raises:
+            ConfigError: It was in a block of `accumulate` that does not end the update.
+        """
+        if not self._complete:
+            raise ConfigError(
+                f"`{call}` before the gradients of an update are complete",
+                why="the last `rt.backward` was not in the last micro-batch of `rt.accumulate`",
+                hint="call `rt.backward(loss)` and `rt.step(optimizer)` in the block of each "
+                "micro-batch: `rt.step` updates after the last one only",
+            )
 
     def _check_first(self, optimizer: Optimizer) -> None:
         """Refuse a second step of an optimizer in one micro-batch.

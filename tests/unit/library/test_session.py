@@ -243,6 +243,33 @@ def test_float16_skips_an_update_that_overflows(
     assert rt.updates == int(rt.updated)
 
 
+def test_the_loss_scale_of_several_optimizers(start: Any) -> None:
+    """It is that of the backward pass, also after the first one's gradients have overflowed."""
+    try:
+        rt = start(precision="fp16", initial_loss_scale=2.0**10, hysteresis=1)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    models = [nn.Linear(3, 1, bias=False) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.5) for model in models]
+    rt.prepare(*models, *optimizers)
+    overflowing, other = (model.weight for model in models)
+    overflowing.register_hook(lambda grad: grad * math.inf)
+    nn.init.zeros_(other)
+    with rt.accumulate(2):
+        rt.backward(other.sum() / 2)
+    rt.backward(overflowing.sum())
+    rt.step(optimizers[0])
+    assert (rt.updated, rt._updates.loss_scale.value) == (False, 2.0**9)
+    with rt.accumulate(2):
+        rt.backward(other.sum() * 3.5)
+        rt.step(optimizers[1])
+    assert other.tolist() == [[-1.0] * 3]
+    rt.backward(overflowing.sum() + other.sum())
+    for optimizer in optimizers:
+        rt.step(optimizer)
+    assert other.tolist() == [[-1.5] * 3]
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [
@@ -388,7 +415,7 @@ def test_the_optimizers_own_step(start: Any, precision: str) -> None:
         assert rt.updates == 1  # torch's optimizers may step again without new gradients
         with rt.accumulate(2):
             with_a_gradient(rt, model)
-            with pytest.raises(ConfigError, match="before the last micro-batch"):
+            with pytest.raises(ConfigError, match="before the gradients of an update are compl"):
                 optimizer.step()
         return
     assert all(map(torch.equal, weights, model.parameters()))
@@ -439,6 +466,21 @@ def own_backward(rt: Any, model: nn.Module, optimizer: torch.optim.Optimizer) ->
         rt.step(optimizer)
 
 
+def step_outside(rt: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Step after the block of a micro-batch that is not the last one."""
+    with rt.accumulate(2):
+        with_a_gradient(rt, model)
+    rt.step(optimizer)
+
+
+def step_without_last(rt: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Step in the last micro-batch of an update, whose backward pass was left out."""
+    with rt.accumulate(2):
+        with_a_gradient(rt, model)
+    with rt.accumulate(2):
+        rt.step(optimizer)
+
+
 @pytest.mark.parametrize(
     "wrong, message",
     [
@@ -469,10 +511,9 @@ def own_backward(rt: Any, model: nn.Module, optimizer: torch.optim.Optimizer) ->
             "`backward` of a loss on meta",
         ),
         (two_steps, "one for each micro-batch"),
-        (
-            own_backward,
-            "not computed by `rt.backward`",
-        ),
+        (own_backward, "not computed by `rt.backward`"),
+        (step_outside, "`step` before the gradients of an update are complete"),
+        (step_without_last, "was not in the last micro-batch of `rt.accumulate`"),
         (
             lambda rt, model, optimizer: with_a_gradient(rt, model).step(
                 torch.optim.SGD(copy.deepcopy(model).parameters())
