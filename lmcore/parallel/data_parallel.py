@@ -108,7 +108,7 @@ def replicate(
             return Replica(root, sharding)
         from lmcore.parallel.sharded_gradients import ShardedGradients
 
-        gradients = ShardedGradients(root, mesh.shards, sharding)
+        gradients = ShardedGradients(root, mesh, sharding)
         return Replica(root, gradients.backward, sharded=gradients)
     from lmcore.parallel.gradient_buckets import GradientBuckets
 

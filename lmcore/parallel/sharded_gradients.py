@@ -2,27 +2,30 @@
 
 torch's `fully_shard` reduces the gradients that it finds, so that ranks which use different
 parameters would reduce different tensors together.  Here missing gradients are filled with 0, and
-gradients that are missing on all ranks are dropped afterwards.  Weights that a pass without
-gradients has gathered are dropped after it, so that no later pass computes with old ones.
+gradients that are missing on all ranks are dropped afterwards.  A forward pass without backward
+leaves weights gathered: they are dropped after a pass without gradients, and after each step of an
+optimizer, so that no later pass computes with old ones.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from lmcore.errors import RunError
+from lmcore.errors import ConfigError, RunError
 from lmcore.parallel.gradient_buckets import plain_backward, sparse_gradient
 from lmcore.parallel.tensor_layout import local_part
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:
-    from lmcore.parallel.mesh import Axis
+    from lmcore.parallel.mesh import ParallelMesh
 
 __all__ = ["ShardedGradients", "reshard"]
 
@@ -35,22 +38,26 @@ class ShardedGradients:
     """
 
     def __init__(
-        self, root: nn.Module, axis: Axis, sharding: Callable[..., AbstractContextManager[None]]
+        self,
+        root: nn.Module,
+        mesh: ParallelMesh,
+        sharding: Callable[..., AbstractContextManager[None]],
     ) -> None:
         """Register hooks; all ranks must call it, with the same module.
 
         Args:
             root: Module that `fully_shard` has sharded.
-            axis: Ranks over which it is sharded.
+            mesh: Mesh with the ranks over which it is sharded.
             sharding: Context of each micro-batch, which sets when torch reduces gradients.
         """
         from torch.distributed.fsdp import FSDPModule
 
         self.filled = False
-        self._axis, self._sharding = axis, sharding
+        self._group, self._stage = mesh.shards.group, mesh.layout.zero_stage
+        self._sharding = sharding
         self._named = list(root.named_parameters())
         self._indices = {name: index for index, (name, _) in enumerate(self._named)}
-        self._present = [False] * len(self._named)  # since the last reduction
+        self._missing = set(self._indices.values())  # since the last reduction
         self._before: set[int] = set()  # gradients of earlier reductions that were not used yet
         self._open = self._pending = False
         self._counts: tuple[Tensor, Any] | None = None  # kept until the all-reduce is done
@@ -59,16 +66,11 @@ class ShardedGradients:
         self._fills = set_unused is not None
         if set_unused is not None:
             set_unused(True)
-        self._unseen = set(self._indices)
+        self._without_hook = set(self._indices)
         for prefix, module in root.named_modules():
             if isinstance(module, FSDPModule):
                 self._watch(prefix, module)
-
-        def passed(*_: Any) -> None:
-            if not torch.is_grad_enabled():
-                reshard(root)
-
-        root.register_forward_hook(passed)  # after torch's own, which leave weights gathered
+        _drop_old_weights(root)
 
     @contextlib.contextmanager
     def backward(self, *, last: bool, profiler_range: ProfilerRange = no_range) -> Iterator[None]:
@@ -83,33 +85,42 @@ class ShardedGradients:
             profiler_range: Profiler range for the time spent waiting.
 
         Raises:
-            ConfigError: A gradient is sparse.
+            ConfigError: A gradient is sparse, or the last micro-batch does not use the model.
             RunError: The ranks use different parameters, and this torch cannot reduce that.
         """
         if not self._pending:
             self._before = {i for i, (_, each) in enumerate(self._named) if each.grad is not None}
         self._open, self.filled = True, False
-        with self._sharding(last=last, profiler_range=profiler_range):
-            yield
-        self._open = False
+        try:
+            with self._sharding(last=last, profiler_range=profiler_range):
+                yield
+        finally:
+            self._open = False
+        if last and self._pending and not self.filled and self._stage == 1:
+            raise ConfigError(
+                "the last micro-batch of an update does not use a model that an earlier one uses",
+                why="`zero_stage=1` averages gradients in the last backward pass of the model",
+                hint="use each model in the last micro-batch, or `zero_stage=2`",
+            )
         self._pending = self._pending or self.filled
         if last and self._pending:
             self._drop_unused()
-            self._present, self._pending = [False] * len(self._named), False
+            self._missing, self._pending = set(self._indices.values()), False
 
     def _drop_unused(self) -> None:
         """Drop the gradients of parameters that had none on any rank."""
         if self._counts is not None:
             self._counts[1].wait()
-        counts = torch.tensor(self._present, dtype=torch.float32, device=self._device())
-        work = distributed.all_reduce(counts, group=self._axis.group, async_op=True)
+        device = local_part(self._named[0][1].data).device
+        counts = torch.ones(len(self._named), dtype=torch.float32, device=device)
+        if self._missing:
+            counts[sorted(self._missing)] = 0.0
+        work = distributed.all_reduce(counts, group=self._group, async_op=True)
         self._counts = counts, work
         absent = [
             index
-            for index, (_, parameter) in enumerate(self._named)
-            if not self._present[index]
-            and index not in self._before
-            and (parameter.grad is not None or not self._fills)
+            for index in sorted(self._missing - self._before)
+            if self._named[index][1].grad is not None or not self._fills
         ]
         if not absent:
             return
@@ -128,23 +139,20 @@ class ShardedGradients:
                 hint="use torch 2.13 or newer, or no `zero_stage`",
             )
 
-    def _device(self) -> torch.device:
-        return local_part(self._named[0][1].data).device
-
     def _watch(self, prefix: str, module: Any) -> None:
         """Register hooks at gradients as soon as forward passes gather whole parameters."""
 
         def gathered(*_: Any) -> None:
             for name, parameter in module.named_parameters(prefix):
-                if name in self._unseen and local_part(parameter) is parameter:
-                    self._unseen.remove(name)
-                    self._mark(name, parameter)
-            if not self._unseen:
+                if name in self._without_hook and local_part(parameter) is parameter:
+                    self._without_hook.remove(name)
+                    self._register(name, parameter)
+            if not self._without_hook:
                 handle.remove()
 
         handle = module.register_forward_pre_hook(gathered)
 
-    def _mark(self, name: str, parameter: Tensor) -> None:
+    def _register(self, name: str, parameter: Tensor) -> None:
         index = self._indices[name]
 
         def computed(whole: Tensor) -> None:
@@ -152,12 +160,29 @@ class ShardedGradients:
                 raise plain_backward(name)
             if whole.grad is not None and whole.grad.layout != torch.strided:
                 raise sparse_gradient(name)
-            self.filled = self._present[index] = True
+            self.filled = True
+            self._missing.discard(index)
 
         trained = parameter.requires_grad
         parameter.requires_grad = True  # torch requires it of a parameter with hooks
         parameter.register_post_accumulate_grad_hook(computed)
         parameter.requires_grad = trained
+
+
+def _drop_old_weights(root: nn.Module) -> None:
+    """Call `reshard` after each forward pass without gradients, and each step of an optimizer."""
+    model = weakref.ref(root)
+
+    def passed(module: nn.Module, *_: Any) -> None:
+        if not torch.is_grad_enabled():
+            reshard(module)
+
+    def stepped(*_: Any) -> None:
+        if (module := model()) is not None:
+            reshard(module)
+
+    root.register_forward_hook(passed)  # after torch's own, which leave weights gathered
+    weakref.finalize(root, register_optimizer_step_post_hook(stepped).remove)
 
 
 def reshard(root: nn.Module) -> None:

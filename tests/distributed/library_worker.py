@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -21,7 +22,7 @@ STEPS = 4
 
 
 class Classifier(nn.Module):
-    """Two layers of one kind, a batch normalization, and a head; a part may be unused."""
+    """Two layers of one kind, a layer normalization, a head, and a part that is not used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,6 +131,14 @@ class Heads(nn.Module):
         return self.heads[head](torch.tanh(self.layers[1](torch.tanh(self.layers[0](x)))))
 
 
+def weights_of(model: nn.Module) -> dict[str, list[float]]:
+    """Return all weights of a model, which may be sharded."""
+    return {
+        name: getattr(each, "full_tensor", lambda each=each: each)().flatten().tolist()
+        for name, each in model.named_parameters()
+    }
+
+
 class Several:
     """Steps with `Heads`: the reference of one process, or the two ranks of a session."""
 
@@ -148,13 +157,6 @@ class Several:
         x, y = self.pairs[2 * step + rank]
         return functional.cross_entropy(self.model(x, int(step == rank)), y)
 
-    def weights(self) -> dict[str, list[float]]:
-        """Return all weights."""
-        return {
-            name: getattr(each, "full_tensor", lambda each=each: each)().flatten().tolist()
-            for name, each in self.model.named_parameters()
-        }
-
 
 def several_heads(timeout: float) -> None:
     """Train parameters that are frozen, unfrozen, used on some ranks or never, with each stage."""
@@ -164,7 +166,7 @@ def several_heads(timeout: float) -> None:
         norms.append(nn.utils.clip_grad_norm_(plain.model.parameters(), 0.1).item())
         plain.optimizer.step()
         plain.optimizer.zero_grad()
-    show([norms, plain.weights()])
+    show([norms, weights_of(plain.model)])
     for stage in range(4):
         with session(timeout, zero_stage=stage) as rt:
             ours, norms = Several(), []
@@ -172,7 +174,48 @@ def several_heads(timeout: float) -> None:
             for step in range(STEPS):
                 rt.backward(ours.loss(step, rt.rank))
                 norms.append(rt.step(ours.optimizer, clip=0.1).item())
-            show([norms, ours.weights()])
+            show([norms, weights_of(ours.model)])
+
+
+def in_turn(timeout: float) -> None:
+    """Use heads and models in turn within an update, with another forward pass before its step.
+
+    The second model is used in one micro-batch of two: with stage 1 it has to be the last one.
+    """
+    pairs = list(batches())
+
+    def make_both() -> tuple[nn.ModuleList, torch.optim.Optimizer]:
+        torch.manual_seed(4)
+        models = nn.ModuleList([Heads(), nn.Linear(8, 3)])
+        return models, torch.optim.SGD(models.parameters(), lr=0.5)
+
+    def loss_of(models: nn.ModuleList, update: int, number: int, rank: int, turn: int) -> Tensor:
+        x, y = pairs[4 * update + 2 * number + rank]
+        logits = models[0](x, number)
+        return functional.cross_entropy(logits + models[1](x) if number == turn else logits, y)
+
+    for turn in (0, 1):
+        models, optimizer = make_both()
+        for update in range(2):
+            for number, rank in itertools.product(range(2), range(2)):
+                (loss_of(models, update, number, rank, turn) / 4).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        show(weights_of(models))
+    for stage, turn in ((0, 0), (1, 1), (2, 0), (3, 0), (1, 0)):
+        with session(timeout, zero_stage=stage) as rt:
+            models, optimizer = make_both()
+            rt.prepare(*models, optimizer)
+            try:
+                for update, number in itertools.product(range(2), range(2)):
+                    with rt.accumulate(2):
+                        rt.backward(loss_of(models, update, number, rt.rank, turn))
+                        models[0](torch.ones(4, 8), 0)  # leaves sharded weights gathered
+                        rt.step(optimizer)
+            except lmcore.ConfigError as error:
+                show(error.what)
+            else:
+                show(weights_of(models))
 
 
 def averaged_weights(timeout: float) -> None:
@@ -423,6 +466,7 @@ SCENARIOS: dict[str, Callable[[float], None]] = {
     "fail": fail,
     "late": late,
     "left": left,
+    "in_turn": in_turn,
     "averaged_weights": averaged_weights,
     "metrics": metrics,
     "misuse": misuse,

@@ -41,6 +41,16 @@ def test_gradients_of_some_ranks(start: Any) -> None:
             torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
 
 
+def test_parts_in_turn(start: Any) -> None:
+    """Micro-batches of an update that use different parts, or models, train as in one process."""
+    for ended in start("in_turn", worker=WORKER):
+        assert ended.status == 0, ended.errors
+        first, last, *stages, refused = ended.printed
+        for found, expected in zip(stages, (first, last, first, first), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        assert "the last micro-batch of an update does not use a model" in refused
+
+
 def test_averaged_weights(start: Any, tmp_path: Path) -> None:
     """A second prepared model holds moving averages of sharded weights."""
     for ended in start("averaged_weights", lambda _: {"FOLDER": str(tmp_path)}, worker=WORKER):
