@@ -83,11 +83,12 @@ def _init_group(choice: Choice, report: KernelReport) -> Callable[..., bool]:
         for chosen in places.values():
             for place in chosen:
                 steps[place] = _on_device(self.state[params[place]], params[place])
-            tensors = (
+            weights, *tensors = (
                 [_local(each[place]) for place in chosen]
                 for each in (params, grads, exp_avgs, exp_avg_sqs, steps)
             )
             choice.call(
+                weights,
                 *tensors,
                 lr=group["lr"],
                 beta1=beta1,
@@ -95,6 +96,7 @@ def _init_group(choice: Choice, report: KernelReport) -> Callable[..., bool]:
                 epsilon=group["eps"],
                 weight_decay=group["weight_decay"],
             )
+            torch.autograd.graph.increment_version(weights)  # fused kernels do not
         for each in (params, grads, exp_avgs, exp_avg_sqs, steps):
             each[:] = [each[place] for place in others]
         return has_complex

@@ -64,6 +64,17 @@ def test_weights_equal_torchs(counted_runtime, kind, options):
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-7)
 
 
+def test_a_graph_of_earlier_weights_is_refused(counted_runtime):
+    """Autograd sees that the kernel has changed them, as with torch's own update."""
+    model, optimizer = model_and()
+    use_kernels(model, counted_runtime("adamw"), optimizer)
+    loss = model(torch.ones(3, 4)).square().sum()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_undo_gives_the_same_bits(counted_runtime):
     """Before any step with the kernel, it leaves nothing behind."""
     expected = train(*model_and())
