@@ -80,15 +80,14 @@ def accuracy(rt, model):
     """Return the share of right classes, over all ranks."""
     model.eval()
     images = rt.loader(DataLoader(Shapes(128, seed=100_000), batch_size=32))
-    right = [0, 0]
+    right = seen = 0
     with torch.no_grad():
         for image, kind in images:
             with rt.autocast():
                 guess = model(image).argmax(dim=1)
-            right[0] += int((guess == kind).sum())
-            right[1] += len(kind)
-    hits, seen = rt.all_reduce(right, "sum")
-    return hits / seen
+            is_right = rt.gather_for_metrics(guess == kind)
+            right, seen = right + is_right.sum().item(), seen + len(is_right)
+    return right / seen
 
 
 if __name__ == "__main__":

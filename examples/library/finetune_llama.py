@@ -80,16 +80,15 @@ def train(rt, text, steps=20, length=64, accumulate=2, directory=None, *, kernel
 
 
 def evaluate(rt, model, batches):
-    """Return the mean loss over all ranks."""
+    """Return the mean of the losses of all batches."""
     model.eval()
-    total = count = 0
+    losses = []
     with torch.no_grad():
         for tokens in batches:
             with rt.autocast():
-                total += model(input_ids=tokens, labels=tokens).loss.item()
-            count += 1
-    total, count = rt.all_reduce([total, count], "sum")
-    return total / count
+                loss = model(input_ids=tokens, labels=tokens).loss
+            losses += rt.gather_for_metrics(loss).tolist()
+    return sum(losses) / len(losses)
 
 
 if __name__ == "__main__":

@@ -106,16 +106,20 @@ class PlainLoop:
         if self.updated:
             self._done = 0
 
-    def all_reduce(self, value: Any, op: str = "mean") -> Any:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         if self.world_size == 1:
-            return value
-        if isinstance(value, list):
-            return [self.all_reduce(torch.tensor(each), op).item() for each in value]
-        distributed.all_reduce(value)
-        return value / self.world_size if op == "mean" else value
+            return tensor
+        distributed.all_reduce(tensor)
+        return tensor / self.world_size
 
-    def all_gather(self, value: Tensor) -> Tensor:
-        return self.all_reduce(value.float()[None], "sum")  # the examples count what is true
+    def gather_for_metrics(self, value: Tensor) -> Tensor:
+        """Return the rows of all ranks, repeated samples included."""
+        rows = value.detach().reshape(value.shape or (1,))
+        if self.world_size == 1:
+            return rows
+        ranks = [torch.empty_like(rows) for _ in range(self.world_size)]
+        distributed.all_gather(ranks, rows)
+        return torch.cat(ranks)
 
     def backward(self, loss: Tensor) -> None:
         (loss / self._steps).backward()

@@ -46,7 +46,7 @@ def train(accelerator, epochs=8, folder="runs/spirals"):
         with torch.no_grad(), accelerator.autocast():
             for points, kind in tests:
                 is_right = model(points).argmax(dim=1) == kind
-                right += accelerator.all_gather(is_right).sum().item()
+                right += accelerator.gather_for_metrics(is_right).sum().item()
         accelerator.print(f"epoch {epoch}: {right / 256:.0%} of the tests are right")
         accelerator.save(folder, model=model, optimizer=optimizer)
     accelerator.print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
