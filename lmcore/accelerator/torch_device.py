@@ -139,7 +139,7 @@ def _module(device_type: str) -> Any:
     except (RuntimeError, AttributeError) as cause:
         raise DeviceError(
             f"torch {torch.__version__} has no device type `{device_type}`",
-            why=str(cause).splitlines()[0],
+            why=first_line(cause),
             hint="import the package that brings it to torch before the device is created",
         ) from cause
 

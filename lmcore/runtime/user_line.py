@@ -71,11 +71,11 @@ def error_text(error: BaseException) -> str:
         return "".join(traceback.format_exception(error)).rstrip("\n")
     text = error.render()
     # The error of a lost peer is raised at the end of a session, because of one within it.
-    traces, cause = [error.__traceback__], error.__cause__
-    while cause is not None:
-        traces.append(cause.__traceback__)
+    chain, cause = [error], error.__cause__
+    while cause is not None and cause not in chain:
+        chain.append(cause)
         cause = cause.__cause__
-    line = next(filter(None, map(user_line, reversed(traces))), None)
+    line = next(filter(None, (user_line(each.__traceback__) for each in reversed(chain))), None)
     if line is None:
         return text
     what, *rest = text.split("\n")

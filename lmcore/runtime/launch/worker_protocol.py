@@ -40,7 +40,7 @@ LAUNCHED = "LMCORE_LAUNCHED"
 """Environment variable that a launcher sets for its workers."""
 
 FAILED = "failed"
-"""Key in the store of a run with its first failure, as JSON: rank, what, why and hint."""
+"""Key in the launcher's store with the first failed worker, as JSON: rank, what, why and hint."""
 
 _LOST_PEER_MESSAGES = ("onnection closed by peer", "onnection reset by peer", "roken pipe")
 _MAX_REPORT_BYTES = 1 << 20

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from lmcore.accelerator.device_errors import first_line
 from lmcore.errors import DeviceError, PluginError
 from lmcore.plugin import choose_comm_backend, comm_backends
 from lmcore.runtime.launch.rank import RankInfo
@@ -136,16 +137,13 @@ def start_processes(
             raise failure from cause
         raise DeviceError(
             f"rank {rendezvous.rank.rank} cannot connect its device through `{backend.name}`",
-            why=str(cause).partition("\n")[0].strip() or type(cause).__name__,
+            why=first_line(cause),
             hint="run `lmcore doctor` on every host of the run",
         ) from cause
     try:
         rendezvous.barrier(f"all ranks to be connected through `{backend.name}`")
         yield Processes(rendezvous.rank, backend, rendezvous, timeout)
-    except RuntimeError as error:  # torch's, perhaps, of a peer whose connections have closed
-        failure = rendezvous.reported_failure()
-        if failure:
-            raise failure from error
+    except RuntimeError:  # torch's, perhaps, because another rank stopped: `join_processes` looks
         raise
     except BaseException as error:
         # Before the connections close: other ranks, in a collective, look for the report.

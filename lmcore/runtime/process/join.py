@@ -13,15 +13,11 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
+from lmcore.accelerator.device_errors import first_line
 from lmcore.errors import ConfigError, OtherRankError, RunError
 from lmcore.runtime.launch.rank import AGENT_STORE, RankInfo
 from lmcore.runtime.launch.worker_protocol import FAILED, is_lost_peer, launch_info
-from lmcore.runtime.process.rendezvous import (
-    FAILURE_SECONDS,
-    NoAnswerError,
-    Rendezvous,
-    first_line,
-)
+from lmcore.runtime.process.rendezvous import FAILURE_SECONDS, NoAnswerError, Rendezvous
 from lmcore.runtime.process.watch import Watch
 from lmcore.runtime.store import (
     OTHER_SECRET,
@@ -112,9 +108,8 @@ def _store(
 ) -> Iterator[tuple[StoreClient, bool]]:
     """Yield the store of the run, and True if this process has it.
 
-    Each connection of the processes has keys of its own, as the launcher's store outlives it.
-
-    lmcore's launcher has it for the processes that it starts; in other runs rank 0 has it.
+    lmcore's launcher has the store of the processes that it starts, and keeps it for later
+    connections of theirs, each with keys of its own.  In other runs rank 0 has it.
     """
     launched = launch_info(env)
     handed = launched.secret
@@ -133,8 +128,11 @@ def _store(
                     agent.set(_agent_key(env, number), str(listener.getsockname()[1]))
             if agent:
                 port = int(agent.get(_agent_key(env, number)))
-            own = number > 0 and not handed
-            store = _connect(host, port, secret, timeout, number, owns=keeps_store, wait=own)
+            store = _connect(
+                *(host, port, secret, timeout, number),
+                keeps_store=keeps_store,
+                may_be_old=number > 0 and not handed,
+            )
         except (OSError, RuntimeError) as cause:
             does = "listen" if keeps_store else f"reach {owner}"
             hint = (
@@ -155,7 +153,14 @@ def _store(
 
 
 def _connect(
-    host: str, port: int, secret: bytes, timeout: float, number: int, *, owns: bool, wait: bool
+    host: str,
+    port: int,
+    secret: bytes,
+    timeout: float,
+    number: int,
+    *,
+    keeps_store: bool,
+    may_be_old: bool,
 ) -> StoreClient:
     """Return a client of the store with the keys of a connection.
 
@@ -165,16 +170,16 @@ def _connect(
         secret: Secret of the run.
         timeout: Time limit in seconds.
         number: Number of the connection.
-        owns: True if this process has the store.
-        wait: True if the store of the connection before may still be at the address.
+        keeps_store: True if this process has the store.
+        may_be_old: True if the store of the connection before may still be at the address.
     """
     deadline = time.monotonic() + timeout
     prefix = f"{number}:" if number else ""
     while True:
         store = StoreClient(host, port, secret, timeout=timeout, prefix=prefix, shared=[FAILED])
-        if owns:
+        if keeps_store:
             store.set(_JOINED, "")
-        if not wait:
+        if not may_be_old:
             return store
         with contextlib.suppress(StoreError):  # the process with the store has closed it
             if store.wait([_JOINED], _RETRY_SECONDS):

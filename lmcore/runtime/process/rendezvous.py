@@ -19,16 +19,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lmcore.accelerator.device_errors import first_line
 from lmcore.errors import LmcoreError, OtherRankError, RunError, printable
 from lmcore.runtime.launch.rank import RankInfo, named_ranks
-from lmcore.runtime.launch.worker_protocol import FAILED
 from lmcore.runtime.process.collective_trace import hanging_collectives, hanging_sends
 from lmcore.runtime.process.watch import (
+    FAILURES,
     LEFT,
     RankState,
     Watch,
     calls_of,
     collect_states,
+    read_failure,
     show_states,
 )
 from lmcore.runtime.store import StoreClient, StoreError
@@ -40,13 +42,14 @@ __all__ = [
     "Rendezvous",
     "end_key",
     "error_fields",
-    "first_line",
 ]
 
 logger = logging.getLogger(__name__)
 
 _LEFT = "left"
 _ALL_LEFT = "all left"
+_NEVER = "never"
+"""Key that is never set."""
 _VERDICT_SECONDS = 5.0
 """Time that the other ranks wait longer than rank 0, which is the one that can name who is missing.
 """
@@ -178,9 +181,7 @@ class Rendezvous:
         store = self.store.within(min(_HEARTBEAT_LIMIT, self.timeout))
 
         def beat() -> None:
-            with contextlib.suppress(
-                StoreError
-            ):  # the process with the store has ended or is frozen
+            with contextlib.suppress(StoreError):  # its process has ended, or is frozen
                 store.add(key, 1)
 
         lost = "other ranks may take this one for dead after --distributed-timeout-minutes"
@@ -203,7 +204,7 @@ class Rendezvous:
             keys: Key in the store by rank.
             about: Subject of the exchange, for the message if a rank is missing.
             heartbeats: Key in the store that each rank counts up while it works, by rank.
-            in_order: False if a rank may begin collectives before it sets its key, which this rank
+            in_order: False if a rank may begin, before it sets its key, collectives that this rank
                 never begins.
 
         Raises:
@@ -214,7 +215,7 @@ class Rendezvous:
         slice_seconds = min(_HEARTBEAT_SECONDS, seconds)
         deadlines = dict.fromkeys(keys, time.monotonic() + seconds)
         counts = dict.fromkeys(keys, -1)
-        while not self.store.wait(names, slice_seconds, stop=[FAILED]):
+        while not self.store.wait(names, slice_seconds, stop=FAILURES):
             failure = self.reported_failure()
             # Checked again: a rank that fails because of a value passes the value on first.
             if failure and not self.store.check(names):
@@ -231,7 +232,8 @@ class Rendezvous:
             ]
             if missing:
                 raise self._missing(missing, about)
-            ended = [rank for rank, key in keys.items() if self.store.check([end_key(rank)])]
+            ends = self.store.get_all([end_key(rank) for rank in keys])
+            ended = [rank for rank, end in zip(keys, ends, strict=True) if end is not None]
             absent = [rank for rank in ended if not self.store.check([keys[rank]])]
             if absent:
                 raise _ended(absent, self.rank.rank, about)
@@ -308,7 +310,7 @@ class Rendezvous:
         """Report to the other ranks that this rank stops; the first report counts."""
         report = {"rank": self.rank.rank, **error_fields(error)}
         with contextlib.suppress(StoreError):  # no other process is left
-            self._soon().compare_set(FAILED, "", json.dumps(report))
+            self._soon().compare_set(FAILURES[0], "", json.dumps(report))
 
     def reported_failure(self, *, wait: float = 0.0) -> RunError | None:
         """Return the failure that another rank reported; None if there is none.
@@ -319,8 +321,9 @@ class Rendezvous:
         report = None
         with contextlib.suppress(StoreError):  # the process with the store has ended
             store = self._soon()
-            if store.wait([FAILED], wait):
-                report = store.get(FAILED)
+            if wait:
+                store.wait([_NEVER], wait, stop=FAILURES)
+            report = read_failure(store)
         report = report or self.watch.failure
         return _stopped(json.loads(report)) if report else None
 
@@ -403,8 +406,3 @@ def error_fields(error: BaseException) -> dict[str, str | None]:
         return {"what": error.what, "why": error.why, "hint": error.hint}
     message = f"{type(error).__name__}: {error}".rstrip(": ")
     return {"what": message, "why": None, "hint": None}
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or its type."""
-    return str(error).partition("\n")[0].strip() or type(error).__name__

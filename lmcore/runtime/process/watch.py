@@ -28,12 +28,14 @@ from lmcore.runtime.store import StoreClient, StoreError
 from lmcore.threads import start_optional
 
 __all__ = [
+    "FAILURES",
     "LEFT",
     "RankState",
     "Watch",
     "calls_of",
     "collect_signs",
     "collect_states",
+    "read_failure",
     "show_states",
 ]
 
@@ -48,6 +50,8 @@ _WANTED = "stacks/wanted"
 _MAX_FRAMES = 24
 _UNKNOWN = "unknown"
 LEFT = "left the run before"
+FAILURES = ("stopped", FAILED)
+"""Keys in the store of the first failure: of a rank of this connection, and of the launcher."""
 _IDLE = frozenset({"lmcore-parent", "lmcore-store", "lmcore-alive", "lmcore-lock"})
 """Names of threads that do nothing that could hang the run."""
 
@@ -62,11 +66,11 @@ class Watch:
 
     Attributes:
         activity: Function that returns the work of this rank, such as "step 7".
-        failure: Report of the rank that has failed first; None if none has.  The process with the
-            store may end before this one, in a collective, looks for the report.
-        check_order: Function that raises an error if ranks, whose keys in the store this rank waits
-            for, wait for it in a collective; its second argument is the subject of the exchange.
-            None: collectives of a program need not have an order that is equal on all ranks.
+        failure: First failure, as JSON; None if there is none.  It is read early: the process with
+            the store may end while this one is in a collective.
+        check_order: Function that raises an error if other ranks wait for this one in a collective;
+            arguments: the key in the store of each rank that this one waits for, and the subject
+            of the exchange.  None: ranks may begin collectives in different orders.
     """
 
     def __init__(self, rank: int, world_size: int, store: StoreClient) -> None:
@@ -99,16 +103,16 @@ class Watch:
                 thread.join(_END_SECONDS)
 
     def begin_call(self, subject: str) -> tuple[str, int, str]:
-        """Count a call that waits for all ranks, in the store or a collective.
+        """Note a call that waits for all ranks, in the store or a collective.
 
-        In a session calls and their order are equal on all ranks.  Not every communication backend
-        counts its operations.
+        If all ranks make the same calls in the same order, its number shows which rank is behind;
+        not every communication backend counts its operations.
 
         Args:
             subject: Subject for messages, such as "`backward`".
 
         Returns:
-            Subject, number of the call, counted if `check_order` is set, and activity.
+            Subject, number of the call, 0 without `check_order`, and activity.
         """
         number = self._call[0] + (self.check_order is not None)
         self._call = (number, subject)
@@ -129,11 +133,10 @@ class Watch:
             while not self._store.wait(
                 [_end_key(self._rank)],
                 self._seconds,
-                stop=[*([] if wanted else [_WANTED]), *([] if self.failure else [FAILED])],
+                stop=[*([] if wanted else [_WANTED]), *([] if self.failure else FAILURES)],
             ):
                 self._send_sign()
-                if not self.failure and self._store.check([FAILED]):
-                    self.failure = self._store.get(FAILED)
+                self.failure = self.failure or read_failure(self._store)
                 if not wanted and self._store.check([_WANTED]):
                     wanted = True
                     answer = {"stacks": _stacks(self._main), "collectives": trace_collectives()}
@@ -174,6 +177,11 @@ class RankState:
     def silent(self) -> bool:
         """True if the rank is in the run and did not answer: stopped, or frozen."""
         return self.stacks is None and not self.left
+
+
+def read_failure(store: StoreClient) -> bytes | None:
+    """Return the report of the first failure, as JSON; None if there is none."""
+    return next(filter(None, store.get_all(FAILURES)), None)
 
 
 def collect_signs(store: StoreClient, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from lmcore.accelerator.device_errors import first_line
 from lmcore.errors import ConfigError, DeviceError, MissingPackageError
 
 if TYPE_CHECKING:
@@ -267,7 +268,7 @@ def _alone(package: Any) -> Iterator[None]:
     except (RuntimeError, ValueError) as cause:
         raise DeviceError(
             f"DeepSpeed's communication backend `{backend}` cannot be started",
-            why=str(cause).partition("\n")[0],
+            why=first_line(cause),
             hint="run `lmcore doctor`, or use `--engine native`",
         ) from cause
     try:

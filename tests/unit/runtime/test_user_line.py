@@ -142,7 +142,9 @@ def test_the_line_of_a_cause(tmp_path: Path) -> None:
     """An error that is raised at the end of a block names the line that failed within it."""
     error = raised("raise E", str(tmp_path / "a.py"), E=OtherRankError("rank 1 stopped"))
     error.__cause__ = raised("\n\nx()", str(tmp_path / "a.py"))
-    assert error_text(error) == f"error: rank 1 stopped\nat: {tmp_path / 'a.py'}, line 3"
+    for _ in range(2):
+        assert error_text(error) == f"error: rank 1 stopped\nat: {tmp_path / 'a.py'}, line 3"
+        error.__cause__.__cause__ = error  # the chain may be a circle
 
 
 def test_a_program_with_the_hook(tmp_path: Path) -> None:

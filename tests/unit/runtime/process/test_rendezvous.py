@@ -54,9 +54,8 @@ def test_a_port_is_used_again(ranks, monkeypatch):
         place = reserved.getsockname()
     monkeypatch.setattr(socket, "create_server", lambda _: create(place))
     for world_size in (2, 3, 2):
-        assert ranks(lambda rendezvous: rendezvous.gather(1), world_size) == [[1] * world_size] * (
-            world_size
-        )
+        expected = [[1] * world_size] * world_size
+        assert ranks(lambda rendezvous: rendezvous.gather(1), world_size) == expected
 
 
 def test_a_rank_that_fails_stops_the_others_at_once(ranks):
