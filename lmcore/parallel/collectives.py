@@ -94,12 +94,8 @@ def all_reduce_coalesced(tensors: list[Tensor], axis: Axis, *, scale: float = 1.
     """
     if axis.size == 1:
         return
-    for batch in _batches(tensors):
-        flat = torch.cat([tensor.flatten() for tensor in batch]).mul_(scale)
-        axis.clock.wait(distributed.all_reduce, flat, group=axis.group)
-        parts = flat.split([tensor.numel() for tensor in batch])
-        for tensor, part in zip(batch, parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
+    for flat in _flat_buffers(tensors):
+        axis.clock.wait(distributed.all_reduce, flat.mul_(scale), group=axis.group)
 
 
 def broadcast_coalesced(tensors: list[Tensor], axis: Axis) -> None:
@@ -115,26 +111,23 @@ def broadcast_coalesced(tensors: list[Tensor], axis: Axis) -> None:
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)
     for same in by_dtype.values():
-        for batch in _batches(same):
-            flat = torch.cat([tensor.flatten() for tensor in batch])
+        for flat in _flat_buffers(same):
             axis.clock.wait(distributed.broadcast, flat, src=axis.ranks[0], group=axis.group)
-            parts = flat.split([tensor.numel() for tensor in batch])
-            for tensor, part in zip(batch, parts, strict=True):
-                tensor.copy_(part.view_as(tensor))
 
 
-def _batches(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield *tensors* in their order, in batches of about `_COALESCED_BYTES`."""
-    batch: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
+def _flat_buffers(tensors: list[Tensor]) -> Iterator[Tensor]:
+    """Yield copies of *tensors* in buffers of about `_COALESCED_BYTES`, then copy them back."""
+    size, start = 0, 0
+    for end, tensor in enumerate(tensors, start=1):
         size += tensor.numel() * tensor.element_size()
-        batch.append(tensor)
-        if size >= _COALESCED_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+        if size >= _COALESCED_BYTES or end == len(tensors):
+            members = tensors[start:end]
+            flat = torch.cat([member.flatten() for member in members])
+            yield flat
+            parts = flat.split([member.numel() for member in members])
+            for member, part in zip(members, parts, strict=True):
+                member.copy_(part.view_as(member))
+            size, start = 0, end
 
 
 def _all_reduce(x: Tensor, group: ProcessGroup, clock: WaitClock) -> Tensor:

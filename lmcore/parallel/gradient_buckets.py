@@ -63,7 +63,7 @@ class GradientBuckets:
             axis: Replicas.
             all_used: True if every parameter gets a gradient in each last micro-batch, and none is
                 frozen or unfrozen.  Otherwise a gradient that is missing on a rank counts as 0 in
-                the mean, and one that is missing on all ranks stays None; if no parameter gets a
+                the mean, and one that is missing on all ranks stays None.  If no parameter gets a
                 gradient, which must be so on all ranks, nothing is reduced.  `requires_grad` must
                 be equal on all ranks.
         """
@@ -105,8 +105,10 @@ class GradientBuckets:
         if not self._all_used and any(parameter.requires_grad for _, parameter in self._frozen):
             self._add(self._frozen)
         self._last, self._open, self.filled = last, True, False
-        yield
-        self._last = self._open = False
+        try:
+            yield
+        finally:
+            self._last = self._open = False
         self._pending = self._pending or self.filled
         if not last or not self._pending:
             return
@@ -249,5 +251,6 @@ def _two_parts(name: str) -> RunError:
     return RunError(
         f"the gradient of `{name}`, or of a parameter in the same bucket, came in two parts",
         why="the first part was already being all-reduced",
-        hint="a recompute policy that runs its own backward passes does so: try another one",
+        hint="a recompute policy that runs its own backward passes does so: try another one; so "
+        "does a backward pass after one that raised an error",
     )

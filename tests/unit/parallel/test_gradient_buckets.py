@@ -218,3 +218,6 @@ def test_gradients_that_cannot_be_averaged(axis: Axis) -> None:
         error = pytest.raises(ConfigError, match="the gradient of `weight` is sparse")
         with error, buckets.backward(last=last):
             table(torch.tensor([1])).sum().backward()
+    table.weight.grad = None
+    with pytest.raises(ConfigError, match="on this rank only"):
+        table(torch.tensor([1])).sum().backward()
