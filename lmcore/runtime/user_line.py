@@ -71,7 +71,8 @@ def error_text(error: BaseException) -> str:
         return "".join(traceback.format_exception(error)).rstrip("\n")
     text = error.render()
     # The error of a lost peer is raised at the end of a session, because of one within it.
-    chain, cause = [error], error.__cause__
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
     while cause is not None and cause not in chain:
         chain.append(cause)
         cause = cause.__cause__
