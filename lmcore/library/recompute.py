@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -52,29 +53,37 @@ def recompute_module(module: nn.Module, name: str, runtime: Runtime, plugins: Pl
     policy = choose_recompute(offered, name)
     policy.verify(runtime.device)
     remember = remembering(runtime.rng, runtime.precision.context)
-    forward = module.forward
-    if policy.block is not None:
-        run = functools.partial(policy.block, remember=remember)
-
-        @functools.wraps(forward)
-        def whole(*arguments: Any, **options: Any) -> Any:
-            if not module.training:
-                return forward(*arguments, **options)
-            return _through(run, forward, arguments, options)
-
-        module.forward = whole
-    elif policy.attention is not None:
-        run = functools.partial(policy.attention, remember=remember)
-
-        @functools.wraps(forward)
-        def attention(*arguments: Any, **options: Any) -> Any:
-            if not module.training:
-                return forward(*arguments, **options)
-            with _Attention(run):
-                return forward(*arguments, **options)
-
-        module.forward = attention
+    runner = policy.block or policy.attention
+    if runner is not None:
+        run = functools.partial(runner, remember=remember)
+        module.forward = _recomputed(module, run, whole=policy.block is not None)
     setattr(module, _MARK, policy.name)
+
+
+def _recomputed(module: nn.Module, run: Callable[..., Any], *, whole: bool) -> MethodType:
+    """Return a forward pass by a runner: a method, so that a copy of the module has its own.
+
+    Args:
+        module: Module.
+        run: Runner of a recompute policy.
+        whole: True to run the module itself; False: torch's attention within it.
+    """
+    forward: Any = module.forward
+    own = lambda _, *arguments, **options: forward(*arguments, **options)  # noqa: E731
+    if getattr(forward, "__self__", None) is module:
+        own = forward.__func__
+
+    @functools.wraps(own)
+    def recomputed(self: nn.Module, *arguments: Any, **options: Any) -> Any:
+        call = functools.partial(own, self)
+        if not self.training:
+            return call(*arguments, **options)
+        if whole:
+            return _through(run, call, arguments, options)
+        with _Attention(run):
+            return call(*arguments, **options)
+
+    return MethodType(recomputed, module)
 
 
 class _Attention(TorchFunctionMode):

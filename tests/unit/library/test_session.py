@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import math
 import os
 import subprocess
@@ -185,7 +186,7 @@ def test_exchanges_with_one_process(start: Any) -> None:
 
 
 def test_recomputing_changes_nothing_else(start: Any) -> None:
-    """Gradients with `full` and `selective` are those without, dropout included."""
+    """Gradients with `full` and `selective` are those without, dropout included; of copies, too."""
     rt = start()
 
     class Attention(nn.Module):
@@ -198,17 +199,22 @@ def test_recomputing_changes_nothing_else(start: Any) -> None:
             out = functional.scaled_dot_product_attention(q, k, v, dropout_p=0.3, is_causal=True)
             return functional.dropout(out.transpose(1, 2).flatten(2), 0.2)
 
-    def gradient(policy: str | None) -> torch.Tensor:
+    def gradient(policy: str | None, *, copied: bool = False) -> torch.Tensor:
         torch.manual_seed(3)
         module = Attention()
         if policy:
             rt.recompute(module, policy)
+        if copied:
+            first, module = module, copy.deepcopy(module)
+            nn.init.zeros_(first.project.weight)
+            assert inspect.signature(module.forward).parameters.keys() == {"x"}
         module(torch.ones(2, 5, 8)).square().sum().backward()
         return module.project.weight.grad
 
     expected = gradient(None)
-    assert torch.equal(gradient("full"), expected)
-    assert torch.equal(gradient("selective"), expected)
+    for policy in ("full", "selective"):
+        assert torch.equal(gradient(policy), expected)
+        assert torch.equal(gradient(policy, copied=True), expected)
     module = Attention()
     rt.recompute(module, "full")
     with pytest.raises(ConfigError, match="has policy `full`"):
