@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from lmcore.accelerator.dtype import dtype_name
 from lmcore.accelerator.precision_check import without_gradients
@@ -43,7 +44,9 @@ class ModelPlacement:
         self.models: list[Replica] = []
         self._runtime = runtime
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+        self._parameters: dict[int, nn.Parameter] = {}  # of the models, by their ids
+        # From the parameters before `prepare`, which hold whole weights: they must not be kept.
+        self._replaced: MutableMapping[nn.Parameter, nn.Parameter] = WeakIdKeyDictionary()
         size = runtime.rank.world_size
         layout = ParallelLayout(data=size, zero_stage=zero_stage if size > 1 else 0)
         self.mesh = ParallelMesh.of(layout, runtime)
@@ -86,9 +89,8 @@ class ModelPlacement:
 
     def has_parameters(self, optimizer: Optimizer) -> bool:
         """Return True if all parameters of an optimizer are of prepared models."""
-        known = {id(parameter) for _, parameter in self._replaced.values()}
         groups = optimizer.param_groups
-        return all(id(parameter) in known for group in groups for parameter in group["params"])
+        return all(id(each) in self._parameters for group in groups for each in group["params"])
 
     def _prepare_model(self, model: nn.Module) -> None:
         if self.is_prepared(model):
@@ -126,7 +128,8 @@ class ModelPlacement:
         prepared = self._replicate(model)
         after = dict(model.named_parameters(remove_duplicate=False))
         for name, parameter in before.items():
-            self._replaced[id(parameter)] = parameter, after[name]
+            self._replaced[parameter] = after[name]
+        self._parameters |= {id(parameter): parameter for parameter in after.values()}
         self.models.append(prepared)
 
     def _replicate(self, model: nn.Module) -> Replica:
@@ -145,11 +148,10 @@ class ModelPlacement:
                 hint="call `prepare` once for each object",
             )
         check_same(self._runtime, "the optimizer that they prepare", _settings(optimizer))
-        current = {id(parameter) for _, parameter in self._replaced.values()}
         for group in optimizer.param_groups:
             for index, parameter in enumerate(group["params"]):
-                known = self._replaced.get(id(parameter))
-                if known is None and id(parameter) not in current:
+                known = self._replaced.get(parameter)
+                if known is None and id(parameter) not in self._parameters:
                     raise ConfigError(
                         f"`prepare`: {type(optimizer).__name__} has a parameter "
                         f"{list(parameter.shape)} of no prepared model",
@@ -158,7 +160,7 @@ class ModelPlacement:
                         hint="make the optimizer from `model.parameters()`, and prepare the model "
                         "with it or before it",
                     )
-                if known is None or known[1] is parameter:
+                if known is None or known is parameter:
                     continue
                 if optimizer.state.get(parameter):
                     raise ConfigError(
@@ -166,7 +168,7 @@ class ModelPlacement:
                         why="its state belongs to whole parameters, and they are sharded now",
                         hint="prepare the optimizer before its first step",
                     )
-                group["params"][index] = known[1]
+                group["params"][index] = known
         self._optimizers.add(optimizer)
 
 

@@ -85,6 +85,8 @@ class SavedStates:
         keep_last: int | None,
     ) -> Path:
         """Save a checkpoint and return its path; see `Session.save`."""
+        if keep_last is not None and (type(keep_last) is not int or keep_last < 1):
+            raise ConfigError(f"`save(keep_last={keep_last!r})`: expected a number, 1 up, or None")
         self._check_names("save", objects)
         updates.finite.check_copied()
         self._placement.reshard()  # a pass without backward leaves whole weights
@@ -96,11 +98,11 @@ class SavedStates:
             elif isinstance(each, Optimizer):
                 found = state.add_optimizer(name, each)
                 state.complete_optimizer(name, each, self._runtime)
-                values[name] = encode(name, found, state.tensors)
+                values[name] = encode(name, found, state.add)
             elif isinstance(each, Tensor):
-                state.tensors[name] = each.detach()
+                state.add(name, each)
             else:
-                values[name] = encode(name, _value_of(each), state.tensors)
+                values[name] = encode(name, _value_of(each), state.add)
         tensors = state.tensors | named_random_states(self._runtime)
         meta: dict[str, Any] = {
             "values": values,
@@ -179,7 +181,7 @@ class SavedStates:
                 state.make_optimizer_state(name, each, manifest)
                 state.add_optimizer(name, each)
             elif isinstance(each, Tensor):
-                state.tensors[name] = each.detach()
+                state.add(name, each)
             else:
                 rebuilt[name] = decode(values[name], lambda key: state.make_tensor(key, manifest))
         random = self._random_states(manifest)

@@ -50,7 +50,7 @@ class SavedTensors:
                     f"`{name}`: `{key}` of its `state_dict` is a {type(tensor).__name__}",
                     why="a model's state is made of tensors",
                 )
-            self._add(f"{name}.{key}", tensor)
+            self.add(f"{name}.{key}", tensor)
 
     def add_optimizer(self, name: str, optimizer: Optimizer) -> dict[str, Any]:
         """Add the state of an optimizer; return its hyperparameters and numbers as JSON values."""
@@ -60,7 +60,7 @@ class SavedTensors:
             for parameter, own in zip(group["params"], names, strict=True):
                 for key, value in optimizer.state.get(parameter, {}).items():
                     if isinstance(value, Tensor):
-                        self._add(f"{name}.{key}.{own}", value)
+                        self.add(f"{name}.{key}.{own}", value)
                     elif value is not None:
                         numbers.setdefault(own, {})[key] = value
             values = {key: value for key, value in group.items() if key != "params"}
@@ -96,10 +96,10 @@ class SavedTensors:
             for key in held.keys() - own.get(full, {}).keys():
                 if local_part(parameter) is not parameter:
                     dtype = getattr(torch, held[key])
-                    self._add(f"{name}.{key}.{full}", torch.zeros_like(parameter, dtype=dtype))
+                    self.add(f"{name}.{key}.{full}", torch.zeros_like(parameter, dtype=dtype))
 
     def make_optimizer_state(self, name: str, optimizer: Optimizer, manifest: Manifest) -> None:
-        """Make the tensors of an optimizer's state that are in a checkpoint."""
+        """Make the tensors of an optimizer's state that are in a checkpoint, and drop others."""
         keys: dict[str, list[str]] = {}
         owners = {
             self._name(name, optimizer, parameter): (parameter, group)
@@ -112,6 +112,7 @@ class SavedTensors:
                 keys.setdefault(own, []).append(key)
         for own, (parameter, group) in owners.items():
             state = optimizer.state[parameter]
+            state.clear()
             for key in keys.get(own, []):
                 entry = manifest.tensors[f"{name}.{key}.{own}"]
                 dtype = getattr(torch, entry.dtype)
@@ -141,11 +142,21 @@ class SavedTensors:
         self.tensors[name] = torch.zeros(entry.shape, dtype=getattr(torch, entry.dtype))
         return self.tensors[name]
 
-    def _add(self, name: str, tensor: Tensor) -> None:
-        """Add a tensor, or the local part of a sharded tensor unless it is empty."""
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Add a tensor, or the local part of a sharded tensor unless it is empty.
+
+        Raises:
+            ConfigError: The tensor is sharded in another way than parameters are.
+        """
         local = local_part(tensor)
         if local is tensor:
             self.tensors[name] = tensor.detach()
+        elif not tensor.placements[0].is_shard(0):  # type: ignore[attr-defined]
+            raise ConfigError(
+                f"`{name}` is a `DTensor` that is not sharded along its first dim",
+                why="the ranks hold no parts of it that make a whole tensor",
+                hint=f"pass `{name}.full_tensor()`",
+            )
         elif local.numel():
             whole, shards = TensorLayout.whole(tuple(tensor.shape)), self._shards
             self.tensors[name] = local.detach()

@@ -22,24 +22,24 @@ _NUMBER = "number that is not finite"
 _SCALARS = (str, int, float, type(None))  # bool is an int
 
 
-def encode(name: str, value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return a value as JSON, and add its tensors to *tensors*.
+def encode(name: str, value: Any, add: Callable[[str, Tensor], None]) -> Any:
+    """Return a value as JSON, and add its tensors to the checkpoint.
 
     Args:
         name: Name of the value in the checkpoint, such as "scheduler.base_lrs".
         value: Value of JSON types and tensors.
-        tensors: Tensors of the checkpoint by name.
+        add: Function that adds a tensor to the checkpoint, by its name.
 
     Raises:
         ConfigError: The value has something else.
     """
     if isinstance(value, Tensor):
-        tensors[name] = value.detach()
+        add(name, value)
         return {_TENSOR: name}
     if isinstance(value, Mapping):
-        return _encoded_mapping(name, value, tensors)
+        return _encoded_mapping(name, value, add)
     if isinstance(value, (list, tuple)):
-        return [encode(f"{name}.{index}", each, tensors) for index, each in enumerate(value)]
+        return [encode(f"{name}.{index}", each, add) for index, each in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
         return {_NUMBER: str(float(value))}
     if not isinstance(value, _SCALARS):
@@ -52,7 +52,9 @@ def encode(name: str, value: Any, tensors: dict[str, Tensor]) -> Any:
     return value
 
 
-def _encoded_mapping(name: str, value: Mapping[Any, Any], tensors: dict[str, Tensor]) -> Any:
+def _encoded_mapping(
+    name: str, value: Mapping[Any, Any], add: Callable[[str, Tensor], None]
+) -> Any:
     for key in value:
         if not isinstance(key, _SCALARS) or (isinstance(key, float) and not math.isfinite(key)):
             raise ConfigError(
@@ -60,7 +62,7 @@ def _encoded_mapping(name: str, value: Mapping[Any, Any], tensors: dict[str, Ten
                 why=f"JSON has no key of type {type(key).__name__}",
                 hint="use texts or integers as keys, or save the list of its items",
             )
-    encoded = {key: encode(f"{name}.{key}", each, tensors) for key, each in value.items()}
+    encoded = {key: encode(f"{name}.{key}", each, add) for key, each in value.items()}
     if all(isinstance(key, str) for key in encoded) and not encoded.keys() & _RESERVED:
         return encoded
     return {_ITEMS: [[key, each] for key, each in encoded.items()]}

@@ -417,7 +417,7 @@ class Session:
 
         Raises:
             CheckpointError: It could not be written; earlier ones are unchanged.
-            ConfigError: An object cannot be saved.
+            ConfigError: An object cannot be saved, or *keep_last* is no positive integer.
         """
         self._require_open("save")
         return self._states.save(Path(directory), self._updates, objects, keep_last=keep_last)

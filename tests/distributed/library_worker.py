@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import json
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -222,7 +224,11 @@ def in_turn(timeout: float) -> None:
 def averaged_weights(timeout: float) -> None:
     """Keep moving averages of sharded weights in a second prepared model, evaluate, and save it."""
     with session(timeout, zero_stage=3) as rt:
-        model, optimizer = rt.prepare(*make())
+        model, optimizer = make()
+        whole = [weakref.ref(parameter) for parameter in model.parameters()]
+        rt.prepare(model, optimizer)
+        gc.collect()
+        assert not any(parameter() is not None for parameter in whole), "whole weights are kept"
         average = rt.prepare(make()[0].requires_grad_(requires_grad=False))
         pairs = list(zip(average.parameters(), model.parameters(), strict=True))
         reference = make()[0].requires_grad_(requires_grad=False)
@@ -235,7 +241,17 @@ def averaged_weights(timeout: float) -> None:
                 for name, each in model.named_parameters():
                     reference.get_parameter(name).lerp_(each.full_tensor(), 0.1)
                 torch.testing.assert_close(average(x), reference(x))
-        rt.save(os.environ["FOLDER"], average=average)
+        weight = model.head.weight.detach()
+        saved = {"average": average, "head": weight, "more": {"double": 2 * weight}}
+        rt.save(os.environ["FOLDER"], **saved)
+        for head in (torch.zeros_like(weight), torch.zeros(weight.shape)):
+            found = rt.load(os.environ["FOLDER"], head=head, more={})
+            whole = getattr(head, "full_tensor", lambda head=head: head)()
+            assert torch.equal(whole, weight.full_tensor())
+            assert torch.equal(found["more"]["double"], 2 * whole)
+        with contextlib.suppress(lmcore.ConfigError):
+            rt.save(os.environ["FOLDER"], norm=weight.norm())
+            raise AssertionError("a partial `DTensor` was saved")
         for name, each in average.named_parameters():
             torch.testing.assert_close(each.full_tensor(), reference.get_parameter(name))
     show("equal")

@@ -94,6 +94,10 @@ WRONG: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
         lambda rt, path, model, optimizer: rt.save(path, x={(1, 2): 3}),
         ("with the key (1, 2), `x`", "no key of type tuple"),
     ),
+    "no checkpoint kept": (
+        lambda rt, path, model, optimizer: rt.save(path, model=model, keep_last=0),
+        ("`save(keep_last=0)`: expected a number, 1 up",),
+    ),
     "no optimizer's model": (
         lambda rt, path, model, optimizer: rt.save(path, optimizer=optimizer),
         ("of no model that is given",),
@@ -128,6 +132,21 @@ def test_objects_may_be_left_out(start: Any, tmp_path: Path) -> None:
     rt.save(tmp_path, model=model, optimizer=optimizer, epoch=3)
     assert rt.load(tmp_path, model=model) == {"epoch": 3}
     assert rt.load(tmp_path) == {"epoch": 3}
+
+
+def test_an_optimizer_before_its_first_step(start: Any, tmp_path: Path) -> None:
+    """Its state is empty again, so that the same steps follow."""
+    rt = start()
+    model, optimizer = rt.prepare(*make())
+    rt.save(tmp_path, model=model, optimizer=optimizer)
+    weights = []
+    for _ in range(2):
+        rt.backward(model(torch.ones(3, 2)).mean())
+        rt.step(optimizer)
+        weights.append(model[0].weight.detach().clone())
+        rt.load(tmp_path, model=model, optimizer=optimizer)
+        assert not any(optimizer.state.values())
+    assert torch.equal(*weights)
 
 
 def test_values_come_back_equal(start: Any, tmp_path: Path) -> None:
