@@ -97,7 +97,7 @@ class OpCalls:
                 key = (torch.get_autocast_dtype(kind), key)
             kernel = kernels.get(key)
             if kernel is None:
-                _, context = self._case(spec, args, options)
+                context = self._case(spec, args, options)
                 if len(kernels) >= _MOST_SHAPES:
                     kernels.clear()
                 kernel = kernels[key] = self._table.bind(spec.name, context)
@@ -105,10 +105,8 @@ class OpCalls:
 
         return call
 
-    def _case(
-        self, spec: OpSpec, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[inspect.BoundArguments, OpContext]:
-        """Return the arguments by name, and the case; refuse wrong arguments."""
+    def _case(self, spec: OpSpec, args: tuple[Any, ...], options: dict[str, Any]) -> OpContext:
+        """Return the case of a call; refuse wrong arguments."""
         bound = inspect.signature(load_target(spec.reference)).bind(*args, **options)
         bound.apply_defaults()
         check_arguments(spec.name, bound, self._device.type)
@@ -116,7 +114,7 @@ class OpCalls:
         if "compile" in spec.attributes:
             attributes["compile"] = False
         dtype = case_dtype(spec.name, bound.arguments)
-        return bound, op_context(spec, self._device.type, dtype, attributes)
+        return op_context(spec, self._device.type, dtype, attributes)
 
     def bind(self, op: str, *, dtype: str | None = None, **attributes: Any) -> Callable[..., Any]:
         """Return the kernel of an op for given attributes, to be called without a look-up.
@@ -156,7 +154,7 @@ class OpCalls:
     ) -> Resolution:
         """Return the choice of a kernel as a record; arguments as of `explain`."""
         if args:
-            return self._table.resolve(op, self._case(self.spec(op), args, options)[1])
+            return self._table.resolve(op, self._case(self.spec(op), args, options))
         return self._table.resolve(op, self._given_case(op, dtype, options))
 
     def _given_case(self, op: str, dtype: str | None, attributes: dict[str, Any]) -> OpContext:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.accelerator.dtype import dtype_name
 from lmcore.errors import LmcoreError
 
 __all__ = ["case_attributes", "case_dtype", "check_arguments", "signature_key"]
@@ -129,8 +130,8 @@ def case_dtype(op: str, arguments: Arguments) -> str:
     kind = first.device.type
     narrow = first.dtype != torch.float64
     if op in _PRODUCTS and narrow and torch.is_autocast_enabled(kind):
-        return _name(torch.get_autocast_dtype(kind))
-    return _name(first.dtype)
+        return dtype_name(torch.get_autocast_dtype(kind))
+    return dtype_name(first.dtype)
 
 
 def case_attributes(op: str, arguments: Arguments) -> dict[str, Any]:
@@ -199,15 +200,11 @@ def _check_dtypes(op: str, tensors: Mapping[str, Tensor]) -> None:
         wanted = _DTYPES.get(name)
         if tensor.is_floating_point() if wanted is None else tensor.dtype == wanted:
             continue
-        named = "a floating-point dtype" if wanted is None else _name(wanted)
+        named = "a floating-point dtype" if wanted is None else dtype_name(wanted)
         raise LmcoreError(
-            f"`{op}`: `{name}` is {_name(tensor.dtype)}, and {named} is needed",
+            f"`{op}`: `{name}` is {dtype_name(tensor.dtype)}, and {named} is needed",
             hint="True in a mask hides an entry" if name == "mask" else None,
         )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _check_shapes(op: str, tensors: Mapping[str, Tensor], expected: Mapping[str, str]) -> None:

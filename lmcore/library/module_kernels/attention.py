@@ -19,7 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmcore.library.module_kernels.choice import Choice, differs, own_function
+from lmcore.library.module_kernels.choice import (
+    Choice,
+    differs,
+    not_comparable,
+    own_function,
+)
 from lmcore.library.module_kernels.report import KernelReport
 from lmcore.library.op_calls import OpCalls
 
@@ -170,8 +175,8 @@ def _other_case(
         return "attention: the mask is added to the scores"
     if scaling is not None and abs(scaling * query.shape[-1] ** 0.5 - 1) > 1e-6:
         return "attention: the scale is not 1/sqrt(head_dim)"
-    if value.shape[-1] != query.shape[-1] or query.dim() != 4 or query.shape[0] != key.shape[0]:
-        return "attention: values have another width than keys"
+    if query.dim() != 4 or query.shape[0] != key.shape[0] or value.shape[-1] != query.shape[-1]:
+        return "attention: queries, keys and values differ in batch or width"
     return None
 
 
@@ -247,8 +252,8 @@ def _rotary_difference(
     width: int,
 ) -> str | None:
     """Return why the op is not the model's rotation; None if it is."""
-    if parameter.is_meta:
-        return "its weights are on the meta device: nothing can be compared"
+    if (reason := not_comparable(parameter)) is not None:
+        return reason
     angles = _angles(model, function, parameter)
     if angles is None:
         return "no module of the model gives cosine and sine of each pair twice"

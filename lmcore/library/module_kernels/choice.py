@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lmcore.accelerator.dtype import dtype_name
 from lmcore.accelerator.op import torch_kernels
 from lmcore.accelerator.op.records import REFERENCE, OpSpec, Resolution
 from lmcore.library.op_calls import OpCalls
@@ -73,8 +74,7 @@ class Choice:
         return found
 
     def _resolve(self, dtype: torch.dtype) -> Resolution:
-        name = str(dtype).removeprefix("torch.")
-        return self.calls.resolution(self.op, dtype=name, **self.attributes)
+        return self.calls.resolution(self.op, dtype=dtype_name(dtype), **self.attributes)
 
     def _reason(self, resolution: Resolution) -> str | None:
         if resolution.chosen == REFERENCE:
@@ -168,14 +168,16 @@ def differs(
         except Exception as error:  # noqa: BLE001 - a module that is not what it looks like
             return f"it does not take such an input: {type(error).__name__}: {error}"[:200]
         results.append(found if isinstance(found, tuple) else (found,))
-    tolerance = spec.tolerances.get(str(dtype).removeprefix("torch."))
+    tolerance = spec.tolerances.get(dtype_name(dtype))
     if tolerance is None:
         return f"`{spec.name}` has no tolerance for {dtype}"
+    if len(results[0]) != len(results[1]):
+        return "it returns another number of results than the op"
     for left, right in zip(*results, strict=True):
         if not isinstance(left, Tensor) or left.shape != right.shape or left.dtype != right.dtype:
             return "its result has another shape or dtype than the op's"
-        scale = float(left.double().abs().max())
-        gap = float((left.double() - right.double()).abs().max())
+        theirs, ours = left.cpu().double(), right.cpu().double()  # not every device has float64
+        scale, gap = float(theirs.abs().max()), float((theirs - ours).abs().max())
         if not gap <= 2 * (tolerance.absolute + tolerance.relative) * scale:
             return (
                 f"its results are not the op's: they differ by {gap:.1e} at a size of {scale:.1e}"

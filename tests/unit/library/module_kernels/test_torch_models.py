@@ -35,6 +35,13 @@ class ShiftedRMSNorm(PlainRMSNorm):
         return (1 + self.weight) * (x * scale).to(x.dtype)
 
 
+class TwoResults(PlainRMSNorm):
+    """RMS norm that also returns its input."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(x), x
+
+
 class Gated(nn.Module):
     """SwiGLU with the gate as its second projection."""
 
@@ -127,6 +134,7 @@ def test_the_kernel_is_called_and_taken_out(counted_runtime, module, op):
     "module, reason",
     [
         (lambda: ShiftedRMSNorm(8), "its results are not the op's"),
+        (lambda: TwoResults(8), "it returns another number of results than the op"),
         (lambda: nn.LayerNorm(8, bias=False), "its results are not the op's"),
         (lambda: nn.GroupNorm(2, 8), "its results are not the op's"),
         (lambda: Plain(nn.GELU()), "its activation is not GELU in its tanh form"),
@@ -290,14 +298,14 @@ def test_weights_on_the_meta_device_are_kept(counted_runtime):
 
 def test_sharded_weights_are_kept(counted_runtime):
     """A layer with a sharded weight cannot be compared; the reason names the order of calls."""
-    model = make_model(Gated(nn.SiLU()), Plain(nn.GELU("tanh")))
-    for weight in (model[0].a.weight, model[1].up.weight):
+    model = make_model(Gated(nn.SiLU()), Plain(nn.GELU("tanh")), PlainRMSNorm(8))
+    for weight in (model[0].a.weight, model[1].up.weight, model[2].weight):
         weight.placements = ()  # as a `DTensor` has
     report = use_kernels(model, counted_runtime(*OPS))
     assert not report.replaced
     reasons = rows(report, kept=True)
-    assert "before the model is sharded" in reasons["Gated"]
-    assert "before the model is sharded" in reasons["Plain"]
+    for part in ("Gated", "Plain", "PlainRMSNorm"):
+        assert "before the model is sharded" in reasons[part]
 
 
 def test_a_model_on_another_device_is_refused(counted_runtime):
