@@ -221,7 +221,7 @@ def _loaded(
 ) -> Iterator[tuple[Runtime, LoadedModel]]:
     """Choose the device, then load torch and the model."""
     from lmcore.config.section import AcceleratorSection, Config
-    from lmcore.data.tokenizer.registry import registered_types
+    from lmcore.data.tokenizer.build import registered_types
     from lmcore.runtime.launch.rank import only_process
 
     rank = only_process(os.environ)

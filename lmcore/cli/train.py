@@ -54,7 +54,7 @@ def _train(argv: list[str]) -> int:
     """Resolve the plan; start the processes of the run, or train in this one."""
     from lmcore.data.blend.check import inspect_sources
     from lmcore.data.prepare.named_text import named_texts
-    from lmcore.data.tokenizer.registry import registered_types
+    from lmcore.data.tokenizer.build import registered_types
     from lmcore.runtime.launch.rank import rank_info
     from lmcore.runtime.launch.scheduler_env import translate
     from lmcore.runtime.launch.worker_protocol import end_with_launcher

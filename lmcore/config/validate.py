@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmcore.config.derived.layout import ParallelLayout
-from lmcore.config.rules.checkpoint import CHECKPOINT_RULES
-from lmcore.config.rules.common import Rule
+from lmcore.config.rules import Rule
 from lmcore.config.rules.data import DATA_RULES
 from lmcore.config.rules.deepspeed import DEEPSPEED_RULES
 from lmcore.config.rules.model import MODEL_RULES
@@ -34,7 +33,6 @@ RULES: tuple[Rule, ...] = (
     *OPTIMIZER_RULES,
     *TOKENIZER_RULES,
     *DATA_RULES,
-    *CHECKPOINT_RULES,
     *DEEPSPEED_RULES,
     *PARALLEL_RULES,
     *PATH_RULES,

@@ -208,7 +208,7 @@ def _tokenizer(section: CleanSection, argv: list[str]) -> Tokenizer | None:
             why="the length is counted either in tokens or in characters",
         )
     from lmcore.data.tokenizer import tokenizer_from
-    from lmcore.data.tokenizer.registry import registered_types
+    from lmcore.data.tokenizer.build import registered_types
 
     return tokenizer_from(settings, extra=registered_types(find_plugins(argv, probe=False)))
 

@@ -105,7 +105,7 @@ def _given_tokenizer(section: InspectSection, argv: list[str], prefix: str) -> T
         return None
     from lmcore.data.indexed.metadata import read_metadata
     from lmcore.data.tokenizer import tokenizer_from
-    from lmcore.data.tokenizer.registry import registered_types
+    from lmcore.data.tokenizer.build import registered_types
 
     metadata = None
     with suppress(LmcoreError):  # `inspect` reports it as a problem
@@ -124,7 +124,7 @@ def _recorded_tokenizer(argv: list[str], prefix: str) -> Tokenizer | None:
     """Return the tokenizer of the metadata; None without metadata."""
     from lmcore.data.indexed.metadata import read_metadata
     from lmcore.data.indexed.tokenizer import dataset_tokenizer
-    from lmcore.data.tokenizer.registry import registered_types
+    from lmcore.data.tokenizer.build import registered_types
 
     metadata = read_metadata(prefix)
     if metadata is None:

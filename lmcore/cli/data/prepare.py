@@ -146,7 +146,7 @@ def _tokenizer(section: PrepareSection, argv: list[str], preload: BpePreload | N
         # Without loading plugins, which takes 0.1 s.
         return tokenizer_from(settings, preload=preload)
     from lmcore.cli.selection import find_plugins
-    from lmcore.data.tokenizer.registry import registered_types
+    from lmcore.data.tokenizer.build import registered_types
 
     return tokenizer_from(settings, extra=registered_types(find_plugins(argv, probe=False)))
 

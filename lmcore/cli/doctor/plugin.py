@@ -12,7 +12,7 @@ from typing import Any
 
 from lmcore.accelerator.probe import Check, CheckStatus, ProbeState
 from lmcore.cli.doctor.smoke import ALL_REDUCE, DEVICE
-from lmcore.cli.plugin.versions import installed_versions, wanted_versions
+from lmcore.cli.plugin.list import installed_versions, wanted_versions
 from lmcore.errors import LmcoreError
 from lmcore.plugin import PluginRecord, PluginSet, PluginState, launch_env
 from lmcore.plugin.discovery import ALLOW_LIST, OFF

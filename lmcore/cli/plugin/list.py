@@ -5,6 +5,7 @@ Loads no torch and cannot be taken down by a plugin: what failed is a row like a
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import textwrap
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmcore.cli.plugin.versions import installed_versions, wanted_versions
+from lmcore.accelerator.probe import API_VERSION
 from lmcore.cli.text.terminal import output_width, wrapped
 from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_section
@@ -21,13 +22,16 @@ from lmcore.errors import DeviceError, LmcoreError, printable
 from lmcore.plugin import PluginRecord, PluginSet, PluginState, Selection, discover, select
 from lmcore.plugin.known_packages import device_packages
 
-__all__ = ["SUMMARY", "run"]
+__all__ = ["SUMMARY", "installed_versions", "run", "wanted_versions"]
 
 SUMMARY = "List the installed accelerators, and why one is not used."
 
 _EPILOG = """\
 Environment: LMCORE_DEVICE chooses as --device does; LMCORE_PLUGINS lists the plugins to load beside
 the CPU's (empty: the CPU alone), LMCORE_PLUGIN_OFF those to leave out."""
+
+_VERSION_FACTS = {"driver": "driver", "runtime": "runtime", "torch_build": "torch build"}
+"""Label of each fact of a probe that is a version."""
 
 _STYLES = {
     "present": "green",
@@ -220,3 +224,21 @@ def _not_installed(plugins: PluginSet) -> dict[str, str]:
         for device, package in device_packages().items()
         if canonicalize_name(package) not in here
     }
+
+
+def wanted_versions(record: PluginRecord) -> str:
+    """Return the plugin API and torch that a plugin needs, each with the installed version."""
+    info = record.info
+    assert info is not None
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch = "none"
+    return f"plugin API {info.api} (here {API_VERSION}), torch {info.torch} (here {torch})"
+
+
+def installed_versions(record: PluginRecord) -> str:
+    """Return the versions of driver, runtime and torch build that the probe found, as text."""
+    facts = record.probe.facts if record.probe else {}
+    found = {label: facts.get(name) for name, label in _VERSION_FACTS.items()}
+    return ", ".join(f"{label} {version}" for label, version in found.items() if version)

@@ -62,20 +62,14 @@ def _foreign(
 
 def _rename(name: str, rename: Renamed, values: tuple[str, ...]) -> Translation:
     if rename.only and values[0] not in rename.only:
-        typed = " ".join((name, *values))
-        return Translation(
-            problem=UnsupportedFlagError(f"`{typed}` is not supported", hint=rename.hint)
-        )
+        return _refuse(name, rename.hint, values)
     passed = () if rename.only else values
     return Translation((*rename.replacement.split(), *passed))
 
 
 def _accept(name: str, same: Fixed, values: tuple[str, ...]) -> Translation:
     if same.only and values[0] not in same.only:
-        typed = " ".join((name, *values))
-        return Translation(
-            problem=UnsupportedFlagError(f"`{typed}` is not supported", hint=same.hint)
-        )
+        return _refuse(name, same.hint, values)
     return Translation(no_effect=same.note)
 
 

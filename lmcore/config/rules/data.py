@@ -15,7 +15,7 @@ from lmcore.config.derived.data_source import (
 )
 from lmcore.config.derived.split import parse_split
 from lmcore.config.option import flag_of
-from lmcore.config.rules.common import Problems, Rule
+from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lmcore.config.derived.layout import ParallelLayout
-from lmcore.config.rules.common import Problems
+from lmcore.config.rules import Problems
 from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError
 

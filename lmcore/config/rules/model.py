@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lmcore.config.derived.model_math import ffn_hidden_size, head_size, parameter_count
-from lmcore.config.rules.common import Problems, Rule
+from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lmcore.config.need import Need, Situation
 from lmcore.config.option import Option
-from lmcore.config.rules.common import Problems, Rule
+from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.optimizers import IMPORT_PATH, OPTIMIZERS, optimizer_facts
 from lmcore.config.option import flag_of
-from lmcore.config.rules.common import Problems, Rule
+from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError
 

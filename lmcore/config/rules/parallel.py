@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.derived.model_math import ffn_hidden_size, num_query_groups
 from lmcore.config.option import flag_of
-from lmcore.config.rules.common import Problems, Rule
+from lmcore.config.rules import Problems, Rule
 from lmcore.config.rules.graph import graph_problems
 from lmcore.config.rules.optimizer import optimizer_layout_problems
 from lmcore.config.settings import LoadedConfig

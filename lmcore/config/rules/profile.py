@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmcore.config.rules.common import Problems
+from lmcore.config.rules import Problems
 from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError
 

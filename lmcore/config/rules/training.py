@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lmcore.config.option import flag_of
-from lmcore.config.rules.common import Problems, Rule, exclude_each_other
+from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError, host_memory
 
@@ -23,8 +23,17 @@ def _steps(loaded: LoadedConfig) -> int:
     return loaded.config.training.train_iters or DEFAULT_TRAIN_ITERS
 
 
+def _exclude_each_other(loaded: LoadedConfig, first: str, second: str) -> Problems:
+    """Yield a problem if two options are both set."""
+    if all(loaded.value(name) not in (None, 0, ()) for name in (first, second)):
+        yield ConfigError(
+            f"{loaded.shown(first)} and {loaded.shown(second)} exclude each other",
+            hint="keep one of them",
+        )
+
+
 def _length(loaded: LoadedConfig) -> Problems:
-    yield from exclude_each_other(loaded, "train_iters", "train_samples")
+    yield from _exclude_each_other(loaded, "train_iters", "train_samples")
     training = loaded.config.training
     batch = training.global_batch_size or training.micro_batch_size
     first_batch = next(iter(training.rampup_batch_size), batch)
@@ -66,8 +75,8 @@ def _schedule_units(loaded: LoadedConfig) -> Problems:
 
 
 def _warmup(loaded: LoadedConfig) -> Problems:
-    yield from exclude_each_other(loaded, "lr_warmup_fraction", "lr_warmup_iters")
-    yield from exclude_each_other(loaded, "lr_warmup_fraction", "lr_warmup_samples")
+    yield from _exclude_each_other(loaded, "lr_warmup_fraction", "lr_warmup_iters")
+    yield from _exclude_each_other(loaded, "lr_warmup_fraction", "lr_warmup_samples")
     optimizer, samples = loaded.config.optimizer, loaded.config.training.train_samples
     if samples is not None:
         unit, length = "samples", optimizer.lr_warmup_samples
@@ -109,7 +118,16 @@ def _micro_batch(loaded: LoadedConfig) -> Problems:
         )
 
 
-TRAINING_RULES: tuple[Rule, ...] = (_length, _schedule_units, _warmup, _rates, _micro_batch)
+def _saved_schedule(loaded: LoadedConfig) -> Problems:
+    return _exclude_each_other(
+        loaded, "use_checkpoint_opt_param_scheduler", "override_opt_param_scheduler"
+    )
+
+
+TRAINING_RULES: tuple[Rule, ...] = (
+    *(_length, _schedule_units, _warmup, _rates, _micro_batch),
+    _saved_schedule,
+)
 
 
 def batch_size_problems(loaded: LoadedConfig, data_parallel_size: int) -> Problems:

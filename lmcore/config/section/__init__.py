@@ -46,20 +46,12 @@ __all__ = [
     "section_options",
 ]
 
-_CLASSES = {
-    "model": "ModelSection",
-    "training": "TrainingSection",
-    "data": "DataSection",
-    "optimizer": "OptimizerSection",
-    "checkpoint": "CheckpointSection",
-    "accelerator": "AcceleratorSection",
-    "parallel": "ParallelSection",
-    "logging": "LoggingSection",
-    "profile": "ProfileSection",
-}
+SECTION_NAMES = (
+    *("model", "training", "data", "optimizer", "checkpoint"),
+    *("accelerator", "parallel", "logging", "profile"),
+)
+_CLASSES = {name: f"{name.title()}Section" for name in SECTION_NAMES}
 """Name of the class of each section, in the module of the section's name."""
-
-SECTION_NAMES = tuple(_CLASSES)
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmcore.accelerator.tokenizer import Tokenizer, TokenizerFactory
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings, TypeOptions
@@ -21,7 +21,11 @@ from lmcore.data.tokenizer.gpt2 import GPT2BPETokenizer
 from lmcore.data.tokenizer.null import NullTokenizer
 from lmcore.errors import ConfigError, suggestion
 
-__all__ = ["build_tokenizer", "tokenizer_from", "tokenizer_types"]
+if TYPE_CHECKING:
+    from lmcore.plugin import PluginSet
+    from lmcore.plugin.registrations import Registrations
+
+__all__ = ["build_tokenizer", "registered_types", "tokenizer_from", "tokenizer_types"]
 
 _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
 _PATHS = ("vocab_file", "merge_file", "tokenizer_model", "tokenizer_name_or_path")
@@ -80,6 +84,13 @@ def tokenizer_types(extra: Mapping[str, TokenizerFactory] = _NONE) -> tuple[str,
         extra: types that plugins registered, by name.
     """
     return tuple(sorted({*BUILT_IN_TYPES, *extra}))
+
+
+def registered_types(plugins: PluginSet) -> Registrations[TokenizerFactory]:
+    """Return the types that usable plugins register, by name; built-in names are reserved."""
+    from lmcore.plugin import registrations
+
+    return registrations.registered_types(plugins, dict.fromkeys(tokenizer_types(), "lmcore"))
 
 
 def build_tokenizer(

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore import hookspecs
 from lmcore.data.prepare.named_text import BUNDLED, named_texts
-from lmcore.data.tokenizer.build import tokenizer_types
-from lmcore.data.tokenizer.registry import registered_types
+from lmcore.data.tokenizer.build import registered_types, tokenizer_types
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan

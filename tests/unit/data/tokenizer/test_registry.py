@@ -14,7 +14,7 @@ from lmcore.accelerator import PluginInfo
 from lmcore.accelerator.registry import TokenizerRegistry
 from lmcore.accelerator.tokenizer import Tokenizer
 from lmcore.data.tokenizer import ByteTokenizer, build_tokenizer
-from lmcore.data.tokenizer.registry import registered_types
+from lmcore.data.tokenizer.build import registered_types
 from lmcore.errors import ConfigError
 from lmcore.hookspecs import hookimpl
 from lmcore.plugin import PluginSet, discover
