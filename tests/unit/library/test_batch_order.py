@@ -18,7 +18,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from user_loaders import Odd, OddBatches, Unsized, dataset, numbers
+from user_loop import Odd, OddBatches, Unsized, dataset, numbers
 
 from lmcore.errors import ConfigError, OtherRankError, RunError
 from lmcore.library import batch_order

@@ -16,7 +16,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
 )
-from user_loaders import OddBatches, Unsized, dataset, numbers
+from user_loop import OddBatches, Unsized, dataset, numbers
 
 from lmcore.data.loading.nested import map_tensors
 from lmcore.errors import ConfigError

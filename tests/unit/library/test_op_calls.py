@@ -90,6 +90,7 @@ def test_the_shapes_that_are_kept_are_bounded(counted_runtime, monkeypatch):
         assert torch.equal(
             ops.rms_norm(x, W, 1e-5), ops.bind("rms_norm", hidden_size=8)(x, W, 1e-5)
         )
+        assert len(inspect.getclosurevars(ops.rms_norm).nonlocals["kernels"]) <= 2
     assert len(runtime.ops.resolutions) == 1
 
 

@@ -1,11 +1,10 @@
-"""A session of one process: arguments, placement, steps, exchanges, and the end."""
+"""A session of one process: arguments, placement, exchanges, and the end."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import inspect
-import math
 import os
 import subprocess
 import sys
@@ -15,128 +14,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from user_loop import make
 
 import lmcore
 from lmcore.errors import ConfigError, DeviceError
 from lmcore.plugin import hook_calls
-
-Batch = tuple[torch.Tensor, torch.Tensor]
-
-
-def make() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return a small model with dropout, and its optimizer."""
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 3))
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-
-def batches(count: int = 8) -> list[Batch]:
-    """Return inputs and classes."""
-    generator = torch.Generator().manual_seed(2)
-    return [
-        (torch.randn(4, 6, generator=generator), torch.randint(3, (4,), generator=generator))
-        for _ in range(count)
-    ]
-
-
-def plain_losses(accumulated: int = 1) -> list[float]:
-    """Return the losses of a loop in plain torch."""
-    model, optimizer = make()
-    losses = []
-    for number, (x, y) in enumerate(batches(), start=1):
-        loss = functional.cross_entropy(model(x), y)
-        (loss / accumulated).backward()
-        if number % accumulated == 0:
-            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
-            optimizer.step()
-            optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
-@pytest.mark.parametrize("accumulated", [1, 2])
-def test_losses_are_those_of_plain_torch(start: Any, accumulated: int) -> None:
-    """Bit for bit, with dropout, clipping and gradient accumulation."""
-    rt = start()
-    model, optimizer = rt.prepare(*make())
-    losses, updated = [], []
-    for x, y in batches():
-        with rt.accumulate(accumulated):
-            with rt.autocast():
-                loss = functional.cross_entropy(model(x), y)
-            rt.backward(loss)
-            rt.step(optimizer, clip=0.3)
-        losses.append(loss.item())
-        updated.append(rt.updated)
-    assert losses == plain_losses(accumulated)
-    assert rt.updates == sum(updated) == len(updated) // accumulated
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_data_that_end_within_an_accumulation_count_in_full(start: Any) -> None:
-    """The gradient of an incomplete update is the mean over its micro-batches."""
-    rt = start()
-    model, optimizer = rt.prepare(*make())
-    model.eval()
-    (x, y), *_ = batches()
-    rt.backward(functional.cross_entropy(model(x), y))
-    whole = [parameter.grad.clone() for parameter in model.parameters()]
-    optimizer.zero_grad()
-    seen: list[torch.Tensor] = []
-    optimizer.register_step_pre_hook(
-        lambda *_: seen.extend(parameter.grad.clone() for parameter in model.parameters())
-    )
-    with rt.accumulate(4, last=True):
-        rt.backward(functional.cross_entropy(model(x), y))
-        rt.step(optimizer)
-    assert all(torch.equal(one, other) for one, other in zip(seen, whole, strict=True))
-
-
-def test_an_accumulation_ends_with_the_epoch_of_its_own_loader(start: Any) -> None:
-    """Not with an evaluation's, whether it ends, is left, or its iterator is kept."""
-    rt = start()
-    train, test = rt.loader(batches(6), batches(1))
-    model, optimizer = rt.prepare(*make())
-
-    def updates(between: Any) -> list[bool]:
-        made = []
-        for number, (x, y) in enumerate(train):
-            if number == 1:
-                between()
-            with rt.accumulate(4):
-                rt.backward(functional.cross_entropy(model(x), y))
-                rt.step(optimizer)
-            made.append(rt.updated)
-        return made
-
-    def leave() -> None:
-        for _ in test:
-            break
-
-    kept = iter(test)
-    next(kept)
-    with rt.accumulate(1):
-        pass
-    wanted = [False, False, False, True, False, True]
-    for between in (lambda: None, lambda: list(test), leave, lambda: next(iter(test))):
-        assert updates(between) == wanted
-
-
-@pytest.mark.parametrize(
-    "last, wanted", [(None, [True] * 2), (True, [True] * 2), (False, [False, True])]
-)
-def test_parts_of_a_last_batch(start: Any, last: Any, wanted: list[bool]) -> None:
-    """`last` decides if they make one update."""
-    rt = start()
-    model, optimizer = rt.prepare(*make())
-    made = []
-    for x, y in rt.loader(batches(1)):
-        for part, its in zip(x.chunk(2), y.chunk(2), strict=True):
-            with rt.accumulate(2, last=last):
-                rt.backward(functional.cross_entropy(model(part), its))
-                rt.step(optimizer)
-            made.append(rt.updated)
-    assert made == wanted
 
 
 def test_metrics_of_one_process(start: Any) -> None:
@@ -154,18 +36,6 @@ def test_metrics_of_one_process(start: Any) -> None:
         rt.gather_for_metrics(x)
     with pytest.raises(ConfigError, match="of nothing"):
         rt.loader()
-
-
-def test_a_norm_is_returned_if_gradients_are_clipped(start: Any) -> None:
-    """It is the norm before clipping."""
-    rt = start()
-    model, optimizer = rt.prepare(*make())
-    x = batches()[0][0]
-    rt.backward(model(x).square().sum() * 100)
-    expected = nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
-    assert torch.equal(rt.step(optimizer, clip=1.0), expected)
-    rt.backward(model(x).sum())
-    assert rt.step(optimizer) is None
 
 
 def test_exchanges_with_one_process(start: Any) -> None:
@@ -221,59 +91,6 @@ def test_recomputing_changes_nothing_else(start: Any) -> None:
         rt.recompute(module, "full")
     with pytest.raises(ConfigError, match="does not offer it"):
         rt.recompute(Attention(), "ful")
-
-
-def test_float16_skips_an_update_that_overflows(
-    start: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The loss scale falls, the weights stay, and the next update is made; one line says so."""
-    try:
-        rt = start(precision="fp16", initial_loss_scale=2.0**20)
-    except ConfigError as error:
-        pytest.skip(str(error))
-    model, optimizer = rt.prepare(*make())
-    (x, y), *_ = batches()
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    scales = []
-    for factor in (1e30, 1e30, 1.0):
-        with rt.autocast():
-            loss = functional.cross_entropy(model(x), y)
-        rt.backward(loss * factor)
-        rt.step(optimizer, clip=1.0)
-        scales.append(rt._updates.loss_scale.value)
-        if factor > 1:
-            assert not rt.updated
-            assert all(map(torch.equal, before, model.parameters()))
-    assert scales[-1] < 2.0**20
-    assert capsys.readouterr().err.count("update 1 is skipped, as its gradients overflow") == 1
-    assert rt.updates == int(rt.updated)
-
-
-def test_the_loss_scale_of_several_optimizers(start: Any) -> None:
-    """It is that of the backward pass, also after the first one's gradients have overflowed."""
-    try:
-        rt = start(precision="fp16", initial_loss_scale=2.0**10, hysteresis=1)
-    except ConfigError as error:
-        pytest.skip(str(error))
-    models = [nn.Linear(3, 1, bias=False) for _ in range(2)]
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.5) for model in models]
-    rt.prepare(*models, *optimizers)
-    overflowing, other = (model.weight for model in models)
-    overflowing.register_hook(lambda grad: grad * math.inf)
-    nn.init.zeros_(other)
-    with rt.accumulate(2):
-        rt.backward(other.sum() / 2)
-    rt.backward(overflowing.sum())
-    rt.step(optimizers[0])
-    assert (rt.updated, rt._updates.loss_scale.value) == (False, 2.0**9)
-    with rt.accumulate(2):
-        rt.backward(other.sum() * 3.5)
-        rt.step(optimizers[1])
-    assert other.tolist() == [[-1.0] * 3]
-    rt.backward(overflowing.sum() + other.sum())
-    for optimizer in optimizers:
-        rt.step(optimizer)
-    assert other.tolist() == [[-1.5] * 3]
 
 
 @pytest.mark.parametrize(
@@ -352,96 +169,8 @@ def test_a_fork_leaves_the_session_open(start: Any) -> None:
     assert rt.all_reduce(1.0) == 1.0
 
 
-@pytest.mark.parametrize("precision, count", [("bf16", 1), ("fp32", 0)])
-def test_a_forward_pass_without_autocast(
-    start: Any, capsys: pytest.CaptureFixture[str], precision: str, count: int
-) -> None:
-    """It is a warning, once, unless a context was entered since the last step, or is open."""
-    rt = start(precision=precision)
-    model, optimizer = rt.prepare(*make())
-    x = torch.ones(2, 6)
-
-    def step() -> None:
-        rt.backward(model(x).mean())
-        rt.step(optimizer)
-
-    with rt.autocast():
-        step()
-        step()
-        loss, other = model(x).mean(), model(x).square().mean()
-    rt.backward(loss, retain_graph=True)
-    rt.backward(other)
-    rt.step(optimizer)
-    assert not capsys.readouterr().err
-    step()
-    step()
-    shown = capsys.readouterr().err
-    assert shown.count("no forward pass was in `rt.autocast()`") == count
-    assert ("computed in float32, not in bf16" in shown) == bool(count)
-    assert ("test_session.py, line" in shown) == bool(count)
-
-
 class _Unsaved:
     pass
-
-
-def test_a_frozen_optimizer_does_nothing(start: Any) -> None:
-    """Its step is no update, and the step after it is unfrozen is one."""
-    rt = start()
-    model, optimizer = rt.prepare(*make())
-    head = torch.optim.SGD(nn.Linear(2, 2).parameters())
-    for group in head.param_groups:
-        for parameter in group["params"]:
-            parameter.requires_grad_(requires_grad=False)
-    with_a_gradient(rt, model).step(head)
-    assert (rt.updated, rt.updates) == (False, 0)
-    rt.step(optimizer)
-    assert (rt.updated, rt.updates) == (True, 1)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_the_optimizers_own_step(start: Any, precision: str) -> None:
-    """It counts as an update; with a loss scale or before the last micro-batch it is an error."""
-    try:
-        rt = start(precision=precision)
-    except ConfigError as error:
-        pytest.skip(str(error))
-    model, optimizer = rt.prepare(*make())
-    weights = [parameter.detach().clone() for parameter in model.parameters()]
-    with_a_gradient(rt, model)
-    if precision == "fp16":
-        with pytest.raises(ConfigError, match=r"`AdamW.step\(\)` .* multiplied by the loss scale"):
-            optimizer.step()
-    else:
-        optimizer.step()
-        assert (rt.updated, rt.updates) == (True, 1)
-        weights = [parameter.detach().clone() for parameter in model.parameters()]
-        optimizer.step()
-        optimizer.zero_grad()
-        assert rt.updates == 1  # torch's optimizers may step again without new gradients
-        with rt.accumulate(2):
-            with_a_gradient(rt, model)
-            with pytest.raises(ConfigError, match="before the gradients of an update are compl"):
-                optimizer.step()
-        return
-    assert all(map(torch.equal, weights, model.parameters()))
-
-
-@pytest.mark.parametrize("clip", [None, 1.0])
-def test_numbers_that_are_not_finite(start: Any, clip: float | None) -> None:
-    """On the CPU they are an error before the weights are lost."""
-    rt = start()
-    model, optimizer = rt.prepare(*make())
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    loss = model(torch.ones(2, 6)).mean()
-    with pytest.raises(lmcore.RunError, match="the loss is nan"):
-        rt.backward(loss * math.nan)
-    model[0].weight.register_hook(lambda grad: grad * math.inf)
-    rt.backward(loss)
-    if clip is not None:
-        with pytest.raises(lmcore.RunError, match=r"gradient norm of update 1 is (inf|nan)"):
-            rt.step(optimizer, clip=clip)
-        assert all(map(torch.equal, before, model.parameters()))
 
 
 def test_tensors_on_two_devices(start: Any) -> None:
@@ -450,41 +179,6 @@ def test_tensors_on_two_devices(start: Any) -> None:
     with pytest.raises(RuntimeError) as error, start():
         raise RuntimeError(message)
     assert "take batches of `rt.loader(loader)`" in error.value.__notes__[0]
-
-
-def with_a_gradient(rt: Any, model: nn.Module) -> Any:
-    """Return the session after a backward pass of a model."""
-    rt.backward(model(torch.ones(2, 6)).mean())
-    return rt
-
-
-def two_steps(rt: Any, _model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Wrap a loop in one `accumulate`."""
-    with rt.accumulate(4):
-        rt.step(optimizer)
-        rt.step(optimizer)
-
-
-def own_backward(rt: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Compute the gradients of an accumulation by torch's own `backward`."""
-    with rt.accumulate(2, last=True):
-        model(torch.ones(2, 6)).mean().backward()
-        rt.step(optimizer)
-
-
-def step_outside(rt: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Step after the block of a micro-batch that is not the last one."""
-    with rt.accumulate(2):
-        with_a_gradient(rt, model)
-    rt.step(optimizer)
-
-
-def step_without_last(rt: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Step in the last micro-batch of an update, whose backward pass was left out."""
-    with rt.accumulate(2):
-        with_a_gradient(rt, model)
-    with rt.accumulate(2):
-        rt.step(optimizer)
 
 
 @pytest.mark.parametrize(
@@ -502,31 +196,6 @@ def step_without_last(rt: Any, model: nn.Module, optimizer: torch.optim.Optimize
             lambda rt, model, optimizer: rt.prepare(nn.Linear(2, 2, device="meta")),
             "is on the meta device",
         ),
-        (lambda rt, model, optimizer: rt.backward(model(torch.ones(2, 6))), "take its mean"),
-        (lambda rt, model, optimizer: rt.backward(torch.ones(())), "no trained parameter"),
-        *[
-            (lambda rt, model, optimizer, clip=clip: rt.step(optimizer, clip=clip), "clip=")
-            for clip in (0, -1, math.nan, "1", True)
-        ],
-        (lambda rt, model, optimizer: rt.step(optimizer), "no parameter of AdamW has a gradient"),
-        (lambda rt, model, optimizer: rt.step(model), "`step` of Sequential"),
-        (
-            lambda rt, model, optimizer: rt.backward(
-                torch.ones((), device="meta", requires_grad=True)
-            ),
-            "`backward` of a loss on meta",
-        ),
-        (two_steps, "one for each micro-batch"),
-        (own_backward, "not computed by `rt.backward`"),
-        (step_outside, "`step` before the gradients of an update are complete"),
-        (step_without_last, "was not in the last micro-batch of `rt.accumulate`"),
-        (
-            lambda rt, model, optimizer: with_a_gradient(rt, model).step(
-                torch.optim.SGD(copy.deepcopy(model).parameters())
-            ),
-            "no parameter of SGD has a gradient",
-        ),
-        (lambda rt, model, optimizer: rt.accumulate(0).__enter__(), "accumulate(0)"),
         (lambda rt, model, optimizer: rt.all_reduce(1.0, "avg"), "unknown operation"),
         (lambda rt, model, optimizer: rt.all_reduce("x"), "`all_reduce` of str"),
         (lambda rt, model, optimizer: rt.all_reduce(torch.ones(2).int()), "mean of integers"),

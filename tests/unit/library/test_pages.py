@@ -1,26 +1,58 @@
-"""The programs of the tutorial `your-own-loop.md` print what the page shows."""
+"""The pages on the library: public names of the reference, programs of README and tutorial."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-PAGE = Path(__file__).resolve().parents[3] / "docs/tutorial/your-own-loop.md"
+import lmcore
+
+ROOT = Path(__file__).resolve().parents[3]
+REFERENCE = (ROOT / "docs/reference/library.md").read_text("utf-8")
+TUTORIAL = (ROOT / "docs/tutorial/your-own-loop.md").read_text("utf-8")
 EPOCH = re.compile(r"^epoch (\d): loss ([\d.]+)(?:, (\d+) steps on (\S+))?$", re.MULTILINE)
+
+
+def test_every_name_is_documented() -> None:
+    """Names of the package, and attributes of a session by `rt.`."""
+    own = {name for name in vars(lmcore.Session) if not name.startswith("_")} - {
+        "current",
+        "require_none",
+    }
+    documented = set(re.findall(r"`rt\.(\w+)", REFERENCE)) | set(
+        re.findall(r"with rt\.(\w+)", REFERENCE)
+    )
+    assert own <= documented
+    assert documented - own == {"opened_at"}
+    assert all(f"`{name}" in REFERENCE for name in lmcore.__all__)
+
+
+def test_the_lines_of_the_readme_run(
+    start: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As they are printed, without lines before them."""
+    start().close()  # the environment of the other tests, restored at the end
+    monkeypatch.setenv("LMCORE_DEVICE", "cpu")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    (block,) = [block for block in blocks if "lmcore.start" in block]
+    exec(compile(block, "README.md", "exec"), {})
+    assert (tmp_path / "out" / "iter_0000004").is_dir()
 
 
 def programs() -> list[str]:
     """Return the programs of the page: plain.py, train.py and use.py."""
-    return re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```python\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL)
 
 
 def shown(command: str) -> str:
     """Return the output of a command on the page."""
     (output,) = re.findall(
         rf"^\$ {re.escape(command)}\n(.*?)(?=^\$ |^```)",
-        PAGE.read_text("utf-8").partition("## An accelerator")[0],
+        TUTORIAL.partition("## An accelerator")[0],
         re.MULTILINE | re.DOTALL,
     )
     return output

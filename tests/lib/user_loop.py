@@ -1,4 +1,4 @@
-"""Samplers, batches and a dataset of the user's own, for tests of the library's loaders."""
+"""Model, batches, samplers and a dataset of a user's loop, for tests of the library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,24 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
+
+
+def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a small model with dropout, and its optimizer."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 3))
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def batches(count: int = 8) -> list[tuple[Tensor, Tensor]]:
+    """Return inputs and classes."""
+    generator = torch.Generator().manual_seed(2)
+    return [
+        (torch.randn(4, 6, generator=generator), torch.randint(3, (4,), generator=generator))
+        for _ in range(count)
+    ]
 
 
 class Odd:
