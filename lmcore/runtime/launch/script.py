@@ -171,9 +171,10 @@ def execute(script: Script, env: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         raise
     except SystemExit as error:
-        if error.code not in {None, 0}:
+        status = error.code if isinstance(error.code, int | None) else 1  # others are messages
+        if status:
             sys.last_value = error  # as the interpreter does, for functions at its exit
-        if not is_worker or error.code in _NOT_REPORTED:
+        if not is_worker or status in _NOT_REPORTED:
             raise
         report = _exit_report(script, error)
     except BaseException as error:  # noqa: BLE001  # as the interpreter does

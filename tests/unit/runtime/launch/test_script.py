@@ -154,6 +154,7 @@ HOOK = "import sys\nsys.excepthook = lambda *_: (print('hook'), print('x', file=
         ),
         ("import sys\nsys.exit(-1)", 255, "error: `job.py` ended with exit status 255"),
         ("import sys\nsys.exit('no data')", 1, "no data"),
+        ("import sys\nsys.exit(['no', 'data'])", 1, "['no', 'data']"),
         ("raise MemoryError", 1, "Traceback (most recent call last):"),
         (HOOK + "1 / 0", 1, "Traceback (most recent call last):"),
         (LMCORE, 2, "error: `RANK=x` is not a number of processes or a rank\nat: job.py, line 2: "),
