@@ -1,4 +1,4 @@
-"""Ranks that wait in a collective which another rank never begins: they are named, at once."""
+"""Errors that name the ranks of a session that would wait for each other until the timeout."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def end_together(rendezvous: Rendezvous, updates: int) -> None:
             signs = collect_signs(rendezvous.store, missing)
             waiting = _ahead(signs, rendezvous)
             if waiting:
-                raise _in_vain(me, updates, {rank: signs[rank] for rank in waiting})
+                raise _waits_for_ended(me, updates, {rank: signs[rank] for rank in waiting})
             if signs != seen:
                 seen, deadline = signs, time.monotonic() + rendezvous.timeout
             if time.monotonic() > deadline:
@@ -119,12 +119,12 @@ def _ahead(signs: Mapping[int, Mapping[str, Any]], rendezvous: Rendezvous) -> li
 
 
 def _place(sign: Mapping[str, Any]) -> str:
-    """Return the place at which a rank waits, by its sign of life."""
+    """Return the call that a rank waits in, and its update, by its sign of life."""
     activity = sign.get("activity") or "an unknown step"
     return f"waits in {sign.get('call', (0, ''))[1] or 'a collective'} at {activity}"
 
 
-def _in_vain(me: int, updates: int, signs: dict[int, Any]) -> RunError:
+def _waits_for_ended(me: int, updates: int, signs: dict[int, Any]) -> RunError:
     lines = [f"rank {me} has ended after {updates} updates of weights"]
     lines += [f"rank {rank} {_place(sign)}" for rank, sign in signs.items()]
     return RunError(

@@ -24,40 +24,36 @@ class Epoch:
     Attributes:
         block: Number of blocks of gradient accumulation that had begun when the last batch was
             taken.
+        is_out: True while a batch is in use: from its iteration to the end of the epoch.
     """
 
     def __init__(
         self, batches: Iterator[Any], total: int | None, share: Share, recent: RecentEpochs
     ) -> None:
         self.block = 0
+        self.is_out = False
         self._batches, self._total = batches, total
         self._share, self._recent = share, recent
         self._taken = 0
-        self._is_out = False
         self._peeked: list[Any] = []
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        self._is_out = False
+        self.is_out = False
         batch = self._peeked.pop() if self._peeked else next(self._batches)
         if batch is EPOCH_END:
             batch = next(self._batches)
         self._taken += 1
-        self._is_out = True
+        self.is_out = True
         self._recent.add(self)
         return batch
 
-    @property
-    def is_out(self) -> bool:
-        """True while a batch is in use: from its iteration to the end of the epoch."""
-        return self._is_out
-
     def is_last(self) -> bool:
         """Return True if the batch that is out is the last one."""
-        if not self._is_out or self._total is not None:
-            return self._is_out and self._taken == self._total
+        if not self.is_out or self._total is not None:
+            return self.is_out and self._taken == self._total
         if not self._peeked:
             try:
                 self._peeked.append(next(self._batches))
@@ -103,7 +99,7 @@ class RecentEpochs:
 
         An epoch that was left by `break` is not in use, as nothing refers to it.
         """
-        return next((epoch for epoch in reversed(self._in_use())), None)
+        return next(reversed(self._in_use()), None)
 
     def required(self) -> Epoch:
         """Return the epoch in use, for `gather_for_metrics`.

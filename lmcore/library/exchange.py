@@ -28,18 +28,14 @@ _OPERATIONS = {"sum": "SUM", "mean": "SUM", "max": "MAX", "min": "MIN"}
 
 
 def all_reduce(runtime: Runtime, value: Any, op: str = "mean", name: str = "") -> Any:
-    """Return a value reduced over all ranks; all ranks must call it.
+    """Return a value reduced over all ranks; see `Session.all_reduce`.
 
     Args:
         runtime: Device and processes.
-        value: Tensor of any shape, the same on all ranks; a number; or a list, tuple or dict of
-            these.  A tensor of another device is returned on that device.
+        value: Tensor, number, or list, tuple or dict of these.  A tensor of another device is
+            returned on that device.
         op: "mean", "sum", "max" or "min".
         name: Name of the value within a larger one, for messages: "['loss']".
-
-    Raises:
-        ConfigError: The operation is unknown, or the value is something else.
-        RunError: The ranks have different values.
     """
     if op not in _OPERATIONS:
         raise ConfigError(
@@ -93,18 +89,7 @@ def _all_reduce(runtime: Runtime, tensor: Tensor, op: str, name: str) -> Tensor:
 
 
 def all_gather(runtime: Runtime, value: Any) -> Any:
-    """Return the values of all ranks in the order of ranks; all ranks must call it.
-
-    Args:
-        runtime: Device and processes.
-        value: Tensor of the same shape and dtype on all ranks, or a JSON value.
-
-    Returns:
-        Tensors as one tensor, [world size, *shape]; JSON values as a list.
-
-    Raises:
-        ConfigError: The value is neither.
-    """
+    """Return the values of all ranks in the order of ranks; see `Session.all_gather`."""
     if not isinstance(value, Tensor):
         _check_json(value, "all_gather")
         processes = runtime.processes
@@ -120,16 +105,12 @@ def all_gather(runtime: Runtime, value: Any) -> Any:
 
 
 def gather_samples(runtime: Runtime, value: Any, count_new: Callable[[int], int]) -> Any:
-    """Return the samples of all ranks without repeated ones; all ranks must call it.
+    """Return the samples of all ranks without repeated ones; see `Session.gather_for_metrics`.
 
     Args:
         runtime: Device and processes.
-        value: As of `Session.gather_for_metrics`.
+        value: Results for a batch.
         count_new: Function of the number of samples of this rank, which returns how many count.
-
-    Raises:
-        ConfigError: A value is neither a tensor nor JSON.
-        RunError: The ranks have values of different shapes or types.
     """
     if isinstance(value, dict):
         return {key: gather_samples(runtime, each, count_new) for key, each in value.items()}
@@ -175,17 +156,7 @@ def _gather_rows(runtime: Runtime, rows: Tensor) -> Tensor:
 
 
 def broadcast(runtime: Runtime, value: Any, source: int = 0) -> Any:
-    """Return the value of one rank on all ranks; all ranks must call it.
-
-    Args:
-        runtime: Device and processes.
-        value: Tensor of the same shape and dtype on all ranks, or a JSON value, which may be
-            anything on the other ranks.
-        source: Rank whose value it is.
-
-    Raises:
-        ConfigError: There is no such rank, or the value is neither tensor nor JSON.
-    """
+    """Return the value of one rank on all ranks; see `Session.broadcast`."""
     size = runtime.rank.world_size
     if not 0 <= source < size:
         raise ConfigError(
@@ -263,7 +234,7 @@ def check_same(runtime: Runtime, subject: str, value: Any) -> None:
         return
     digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
     if len(set(runtime.processes.gather(digest, subject))) > 1:
-        hint = "build the same on every rank; only their samples may differ"
         from lmcore.runtime.process.consistency import check_equal
 
+        hint = "build the same on every rank; only their samples may differ"
         check_equal(runtime.processes.rendezvous, subject, value, hint=hint)

@@ -121,8 +121,7 @@ class ShardedLoader:
             move = functools.partial(to_device, device=device.torch_device)
             self._on_device = functools.partial(map, move)
         self._seed, self._recent = seed, recent
-        several = runtime.processes is not None and runtime.processes.rank.world_size > 1
-        self._processes = runtime.processes if several else None
+        self._processes = runtime.processes
         self._order: RankOrder | None = None
         self._generator: torch.Generator | None = None
         self._sampler = sharding_sampler(loader, runtime.rank) if shard else None
@@ -239,7 +238,7 @@ class ShardedLoader:
         return batches
 
     def _description(self) -> dict[str, Any]:
-        """Return what must be equal on all ranks, for the message if it is not."""
+        """Return the settings that must be equal on all ranks, by their names for messages."""
         found: dict[str, Any] = {"kind": type(self._loader).__name__}
         if self._counts_batches():
             found["number of batches"] = _length(self._loader)

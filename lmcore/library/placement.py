@@ -52,19 +52,7 @@ class ModelPlacement:
         self.mesh = ParallelMesh.of(layout, runtime)
 
     def prepare(self, objects: Sequence[Any]) -> None:
-        """Prepare models and optimizers in place; all ranks must call it.
-
-        Models come first, whatever the order of the arguments.
-
-        Args:
-            objects: Modules and optimizers.
-
-        Raises:
-            ConfigError: An object is of another type or prepared already, or an optimizer has
-                parameters of no prepared model.
-            DeviceError: The precision policy has no effect in a model.
-            RunError: The ranks have different models.
-        """
+        """Prepare models and then optimizers, in place; see `Session.prepare`."""
         for each in objects:
             if not isinstance(each, (nn.Module, Optimizer)):
                 raise _wrong_type(each)

@@ -275,7 +275,7 @@ def _require_loadable(objects: Mapping[str, Any]) -> None:
 def _require(
     checkpoint: Path, manifest: Manifest, values: Mapping[str, Any], objects: Mapping[str, Any]
 ) -> None:
-    """Refuse objects that a checkpoint has not, or not of their kind.
+    """Refuse objects that a checkpoint does not have, or has as another kind of object.
 
     Raises:
         CheckpointError: There is one.
@@ -285,8 +285,8 @@ def _require(
     saved |= {
         name: _OPTIMIZER if _is_of_optimizer(value) else _VALUE for name, value in values.items()
     }
+    kinds = {nn.Module: _MODEL, Optimizer: _OPTIMIZER, Tensor: _TENSOR, object: _VALUE}
     for name, each in objects.items():
-        kinds = {nn.Module: _MODEL, Optimizer: _OPTIMIZER, Tensor: _TENSOR, object: _VALUE}
         kind = next(kind for cls, kind in kinds.items() if isinstance(each, cls))
         if saved.get(name) == kind or (isinstance(each, nn.Module) and not each.state_dict()):
             continue

@@ -190,7 +190,7 @@ class Session:
 
     def print(self, *values: Any, **options: Any) -> None:
         """Print on rank 0 only; with the arguments of Python's `print`."""
-        if self.rank == 0:
+        if self.is_main:
             print(*values, **options)  # noqa: T201 - the purpose of the method
 
     def range(self, name: str) -> AbstractContextManager[Any]:
@@ -292,7 +292,8 @@ class Session:
             options: Options of `torch.Tensor.backward`.
 
         Raises:
-            ConfigError: The loss is no scalar, on another device, or depends on no parameter.
+            ConfigError: The loss is no scalar, on another device, or depends on no parameter or,
+                with several ranks, on no prepared model.
             RunError: The loss is NaN or infinite; checked on the CPU only.
         """
         self._require_open("backward")
@@ -311,7 +312,7 @@ class Session:
 
         Raises:
             ConfigError: *clip* is not positive, or *optimizer* has no gradients of `backward`, or
-                not those of a whole update.
+                `rt.accumulate` has not completed them.
             RunError: Gradients overflow at the smallest loss scale, or *clip* is given and their
                 norm is not finite; on another device than the CPU, that of an earlier update.
         """
@@ -342,6 +343,7 @@ class Session:
 
         Raises:
             ConfigError: The operation is unknown, or the value is something else.
+            RunError: The ranks have values of different shapes or types.
         """
         self._require_open("all_reduce")
         return cast("Value", exchange.all_reduce(self._runtime, value, op))

@@ -79,14 +79,11 @@ class Updates:
 
     @contextlib.contextmanager
     def accumulate(self, steps: Any, *, last: bool = False) -> Iterator[None]:
-        """Wrap one of *steps* micro-batches that make an update.
+        """Wrap one of *steps* micro-batches that make an update; see `Session.accumulate`.
 
         Args:
             steps: Number of micro-batches of an update.
             last: True to update after this micro-batch in any case.
-
-        Raises:
-            ConfigError: The number is no positive integer, or contexts are nested.
         """
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise ConfigError(f"`accumulate({steps!r})`: expected a number of micro-batches, 1 up")
@@ -106,17 +103,7 @@ class Updates:
             self._last, self._steps = True, 1
 
     def backward(self, loss: Any, **options: Any) -> None:
-        """Compute gradients; after the last micro-batch of an update average them over all ranks.
-
-        Args:
-            loss: Scalar loss of this rank's micro-batch.
-            options: Options of `torch.Tensor.backward`.
-
-        Raises:
-            ConfigError: The loss is no scalar tensor, depends on no parameter, or, with several
-                ranks, on no prepared model, or is on another device.
-            RunError: The loss is NaN or infinite, on a device that computes at once.
-        """
+        """Compute gradients; at the end of an update average them; see `Session.backward`."""
         self._check_loss(loss)
         if not self._runtime.precision.loss_scaling:
             self.finite.check_loss(loss)
@@ -150,11 +137,7 @@ class Updates:
             )
 
     def _check_loss(self, loss: Any) -> None:
-        """Refuse what is no scalar loss of this device.
-
-        Raises:
-            ConfigError: See `backward`.
-        """
+        """Refuse a loss that is no scalar of this device with a gradient."""
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError(
@@ -175,23 +158,9 @@ class Updates:
             )
 
     def step(self, optimizer: Optimizer, *, clip: Any = None) -> Tensor | None:
-        """Update weights after the last micro-batch of an update, and drop the gradients.
+        """Update weights after the last micro-batch of an update; see `Session.step`.
 
-        All ranks must call it.  With a loss scale, an update whose gradients overflow is skipped,
-        and the scale is lowered.
-
-        Args:
-            optimizer: Optimizer of prepared models, or of any parameters.
-            clip: Largest norm of all its gradients; None: they are not clipped.
-
-        Returns:
-            Norm of the gradients before clipping, a scalar on the device, if *clip* is given and
-            weights were updated; else None.
-
-        Raises:
-            ConfigError: *clip* is not positive, *optimizer* is no optimizer, has no gradients of
-                `backward` or not those of a whole update, or made a step in this micro-batch.
-            RunError: As `Session.step`.
+        With a loss scale, an update whose gradients overflow is skipped, and the scale is lowered.
         """
         if not hasattr(optimizer, "param_groups"):
             raise ConfigError(
@@ -272,11 +241,7 @@ class Updates:
                 each.register_step_pre_hook(self._before_own_step)
 
     def _before_own_step(self, optimizer: Optimizer, *_: Any) -> None:
-        """Check an optimizer's own step.
-
-        Raises:
-            ConfigError: The gradients are multiplied by the loss scale, or not complete.
-        """
+        """Refuse an optimizer's own step with scaled or incomplete gradients, and count others."""
         if self._stepping or self._backwards == self._stepped.get(optimizer, 0):
             return
         name = type(optimizer).__name__
@@ -292,11 +257,7 @@ class Updates:
         self.updated = True
 
     def _require_complete(self, call: str) -> None:
-        """Raise unless the last `backward` completed the gradients of an update.
-
-        Raises:
-            ConfigError: It was in a block of `accumulate` that does not end the update.
-        """
+        """Raise unless the last `backward` completed the gradients of an update."""
         if not self._complete:
             raise ConfigError(
                 f"`{call}` before the gradients of an update are complete",
@@ -306,11 +267,7 @@ class Updates:
             )
 
     def _check_first(self, optimizer: Optimizer) -> None:
-        """Refuse a second step of an optimizer in one micro-batch.
-
-        Raises:
-            ConfigError: It is the second step.
-        """
+        """Refuse a second step of an optimizer in one micro-batch."""
         if any(other is optimizer for other in self._in_block):
             raise ConfigError(
                 "a second `step` within one `accumulate`",

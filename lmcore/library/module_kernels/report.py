@@ -168,16 +168,9 @@ class KernelReport:
         ]
         widths = [max(len(row[at]) for row in rows) for at in range(4)]
         return "\n".join(
-            "  ".join(
-                [
-                    row[0].ljust(widths[0]),
-                    row[1].rjust(widths[1]),
-                    row[2].ljust(widths[2]),
-                    row[3].ljust(widths[3]),
-                    row[4],
-                ]
-            ).rstrip()
-            for row in rows
+            f"{part:<{widths[0]}}  {count:>{widths[1]}}  {op:<{widths[2]}}  {kernel:<{widths[3]}}  "
+            f"{reason}".rstrip()
+            for part, count, op, kernel, reason in rows
         )
 
     def __repr__(self) -> str:

@@ -43,17 +43,7 @@ def use_kernels(
     With the fused loss the logits of a forward pass with labels are computed when they are first
     read; they must be read before the weights change.
 
-    Args:
-        model: Model on the device of the session.
-        runtime: The session's runtime.
-        optimizer: Optimizer whose update of the weights is replaced, too, if it is torch's `Adam`
-            or `AdamW`; None: only the model.
-        fused_loss: True to compute the loss without the logits, if labels are given in training.
-        linear: True to run the device's kernel for `nn.Linear`, too.
-
-    Raises:
-        LmcoreError: The kernels are in the model or the optimizer already, the model is on another
-            device, or the optimizer is of another type.
+    For arguments and errors see `Session.use_kernels`.
     """
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise LmcoreError(

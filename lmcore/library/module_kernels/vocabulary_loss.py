@@ -61,9 +61,7 @@ class LazyLogits(Tensor):
             RuntimeError: The weight has changed or was freed since the forward pass.
         """
         if self.logits is None:
-            freed = (
-                self.weight.untyped_storage().size() == 0
-            )  # a sharded weight, gathered for a pass
+            freed = not self.weight.untyped_storage().size()  # sharded, and gathered for a pass
             if freed or self.versions != _versions(self.hidden, self.weight):
                 raise RuntimeError(
                     "the logits of this forward pass cannot be computed any more: the weights "
