@@ -31,7 +31,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from installed import check, parse, shared_flags
-from model_kernels import CASES, VARIANTS, answer, compare
+from model_kernels import CASES, VARIANTS, compare, take_steps
 
 PEERS = {"fabric": "lightning_fabric", "accelerate": "accelerate"}
 NAMES = ("bare", "lmcore", *PEERS)
@@ -215,7 +215,7 @@ def main() -> None:
         next(LOOPS[asked.one_step]("small"))
         return
     if asked.model_steps:
-        answer(asked.model_steps, asked.case, threads=asked.threads, toy=asked.toy)
+        take_steps(asked.model_steps, asked.case, threads=asked.threads, toy=asked.toy)
         return
     check(asked)
     names = installed() if {"starts", "cost"} & set(asked.parts) else []

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CASES", "VARIANTS", "answer", "compare"]
+__all__ = ["CASES", "VARIANTS", "compare", "take_steps"]
 
 VARIANTS = ("own", "kernels")
 VOCABULARY = {"GPT-2": 50257, "Llama": 32000}
@@ -112,7 +112,7 @@ def steps(case: Case, *, toy: bool, use_kernels: Callable[..., Any] | None) -> I
         yield float(loss.detach()), gradients, time.perf_counter() - begin
 
 
-def answer(variant: str, number: int, *, threads: int, toy: bool) -> None:
+def take_steps(variant: str, number: int, *, threads: int, toy: bool) -> None:
     """Take a step of a case for each line of standard input, and print its figures."""
     import torch
 

@@ -1,4 +1,4 @@
-"""A convolution network that tells circles from squares, on images that are generated here.
+"""A convolution network that separates circles from squares, on images that are generated here.
 
 Try:
     python examples/library/convolution.py

@@ -146,7 +146,7 @@ class PlainLoop:
         """Save nothing."""
 
     def use_kernels(self, model: Any) -> None:
-        """Leave the model's own."""
+        """Leave the model as it is."""
 
 
 def losses(case: str, *, plain: bool) -> tuple[str, list[float]]:

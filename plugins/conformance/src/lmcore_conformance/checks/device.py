@@ -79,9 +79,9 @@ def current(bench: Bench) -> str:
             event.record(stream)
             found["a recorded `new_event()`"] = getattr(event, "device", None)
     faults = [
-        f"{name} is on `{where}`, and the device of this process is `{bench.torch_device}`"
-        for name, where in found.items()
-        if where is not None and torch.device(where) != bench.torch_device
+        f"{name} is on `{device}`, and the device of this process is `{bench.torch_device}`"
+        for name, device in found.items()
+        if device is not None and torch.device(device) != bench.torch_device
     ]
     return conclude(faults, f"`{bench.torch_device}`")
 
