@@ -46,34 +46,6 @@ def _blocks(queries: int, keys: int, *, causal: bool) -> Iterator[tuple[slice, i
 
 
 def _probabilities(
-    q_GRD: Tensor, k_GCD: Tensor, mask_BNRC: Tensor | None, first: int | None
-) -> Tensor:
-    """Return the softmax of a block's scores, [G, R, C]; a row without visible keys gives zeros.
-
-    Args:
-        q_GRD: Queries of the block.
-        k_GCD: Keys that it sees.
-        mask_BNRC: Mask, True for a hidden key; None: there is none.
-        first: Key of the first query, if keys after their query are hidden; else None.
-    """
-    heads, rows, channels = q_GRD.shape
-    scores = q_GRD.new_empty(heads, rows, k_GCD.shape[1])
-    k_GDC = k_GCD.transpose(1, 2)
-    torch.baddbmm(scores, q_GRD, k_GDC, beta=0, alpha=channels**-0.5, out=scores)
-    if first is not None:
-        last = scores[..., max(first, 0) :]  # only the triangle's keys
-        hidden = torch.full(last.shape[1:], float("-inf"), dtype=scores.dtype)
-        last.add_(hidden.triu_(first - max(first, 0) + 1))
-    if mask_BNRC is not None:
-        by_head = scores.view(mask_BNRC.shape[0], -1, rows, k_GCD.shape[1])
-        by_head.masked_fill_(mask_BNRC, float("-inf"))
-    torch.softmax(scores, -1, out=scores)
-    if mask_BNRC is not None or (first is not None and first < 0):
-        scores.nan_to_num_(nan=0.0)  # rows that are hidden whole
-    return scores
-
-
-def _block_probabilities(
     q_GSD: Tensor,
     k_GTD: Tensor,
     mask_BNST: Tensor | None,
@@ -82,10 +54,32 @@ def _block_probabilities(
     *,
     causal: bool,
 ) -> Tensor:
-    """Return the probabilities of the queries of a block, which see *seen* keys at most."""
-    mask = None if mask_BNST is None else mask_BNST[:, :, block, :seen]
-    first = block.start + k_GTD.shape[1] - q_GSD.shape[1] if causal else None
-    return _probabilities(q_GSD[:, block], k_GTD[:, :seen], mask, first)
+    """Return the softmax of a block's scores, [G, R, C]; a row without visible keys gives zeros.
+
+    Args:
+        q_GSD: All queries.
+        k_GTD: All keys.
+        mask_BNST: Mask, True for a hidden key; None: there is none.
+        block: Queries of the block.
+        seen: Number of keys that the block sees.
+        causal: True to hide the keys after their query.
+    """
+    q_GRD, k_GDC = q_GSD[:, block], k_GTD[:, :seen].transpose(1, 2)
+    heads, rows, channels = q_GRD.shape
+    scores = q_GRD.new_empty(heads, rows, seen)
+    torch.baddbmm(scores, q_GRD, k_GDC, beta=0, alpha=channels**-0.5, out=scores)
+    first = block.start + k_GTD.shape[1] - q_GSD.shape[1]  # key of the block's first query
+    if causal:
+        last = scores[..., max(first, 0) :]  # only the triangle's keys
+        hidden = torch.full(last.shape[1:], float("-inf"), dtype=scores.dtype)
+        last.add_(hidden.triu_(first - max(first, 0) + 1))
+    if mask_BNST is not None:
+        by_head = scores.view(mask_BNST.shape[0], -1, rows, seen)
+        by_head.masked_fill_(mask_BNST[:, :, block, :seen], float("-inf"))
+    torch.softmax(scores, -1, out=scores)
+    if mask_BNST is not None or (causal and first < 0):
+        scores.nan_to_num_(nan=0.0)  # rows that are hidden whole
+    return scores
 
 
 class _BlockedAttention(torch.autograd.Function):
@@ -109,7 +103,7 @@ class _BlockedAttention(torch.autograd.Function):
         out_GSD = torch.empty_like(q_GSD, memory_format=torch.contiguous_format)
         probabilities = []
         for block, seen in _blocks(queries, keys, causal=causal):
-            p_GRC = _block_probabilities(q_GSD, k_GTD, mask_BNST, block, seen, causal=causal)
+            p_GRC = _probabilities(q_GSD, k_GTD, mask_BNST, block, seen, causal=causal)
             if keeps:
                 probabilities.append(p_GRC)
             if kept_GST is not None:
@@ -140,7 +134,7 @@ def _gradients(ctx: Any, grad_GSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if probabilities:
             p_GRC = probabilities[number]
         else:
-            p_GRC = _block_probabilities(q_GSD, k_GTD, mask_BNST, block, seen, causal=ctx.causal)
+            p_GRC = _probabilities(q_GSD, k_GTD, mask_BNST, block, seen, causal=ctx.causal)
         grad_GRD, grad_q = grad_GSD[:, block], grad_q_GSD[:, block]
         grad_GRC = torch.bmm(grad_GRD, v_GTD[:, :seen].transpose(1, 2))
         dropped_GRC = p_GRC
