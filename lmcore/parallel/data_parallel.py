@@ -7,7 +7,8 @@ and optimizer state are sharded (ZeRO; Rajbhandari et al., 2020), by torch's `fu
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -96,7 +97,7 @@ def replicate(
 
     Args:
         root: Model on this rank's device; sharded in place with ZeRO.
-        layers: Modules of it that ZeRO shards separately.
+        layers: Modules of it that ZeRO shards separately, unless parts of the model share them.
         mesh: Mesh of the run.
         all_used: See `GradientBuckets`.
     """
@@ -187,7 +188,7 @@ def _shard_layers(root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMe
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     shard_mesh = mesh.shard_mesh()
-    for layer in layers:
+    for layer in _separate(root, layers):
         fully_shard(layer, mesh=shard_mesh, reshard_after_forward=mesh.layout.zero_stage == 3)
     fully_shard(root, mesh=shard_mesh, reshard_after_forward=False)
     if mesh.clock.on_host:
@@ -201,6 +202,19 @@ def _shard_layers(root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMe
         for module in root.modules():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
+
+
+def _separate(root: nn.Module, layers: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    """Yield the layers that occur once, and share no parameter with the rest of the model."""
+    uses = _uses(root)
+    for layer, count in Counter(layers).items():
+        if count == 1 and all(uses[key] == own for key, own in _uses(layer).items()):
+            yield layer
+
+
+def _uses(module: nn.Module) -> Counter[int]:
+    """Return the number of parts of a module that have each parameter, by its id."""
+    return Counter(id(each) for part in module.modules() for each in part.parameters(recurse=False))
 
 
 class _TimedCollective:

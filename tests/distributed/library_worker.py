@@ -221,6 +221,50 @@ def in_turn(timeout: float) -> None:
                 show(weights_of(models))
 
 
+class Sharing(nn.Module):
+    """A layer that occurs twice, a layer, and a layer that shares its weight with the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Linear(8, 8) for _ in range(3)]
+        self.layers = nn.ModuleList([layers[0], *layers])
+        self.head = nn.Linear(8, 8)
+        self.head.weight = layers[2].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.head(x)
+
+
+def sharing(timeout: float) -> None:
+    """Train, save and load a model whose layers share weights; only one is sharded separately."""
+    from torch.distributed.fsdp import FSDPModule
+
+    def make_sharing() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(4)
+        model = Sharing()
+        return model, torch.optim.SGD(model.parameters(), lr=0.5)
+
+    plain, optimizer = make_sharing()
+    for x, y in batches():
+        (functional.cross_entropy(plain(x), y) / 2).backward()
+    optimizer.step()
+    show(weights_of(plain))
+    for stage in (1, 3):
+        with session(timeout, zero_stage=stage) as rt:
+            model, optimizer = rt.prepare(*make_sharing())
+            assert [isinstance(each, FSDPModule) for each in model.layers] == [0, 0, 1, 0]
+            for x, y in list(batches())[rt.rank :: rt.world_size]:
+                rt.backward(functional.cross_entropy(model(x), y))
+            rt.step(optimizer)
+            show(weights_of(model))
+            rt.save(os.environ["FOLDER"], model=model)
+            other = rt.prepare(make_sharing()[0])
+            rt.load(os.environ["FOLDER"], model=other)
+            show(weights_of(other))
+
+
 def averaged_weights(timeout: float) -> None:
     """Keep moving averages of sharded weights in a second prepared model, evaluate, and save it."""
     with session(timeout, zero_stage=3) as rt:
@@ -490,6 +534,7 @@ SCENARIOS: dict[str, Callable[[float], None]] = {
     "metrics": metrics,
     "misuse": misuse,
     "several_heads": several_heads,
+    "sharing": sharing,
     "other_model": other_model,
     "own_group": own_group,
     "train": train,

@@ -51,6 +51,16 @@ def test_parts_in_turn(start: Any) -> None:
         assert "the last micro-batch of an update does not use a model" in refused
 
 
+def test_layers_that_share_weights(start: Any, tmp_path: Path) -> None:
+    """They are sharded with the rest of the model, and train as in one process."""
+    for ended in start("sharing", lambda _: {"FOLDER": str(tmp_path)}, worker=WORKER):
+        assert ended.status == 0, ended.errors
+        plain, *found = ended.printed
+        assert len(found) == 4
+        for weights in found:
+            torch.testing.assert_close(weights, plain, rtol=1e-5, atol=1e-6)
+
+
 def test_averaged_weights(start: Any, tmp_path: Path) -> None:
     """A second prepared model holds moving averages of sharded weights."""
     for ended in start("averaged_weights", lambda _: {"FOLDER": str(tmp_path)}, worker=WORKER):
