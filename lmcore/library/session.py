@@ -251,14 +251,8 @@ class Session:
         self._require_open("loader")
         if not loaders:
             raise ConfigError("`loader` of nothing", hint="give it a `DataLoader`")
-        make = functools.partial(
-            shard_loader,
-            runtime=self._runtime,
-            seed=self._seed or 0,
-            shard=shard,
-            recent=self._epochs,
-        )
-        sharded = tuple(make(loader) for loader in loaders)
+        settings: Any = {"seed": self._seed or 0, "shard": shard, "recent": self._epochs}
+        sharded = tuple(shard_loader(loader, self._runtime, **settings) for loader in loaders)
         return sharded[0] if len(sharded) == 1 else sharded
 
     def autocast(self) -> AbstractContextManager[Any]:
