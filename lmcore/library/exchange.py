@@ -58,11 +58,9 @@ def all_reduce(runtime: Runtime, value: Any, op: str = "mean", name: str = "") -
             why="tensors and numbers are reduced, and lists, tuples and dicts of them",
             hint="`all_gather` takes other values",
         )
-    if runtime.processes is None:
-        return value
     # By the store, in the host's double precision, which not every device has.
     about = f"`all_reduce` by {op} of a number{name and f' {name}'}"
-    values = runtime.processes.gather(value, about)
+    values = _gather(runtime, value, about)
     if op in {"max", "min"}:
         return max(values) if op == "max" else min(values)
     total = sum(values)
@@ -92,8 +90,7 @@ def all_gather(runtime: Runtime, value: Any) -> Any:
     """Return the values of all ranks in the order of ranks; see `Session.all_gather`."""
     if not isinstance(value, Tensor):
         _check_json(value, "all_gather")
-        processes = runtime.processes
-        return [value] if processes is None else processes.gather(value, "`all_gather`")
+        return _gather(runtime, value, "`all_gather`")
     if runtime.processes is None:
         return value.detach().clone().unsqueeze(0)
     _agree(runtime.processes, "`all_gather`", value)
@@ -123,9 +120,7 @@ def gather_samples(runtime: Runtime, value: Any, count_new: Callable[[int], int]
     samples = list(value) if isinstance(value, (list, tuple)) else [value]
     samples = samples[: count_new(len(samples))]
     _check_json(samples, "gather_for_metrics")
-    if runtime.processes is None:
-        return samples
-    ranks = runtime.processes.gather(samples, "`gather_for_metrics` of values")
+    ranks = _gather(runtime, samples, "`gather_for_metrics` of values")
     return [sample for own in ranks for sample in own]
 
 
@@ -165,9 +160,7 @@ def broadcast(runtime: Runtime, value: Any, source: int = 0) -> Any:
     if not isinstance(value, Tensor):
         own = value if runtime.rank.rank == source else None
         _check_json(own, "broadcast")
-        if runtime.processes is None:
-            return value
-        return runtime.processes.gather(own, "`broadcast`")[source]
+        return _gather(runtime, own, "`broadcast`")[source]
     if runtime.processes is None:
         return value.detach().clone()
     from torch import distributed
@@ -205,6 +198,13 @@ def _agree(processes: Processes, call: str, tensor: Tensor, name: str = "") -> N
 
 def _on_device(runtime: Runtime, tensor: Tensor) -> Tensor:
     return tensor.detach().to(runtime.device.torch_device)
+
+
+def _gather(runtime: Runtime, value: Any, about: str) -> list[Any]:
+    """Return the JSON values of all ranks; with one process, too, lists in place of tuples."""
+    if runtime.processes is None:
+        return [json.loads(json.dumps(value))]
+    return runtime.processes.gather(value, about)
 
 
 def _check_json(value: Any, function: str) -> None:

@@ -89,11 +89,7 @@ class Session:
 
     @classmethod
     def require_none(cls) -> None:
-        """Raise an error if a session is open.
-
-        Raises:
-            ConfigError: A session is open.
-        """
+        """Raise an error if a session is open."""
         if cls._open is not None:
             raise ConfigError(
                 "`lmcore.start`: a session is open already",
@@ -464,6 +460,7 @@ class Session:
         atexit.unregister(self._end_at_exit)
         if os.getpid() != self._pid:  # a fork; the session goes on in the process that opened it
             return
+        self._updates.end()
         if error is not None:
             add_device_hint(error, self.device)
             self._resources.__exit__(kind, error, trace)

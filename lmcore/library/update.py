@@ -21,6 +21,7 @@ from lmcore.optim.loss_scale import loss_scale_of
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
 
     from lmcore.config.section import AcceleratorSection
     from lmcore.library.placement import ModelPlacement
@@ -70,6 +71,7 @@ class Updates:
         self._stepping = False
         self._device = torch.empty(0, device=runtime.device.torch_device).device  # with its index
         self.finite = FiniteCheck(runtime.device)
+        self._hooks: list[RemovableHandle] = []
         self._stepped: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._forward = ForwardPrecision(runtime.precision, warns=runtime.rank.rank == 0)
 
@@ -238,7 +240,12 @@ class Updates:
         """Count the steps that a loop makes by `step` of the optimizers among *objects*."""
         for each in objects:
             if isinstance(each, torch.optim.Optimizer):
-                each.register_step_pre_hook(self._before_own_step)
+                self._hooks.append(each.register_step_pre_hook(self._before_own_step))
+
+    def end(self) -> None:
+        """Leave the optimizers alone, which may be prepared by a later session."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _before_own_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Refuse an optimizer's own step with scaled or incomplete gradients, and count others."""

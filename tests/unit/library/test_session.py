@@ -45,7 +45,8 @@ def test_exchanges_with_one_process(start: Any) -> None:
     assert torch.equal(rt.all_reduce(x), x)
     assert rt.all_reduce({"loss": 2.0, "counts": [1, x]}, "sum")["loss"] == 2.0
     assert rt.all_gather(x).shape == (1, 3)
-    assert rt.all_gather({"a": 1}) == [{"a": 1}]
+    assert rt.all_gather({"a": (1, {2: 3})}) == [{"a": [1, {"2": 3}]}]  # as between processes
+    assert isinstance(rt.all_reduce(5), float)
     assert rt.broadcast("text") == "text"
     rt.barrier()
     assert (rt.rank, rt.world_size, rt.is_main, rt.device.type) == (0, 1, True, "cpu")

@@ -271,6 +271,18 @@ def test_numbers_that_are_not_finite(start: Any, clip: float | None) -> None:
         assert all(map(torch.equal, before, model.parameters()))
 
 
+def test_an_optimizer_of_an_earlier_session(start: Any) -> None:
+    """The end of a session within an update does not concern the next one."""
+    model, optimizer = make()
+    with start() as rt, rt.accumulate(2):
+        rt.prepare(model, optimizer)
+        with_a_gradient(rt, model)
+    rt = start()
+    rt.prepare(model, optimizer)
+    with_a_gradient(rt, model).step(optimizer)
+    assert rt.updates == 1
+
+
 class Device(SimpleNamespace):
     """A device other than the CPU, with or without asynchronous copies."""
 
