@@ -8,6 +8,7 @@ Shapes: B batch, N heads, K key/value heads, S queries, T keys, D head channels.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import itertools
@@ -51,20 +52,19 @@ def replace_attention(
     model: nn.Module, modules: Sequence[nn.Module], calls: OpCalls, report: KernelReport
 ) -> None:
     """Register the device's kernel as an attention function, and choose it in the configuration."""
-    modules = [module for module in modules if is_attention(module)]
+    attentions: list[Any] = [module for module in modules if is_attention(module)]
     library = sys.modules.get("transformers.modeling_utils")
-    if not modules or library is None:
+    if not attentions or library is None:
         return
-    part, count = type(modules[0]).__name__, len(modules)
-    configs: dict[int, Any] = {id(module.config): module.config for module in modules}
-    names = {config._attn_implementation for config in configs.values()}  # noqa: SLF001
+    part, count = type(attentions[0]).__name__, len(attentions)
+    names = {module.config._attn_implementation for module in attentions}  # noqa: SLF001
     choice = Choice(
         calls,
         "attention",
-        next(modules[0].parameters()).dtype,
+        next(attentions[0].parameters()).dtype,
         own=own_function("attention"),
         causal=True,
-        **_sizes(modules[0]),
+        **_sizes(attentions[0]),
     )
     reason = choice.reason
     if names != {"sdpa"}:
@@ -77,8 +77,14 @@ def replace_attention(
     functions, name = library.ALL_ATTENTION_FUNCTIONS, next(_NAMES)
     functions.register(name, _attention(choice, functions["sdpa"], report))
     masks.register(name, masks["sdpa"])
-    configs |= {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
-    chosen = [each for each in configs.values() if getattr(each, _CHOSEN, None) == "sdpa"]
+    memo: dict[int, Any] = {}
+    configs: dict[int, Any] = {}
+    for module in model.modules():
+        if hasattr(getattr(module, "config", None), _CHOSEN):
+            # A copy: other models may have been, or will be, made from the same configuration.
+            config: Any = copy.deepcopy(module.config, memo)
+            module.config, configs[id(config)] = config, config
+    chosen = [config for config in configs.values() if getattr(config, _CHOSEN) == "sdpa"]
     for config in chosen:
         setattr(config, _CHOSEN, name)
 

@@ -422,12 +422,18 @@ def test_a_copy_computes_with_its_own_weights(counted_runtime):
 
 
 def test_two_models_of_a_class_are_apart(counted_runtime):
-    """Kernels in the one are not in the other."""
-    first, second, runtime = make("Llama"), make("Llama"), counted_runtime(*OPS)
+    """Kernels in the one are not in others, also if they are made from the same configuration."""
+    first, runtime = make("Llama"), counted_runtime(*OPS)
+    config = first.config
+    second = type(first)(config).train()
     use_kernels(first, runtime)
+    third = type(first)(config).train()
     runtime.calls.clear()
     step(second)
+    step(third)
     assert not runtime.calls
+    report = use_kernels(third, runtime)
+    assert "LlamaAttention" in {row.part for row in report.replaced}
 
 
 def test_another_dtype(counted_runtime):
