@@ -77,10 +77,10 @@ def run(argv: list[str]) -> int:
     from lmcore.runtime.launch.worker_protocol import launch_info
     from lmcore.runtime.user_line import error_text
 
-    own, words = _split(argv)
-    if not launch_info(os.environ).report_file:  # a worker has its launcher's words
-        own, words = _with_flags_at_end(own, words, argv)
-    if wants_help(own):
+    flags, words = _split(argv)
+    if not launch_info(os.environ).report_file:  # the launcher starts workers without flags
+        flags, words = _with_flags_at_end(flags, words, argv)
+    if wants_help(flags):
         groups = [("options", "", options_of(RunSection))]
         arguments = [
             ("SCRIPT", "Path of a Python script; or `-m MODULE`, as for python."),
@@ -98,14 +98,14 @@ def run(argv: list[str]) -> int:
         )
         return 0
     with clean_termination():  # the script itself has Python's own handlers
-        section = parse_section(RunSection, own, command="lmcore run", foreign=torchrun_flags())
+        section = parse_section(RunSection, flags, command="lmcore run", foreign=torchrun_flags())
         script = _script(words)
         try:
             script.check()
         except (SyntaxError, ValueError) as error:
             sys.stderr.write(error_text(error.with_traceback(None)) + "\n")
             return 1
-        status = _start(own, words, section)
+        status = _start(flags, words, section)
     return execute(script, os.environ) if status is None else status
 
 
@@ -126,12 +126,12 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _with_flags_at_end(
-    own: list[str], words: list[str], argv: Sequence[str]
+    flags: list[str], words: list[str], argv: Sequence[str]
 ) -> tuple[list[str], list[str]]:
     """Return the flags of lmcore with the ones at the end of the line, and the script's words.
 
     Args:
-        own: Flags of lmcore before the script.
+        flags: Flags of lmcore before the script.
         words: The script, or `-m` and the module, and the words after it.
         argv: The whole line.
 
@@ -142,20 +142,21 @@ def _with_flags_at_end(
     places = [
         index for index, word in enumerate(words) if index >= first and _flag(word) == _PROCESSES
     ]
-    if not places or _PROCESSES in map(_flag, own) or argv[len(own) : len(own) + 1] == ["--"]:
-        return own, words
+    if not places or _PROCESSES in map(_flag, flags) or argv[len(flags) : len(flags) + 1] == ["--"]:
+        return flags, words
     known = {option.flag for option in options_of(RunSection)} | torchrun_flags().keys()
-    flags, rest = _split(words[places[0] :])
-    names = [_flag(word) for word in flags if word.startswith("-")]
+    late, rest = _split(words[places[0] :])
+    names = [_flag(word) for word in late if word.startswith("-")]
     before = words[: places[0]]
     strange = [name for name in names if name not in known] + rest
     if not strange:
-        return own + flags, before
-    count = flags[: 2 if "=" not in flags[0] else 1]
+        return flags + late, before
+    count = late[: 2 if "=" not in late[0] else 1]
     script = before + words[places[0] + len(count) :]
-    hint = f"`{shlex.join(['lmcore', 'run', *own, *count, *script])}` sets the number of processes"
+    line = shlex.join(["lmcore", "run", *flags, *count, *script])
+    hint = f"`{line}` sets the number of processes"
     if first == 1:
-        line = shlex.join(["lmcore", "run", *own, "--", *words])
+        line = shlex.join(["lmcore", "run", *flags, "--", *words])
         hint = f"{hint}; `{line}` passes it to the script"
     raise ConfigError(
         f"`{_PROCESSES}` among the arguments of `{words[first - 1]}`",
@@ -182,11 +183,11 @@ def _script(words: Sequence[str]) -> Script:
     return Script(words[0], tuple(words[1:]), is_module)
 
 
-def _start(own: list[str], words: list[str], section: RunSection) -> int | None:
+def _start(flags: list[str], words: list[str], section: RunSection) -> int | None:
     """Start the processes of the script, or prepare the environment for it in this one.
 
     Args:
-        own: Flags of lmcore.
+        flags: Flags of lmcore.
         words: The script, or `-m` and the module, and its arguments.
         section: Values of the flags.
 
@@ -202,7 +203,7 @@ def _start(own: list[str], words: list[str], section: RunSection) -> int | None:
     rank = rank_info(os.environ)
     log.configure(rank=rank.rank, world_size=rank.world_size)
     is_worker = bool(launch_info(os.environ).report_file)
-    plugins = find_plugins(own)
+    plugins = find_plugins(flags)
     selection = select_device(plugins, section.device, rank)
     if not is_worker:
         _hand_down(section, selection)

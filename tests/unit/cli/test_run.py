@@ -160,10 +160,10 @@ def test_two_processes(folder: Path) -> None:
     lines = sorted(done.stdout.splitlines())
     assert lines[0].startswith("[rank 1] ")
     found = [json.loads(lines[1]), json.loads(lines[0].removeprefix("[rank 1] "))]
-    assert [one["RANK"] for one in found] == ["0", "1"]
-    for one in found:
-        assert (one["WORLD_SIZE"], one["plugin"]) == ("2", "cpu")
-        assert one["argv"] == ["show.py", "-x"]
+    assert [worker["RANK"] for worker in found] == ["0", "1"]
+    for worker in found:
+        assert (worker["WORLD_SIZE"], worker["plugin"]) == ("2", "cpu")
+        assert worker["argv"] == ["show.py", "-x"]
 
 
 def test_output_of_rank_0_alone(folder: Path) -> None:
@@ -203,8 +203,8 @@ def test_processes_of_a_flag_after_the_script(folder: Path) -> None:
         done = lmcore_run(*line.split(), *own)
         assert done.returncode == 0, done.stderr
         found = [json.loads(text.removeprefix("[rank 1] ")) for text in done.stdout.splitlines()]
-        assert [one["WORLD_SIZE"] for one in found] == ["2", "2"]
-        assert [one["argv"] for one in found] == [["show.py", *(own or ["-x"])]] * 2
+        assert [worker["WORLD_SIZE"] for worker in found] == ["2", "2"]
+        assert [worker["argv"] for worker in found] == [["show.py", *(own or ["-x"])]] * 2
 
 
 def test_below_another_launcher(folder: Path) -> None:
