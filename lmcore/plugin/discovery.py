@@ -77,14 +77,16 @@ def discover(
     wanted = [point for point in points if point not in records]
     probes = _try_in_copy(wanted, env, probe=probe)
     for point in wanted:
-        gone = probes.get(point.name)
-        records[point] = gone if isinstance(gone, PluginRecord) else load(point)
+        failed = probes.get(point.name)
+        records[point] = failed if isinstance(failed, PluginRecord) else load(point)
     found = PluginSet(tuple(_without_namesakes([records[point] for point in points])))
     for name, source in sources.items():  # a plugin may call itself otherwise than its entry point
         found = found.without([name], source)
     if not probe:
         return found
-    return PluginSet(tuple(_probed(one, env, probes.get(one.entry_point)) for one in found))
+    return PluginSet(
+        tuple(_probed(record, env, probes.get(record.entry_point)) for record in found)
+    )
 
 
 def _left_out(
@@ -148,7 +150,7 @@ def _try_in_copy(
 
         return load_and_probe
 
-    trials = try_each({one.name: attempt(one) for one in others}, seconds=_TRIAL_SECONDS)
+    trials = try_each({point.name: attempt(point) for point in others}, seconds=_TRIAL_SECONDS)
     found: dict[str, PluginRecord | Mapping[str, Any]] = {}
     for point in others:
         trial = trials[point.name]
@@ -163,7 +165,7 @@ def _try_in_copy(
 
 
 def _taken(name: str, points: Sequence[importlib.metadata.EntryPoint]) -> str:
-    owners = " and ".join(sorted(f"`{distribution_of(one)}` ({one.value})" for one in points))
+    owners = " and ".join(sorted(f"`{distribution_of(point)}` ({point.value})" for point in points))
     return f"the name `{name}` is taken twice, by {owners}; uninstall one of them"
 
 
@@ -171,10 +173,10 @@ def _without_namesakes(records: Sequence[PluginRecord]) -> list[PluginRecord]:
     """Fail plugins of different entry points that give themselves one name."""
     checked = []
     for record in records:
-        namesakes = [one for one in records if one.info and one.name == record.name]
+        namesakes = [other for other in records if other.info and other.name == record.name]
         if record.info and len(namesakes) > 1:
             owners = " and ".join(
-                sorted(f"`{one.distribution}` ({one.entry_point})" for one in namesakes)
+                sorted(f"`{other.distribution}` ({other.entry_point})" for other in namesakes)
             )
             reason = f"two plugins call themselves `{record.name}`, of {owners}; uninstall one"
             checked.append(dataclasses.replace(record, state=PluginState.FAILED, reason=reason))

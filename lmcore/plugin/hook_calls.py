@@ -282,7 +282,7 @@ def choose_comm_backend(backends: Iterable[CommBackend], wanted: str | None = No
     Raises:
         DeviceError: None is available, or the wanted one is not; with the reason of each.
     """
-    ranked = sorted(backends, key=lambda one: -one.priority)
+    ranked = sorted(backends, key=lambda backend: -backend.priority)
     reasons = []
     for backend in ranked:
         if wanted not in {None, backend.name}:
@@ -303,8 +303,8 @@ def choose_comm_backend(backends: Iterable[CommBackend], wanted: str | None = No
 def _no_such_backend(
     wanted: str, backends: Sequence[CommBackend], reasons: Sequence[str]
 ) -> DeviceError:
-    usable = [one.name for one in backends if one.available() is None]
-    offered = ", ".join(f"`{one.name}`" for one in backends) or "none"
+    usable = [backend.name for backend in backends if backend.available() is None]
+    offered = ", ".join(f"`{backend.name}`" for backend in backends) or "none"
     return DeviceError(
         f"`--distributed-backend {wanted}` cannot be used on this device",
         why="\n".join(reasons) or f"its plugin does not have it; it offers {offered}",
@@ -313,7 +313,7 @@ def _no_such_backend(
 
 
 def _implementers(plugins: PluginSet, selection: Selection, hook: str) -> list[PluginRecord]:
-    return [one for one in plugins.participants(selection.plugin) if one.implements(hook)]
+    return [record for record in plugins.participants(selection.plugin) if record.implements(hook)]
 
 
 def _collect(
@@ -333,7 +333,7 @@ def _collect_named(
     found: list[Named] = []
     for record in plugins.participants(selection.plugin):
         offered: list[Named] = _offered(record, selection, hook, kind, **arguments)
-        names = [one.name for one in (*found, *offered)]
+        names = [policy.name for policy in (*found, *offered)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             error = PluginError(
@@ -383,9 +383,9 @@ def _checked_list(record: PluginRecord, hook: str, found: object, kind: type[T])
     wanted = f"a list of `{kind.__name__}`"
     if not isinstance(found, Sequence) or isinstance(found, str | bytes):
         raise _wrong(record, hook, found, wanted)
-    for one in found:
-        if not isinstance(one, kind):
-            raise _wrong(record, hook, one, wanted)
+    for each in found:
+        if not isinstance(each, kind):
+            raise _wrong(record, hook, each, wanted)
     return list(found)
 
 

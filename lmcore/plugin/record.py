@@ -150,12 +150,12 @@ class PluginSet:
     @property
     def usable(self) -> tuple[PluginRecord, ...]:
         """The plugins that take part."""
-        return tuple(one for one in self.records if one.state is PluginState.USABLE)
+        return tuple(record for record in self.records if record.state is PluginState.USABLE)
 
     @property
     def troubled(self) -> tuple[PluginRecord, ...]:
         """The plugins that should take part and cannot."""
-        return tuple(one for one in self.records if one.troubled)
+        return tuple(record for record in self.records if record.troubled)
 
     def without(self, names: Collection[str], source: str = "--plugin-off") -> PluginSet:
         """Return the set with some plugins switched off.
@@ -167,7 +167,9 @@ class PluginSet:
         Raises:
             ConfigError: A plugin is not installed, or is the CPU's.
         """
-        known = {one.entry_point for one in self.records} | {one.name for one in self.records}
+        known = {record.entry_point for record in self.records} | {
+            record.name for record in self.records
+        }
         for name in names:
             if name == CPU:
                 raise ConfigError(
@@ -183,10 +185,11 @@ class PluginSet:
                 )
         return PluginSet(
             tuple(
-                replace(one, state=PluginState.OFF, reason=f"`{source}` leaves it out")
-                if one.state is not PluginState.OFF and {one.name, one.entry_point} & set(names)
-                else one
-                for one in self.records
+                replace(record, state=PluginState.OFF, reason=f"`{source}` leaves it out")
+                if record.state is not PluginState.OFF
+                and {record.name, record.entry_point} & set(names)
+                else record
+                for record in self.records
             )
         )
 

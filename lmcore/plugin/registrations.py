@@ -70,7 +70,7 @@ class Registrations(Mapping[str, T], Generic[T]):
         return len(self.found)
 
     def why_missing(self) -> str | None:
-        """Return the reason that a message about an unknown name adds: whose might be missing."""
+        """Return the failures, as the reason in a message about an unknown name; None if none."""
         return (
             "\n".join(
                 f"plugin `{name}` might add it: it {reason}"
@@ -96,8 +96,8 @@ def plugin_sections(plugins: PluginSet, options: Iterable[Option] | None = None)
     asked: list[tuple[PluginRecord, OptionRegistry]] = []
 
     def registry(record: PluginRecord, _: Mapping[str, str]) -> OptionRegistry:
-        for other, one in asked[-1:]:  # what the one before added, if it did not fail
-            for name, section in one.found.items():
+        for other, added in asked[-1:]:  # the options of the plugin before, if it did not fail
+            for name, section in added.found.items():
                 for option in plugin_options(name, section):
                     flags.update(dict.fromkeys(option.flags, f"plugin {other.label}"))
         asked.append((record, OptionRegistry(record.label, record.name, dict(flags))))
@@ -105,9 +105,9 @@ def plugin_sections(plugins: PluginSet, options: Iterable[Option] | None = None)
 
     found = _collect(plugins, "lmcore_add_options", registry)
     left_out = {name: LeftOut(reason) for name, reason in found.failures.items()}
-    for one in plugins:
-        if one.state is PluginState.OFF:
-            left_out[one.name] = LeftOut(f"is off: {one.reason}", wanted=True)
+    for record in plugins:
+        if record.state is PluginState.OFF:
+            left_out[record.name] = LeftOut(f"is off: {record.reason}", wanted=True)
     return PluginSections(dict(found), left_out)
 
 

@@ -108,7 +108,7 @@ def test_a_backend_that_cannot_be_made_known_stops_the_run(start, chip, monkeypa
         return common | ({"CHIP_REGISTER": "fails"} if rank == 1 else {})
 
     first, second = start("work", env, timeout=60.0)
-    assert "`gloo` cannot be made known to torch" in second.errors
+    assert "`gloo` cannot be registered with torch" in second.errors
     assert "OSError: libchip.so is missing" in second.errors
     assert first.status == second.status == 1
     assert "rank 1 stopped the run" in first.errors

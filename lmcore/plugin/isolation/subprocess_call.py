@@ -196,18 +196,18 @@ def call_together(
     ):
         begin = time.monotonic()
         deadline = begin + timeout
-        while running := [one for one in children if one.seconds is None]:
+        while running := [child for child in children if child.seconds is None]:
             now = time.monotonic()
-            for one in running:
-                if one.process.has_ended():
-                    one.seconds = now - begin
-                    if one.process.status != 0:
+            for child in running:
+                if child.process.has_ended():
+                    child.seconds = now - begin
+                    if child.process.status != 0:
                         deadline = min(deadline, now + grace)
             if now > deadline:
                 break
             time.sleep(_POLL_SECONDS)
         took = time.monotonic() - begin
-        return tuple(one.outcome(took, timeout) for one in children)
+        return tuple(child.outcome(took, timeout) for child in children)
 
 
 class _Child:
@@ -228,7 +228,7 @@ class _Child:
         with self.log.open("rb") as file:
             log = log_tail(file)
         return Outcome(
-            values=tuple(one["value"] for one in lines if "value" in one),
+            values=tuple(line["value"] for line in lines if "value" in line),
             fault=self._fault(lines, log, took, timeout if stopped else None),
             log=log,
             seconds=took if self.seconds is None else self.seconds,
@@ -237,10 +237,10 @@ class _Child:
     def _fault(
         self, lines: Sequence[Mapping[str, Any]], log: str, took: float, timeout: float | None
     ) -> str:
-        raised = next((one["raised"] for one in lines if "raised" in one), None)
+        raised = next((line["raised"] for line in lines if "raised" in line), None)
         if raised is not None:
             return str(raised)
-        done = any("done" in one for one in lines)
+        done = any("done" in line for line in lines)
         after = " after it had answered" if done else ""
         if timeout is not None:
             limit = f"no answer within {timeout:g} s" if took >= timeout else "no answer"
@@ -267,8 +267,8 @@ def _started(
             children.append(_Child(call, own, timeout, start))
         yield children
     finally:
-        for one in children:
-            one.process.kill()
+        for child in children:
+            child.process.kill()
 
 
 def _lines(answers: Path) -> Iterator[dict[str, Any]]:

@@ -1,1 +1,1 @@
-"""Worker processes of one host: launcher, fork server, and what schedulers say about ranks."""
+"""Worker processes of one host: launcher, forked workers, and the variables of other launchers."""

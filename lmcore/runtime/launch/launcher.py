@@ -223,7 +223,7 @@ class _Workers:
     def _start(self, rank: int) -> _Worker:
         info = RankInfo(rank, rank, self.size, self.size)
         report_file = self.folder / f"{rank}.json"
-        port, store_port = (one.getsockname()[1] for one in (self.reserved, self.server))
+        port, store_port = (server.getsockname()[1] for server in (self.reserved, self.server))
         address = {"MASTER_ADDR": _HOST, "MASTER_PORT": str(port)}
         own = LaunchInfo(str(report_file), self.secret, store_port, os.getpid())
         env = {**self.env, **info.to_env(), **address, **own.to_env()}

@@ -221,8 +221,8 @@ def expand_nodelist(text: str) -> Iterator[str]:
             yield part
             continue
         before, ranges, after = found.groups()
-        for one in ranges.split(","):
-            bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", one, re.ASCII)
+        for numbers in ranges.split(","):
+            bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", numbers, re.ASCII)
             if bounds is None:
                 raise _malformed(text)
             first, last = bounds[1], bounds[2] or bounds[1]

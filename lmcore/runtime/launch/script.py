@@ -93,7 +93,7 @@ class Script:
         if with_suffix.is_file():
             return f"did you mean `{with_suffix}`?"
         if path.parent.is_dir():
-            close = nearest(path.name, (one.name for one in path.parent.glob("*.py")))
+            close = nearest(path.name, (other.name for other in path.parent.glob("*.py")))
             if close is not None:
                 return f"did you mean `{path.with_name(close)}`?"
         return "options of `lmcore run` precede the script, each with its value"

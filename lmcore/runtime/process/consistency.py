@@ -83,10 +83,10 @@ def check_device(rendezvous: Rendezvous, selection: Selection, plugins: PluginSe
     if not unable:
         return
     lines = []
-    for ranks, one in _folded(complaints):
-        if one is not None:
-            lines += [f"{named_ranks(ranks)}: {one['what']}"]
-            lines += [f"  {line}" for line in (one["why"] or "").splitlines()]
+    for ranks, reason in _folded(complaints):
+        if reason is not None:
+            lines += [f"{named_ranks(ranks)}: {reason['what']}"]
+            lines += [f"  {line}" for line in (reason["why"] or "").splitlines()]
     raise DeviceError(
         f"{named_ranks(unable)} cannot use device `{selection.probe.device_type}`, which the "
         "launcher chose",

@@ -179,7 +179,7 @@ def _register(backend: CommBackend, selection: Selection) -> None:
         backend.register()
     except Exception as cause:
         raise PluginError(
-            f"communication backend `{backend.name}` cannot be made known to torch",
+            f"communication backend `{backend.name}` cannot be registered with torch",
             why=f"{type(cause).__name__}: {cause}",
             hint=f"update or remove `{selection.distribution}`, or report this to its authors",
         ) from cause

@@ -51,8 +51,7 @@ _ALL_LEFT = "all left"
 _NEVER = "never"
 """Key that is never set."""
 _VERDICT_SECONDS = 5.0
-"""Time that the other ranks wait longer than rank 0, which is the one that can name who is missing.
-"""
+"""Time that the other ranks wait longer than rank 0, which can name the missing ranks."""
 _NUM_SHOWN = "lmcore/stacks-shown"
 """Key of the counter by which the first rank that shows all stacks is found."""
 _HEARTBEAT_SECONDS = 1.0

@@ -40,8 +40,8 @@ __all__ = [
 ]
 
 _SECONDS, _RANKS = 1.0, 32
-"""Time between two signs of life of a rank in a run of up to so many ranks; in larger runs more, so
-that the process with the store has not more to do."""
+"""Seconds between two signs of life of a rank in a run of up to so many ranks; in proportion more
+in larger runs, so that the process with the store has no more to do."""
 _END_SECONDS = 2.0
 """Time to end the thread: the process with the store may not answer."""
 _STACK_SECONDS = 3.0
@@ -199,7 +199,7 @@ def collect_signs(store: StoreClient, ranks: Sequence[int]) -> dict[int, dict[st
 
 
 def collect_states(store: StoreClient, world_size: int) -> list[RankState]:
-    """Ask all ranks for their stacks, and return what is known of each.
+    """Return the state of each rank, with its stacks if it sends them in time.
 
     Raises:
         StoreError: The process with the store does not answer.

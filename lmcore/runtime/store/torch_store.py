@@ -13,7 +13,7 @@ from lmcore.runtime.store.client import StoreClient
 __all__ = ["TorchStore"]
 
 _LONGEST_WAIT = 10.0
-"""Longest wait of one request, in seconds: the answer shows that the server lives."""
+"""Longest wait of one request, in seconds: the answer shows that the server runs."""
 
 
 class TorchStore(distributed.Store):  # type: ignore[name-defined,misc]  # public all the same
