@@ -24,14 +24,14 @@ class Epoch:
     Attributes:
         block: Number of blocks of gradient accumulation that had begun when the last batch was
             taken.
-        is_out: True while a batch is in use: from its iteration to the end of the epoch.
+        in_use: True while a batch is in use: from its iteration to the end of the epoch.
     """
 
     def __init__(
         self, batches: Iterator[Any], total: int | None, share: Share, recent: RecentEpochs
     ) -> None:
         self.block = 0
-        self.is_out = False
+        self.in_use = False
         self._batches, self._total = batches, total
         self._share, self._recent = share, recent
         self._taken = 0
@@ -41,19 +41,19 @@ class Epoch:
         return self
 
     def __next__(self) -> Any:
-        self.is_out = False
+        self.in_use = False
         batch = self._peeked.pop() if self._peeked else next(self._batches)
         if batch is EPOCH_END:
             batch = next(self._batches)
         self._taken += 1
-        self.is_out = True
+        self.in_use = True
         self._recent.add(self)
         return batch
 
     def is_last(self) -> bool:
-        """Return True if the batch that is out is the last one."""
-        if not self.is_out or self._total is not None:
-            return self.is_out and self._taken == self._total
+        """Return True if the batch in use is the last one."""
+        if not self.in_use or self._total is not None:
+            return self.in_use and self._taken == self._total
         if not self._peeked:
             try:
                 self._peeked.append(next(self._batches))
@@ -65,7 +65,7 @@ class Epoch:
         return self._peeked[0] is EPOCH_END
 
     def count_new(self, size: int) -> int:
-        """Return how many samples of the batch that is out are not repeated at the epoch's end.
+        """Return how many samples of the batch in use are not repeated at the epoch's end.
 
         Args:
             size: Number of samples of the batch.
@@ -129,7 +129,7 @@ class RecentEpochs:
 
     def _in_use(self) -> list[Epoch]:
         found = (each() for each in self._epochs)
-        return [epoch for epoch in found if epoch is not None and epoch.is_out]
+        return [epoch for epoch in found if epoch is not None and epoch.in_use]
 
 
 def _throw(error: Exception) -> Any:

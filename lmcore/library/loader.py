@@ -168,7 +168,7 @@ class ShardedLoader:
 
     @property
     def is_last(self) -> bool:
-        """True while the last batch of an epoch is out.
+        """True while the last batch of an epoch is in use.
 
         If the number of batches is unknown, the next batch is read to see it.
         """

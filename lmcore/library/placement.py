@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelPlacement"]
 
+_connected: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Models that are replicated or sharded, by the processes of this session or an earlier one."""
+
 
 class ModelPlacement:
     """Prepared models and optimizers of a session.
@@ -92,6 +95,12 @@ class ModelPlacement:
                 f"`prepare`: a part of this {type(model).__name__} is prepared already",
                 hint="prepare the whole model only",
             )
+        if model in _connected:
+            raise ConfigError(
+                f"`prepare`: this {type(model).__name__} was prepared in an earlier session",
+                why="its gradients are reduced by the process groups of that session",
+                hint="prepare a new model, and load its weights by `rt.load`",
+            )
         for name, tensor in _tensors(model):
             if tensor.is_meta:
                 raise ConfigError(
@@ -124,6 +133,8 @@ class ModelPlacement:
         """Broadcast the weights of rank 0, and replicate or shard the model."""
         from lmcore.parallel.data_parallel import replicate
 
+        if self.mesh.replicas.size > 1:
+            _connected.add(model)
         with torch.no_grad():
             broadcast_coalesced([tensor for _, tensor in _tensors(model)], self.mesh.replicas)
         return replicate(model, _layers(model), self.mesh, all_used=False)

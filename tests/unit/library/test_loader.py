@@ -102,7 +102,7 @@ def test_one_process_is_a_plain_loop(name: str) -> None:
     ids=["known", "unknown", "own"],
 )
 def test_the_last_batch_is_marked(loader: Any) -> None:
-    """Only while it is out, in each epoch, and however often it is read."""
+    """Only while it is in use, in each epoch, and however often it is read."""
     batches = shard_loader(loader, runtime(), seed=SEED)
     assert not batches.is_last
     for _ in range(2):
@@ -157,7 +157,7 @@ def test_batches_move_to_the_device() -> None:
 
 
 def test_batches_are_copied_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device with streams has the next batch before the one that is out is computed."""
+    """A device with streams has the next batch before the batch in use is computed."""
 
     class Stream(SimpleNamespace):
         wait_event = staticmethod(lambda event: None)
