@@ -36,9 +36,10 @@ LAYERS = "layers"
 HEAD = "head"
 """Part of a model: the projection to the vocabulary, with the loss."""
 
-_ADDS = frozenset({"addmm", "baddbmm", "addbmm", "addmv"})
+_ADDS = frozenset({"addmm", "baddbmm", "addbmm"})
 _BATCHED = frozenset({"bmm", "baddbmm", "addbmm", "attention", "attn", "flash"})
-_WORDS = _ADDS | _BATCHED | {"mm", "mv", "dot", "matmul", "linear", "gemm", "convolution"}
+_WORDS = _ADDS | _BATCHED | {"mm", "matmul", "linear", "gemm", "convolution"}
+"""Words in the names of ops.  Products with a vector (`mv`, `dot`) are weighted sums."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ def _product_words(func: Any) -> tuple[str, frozenset[str]] | None:
 def _factor_dtypes(
     func: Any, words: frozenset[str], args: Sequence[Any], out: Any
 ) -> tuple[str, ...]:
-    """Return the dtypes of the two factors; none if the op has no two floating-point ones.
+    """Return the dtypes of the two factors; none if the op has no two matrices.
 
     An op of another library may cast its arguments itself, also to fewer bits than the result has:
     the narrowest dtype that is visible counts.
@@ -203,6 +204,8 @@ def _factor_dtypes(
         factors = sorted(matrices, key=lambda tensor: tensor.dtype.itemsize)[:1]
     elif len(found) > 1:
         factors = found[1:3] if words & _ADDS else found[:2]
+        if any(factor.dim() == 2 and 1 in factor.shape for factor in factors):
+            factors = []  # a weighted sum, as of a norm's gradients
     else:
         factors = []
     return tuple(sorted({dtype_name(factor.dtype) for factor in factors}))

@@ -76,6 +76,14 @@ def test_a_llama_in_float32(make_model: Any, runtime: Any) -> None:
     assert found.wider_words() == ""
 
 
+def test_a_llama_in_half_precision(make_model: Any, runtime: Any) -> None:
+    """The weighted sums of a norm's gradient are in float32, and are no products of the model."""
+    options = {"position_embedding_type": "rope", "num_query_groups": 1, "swiglu": True}
+    model = make_model(**options, normalization="RMSNorm", add_bias_linear=False)
+    rows = apply_precision(model, runtime()).to_list()
+    assert {row["dtype"] for row in rows if row["part"] == "layers"} == {"bfloat16"}
+
+
 def as_float32(value: Any) -> Any:
     """Return a floating-point tensor in float32, another value as it is."""
     return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
