@@ -146,8 +146,15 @@ class SavedTensors:
         """Add a tensor, or the local part of a sharded tensor unless it is empty.
 
         Raises:
-            ConfigError: The tensor is sharded in another way than parameters are.
+            ConfigError: The tensor is sharded in another way than parameters are, or another tensor
+                has the name.
         """
+        if name in self.tensors:
+            raise ConfigError(
+                f"two tensors have the name `{name}` in a checkpoint",
+                why="names of tensors in mappings and lists are made of their keys",
+                hint="rename a key",
+            )
         local = local_part(tensor)
         if local is tensor:
             self.tensors[name] = tensor.detach()

@@ -94,6 +94,12 @@ WRONG: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
         lambda rt, path, model, optimizer: rt.save(path, x={(1, 2): 3}),
         ("with the key (1, 2), `x`", "no key of type tuple"),
     ),
+    "a name twice": (
+        lambda rt, path, model, optimizer: rt.save(
+            path, x={"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}}
+        ),
+        ("two tensors have the name `x.a.b`",),
+    ),
     "no checkpoint kept": (
         lambda rt, path, model, optimizer: rt.save(path, model=model, keep_last=0),
         ("`save(keep_last=0)`: expected a number, 1 up",),
