@@ -13,11 +13,7 @@ from typing import Any
 from lmcore.config.derived.batch_size import BatchSizes
 from lmcore.config.derived.data_source import RunSources
 from lmcore.config.derived.model_family import family_of
-from lmcore.config.derived.model_math import (
-    ffn_hidden_size,
-    num_query_groups,
-    pad_vocab_size,
-)
+from lmcore.config.derived.model_math import ffn_hidden_size, num_query_groups, pad_vocab_size
 from lmcore.config.plan import ResumePoint, RunPlan
 from lmcore.config.rules.training import DEFAULT_TRAIN_ITERS
 from lmcore.config.section import Config

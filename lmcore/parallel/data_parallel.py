@@ -129,11 +129,7 @@ def _shard(root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMesh) -> 
     _shard_layers(root, layers, mesh)
 
     # torch itself waits for its collectives at the end of backward.
-    def accumulation(
-        *,
-        last: bool,
-        profiler_range: ProfilerRange = no_range,  # noqa: ARG001
-    ) -> AbstractContextManager[None]:
+    def accumulation(*, last: bool, **_: Any) -> AbstractContextManager[None]:
         assert isinstance(root, FSDPModule)
         if stage == 1:
             root.set_requires_gradient_sync(last)
@@ -230,9 +226,5 @@ class _TimedCollective:
         return self._clock.wait(self._collective, output_tensor, input_tensor, **options)
 
 
-def _no_reduction(
-    *,
-    last: bool,  # noqa: ARG001
-    profiler_range: ProfilerRange = no_range,  # noqa: ARG001
-) -> AbstractContextManager[None]:
+def _no_reduction(**_: Any) -> AbstractContextManager[None]:
     return contextlib.nullcontext()

@@ -21,12 +21,7 @@ from lmcore.model.shape import ModelPart
 from lmcore.parallel import context_parallel, tensor_parallel
 from lmcore.parallel.collectives import all_reduce_coalesced
 from lmcore.parallel.context_parallel import local_positions, local_tokens
-from lmcore.parallel.data_parallel import (
-    LossModule,
-    replicate,
-    shard_stages,
-    squared_norm,
-)
+from lmcore.parallel.data_parallel import LossModule, replicate, shard_stages, squared_norm
 from lmcore.parallel.graph_capture import GraphedMicroBatch, allocate_gradients
 from lmcore.parallel.mesh import ParallelMesh
 from lmcore.parallel.pipeline import Pipeline

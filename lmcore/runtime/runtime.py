@@ -15,11 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.accelerator.op.records import OpContext, parse_preferences
 from lmcore.errors import ConfigError, LmcoreError
-from lmcore.plugin import (
-    build_op_table,
-    create_device,
-    validate_config,
-)
+from lmcore.plugin import build_op_table, create_device, validate_config
 from lmcore.runtime.device_start import start_device
 from lmcore.runtime.policies import start_policies
 

@@ -26,12 +26,7 @@ from lmcore.data.blend.sources import (
 )
 from lmcore.data.indexed.metadata import verify_files
 from lmcore.data.indexed.tokenizer import dataset_tokenizer
-from lmcore.data.prepare.named_text import (
-    NamedText,
-    bundled_text,
-    find_text,
-    prepare_named_text,
-)
+from lmcore.data.prepare.named_text import NamedText, bundled_text, find_text, prepare_named_text
 from lmcore.data.tokenizer import tokenizer_from
 from lmcore.errors import ConfigError, LmcoreError, counted
 from lmcore.log import ALL_RANKS

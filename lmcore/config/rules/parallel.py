@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.derived.model_math import ffn_hidden_size, num_query_groups
 from lmcore.config.option import flag_of
 from lmcore.config.rules import Problems, Rule
-from lmcore.config.rules.graph import graph_problems
 from lmcore.config.rules.optimizer import optimizer_layout_problems
 from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["PARALLEL_RULES", "data_parallel_size", "layout_problems", "world_size_problem"]
+
+_COLLECTIVES = "forward and backward contain collectives, which the graph does not capture"
 
 
 def data_parallel_size(loaded: LoadedConfig, world_size: int) -> int | None:
@@ -220,7 +221,7 @@ def layout_problems(loaded: LoadedConfig, layout: ParallelLayout) -> Problems:
     yield from _sharded_stages(loaded, layout)
     yield from _micro_batches(loaded, layout)
     yield from optimizer_layout_problems(loaded, layout)
-    yield from graph_problems(loaded, layout)
+    yield from _graph_problems(loaded, layout)
 
 
 def _replicas(loaded: LoadedConfig, data: int) -> Problems:
@@ -298,3 +299,35 @@ def _incomplete_group(
         why=f"{article} schedule takes micro-batches in groups of that size",
         hint=f"use {hint}",
     )
+
+
+def _graph_problems(loaded: LoadedConfig, layout: ParallelLayout) -> Problems:
+    """Yield each setting with which `--step-graph` cannot capture forward and backward."""
+    if not loaded.config.training.step_graph:
+        return
+    for name, why in _obstacles(loaded, layout):
+        yield ConfigError(
+            f"{loaded.shown('step_graph')} cannot be combined with {loaded.shown(name)}",
+            why=why,
+            hint="leave one of the two out",
+        )
+
+
+def _obstacles(loaded: LoadedConfig, layout: ParallelLayout) -> Iterator[tuple[str, str]]:
+    config = loaded.config
+    if config.parallel.engine != "native":
+        yield "engine", "the other engine runs forward and backward itself"
+        return
+    if layout.tensor > 1:
+        yield "tensor_model_parallel_size", _COLLECTIVES
+    if layout.context > 1:
+        yield "context_parallel_size", _COLLECTIVES
+    if layout.pipeline > 1:
+        yield "pipeline_model_parallel_size", _COLLECTIVES
+    if layout.zero_stage:
+        sharded = "zero_stage" if config.parallel.zero_stage else "use_distributed_optimizer"
+        yield sharded, _COLLECTIVES
+    if config.accelerator.recompute != "none":
+        yield "recompute", "the host restores the random states for recomputation"
+    if config.optimizer.optimizer == "sophia":
+        yield "optimizer", "its Hessian estimate runs another pass with sampled labels"
