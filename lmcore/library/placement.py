@@ -114,7 +114,9 @@ class ModelPlacement:
             for name, module in model.named_modules()
         }
         for name, tensor in _tensors(model):
-            facts[name] = [list(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad]
+            strides = list(tensor.stride()) if tensor.layout == torch.strided else None
+            facts[name] = [list(tensor.shape), strides, dtype_name(tensor.dtype)]
+            facts[name].append(tensor.requires_grad)
         check_same(runtime, "the model that they prepare", facts)
         if self.mesh.replicas.size > 1:
             _refuse_sparse(model)

@@ -39,7 +39,7 @@ class _Bucket:
         self.flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
         *parts, self.counts = self.flat.split(sizes)  # counts: of ranks that have the gradient
         pairs = zip(parts, parameters, strict=True)
-        self.views = [part.view_as(parameter) for part, parameter in pairs]
+        self.views = [_view(part, parameter) for part, parameter in pairs]
         self.missing = set(range(len(parameters)))
         self.absent: list[int] = []  # missing ones that have no gradient of earlier passes either
 
@@ -209,6 +209,16 @@ class GradientBuckets:
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
             self._launch(self._buckets[self._next])
             self._next += 1
+
+
+def _view(part: Tensor, parameter: Tensor) -> Tensor:
+    """Return a part of a buffer with the shape and strides of a parameter.
+
+    Fused optimizers take gradients whose strides are the parameter's, as those of torch are; a
+    parameter with gaps or overlaps in memory gets a contiguous gradient.
+    """
+    like = torch.empty_like(parameter, device="meta")
+    return part.as_strided(like.shape, like.stride(), part.storage_offset())
 
 
 def _grouped(

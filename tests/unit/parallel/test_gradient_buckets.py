@@ -107,6 +107,20 @@ def test_dtypes_do_not_mix(axis: Axis, sent: list[int]) -> None:
     assert model[2].weight.grad.dtype == torch.float64
 
 
+def test_strides(axis: Axis) -> None:
+    """Gradients have the strides of their parameters, as fused optimizers need."""
+    convolution = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 5, 5)
+    convolution(x).square().sum().backward()
+    expected = convolution.weight.grad
+    convolution.weight.grad = None
+    buckets = GradientBuckets(convolution.named_parameters(), axis)
+    with buckets.backward(last=True):
+        convolution(x).square().sum().backward()
+    assert convolution.weight.grad.stride() == convolution.weight.stride() == (27, 1, 9, 3)
+    torch.testing.assert_close(convolution.weight.grad, expected * SHARE)
+
+
 def test_in_order(axis: Axis, sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A bucket that is full before its turn waits: other ranks may fill them in another order."""
     monkeypatch.setattr(gradient_buckets, "_FIRST_BYTES", 1)
