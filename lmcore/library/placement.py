@@ -115,8 +115,8 @@ class ModelPlacement:
         }
         for name, tensor in _tensors(model):
             strides = list(tensor.stride()) if tensor.layout == torch.strided else None
-            facts[name] = [list(tensor.shape), strides, dtype_name(tensor.dtype)]
-            facts[name].append(tensor.requires_grad)
+            dtype = dtype_name(tensor.dtype)
+            facts[name] = [list(tensor.shape), strides, dtype, tensor.requires_grad]
         check_same(runtime, "the model that they prepare", facts)
         if self.mesh.replicas.size > 1:
             _refuse_sparse(model)
