@@ -100,7 +100,9 @@ class RngTracker:
             ValueError: There is no stream of that name.
         """
         if name not in self._states:
-            raise ValueError(f"there is no stream `{name}`: " + self._listed())
+            raise ValueError(
+                f"there is no stream `{name}`: " + self._listed() + "; `add` makes one"
+            )
         outer = self._current
         self._switch(name)
         try:

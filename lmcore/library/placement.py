@@ -14,12 +14,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from lmcore.accelerator.dtype import dtype_name
 from lmcore.accelerator.precision_check import without_gradients
 from lmcore.config.derived.layout import ParallelLayout
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, DeviceError
 from lmcore.library.exchange import check_same
 from lmcore.parallel.collectives import broadcast_coalesced
 from lmcore.parallel.mesh import ParallelMesh
 
 if TYPE_CHECKING:
+    from lmcore.accelerator import PrecisionPolicy
     from lmcore.parallel.data_parallel import Replica
     from lmcore.runtime.runtime import Runtime
 
@@ -66,6 +67,19 @@ class ModelPlacement:
             if isinstance(each, Optimizer):
                 self._prepare_optimizer(each)
 
+    def move(self, model: Any, optimizer: Any = None) -> None:
+        """Move a model from the host to the device; its optimizer gets the moved parameters.
+
+        A model that is not on the host, and anything that is no model, is left where it is.
+        """
+        if not isinstance(model, nn.Module) or self._runtime.device.type == "cpu":
+            return
+        if {parameter.device.type for parameter in model.parameters()} != {"cpu"}:
+            return
+        self._move(model)
+        if isinstance(optimizer, Optimizer):
+            self._exchange(optimizer)
+
     def is_prepared(self, model: nn.Module) -> bool:
         """Return True if a model was prepared."""
         return any(each.root is model for each in self.models)
@@ -102,6 +116,12 @@ class ModelPlacement:
                 hint="prepare a new model, and load its weights by `rt.load`",
             )
         for name, tensor in _tensors(model):
+            if nn.parameter.is_lazy(tensor):
+                raise ConfigError(
+                    f"`prepare`: `{name}` has no shape yet",
+                    hint="run a forward pass of the model first, on the host, and make the "
+                    "optimizer after it",
+                )
             if tensor.is_meta:
                 raise ConfigError(
                     f"`prepare`: `{name}` is on the meta device, without memory",
@@ -120,16 +140,34 @@ class ModelPlacement:
         check_same(runtime, "the model that they prepare", facts)
         if self.mesh.replicas.size > 1:
             _refuse_sparse(model)
-        model.to(runtime.device.torch_device)
-        _share_again(model, before)
+        self._move(model)
+        dtypes = {name: dtype_name(parameter.dtype) for name, parameter in before.items()}
         with runtime.rng.preserved(), without_gradients(model):
-            runtime.precision.apply(model)
+            try:
+                runtime.precision.apply(model)
+            except DeviceError as error:
+                raise _of_dtypes(runtime.precision, dtypes) or error from None
         prepared = self._replicate(model)
-        after = dict(model.named_parameters(remove_duplicate=False))
-        for name, parameter in before.items():
-            self._replaced[parameter] = after[name]
+        after = self._record(model, before)
         self._parameters |= {id(parameter): parameter for parameter in after.values()}
         self.models.append(prepared)
+
+    def _move(self, model: nn.Module) -> None:
+        """Move a model to the device; shared parameters stay shared."""
+        before = dict(model.named_parameters(remove_duplicate=False))
+        model.to(self._runtime.device.torch_device)
+        _share_again(model, before)
+        self._record(model, before)
+
+    def _record(
+        self, model: nn.Module, before: Mapping[str, nn.Parameter]
+    ) -> dict[str, nn.Parameter]:
+        """Remember which parameters were replaced, and return the current ones by name."""
+        after = dict(model.named_parameters(remove_duplicate=False))
+        for name, parameter in before.items():
+            if after[name] is not parameter:
+                self._replaced[parameter] = after[name]
+        return after
 
     def _replicate(self, model: nn.Module) -> Replica:
         """Broadcast the weights of rank 0, and replicate or shard the model."""
@@ -149,10 +187,10 @@ class ModelPlacement:
                 hint="call `prepare` once for each object",
             )
         check_same(self._runtime, "the optimizer that they prepare", _settings(optimizer))
+        self._exchange(optimizer)
         for group in optimizer.param_groups:
-            for index, parameter in enumerate(group["params"]):
-                known = self._replaced.get(parameter)
-                if known is None and id(parameter) not in self._parameters:
+            for parameter in group["params"]:
+                if id(parameter) not in self._parameters:
                     raise ConfigError(
                         f"`prepare`: {type(optimizer).__name__} has a parameter "
                         f"{list(parameter.shape)} of no prepared model",
@@ -161,16 +199,24 @@ class ModelPlacement:
                         hint="make the optimizer from `model.parameters()`, and prepare the model "
                         "with it or before it",
                     )
-                if known is None or known is parameter:
+        self._optimizers.add(optimizer)
+
+    def _exchange(self, optimizer: Optimizer) -> None:
+        """Replace the parameters of an optimizer by those on the device, or by the sharded ones."""
+        for group in optimizer.param_groups:
+            for index, parameter in enumerate(group["params"]):
+                known = parameter
+                while known in self._replaced:
+                    known = self._replaced[known]
+                if known is parameter:
                     continue
                 if optimizer.state.get(parameter):
                     raise ConfigError(
                         f"`prepare`: {type(optimizer).__name__} has made steps already",
-                        why="its state belongs to whole parameters, and they are sharded now",
+                        why="its state belongs to parameters that are moved or sharded now",
                         hint="prepare the optimizer before its first step",
                     )
                 group["params"][index] = known
-        self._optimizers.add(optimizer)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -231,6 +277,18 @@ def _layers(model: nn.Module) -> Iterator[nn.Module]:
         if alike and all(any(True for _ in member.parameters()) for member in members):
             yield from members
             inside.update(part for member in members for part in member.modules())
+
+
+def _of_dtypes(policy: PrecisionPolicy, dtypes: Mapping[str, str]) -> ConfigError | None:
+    """Return the error that a model had weights of another dtype than a policy keeps."""
+    other = next((name for name, dtype in dtypes.items() if dtype != policy.keep), None)
+    if other is None or policy.keep != "float32":
+        return None
+    return ConfigError(
+        f"`prepare`: `{other}` is {dtypes[other]}",
+        why=f"with the precision `{policy.name}` weights are in float32",
+        hint="`model.float()` before",
+    )
 
 
 def _wrong_type(found: Any) -> ConfigError:

@@ -146,7 +146,7 @@ class Session:
         """Run the device's kernels in the modules of any model, and report which; can be undone.
 
         Args:
-            model: Model on the device of the session, for example of `transformers`.
+            model: Model, for example of `transformers`; from the host it is moved to the device.
             optimizer: Optimizer whose update of the weights is replaced, too, if it is torch's
                 `Adam` or `AdamW`; None: only the model.
             fused_loss: True to compute the loss without the logits, if labels are given in
@@ -160,6 +160,7 @@ class Session:
         self._require_open("use_kernels")
         from lmcore.library.module_kernels import use_kernels
 
+        self._placement.move(model, optimizer)
         return use_kernels(model, self._runtime, optimizer, fused_loss=fused_loss, linear=linear)
 
     @property

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.optim import Optimizer
 
-from lmcore.errors import LmcoreError
+from lmcore.errors import ConfigError, LmcoreError
 from lmcore.library.module_kernels.attention import replace_attention, replace_rotary
 from lmcore.library.module_kernels.choice import group
 from lmcore.library.module_kernels.feed_forward import replace_feed_forwards
@@ -45,6 +45,8 @@ def use_kernels(
 
     For arguments and errors see `Session.use_kernels`.
     """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"`use_kernels`: `{type(model).__name__}` is no `torch.nn.Module`")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise LmcoreError(
             f"`use_kernels(model, optimizer)`: `{type(optimizer).__name__}` is no `Optimizer`",
@@ -66,7 +68,7 @@ def use_kernels(
             f"the model is on {', '.join(sorted(places))}, and the device of the session is "
             f"{runtime.device.type}",
             why="modules are compared with kernels on the device",
-            hint="move it first: `model.to(rt.device)`, or `rt.prepare(model, optimizer)`",
+            hint="move all of it to the host or the device first",
         )
     calls, report = OpCalls(runtime), KernelReport()
     modules = [module for module in model.modules() if "forward" not in vars(module)]
