@@ -8,7 +8,7 @@ threads write at the same time, and a rank that loads a part of a tensor reads l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,7 +71,12 @@ class WritePlanner:
         self._plans = Channel(rendezvous)
         self._last: tuple[dict[str, Any], WritePlan] | None = None
 
-    def plan(self, tensors: Mapping[str, Tensor], layouts: Mapping[str, TensorLayout]) -> WritePlan:
+    def plan(
+        self,
+        tensors: Mapping[str, Tensor],
+        layouts: Mapping[str, TensorLayout],
+        unequal: Collection[str] = (),
+    ) -> WritePlan:
         """Return the write plan of this rank; all ranks must call it.
 
         The last plan is returned, without an exchange, if the rank holds the same tensors as
@@ -80,6 +85,8 @@ class WritePlanner:
         Args:
             tensors: Local tensors by name; plain tensors with values.
             layouts: Layouts of the local tensors by name; a tensor without one is whole.
+            unequal: Names of tensors with other values on each rank: the first rank that holds one
+                writes all of it.
 
         Raises:
             ValueError: The local tensors of all ranks do not make whole tensors (a bug).
@@ -91,7 +98,7 @@ class WritePlanner:
             cut = [part for one in layout.chunks for part in _cut(one, tensor.element_size())]
             bounds = [[list(chunk.offset), list(chunk.size)] for chunk in cut]
             dtype = dtype_name(tensor.dtype)
-            cuts[name], held[name] = cut, [dtype, list(layout.shape), bounds]
+            cuts[name], held[name] = cut, [dtype, list(layout.shape), bounds, name in unequal]
         if self._last is not None and self._last[0] == held:
             return self._last[1]
         assignment = _Assignment()
@@ -141,7 +148,8 @@ class _Assignment:
         """Return the chunks that each rank writes, and fill `tensors` and `chunks`.
 
         Args:
-            held: Dtype, shape and chunks of the tensors of each rank, by name.
+            held: For the tensors of each rank, by name: dtype, shape, chunks, and True if only the
+                first rank that holds the tensor may write it.
 
         Returns:
             For each rank and chunk, the tensor's name and the index of the chunk in that rank's
@@ -152,13 +160,15 @@ class _Assignment:
         """
         replicas: dict[tuple[str, ChunkBounds], list[tuple[int, int]]] = {}
         for rank, held_tensors in enumerate(held):
-            for name, (dtype, shape, chunks) in held_tensors.items():
+            for name, (dtype, shape, chunks, is_unequal) in held_tensors.items():
                 entry = TensorEntry(dtype, tuple(shape))
                 if self.tensors.setdefault(name, entry) != entry:
                     raise ValueError(f"`{name}` differs between processes: {entry}")
                 for index, (offset, size) in enumerate(chunks):
                     key = (name, ChunkBounds(tuple(offset), tuple(size)))
-                    replicas.setdefault(key, []).append((rank, index))
+                    holders = replicas.setdefault(key, [])
+                    if not (holders and is_unequal):
+                        holders.append((rank, index))
         self.tensors = dict(sorted(self.tensors.items()))
         self._check(replicas)
         assigned = self._balance(replicas, len(held))

@@ -18,6 +18,7 @@ from lmcore.errors import ConfigError, DeviceError
 from lmcore.library.exchange import check_same
 from lmcore.parallel.collectives import broadcast_coalesced
 from lmcore.parallel.mesh import ParallelMesh
+from lmcore.parallel.tensor_layout import local_part
 
 if TYPE_CHECKING:
     from lmcore.accelerator import PrecisionPolicy
@@ -35,6 +36,7 @@ class ModelPlacement:
 
     Attributes:
         models: Prepared models, in the order of `prepare`.
+        device: Device of the models.
         mesh: Ranks over which models are replicated or sharded.
     """
 
@@ -46,7 +48,7 @@ class ModelPlacement:
             zero_stage: ZeRO stage of models.
         """
         self.models: list[Replica] = []
-        self._runtime = runtime
+        self._runtime, self.device = runtime, runtime.device.torch_device
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._parameters: dict[int, nn.Parameter] = {}  # of the models, by their ids
         # From the parameters before `prepare`, which hold whole weights: they must not be kept.
@@ -83,6 +85,10 @@ class ModelPlacement:
     def is_prepared(self, model: nn.Module) -> bool:
         """Return True if a model was prepared."""
         return any(each.root is model for each in self.models)
+
+    def is_replicated(self, tensor: Tensor) -> bool:
+        """Return True if a tensor is a parameter of a prepared model, and not sharded."""
+        return id(tensor) in self._parameters and local_part(tensor) is tensor
 
     def reshard(self) -> None:
         """Drop gathered weights of sharded models, so that their parameters are the shards."""

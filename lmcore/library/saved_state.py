@@ -8,6 +8,7 @@ loaded by any other, as each rank reads its parts of whole tensors.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from lmcore.checkpoint import (
     save_checkpoint,
     survey,
 )
-from lmcore.errors import CheckpointError, ConfigError, LmcoreError, RunError, suggestion
+from lmcore.errors import CheckpointError, ConfigError, LmcoreError, suggestion
 from lmcore.library.exchange import check_same
 from lmcore.library.saved_tensors import SavedTensors
 from lmcore.library.saved_value import decode, encode, has_tensors, is_value
@@ -33,7 +34,6 @@ from lmcore.parallel.random_states import (
     random_states,
     set_random_states,
 )
-from lmcore.parallel.tensor_layout import TensorLayout
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
@@ -78,7 +78,7 @@ class SavedStates:
 
     def save(
         self,
-        directory: Path,
+        directory: str | Path,
         updates: Updates,
         objects: Mapping[str, Any],
         *,
@@ -87,6 +87,7 @@ class SavedStates:
         """Save a checkpoint and return its path; see `Session.save`."""
         if keep_last is not None and (type(keep_last) is not int or keep_last < 1):
             raise ConfigError(f"`save(keep_last={keep_last!r})`: expected a number, 1 up, or None")
+        path = _path("save", directory)
         self._check_names("save", objects)
         updates.finite.check_copied()
         self._placement.reshard()  # a pass without backward leaves whole weights
@@ -112,9 +113,9 @@ class SavedStates:
             "precision": self._runtime.precision.name,
         }
         with _hints_for_callers():
-            plan = self._plan(tensors, state.layouts)
+            plan = self._plan(tensors, state)
             return save_checkpoint(
-                directory,
+                path,
                 updates.count,
                 stage_tensors(self._runtime.stager, plan.views(tensors)),
                 meta,
@@ -124,35 +125,31 @@ class SavedStates:
                 channel=self._planner.saves,
             )
 
-    def _plan(
-        self, tensors: Mapping[str, Tensor], layouts: Mapping[str, TensorLayout]
-    ) -> WritePlan:
+    def _plan(self, tensors: Mapping[str, Tensor], state: SavedTensors) -> WritePlan:
         """Return the write plan of this rank.
 
         Raises:
-            RunError: The tensors of all ranks do not make whole tensors.
+            RunError: The ranks have other tensors.
         """
         held = {name: (str(each.dtype), each.shape) for name, each in tensors.items()}
         processes = self._runtime.processes
         if processes and any(processes.gather(held != self._held, "the tensors of a checkpoint")):
+            check_same(self._runtime, "the tensors of `save`", state.shapes)
             self._planner.forget()  # state may begin on one rank only
         self._held = held
-        try:
-            return self._planner.plan(tensors, layouts)
-        except ValueError as cause:
-            raise RunError(
-                "`save`: the ranks do not have the same tensors",
-                why=str(cause),
-                hint="give the same objects on every rank; all ranks must make the same steps",
-            ) from cause
+        unequal = tensors.keys() - state.layouts.keys() - state.replicas.keys()
+        return self._planner.plan(tensors, state.layouts, unequal)
 
-    def load(self, directory: Path, updates: Updates, objects: Mapping[str, Any]) -> dict[str, Any]:
+    def load(
+        self, directory: str | Path, updates: Updates, objects: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Load the newest checkpoint and return its JSON values; see `Session.load`."""
+        path = _path("load", directory)
         self._check_names("load", objects)
         _require_loadable(objects)
         with _hints_for_callers():
             found = newest_verified(
-                survey(directory),
+                survey(path),
                 channel=self._planner.loads,
                 agree=lambda identity: check_same(
                     self._runtime, "the checkpoint that they load", identity
@@ -235,6 +232,12 @@ class SavedStates:
                 )
         kinds = {name: type(each).__name__ for name, each in objects.items()}
         check_same(self._runtime, f"the objects of `{call}`", kinds)
+
+
+def _path(call: str, directory: Any) -> Path:
+    if not isinstance(directory, (str, os.PathLike)):
+        raise ConfigError(f"`{call}({directory!r})`: expected the path of a directory")
+    return Path(directory)
 
 
 def _ordered(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

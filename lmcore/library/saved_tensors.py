@@ -27,6 +27,9 @@ class SavedTensors:
     Attributes:
         tensors: Local tensors.
         layouts: Layouts of sharded tensors.
+        replicas: Tensors that are equal on all ranks: weights of prepared models and optimizer
+            state of their shape, without sharded ones.
+        shapes: Dtype and shape of whole tensors that all ranks must have, as JSON values.
     """
 
     def __init__(self, placement: ModelPlacement) -> None:
@@ -37,7 +40,9 @@ class SavedTensors:
         """
         self.tensors: dict[str, Tensor] = {}
         self.layouts: dict[str, TensorLayout] = {}
-        self._shards = placement.mesh.shards
+        self.replicas: dict[str, Tensor] = {}
+        self.shapes: dict[str, list[Any]] = {}
+        self._placement, self._shards = placement, placement.mesh.shards
         self._names: dict[int, str] = {}
 
     def add_model(self, name: str, model: nn.Module) -> None:
@@ -50,7 +55,7 @@ class SavedTensors:
                     f"`{name}`: `{key}` of its `state_dict` is a {type(tensor).__name__}",
                     why="a model's state is made of tensors",
                 )
-            self.add(f"{name}.{key}", tensor)
+            self.add(f"{name}.{key}", tensor, replica=self._placement.is_replicated(tensor))
 
     def add_optimizer(self, name: str, optimizer: Optimizer) -> dict[str, Any]:
         """Add the state of an optimizer; return its hyperparameters and numbers as JSON values."""
@@ -58,9 +63,11 @@ class SavedTensors:
         for group in optimizer.param_groups:
             names = [self._name(name, optimizer, parameter) for parameter in group["params"]]
             for parameter, own in zip(group["params"], names, strict=True):
+                replicated = self._placement.is_replicated(parameter)
                 for key, value in optimizer.state.get(parameter, {}).items():
                     if isinstance(value, Tensor):
-                        self.add(f"{name}.{key}.{own}", value)
+                        replica = replicated and value.shape == parameter.shape
+                        self._add(f"{name}.{key}.{own}", value, replica=replica)
                     elif value is not None:
                         numbers.setdefault(own, {})[key] = value
             values = {key: value for key, value in group.items() if key != "params"}
@@ -96,7 +103,7 @@ class SavedTensors:
             for key in held.keys() - own.get(full, {}).keys():
                 if local_part(parameter) is not parameter:
                     dtype = getattr(torch, held[key])
-                    self.add(f"{name}.{key}.{full}", torch.zeros_like(parameter, dtype=dtype))
+                    self._add(f"{name}.{key}.{full}", torch.zeros_like(parameter, dtype=dtype))
 
     def make_optimizer_state(self, name: str, optimizer: Optimizer, manifest: Manifest) -> None:
         """Make the tensors of an optimizer's state that are in a checkpoint, and drop others."""
@@ -142,13 +149,23 @@ class SavedTensors:
         self.tensors[name] = torch.zeros(entry.shape, dtype=getattr(torch, entry.dtype))
         return self.tensors[name]
 
-    def add(self, name: str, tensor: Tensor) -> None:
-        """Add a tensor, or the local part of a sharded tensor unless it is empty.
+    def add(self, name: str, tensor: Tensor, *, replica: bool = False) -> None:
+        """Add a tensor that all ranks have, or its local part unless that is empty.
+
+        Args:
+            name: Name in the checkpoint.
+            tensor: Tensor, which may be sharded.
+            replica: True if it is equal on all ranks.
 
         Raises:
             ConfigError: The tensor is sharded in another way than parameters are, or another tensor
                 has the name.
         """
+        self._add(name, tensor, replica=replica)
+        self.shapes[name] = [dtype_name(tensor.dtype), list(tensor.shape)]
+
+    def _add(self, name: str, tensor: Tensor, *, replica: bool = False) -> None:
+        """Add a tensor that other ranks may lack unless it is a replica."""
         if name in self.tensors:
             raise ConfigError(
                 f"two tensors have the name `{name}` in a checkpoint",
@@ -158,6 +175,9 @@ class SavedTensors:
         local = local_part(tensor)
         if local is tensor:
             self.tensors[name] = tensor.detach()
+            if replica and tensor.device.type == self._placement.device.type:
+                self.replicas[name] = self.tensors[name]
+                self.shapes[name] = [dtype_name(tensor.dtype), list(tensor.shape)]
         elif not tensor.placements[0].is_shard(0):  # type: ignore[attr-defined]
             raise ConfigError(
                 f"`{name}` is a `DTensor` that is not sharded along its first dim",

@@ -413,7 +413,7 @@ class Session:
             ConfigError: An object cannot be saved, or *keep_last* is no positive integer.
         """
         self._require_open("save")
-        return self._states.save(Path(directory), self._updates, objects, keep_last=keep_last)
+        return self._states.save(directory, self._updates, objects, keep_last=keep_last)
 
     def load(self, directory: str | Path, **objects: Any) -> dict[str, Any]:
         """Load the newest checkpoint of a directory, of any number of ranks; all must call it.
@@ -429,7 +429,7 @@ class Session:
             CheckpointError: There is no checkpoint, or it is damaged, or has other tensors.
         """
         self._require_open("load")
-        return self._states.load(Path(directory), self._updates, objects)
+        return self._states.load(directory, self._updates, objects)
 
     @functools.cached_property
     def _states(self) -> SavedStates:

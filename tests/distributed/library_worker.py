@@ -302,6 +302,46 @@ def averaged_weights(timeout: float) -> None:
     show("equal")
 
 
+class OwnState:
+    """An object whose state differs between the ranks."""
+
+    def __init__(self, rank: int) -> None:
+        self.state = {"tensor": torch.full((3,), float(rank)), "number": rank}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def own_values(timeout: float) -> None:
+    """Save buffers, tensors and states that differ between the ranks, and show what is loaded."""
+    model = nn.Sequential(nn.BatchNorm1d(8, momentum=1.0), nn.Linear(8, 3))
+    with session(timeout) as rt:
+        rt.prepare(model)
+        with torch.no_grad():
+            model(torch.arange(32.0).view(4, 8) * (1 + rt.rank))
+        copy, state = make()[0], OwnState(rt.rank)
+        with torch.no_grad():
+            copy.head.weight.fill_(rt.rank)
+        own = {"tensor": torch.full((2,), float(rt.rank)), "copy": copy, "state": state}
+        before = [model[0].running_mean.tolist(), model[0].running_var.tolist()]
+        rt.save(os.environ["FOLDER"], model=model, **own)
+        rt.load(os.environ["FOLDER"], model=model, **own)
+        assert [model[0].running_mean.tolist(), model[0].running_var.tolist()] == rt.broadcast(
+            before
+        )
+        assert state.state["tensor"].tolist() == [0.0] * 3, state.state
+        assert state.state["number"] == 0
+        assert own["tensor"].tolist() == [0.0] * 2
+        assert not copy.head.weight.any()
+        try:
+            rt.save(os.environ["FOLDER"], tensor=torch.ones(2 + rt.rank))
+        except lmcore.LmcoreError as error:
+            show([type(error).__name__, error.render()])
+
+
 def misuse(timeout: float) -> None:
     """Make mistakes whose weights would differ between the ranks, and show the messages."""
     x = torch.ones(4, 8)
@@ -541,6 +581,7 @@ SCENARIOS: dict[str, Callable[[float], None]] = {
     "sharing": sharing,
     "other_model": other_model,
     "own_group": own_group,
+    "own_values": own_values,
     "train": train,
     "uneven": uneven,
 }

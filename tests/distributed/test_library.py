@@ -67,6 +67,16 @@ def test_averaged_weights(start: Any, tmp_path: Path) -> None:
         assert ended.printed == ["equal"], ended.errors
 
 
+def test_values_that_differ_between_ranks_are_those_of_rank_0(start: Any, tmp_path: Path) -> None:
+    """Buffers, tensors and states of a checkpoint are one rank's; other shapes are an error."""
+    for ended in start("own_values", lambda _: {"FOLDER": str(tmp_path)}, worker=WORKER):
+        assert ended.status == 0, ended.errors
+        ((kind, message),) = ended.printed
+        assert kind == "RunError"
+        assert 'tensor:\n       rank 0: ["float32", [2]]\n' in message
+        assert 'rank 1: ["float32", [3]]' in message
+
+
 def test_mistakes_that_would_make_ranks_differ(start: Any) -> None:
     """Each is an error on every rank, with and without sharding."""
     for ended in start("misuse", worker=WORKER):

@@ -121,6 +121,19 @@ def test_replicas_are_written_once_and_by_all(ranks: Callable[..., list[Any]]) -
     assert max(sizes) - min(sizes) < 100
 
 
+def test_unequal_tensors_are_written_by_their_first_rank(ranks: Callable[..., list[Any]]) -> None:
+    """Whole tensors with other values on each rank."""
+
+    def body(rendezvous: Any) -> list[str]:
+        tensors = {"a": torch.ones(2), "b": torch.ones(3), "c": torch.ones(4)}
+        if rendezvous.rank.rank == 0:
+            del tensors["c"]
+        found = WritePlanner(rendezvous).plan(tensors, {}, unequal=tensors)
+        return sorted(found.views(tensors))
+
+    assert ranks(body, 3) == [["a", "b"], ["c"], []]
+
+
 def test_large_tensors_are_cut(
     ranks: Callable[..., list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,10 @@ WRONG: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
         lambda rt, path, model, optimizer: rt.save(path, model=model, keep_last=0),
         ("`save(keep_last=0)`: expected a number, 1 up",),
     ),
+    "a path of None": (
+        lambda rt, path, model, optimizer: rt.save(None, model=model),
+        ("`save(None)`: expected the path of a directory",),
+    ),
     "no optimizer's model": (
         lambda rt, path, model, optimizer: rt.save(path, optimizer=optimizer),
         ("of no model that is given",),
