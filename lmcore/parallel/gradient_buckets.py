@@ -214,7 +214,7 @@ class GradientBuckets:
 def _view(part: Tensor, parameter: Tensor) -> Tensor:
     """Return a part of a buffer with the shape and strides of a parameter.
 
-    Fused optimizers take gradients whose strides are the parameter's, as those of torch are; a
+    Fused optimizers take gradients with the strides of their parameters, as torch makes them; a
     parameter with gaps or overlaps in memory gets a contiguous gradient.
     """
     like = torch.empty_like(parameter, device="meta")
