@@ -8,8 +8,9 @@ loaded by any other, as each rank reads its parts of whole tensors.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from lmcore.checkpoint import (
     save_checkpoint,
     survey,
 )
-from lmcore.errors import CheckpointError, ConfigError, LmcoreError, suggestion
+from lmcore.errors import CheckpointError, ConfigError, LmcoreError, counted, suggestion
 from lmcore.library.exchange import check_same
 from lmcore.library.saved_tensors import SavedTensors
 from lmcore.library.saved_value import decode, encode, has_tensors, is_value
@@ -44,7 +45,10 @@ if TYPE_CHECKING:
 
 __all__ = ["SavedStates"]
 
+logger = logging.getLogger(__name__)
+
 _RESERVED = "rng"
+_SHOWN = 10
 _MODEL, _OPTIMIZER, _TENSOR, _VALUE = "a model", "an optimizer", "a tensor", "a value"
 """Kinds of objects in a checkpoint."""
 _HINTS = {
@@ -155,7 +159,13 @@ class SavedStates:
                     self._runtime, "the checkpoint that they load", identity
                 ),
             )
-            return self._fill(found.path, found.manifest, updates, objects)
+            returned = self._fill(found.path, found.manifest, updates, objects)
+        if self._runtime.rank.rank == 0:
+            warning = found.warning()
+            if warning is not None:
+                logger.warning("%s", warning)
+            logger.info("loaded %s", found.path)
+        return returned
 
     def _fill(
         self,
@@ -172,9 +182,15 @@ class SavedStates:
         _require(checkpoint, manifest, values, objects)
         for name, each in _ordered(objects):
             if isinstance(each, nn.Module):
+                own = {f"{name}.{key}" for key in each.state_dict()}
+                saved = [key for key in manifest.tensors if key.startswith(f"{name}.")]
+                _require_all(checkpoint, name, each, saved, own)
                 state.add_model(name, each)
             elif isinstance(each, Optimizer):
+                groups = values[name]["groups"]
+                saved = [key for group in groups for key in group["params"]]
                 _require_class(checkpoint, name, each, values[name])
+                _require_all(checkpoint, name, each, saved, state.parameter_names(name, each))
                 state.make_optimizer_state(name, each, manifest)
                 state.add_optimizer(name, each)
             elif isinstance(each, Tensor):
@@ -307,6 +323,32 @@ def _require(
             hint=f"did you mean `{left[0]}`? `load` takes the names of `save`"
             if len(left) == 1
             else suggestion(name, saved),
+        )
+
+
+def _require_all(
+    checkpoint: Path, name: str, found: Any, saved: Sequence[str], own: Collection[str]
+) -> None:
+    """Refuse a model or optimizer without some of the tensors that it was saved with.
+
+    Args:
+        checkpoint: Directory of the checkpoint.
+        name: Name of the object.
+        found: Model or optimizer.
+        saved: Names of tensors or parameters in the checkpoint.
+        own: Names of the object's own.
+
+    Raises:
+        CheckpointError: It lacks some.
+    """
+    lacking = [f"`{each}`" for each in saved if each not in own]
+    if lacking:
+        more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
+        raise CheckpointError(
+            f"`{name}` of checkpoint `{checkpoint}` has {counted(len(lacking), 'tensor')} that "
+            f"this {type(found).__name__} has not",
+            why=", ".join(lacking[:_SHOWN]) + more,
+            hint=f"build `{name}` as it was when it was saved, or leave it out of `load`",
         )
 
 

@@ -78,6 +78,11 @@ class SavedTensors:
             groups.append({"params": names, "values": shown})
         return {"class": type(optimizer).__name__, "groups": groups, "numbers": numbers}
 
+    def parameter_names(self, name: str, optimizer: Optimizer) -> set[str]:
+        """Return the names of an optimizer's parameters in a checkpoint."""
+        groups = optimizer.param_groups
+        return {self._name(name, optimizer, each) for group in groups for each in group["params"]}
+
     def complete_optimizer(self, name: str, optimizer: Optimizer, runtime: Runtime) -> None:
         """Add state of sharded parameters that other ranks have, and this rank has not.
 

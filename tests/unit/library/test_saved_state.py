@@ -47,6 +47,16 @@ WRONG: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
         lambda rt, path, model, optimizer: rt.load(path, model=make(8)[0]),
         ("model.0.weight: checkpoint float32 [4, 2], wanted float32 [8, 2]", "build the model as"),
     ),
+    "a smaller model": (
+        lambda rt, path, model, optimizer: rt.load(path, model=model[:1]),
+        ("has 2 tensors that this Sequential has not", "`model.1.bias`, `model.1.weight`"),
+    ),
+    "an optimizer of some parameters": (
+        lambda rt, path, model, optimizer: rt.load(
+            path, model=model, optimizer=torch.optim.Adam(model[0].parameters())
+        ),
+        ("`optimizer` of checkpoint", "has 2 tensors that this Adam has not", "`model.1.bias`"),
+    ),
     "another optimizer": (
         lambda rt, path, model, optimizer: rt.load(path, model=model, optimizer=other(model)),
         ("is Adam, not SGD", "leave `optimizer` out of `load`"),
@@ -142,6 +152,36 @@ def test_objects_may_be_left_out(start: Any, tmp_path: Path) -> None:
     rt.save(tmp_path, model=model, optimizer=optimizer, epoch=3)
     assert rt.load(tmp_path, model=model) == {"epoch": 3}
     assert rt.load(tmp_path) == {"epoch": 3}
+
+
+def test_part_of_a_model(start: Any, tmp_path: Path) -> None:
+    """It is saved by a name of its own, and loaded without the other part."""
+    rt = start()
+    model = rt.prepare(make()[0])
+    rt.save(tmp_path, body=model[0], head=model[1])
+    other = nn.Linear(2, 4)
+    rt.load(tmp_path, body=other)
+    assert torch.equal(other.weight, model[0].weight)
+
+
+def test_damaged_checkpoints_are_named(
+    start: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The load of an older checkpoint is said on stderr, with the damage of the newest."""
+    rt = start()
+    model, optimizer = rt.prepare(*make())
+    for _ in range(2):
+        rt.backward(model(torch.ones(3, 2)).mean())
+        rt.step(optimizer)
+        saved = rt.save(tmp_path, model=model)
+    damaged = next(saved.glob("*.distcp"))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    capsys.readouterr()
+    rt.load(tmp_path, model=model)
+    errors = capsys.readouterr().err
+    assert "warning: damaged checkpoints in" in errors
+    assert f"`{saved.name}`: file `{damaged.name}`" in errors
+    assert f"loaded {tmp_path / 'iter_0000001'}\n" in errors
 
 
 def test_an_optimizer_before_its_first_step(start: Any, tmp_path: Path) -> None:
