@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ __all__ = ["ModelPlacement"]
 
 _connected: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Models that are replicated or sharded, by the processes of this session or an earlier one."""
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class ModelPlacement:
@@ -134,6 +137,7 @@ class ModelPlacement:
                     hint="give the model its weights first, on the host or the device",
                 )
         runtime = self._runtime
+        shared = self._share_with_prepared(model)
         before = dict(model.named_parameters(remove_duplicate=False))
         facts: dict[str, Any] = {
             f"module {name}" if name else "class": type(module).__qualname__
@@ -143,17 +147,20 @@ class ModelPlacement:
             strides = list(tensor.stride()) if tensor.layout == torch.strided else None
             dtype = dtype_name(tensor.dtype)
             facts[name] = [list(tensor.shape), strides, dtype, tensor.requires_grad]
+        facts |= {f"{name} in another prepared model": True for name in shared}
         check_same(runtime, "the model that they prepare", facts)
         if self.mesh.replicas.size > 1:
             _refuse_sparse(model)
         self._move(model)
         dtypes = {name: dtype_name(parameter.dtype) for name, parameter in before.items()}
-        with runtime.rng.preserved(), without_gradients(model):
+        with _without_hooks(model) as hooks, runtime.rng.preserved(), without_gradients(model):
             try:
                 runtime.precision.apply(model)
             except DeviceError as error:
                 raise _of_dtypes(runtime.precision, dtypes) or error from None
         prepared = self._replicate(model)
+        if self.mesh.layout.zero_stage:
+            _set_hooks(model, hooks)
         after = self._record(model, before)
         self._parameters |= {id(parameter): parameter for parameter in after.values()}
         self.models.append(prepared)
@@ -161,8 +168,9 @@ class ModelPlacement:
     def _move(self, model: nn.Module) -> None:
         """Move a model to the device; shared parameters stay shared."""
         before = dict(model.named_parameters(remove_duplicate=False))
-        model.to(self._runtime.device.torch_device)
-        _share_again(model, before)
+        with _without_hooks(model):
+            model.to(self._runtime.device.torch_device)
+            _share_again(model, before)
         self._record(model, before)
 
     def _record(
@@ -175,6 +183,49 @@ class ModelPlacement:
                 self._replaced[parameter] = after[name]
         return after
 
+    def _share_with_prepared(self, model: nn.Module) -> list[str]:
+        """Exchange parameters that were moved with another model, so that both share them.
+
+        Returns:
+            Names of the parameters that *model* shares with prepared models.
+
+        Raises:
+            ConfigError: It shares a parameter, and models are sharded.
+        """
+        shared = []
+        for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+            known = self._current(parameter)
+            if known is not parameter:
+                _set_parameter(model, name, known)
+            if id(known) not in self._parameters:
+                continue
+            if self.mesh.layout.zero_stage:
+                raise ConfigError(
+                    f"`prepare`: `{name}` of this {type(model).__name__} is also "
+                    f"{self._place_of(known)}, which is prepared already",
+                    why="each model is sharded alone with `zero_stage`, so that its optimizer "
+                    "would train two parameters",
+                    hint="prepare one module that has both models, such as "
+                    "`nn.ModuleList([first, second])`, or use `zero_stage=0`",
+                )
+            shared.append(name)
+        return shared
+
+    def _place_of(self, parameter: nn.Parameter) -> str:
+        """Return the name of a parameter and its model's class, for messages."""
+        return next(
+            f"`{name}` of a {type(prepared.root).__name__.removeprefix('FSDP')}"
+            for prepared in self.models
+            for name, each in prepared.root.named_parameters(remove_duplicate=False)
+            if self._current(each) is parameter
+        )
+
+    def _current(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return the parameter on the device, or the sharded one, that replaced *parameter*."""
+        while parameter in self._replaced:
+            parameter = self._replaced[parameter]
+        return parameter
+
     def _replicate(self, model: nn.Module) -> Replica:
         """Broadcast the weights of rank 0, and replicate or shard the model."""
         from lmcore.parallel.data_parallel import replicate
@@ -183,7 +234,8 @@ class ModelPlacement:
             _connected.add(model)
         with torch.no_grad():
             broadcast_coalesced([tensor for _, tensor in _tensors(model)], self.mesh.replicas)
-        return replicate(model, _layers(model), self.mesh, all_used=False)
+        known = self._parameters
+        return replicate(model, _layers(model), self.mesh, all_used=False, reduced=known)
 
     def _prepare_optimizer(self, optimizer: Optimizer) -> None:
         """Check the parameters of an optimizer, and replace them by the sharded parameters."""
@@ -211,9 +263,7 @@ class ModelPlacement:
         """Replace the parameters of an optimizer by those on the device, or by the sharded ones."""
         for group in optimizer.param_groups:
             for index, parameter in enumerate(group["params"]):
-                known = parameter
-                while known in self._replaced:
-                    known = self._replaced[known]
+                known = self._current(parameter)
                 if known is parameter:
                     continue
                 if optimizer.state.get(parameter):
@@ -261,11 +311,36 @@ def _share_again(model: nn.Module, before: Mapping[str, nn.Parameter]) -> None:
     """
     first: dict[int, nn.Parameter] = {}
     for name, parameter in before.items():
-        module, _, attribute = name.rpartition(".")
-        owner = model.get_submodule(module)
-        shared = first.setdefault(id(parameter), getattr(owner, attribute))
-        if getattr(owner, attribute) is not shared:
-            setattr(owner, attribute, shared)
+        moved = model.get_parameter(name)
+        shared = first.setdefault(id(parameter), moved)
+        if moved is not shared:
+            _set_parameter(model, name, shared)
+
+
+def _set_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    module, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(module), attribute, parameter)
+
+
+@contextlib.contextmanager
+def _without_hooks(model: nn.Module) -> Iterator[dict[str, dict[str, Any]]]:
+    """Remove the hooks of a model's gradients for the context, which may exchange parameters."""
+    named = model.named_parameters()
+    hooks = {name: {kind: getattr(each, kind) for kind in _HOOKS} for name, each in named}
+    _set_hooks(model, {})
+    try:
+        yield hooks
+    finally:
+        _set_hooks(model, hooks)
+
+
+def _set_hooks(model: nn.Module, hooks: Mapping[str, Mapping[str, Any]]) -> None:
+    """Replace the hooks of a model's gradients, by the names of parameters."""
+    for name, parameter in model.named_parameters():
+        for kind in _HOOKS:
+            own = hooks.get(name, {}).get(kind)
+            if own is not None or getattr(parameter, kind) is not None:
+                setattr(parameter, kind, {} if own is None else own)  # None removes none of them
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -88,7 +88,12 @@ class Replica:
 
 
 def replicate(
-    root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMesh, *, all_used: bool = True
+    root: nn.Module,
+    layers: Iterable[nn.Module],
+    mesh: ParallelMesh,
+    *,
+    all_used: bool = True,
+    reduced: Container[int] = (),
 ) -> Replica:
     """Connect a model with its replicas; all ranks must call it.
 
@@ -100,6 +105,7 @@ def replicate(
         layers: Modules of it that ZeRO shards separately, unless parts of the model share them.
         mesh: Mesh of the run.
         all_used: See `GradientBuckets`.
+        reduced: Ids of parameters whose gradients another model's buckets average.
     """
     if mesh.replicas.size == 1:
         return Replica(root, _no_reduction)
@@ -113,7 +119,8 @@ def replicate(
         return Replica(root, gradients.backward, sharded=gradients)
     from lmcore.parallel.gradient_buckets import GradientBuckets
 
-    buckets = GradientBuckets(root.named_parameters(), mesh.replicas, all_used=all_used)
+    named = [pair for pair in root.named_parameters() if id(pair[1]) not in reduced]
+    buckets = GradientBuckets(named, mesh.replicas, all_used=all_used)
     return Replica(root, buckets.backward, buckets)
 
 

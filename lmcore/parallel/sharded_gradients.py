@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._pytree import tree_leaves
 
 from lmcore.errors import ConfigError, RunError
 from lmcore.parallel.gradient_buckets import plain_backward, sparse_gradient
@@ -151,6 +152,7 @@ class ShardedGradients:
                 handle.remove()
 
         handle = module.register_forward_pre_hook(gathered)
+        module.register_forward_hook(_watch_backward)
 
     def _register(self, name: str, parameter: Tensor) -> None:
         index = self._indices[name]
@@ -163,10 +165,36 @@ class ShardedGradients:
             self.filled = True
             self._missing.discard(index)
 
+        sharded = self._named[index][1]
+
+        def call_hooks(grad: Tensor) -> Tensor:
+            hooks = sharded._backward_hooks or {}  # noqa: SLF001 - torch has no function for it
+            for hook in list(hooks.values()):
+                changed = hook(grad)
+                grad = grad if changed is None else changed
+            return grad
+
         trained = parameter.requires_grad
         parameter.requires_grad = True  # torch requires it of a parameter with hooks
+        parameter.register_hook(call_hooks)
         parameter.register_post_accumulate_grad_hook(computed)
         parameter.requires_grad = trained
+
+
+def _watch_backward(_module: nn.Module, _arguments: Any, output: Any) -> None:
+    """Refuse backward passes that compute gradients of gradients: weights are dropped in them."""
+    for tensor in tree_leaves(output):
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            tensor.register_hook(_refuse_double_backward)
+
+
+def _refuse_double_backward(_grad: Tensor) -> None:
+    if torch.is_grad_enabled():
+        raise ConfigError(
+            "a backward pass with `create_graph=True` through a sharded model",
+            why="its layers drop their gathered weights before the second backward pass",
+            hint="use `zero_stage=0`: gradients of gradients, such as a gradient penalty, need it",
+        )
 
 
 def _drop_old_weights(root: nn.Module) -> None:

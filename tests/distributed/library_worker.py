@@ -266,6 +266,81 @@ def sharing(timeout: float) -> None:
             show(weights_of(other))
 
 
+def shared_by_models(timeout: float) -> None:
+    """Train, save and load two models with one weight in common, prepared one after the other."""
+
+    def make_both() -> list[nn.Module]:
+        torch.manual_seed(5)
+        models = [nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3)) for _ in range(2)]
+        models[1][0].weight = models[0][0].weight
+        return models
+
+    def loss_of(models: list[nn.Module], x: Tensor, y: Tensor) -> Tensor:
+        return sum((functional.cross_entropy(model(x), y) for model in models), torch.zeros(()))
+
+    def optimizer_of(models: list[nn.Module]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(nn.ModuleList(models).parameters(), lr=0.1)
+
+    plain = make_both()
+    optimizer = optimizer_of(plain)
+    pairs = list(batches())
+    for first, second in zip(pairs[::2], pairs[1::2], strict=True):
+        (loss_of(plain, *first) / 2 + loss_of(plain, *second) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    show([weights_of(each) for each in plain])
+    with session(timeout) as rt:
+        models = make_both()
+        optimizer = optimizer_of(models)
+        for model in models:
+            rt.prepare(model)
+        rt.prepare(optimizer)
+        for x, y in list(batches())[rt.rank :: rt.world_size]:
+            rt.backward(loss_of(models, x, y))
+            rt.step(optimizer)
+        show([weights_of(each) for each in models])
+        settings: Any = {"optimizer": optimizer, "a": models[0], "b": models[1]}
+        rt.save(os.environ["FOLDER"], **settings)
+        with torch.no_grad():
+            models[0][0].weight.zero_()
+        rt.load(os.environ["FOLDER"], **settings)
+        show([weights_of(each) for each in models])
+    with session(timeout, zero_stage=1) as rt:
+        try:
+            rt.prepare(*make_both())
+        except lmcore.ConfigError as error:
+            show(error.what)
+
+
+def hooks(timeout: float) -> None:
+    """Train with hooks on a parameter's gradient, made before and after `prepare`, then removed."""
+    calls: list[str] = []
+    for stage in (0, 1, 3):
+        with session(timeout, zero_stage=stage) as rt:
+            model, optimizer = make()
+            weight, bias = model.head.weight, model.head.bias
+            calls.clear()
+            handle = weight.register_hook(lambda grad: grad * 2)
+            bias.register_hook(lambda _: calls.append("tensor"))
+            bias.register_post_accumulate_grad_hook(lambda _: calls.append("accumulated"))
+            rt.prepare(model, optimizer)
+            assert not calls, "called in the check of the precision"
+            model.head.weight.register_hook(lambda grad: grad + 1)
+            for x, y in list(batches())[rt.rank :: rt.world_size]:
+                rt.backward(functional.cross_entropy(model(x), y))
+                rt.step(optimizer)
+                handle.remove()
+            show(weights_of(model))
+            assert calls == ["tensor", "accumulated"] * STEPS, calls
+            if stage:
+                x.requires_grad_()
+                output = model(x).sum()
+                try:
+                    torch.autograd.grad(output, x, create_graph=True)
+                except lmcore.ConfigError as error:
+                    show(error.what)
+
+
 def averaged_weights(timeout: float) -> None:
     """Keep moving averages of sharded weights in a second prepared model, evaluate, and save it."""
     with session(timeout, zero_stage=3) as rt:
@@ -575,6 +650,8 @@ SCENARIOS: dict[str, Callable[[float], None]] = {
     "left": left,
     "in_turn": in_turn,
     "averaged_weights": averaged_weights,
+    "shared_by_models": shared_by_models,
+    "hooks": hooks,
     "metrics": metrics,
     "misuse": misuse,
     "several_heads": several_heads,

@@ -15,6 +15,7 @@ from suite import warm
 WORKER = Path(__file__).with_name("library_worker.py")
 
 pytestmark = pytest.mark.distributed
+REFUSED_GRAPH = "a backward pass with `create_graph=True` through a sharded model"
 
 
 def test_losses_are_those_of_one_process(start: Any, tmp_path: Path) -> None:
@@ -59,6 +60,27 @@ def test_layers_that_share_weights(start: Any, tmp_path: Path) -> None:
         assert len(found) == 4
         for weights in found:
             torch.testing.assert_close(weights, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_models_that_share_a_weight(start: Any, tmp_path: Path) -> None:
+    """The gradients of both are averaged once; models that are sharded are refused."""
+    for ended in start("shared_by_models", lambda _: {"FOLDER": str(tmp_path)}, worker=WORKER):
+        assert ended.status == 0, ended.errors
+        plain, *found, refused = ended.printed
+        for weights in found:
+            torch.testing.assert_close(weights, plain, rtol=1e-5, atol=1e-6)
+        place = "`prepare`: `0.weight` of this Sequential is also `0.weight` of a Sequential"
+        assert place in refused
+
+
+def test_hooks_of_gradients(start: Any) -> None:
+    """They are called for sharded parameters, too; gradients of their gradients are refused."""
+    for ended in start("hooks", worker=WORKER):
+        assert ended.status == 0, ended.errors
+        plain, first, refused, second, refused_again = ended.printed
+        for weights in (first, second):
+            torch.testing.assert_close(weights, plain, rtol=1e-5, atol=1e-6)
+        assert refused == refused_again == REFUSED_GRAPH
 
 
 def test_averaged_weights(start: Any, tmp_path: Path) -> None:
