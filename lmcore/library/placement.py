@@ -81,6 +81,7 @@ class ModelPlacement:
             return
         if {parameter.device.type for parameter in model.parameters()} != {"cpu"}:
             return
+        self._share_with_prepared(model)
         self._move(model)
         if isinstance(optimizer, Optimizer):
             self._exchange(optimizer)
@@ -106,7 +107,8 @@ class ModelPlacement:
         groups = optimizer.param_groups
         return all(id(each) in self._parameters for group in groups for each in group["params"])
 
-    def _prepare_model(self, model: nn.Module) -> None:
+    def _refuse(self, model: nn.Module) -> None:
+        """Refuse a model that is prepared already, or has no weights."""
         if self.is_prepared(model):
             raise ConfigError(
                 f"`prepare`: this {type(model).__name__} is prepared already",
@@ -136,6 +138,9 @@ class ModelPlacement:
                     f"`prepare`: `{name}` is on the meta device, without memory",
                     hint="give the model its weights first, on the host or the device",
                 )
+
+    def _prepare_model(self, model: nn.Module) -> None:
+        self._refuse(model)
         runtime = self._runtime
         shared = self._share_with_prepared(model)
         before = dict(model.named_parameters(remove_duplicate=False))
