@@ -31,6 +31,8 @@ __all__ = ["ModelPlacement"]
 _connected: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Models that are replicated or sharded, by the processes of this session or an earlier one."""
 
+_WHOLE = (torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.Rprop)
+"""Optimizers whose operations torch's `DTensor` does not have, or not for each shape."""
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -156,6 +158,8 @@ class ModelPlacement:
         check_same(runtime, "the model that they prepare", facts)
         if self.mesh.replicas.size > 1:
             _refuse_sparse(model)
+        if self.mesh.layout.zero_stage:
+            _refuse_complex(model)
         self._move(model)
         dtypes = {name: dtype_name(parameter.dtype) for name, parameter in before.items()}
         with _without_hooks(model) as hooks, runtime.rng.preserved(), without_gradients(model):
@@ -249,6 +253,12 @@ class ModelPlacement:
                 f"`prepare`: this {type(optimizer).__name__} is prepared already",
                 hint="call `prepare` once for each object",
             )
+        if self.mesh.layout.zero_stage and isinstance(optimizer, _WHOLE):
+            raise ConfigError(
+                f"`prepare`: {type(optimizer).__name__} with `zero_stage`",
+                why="torch computes its update from whole parameters only",
+                hint="use `zero_stage=0`, or another optimizer, such as `AdamW`",
+            )
         check_same(self._runtime, "the optimizer that they prepare", _settings(optimizer))
         self._exchange(optimizer)
         for group in optimizer.param_groups:
@@ -271,12 +281,18 @@ class ModelPlacement:
                 known = self._current(parameter)
                 if known is parameter:
                     continue
-                if optimizer.state.get(parameter):
+                state = optimizer.state.get(parameter, {})
+                if state.get("step", bool(state)):
                     raise ConfigError(
                         f"`prepare`: {type(optimizer).__name__} has made steps already",
                         why="its state belongs to parameters that are moved or sharded now",
                         hint="prepare the optimizer before its first step",
                     )
+                if state:  # made by the optimizer's constructor
+                    optimizer.state[known] = {
+                        key: _like(value, parameter, known) for key, value in state.items()
+                    }
+                    del optimizer.state[parameter]
                 group["params"][index] = known
 
 
@@ -284,6 +300,19 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters and buffers of a model, shared ones once."""
     yield from model.named_parameters()
     yield from model.named_buffers()
+
+
+def _like(value: Any, before: Tensor, now: Tensor) -> Any:
+    """Return state of a parameter, moved and sharded as the parameter is *now*."""
+    if not isinstance(value, Tensor) or value.shape != before.shape:
+        return value
+    if local_part(now) is now:
+        return value.to(now.device)
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(now, DTensor)
+    moved = value.to(now.device)
+    return distribute_tensor(moved, now.device_mesh, now.placements, src_data_rank=None)
 
 
 def _settings(optimizer: Optimizer) -> dict[str, Any]:
@@ -307,6 +336,18 @@ def _refuse_sparse(model: nn.Module) -> None:
             from lmcore.parallel.gradient_buckets import sparse_gradient
 
             raise sparse_gradient(f"{name}.weight" if name else "weight")
+
+
+def _refuse_complex(model: nn.Module) -> None:
+    """Refuse complex parameters, whose gradients torch does not shard."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_complex():
+            raise ConfigError(
+                f"`prepare`: `{name}` is complex",
+                why="models with `zero_stage` are sharded with real parameters only",
+                hint="use `zero_stage=0`, or keep the real and imaginary parts "
+                "(`torch.view_as_real`) as the parameter",
+            )
 
 
 def _share_again(model: nn.Module, before: Mapping[str, nn.Parameter]) -> None:

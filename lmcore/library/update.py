@@ -305,7 +305,10 @@ class Updates:
         return finite
 
     def _gradients(self, optimizer: Optimizer) -> dict[int, list[Tensor]]:
-        """Return the local gradients of an optimizer by the number of ranks that hold the same."""
+        """Return the local gradients of an optimizer by the number of ranks that hold the same.
+
+        Complex gradients are viewed as real ones, which have the same norm.
+        """
         from lmcore.parallel.tensor_layout import local_part
 
         found: dict[int, list[Tensor]] = {1: []}
@@ -313,8 +316,11 @@ class Updates:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if (grad := parameter.grad) is not None:
+                    if grad.is_conj():  # a view that is not of real numbers
+                        parameter.grad = grad = grad.resolve_conj()
                     local = local_part(grad)
-                    (whole if local is grad else sharded).append(local)
+                    tensors = whole if local is grad else sharded
+                    tensors.append(torch.view_as_real(local) if local.is_complex() else local)
         return found
 
     def _total_norm(

@@ -341,6 +341,33 @@ def hooks(timeout: float) -> None:
                     show(error.what)
 
 
+def optimizers(timeout: float) -> None:
+    """Step with state that the constructor made, and show what is refused with sharding."""
+    plain, _ = make()
+    model, _ = make()
+    stepped = torch.optim.Adagrad(plain.parameters(), lr=0.1)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    x, y = next(batches())
+    functional.cross_entropy(plain(x), y).backward()
+    stepped.step()
+    show(weights_of(plain))
+    with session(timeout, zero_stage=3) as rt:
+        rt.prepare(model, optimizer)
+        rt.backward(functional.cross_entropy(model(x), y))
+        rt.step(optimizer)
+        show(weights_of(model))
+        for kind in (torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.Rprop):
+            try:
+                rt.prepare(kind(model.parameters()))
+            except lmcore.ConfigError as error:
+                show(error.what)
+        layer = nn.Linear(2, 2, dtype=torch.complex64)
+        try:
+            rt.prepare(layer)
+        except lmcore.ConfigError as error:
+            show(error.what)
+
+
 def averaged_weights(timeout: float) -> None:
     """Keep moving averages of sharded weights in a second prepared model, evaluate, and save it."""
     with session(timeout, zero_stage=3) as rt:
@@ -652,6 +679,7 @@ SCENARIOS: dict[str, Callable[[float], None]] = {
     "averaged_weights": averaged_weights,
     "shared_by_models": shared_by_models,
     "hooks": hooks,
+    "optimizers": optimizers,
     "metrics": metrics,
     "misuse": misuse,
     "several_heads": several_heads,

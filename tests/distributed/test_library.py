@@ -83,6 +83,19 @@ def test_hooks_of_gradients(start: Any) -> None:
         assert refused == refused_again == REFUSED_GRAPH
 
 
+def test_optimizers_of_sharded_models(start: Any) -> None:
+    """State of the constructor is sharded; optimizers and dtypes that torch fails at are named."""
+    for ended in start("optimizers", worker=WORKER):
+        assert ended.status == 0, ended.errors
+        plain, weights, *refused = ended.printed
+        torch.testing.assert_close(weights, plain, rtol=1e-5, atol=1e-6)
+        names = ("Adafactor", "LBFGS", "Rprop")
+        assert refused == [
+            *(f"`prepare`: {name} with `zero_stage`" for name in names),
+            "`prepare`: `weight` is complex",
+        ]
+
+
 def test_averaged_weights(start: Any, tmp_path: Path) -> None:
     """A second prepared model holds moving averages of sharded weights."""
     for ended in start("averaged_weights", lambda _: {"FOLDER": str(tmp_path)}, worker=WORKER):

@@ -392,3 +392,20 @@ def test_wrong_steps(start: Any, wrong: Any, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         wrong(rt, model, optimizer)
     assert message in error.value.render()
+
+
+def test_complex_gradients_are_clipped(start: Any) -> None:
+    """As by torch, also if a gradient is a conjugate view."""
+    rt = start()
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.full((2, 2), 1 + 2j))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    rt.prepare(model, optimizer)
+    rt.backward((model.weight.conj() * (3 + 4j)).abs().sum())
+    assert model.weight.grad.is_conj()
+    expected = model.weight.grad.resolve_conj().clone()
+    norm = rt.step(optimizer, clip=1.0)
+    assert norm.item() == pytest.approx(expected.norm().item())
+    torch.testing.assert_close(
+        model.weight.detach(), torch.full((2, 2), 1 + 2j) - expected / (norm + 1e-6)
+    )
