@@ -93,8 +93,9 @@ class ModelPlacement:
         return any(each.root is model for each in self.models)
 
     def is_replicated(self, tensor: Tensor) -> bool:
-        """Return True if a tensor is a parameter of a prepared model, and not sharded."""
-        return id(tensor) in self._parameters and local_part(tensor) is tensor
+        """Return True if a tensor is a prepared model's, on its device, and not sharded."""
+        known = id(tensor) in self._parameters and tensor.device.type == self.device.type
+        return known and local_part(tensor) is tensor
 
     def reshard(self) -> None:
         """Drop gathered weights of sharded models, so that their parameters are the shards."""

@@ -27,6 +27,7 @@ from lmcore.checkpoint import (
 )
 from lmcore.errors import CheckpointError, ConfigError, LmcoreError, counted, suggestion
 from lmcore.library.exchange import check_same
+from lmcore.library.saved_replicas import SavedReplicas
 from lmcore.library.saved_tensors import SavedTensors
 from lmcore.library.saved_value import decode, encode, has_tensors, is_value
 from lmcore.parallel.random_states import (
@@ -78,6 +79,7 @@ class SavedStates:
         self._runtime, self._placement = runtime, placement
         processes = runtime.processes
         self._planner = WritePlanner(processes.rendezvous if processes else None)
+        self._replicas = SavedReplicas(runtime)
         self._held: dict[str, Any] = {}
 
     def save(
@@ -97,6 +99,11 @@ class SavedStates:
         self._placement.reshard()  # a pass without backward leaves whole weights
         state = SavedTensors(self._placement)
         values: dict[str, Any] = {}
+        optimizers = [
+            name
+            for name, each in objects.items()
+            if isinstance(each, Optimizer) and self._placement.has_parameters(each)
+        ]
         for name, each in _ordered(objects):
             if isinstance(each, nn.Module):
                 state.add_model(name, each)
@@ -118,6 +125,8 @@ class SavedStates:
         }
         with _hints_for_callers():
             plan = self._plan(tensors, state)
+            groups = {name: values[name]["groups"] for name in values if name in optimizers}
+            self._replicas.check(state.weights, groups)
             return save_checkpoint(
                 path,
                 updates.count,
@@ -141,7 +150,7 @@ class SavedStates:
             check_same(self._runtime, "the tensors of `save`", state.shapes)
             self._planner.forget()  # state may begin on one rank only
         self._held = held
-        unequal = tensors.keys() - state.layouts.keys() - state.replicas.keys()
+        unequal = tensors.keys() - state.layouts.keys() - state.replicas
         return self._planner.plan(tensors, state.layouts, unequal)
 
     def load(

@@ -27,8 +27,8 @@ class SavedTensors:
     Attributes:
         tensors: Local tensors.
         layouts: Layouts of sharded tensors.
-        replicas: Tensors that are equal on all ranks: weights of prepared models and optimizer
-            state of their shape, without sharded ones.
+        weights: Parameters of prepared models that every rank holds whole.
+        replicas: Names of *weights* and of optimizer state of their shape.
         shapes: Dtype and shape of whole tensors that all ranks must have, as JSON values.
     """
 
@@ -40,7 +40,8 @@ class SavedTensors:
         """
         self.tensors: dict[str, Tensor] = {}
         self.layouts: dict[str, TensorLayout] = {}
-        self.replicas: dict[str, Tensor] = {}
+        self.weights: dict[str, Tensor] = {}
+        self.replicas: set[str] = set()
         self.shapes: dict[str, list[Any]] = {}
         self._placement, self._shards = placement, placement.mesh.shards
         self._names: dict[int, str] = {}
@@ -55,7 +56,10 @@ class SavedTensors:
                     f"`{name}`: `{key}` of its `state_dict` is a {type(tensor).__name__}",
                     why="a model's state is made of tensors",
                 )
-            self.add(f"{name}.{key}", tensor, replica=self._placement.is_replicated(tensor))
+            replica = self._placement.is_replicated(tensor)
+            self.add(f"{name}.{key}", tensor, replica=replica)
+            if replica:
+                self.weights[f"{name}.{key}"] = tensor.detach()
 
     def add_optimizer(self, name: str, optimizer: Optimizer) -> dict[str, Any]:
         """Add the state of an optimizer; return its hyperparameters and numbers as JSON values."""
@@ -180,8 +184,8 @@ class SavedTensors:
         local = local_part(tensor)
         if local is tensor:
             self.tensors[name] = tensor.detach()
-            if replica and tensor.device.type == self._placement.device.type:
-                self.replicas[name] = self.tensors[name]
+            if replica:
+                self.replicas.add(name)
                 self.shapes[name] = [dtype_name(tensor.dtype), list(tensor.shape)]
         elif not tensor.placements[0].is_shard(0):  # type: ignore[attr-defined]
             raise ConfigError(

@@ -411,6 +411,7 @@ class Session:
         Raises:
             CheckpointError: It could not be written; earlier ones are unchanged.
             ConfigError: An object cannot be saved, or *keep_last* is no positive integer.
+            RunError: Weights or hyperparameters differ between the ranks.
         """
         self._require_open("save")
         return self._states.save(directory, self._updates, objects, keep_last=keep_last)

@@ -6,7 +6,7 @@ the replicas of a weight, for example, differ in data and context.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,14 @@ from lmcore.runtime.process.collective_trace import PIPELINE
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from torch import Tensor
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
     from lmcore.config.derived.layout import ParallelLayout
     from lmcore.runtime.runtime import Runtime
 
-__all__ = ["Axis", "ParallelMesh"]
+__all__ = ["Axis", "ParallelMesh", "ReplicaClass"]
 
 _PIPELINE, _REPLICA, _SHARD, _CONTEXT, _TENSOR = range(5)
 
@@ -45,6 +46,19 @@ class Axis:
     ranks: tuple[int, ...]
     group: ProcessGroup | None
     clock: WaitClock = field(default_factory=WaitClock, compare=False)
+
+
+@dataclass(frozen=True)
+class ReplicaClass:
+    """Tensors that are replicated over the same axes.
+
+    Attributes:
+        groups: Ranks that hold the same parts of them, [groups, replicas].
+        parameters: This rank's parts by name; ranks of one group have the same names.
+    """
+
+    groups: npt.NDArray[np.int64]
+    parameters: Mapping[str, Tensor]
 
 
 class ParallelMesh:

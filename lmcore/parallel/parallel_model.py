@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from lmcore.parallel.collectives import all_reduce_coalesced
 from lmcore.parallel.context_parallel import local_positions, local_tokens
 from lmcore.parallel.data_parallel import LossModule, replicate, shard_stages, squared_norm
 from lmcore.parallel.graph_capture import GraphedMicroBatch, allocate_gradients
-from lmcore.parallel.mesh import ParallelMesh
+from lmcore.parallel.mesh import ParallelMesh, ReplicaClass
 from lmcore.parallel.pipeline import Pipeline
 from lmcore.parallel.pipeline_split import own_part
 from lmcore.parallel.sharded_gradients import reshard
@@ -31,16 +31,13 @@ from lmcore.parallel.tensor_layout import TensorLayout, local_part
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from lmcore.accelerator.device import Device
     from lmcore.config.derived.layout import ParallelLayout
     from lmcore.model.protocol import Arguments, Model
     from lmcore.model.shape import ModelShape
     from lmcore.runtime.runtime import Runtime
 
-__all__ = ["LocalParameter", "ParallelModel", "ReplicaClass", "parallelize"]
+__all__ = ["LocalParameter", "ParallelModel", "parallelize"]
 
 
 @dataclass(frozen=True)
@@ -67,19 +64,6 @@ class LocalParameter:
     replicated: bool
     partial: bool
     tied: bool = False
-
-
-@dataclass(frozen=True)
-class ReplicaClass:
-    """Parameters that are replicated over the same axes.
-
-    Attributes:
-        groups: Ranks that hold the same parts of them, [groups, replicas].
-        parameters: This rank's parts by name; ranks of one group have the same names.
-    """
-
-    groups: npt.NDArray[np.int64]
-    parameters: Mapping[str, Tensor]
 
 
 class ParallelModel:

@@ -444,6 +444,28 @@ def own_values(timeout: float) -> None:
             show([type(error).__name__, error.render()])
 
 
+def drifted(timeout: float) -> None:
+    """Save after hyperparameters, and weights too, have changed on one rank."""
+    with session(timeout) as rt:
+        model, optimizer = rt.prepare(*make())
+        rt.backward(model(torch.ones(4, 8)).mean())
+        rt.step(optimizer)
+        group, weight = optimizer.param_groups[0], model.head.weight
+
+        def noted() -> None:
+            try:
+                rt.save(os.environ["FOLDER"], model=model, optimizer=optimizer)
+            except lmcore.RunError as error:
+                show(error.render())
+            assert not Path(os.environ["FOLDER"]).exists()
+
+        group["lr"] = 0.5 + rt.rank
+        noted()
+        with torch.no_grad():
+            weight[0, 0] = 2.0 + rt.rank
+        noted()
+
+
 def misuse(timeout: float) -> None:
     """Make mistakes whose weights would differ between the ranks, and show the messages."""
     x = torch.ones(4, 8)
@@ -681,6 +703,7 @@ SCENARIOS: dict[str, Callable[[float], None]] = {
     "hooks": hooks,
     "optimizers": optimizers,
     "metrics": metrics,
+    "drifted": drifted,
     "misuse": misuse,
     "several_heads": several_heads,
     "sharing": sharing,

@@ -112,6 +112,20 @@ def test_values_that_differ_between_ranks_are_those_of_rank_0(start: Any, tmp_pa
         assert 'rank 1: ["float32", [3]]' in message
 
 
+def test_replicas_that_differ_are_not_saved(start: Any, tmp_path: Path) -> None:
+    """Hyperparameters and weights that differ are named on all ranks."""
+    folder = {"FOLDER": str(tmp_path / "run")}
+    lr = "`lr` of group 0 of `optimizer`: rank 0: 0.5, rank 1: 1.5"
+    for ended in start("drifted", lambda _: folder, worker=WORKER):
+        assert ended.status == 0, ended.errors
+        rates, weights = ended.printed
+        assert "the ranks have different hyperparameters" in rates
+        assert lr in rates
+        assert "replicas differ: `model.head.weight`, on ranks 0-1" in weights
+        assert "element [0, 0] is 3 in place of 2" in weights
+        assert lr in weights
+
+
 def test_mistakes_that_would_make_ranks_differ(start: Any) -> None:
     """Each is an error on every rank, with and without sharding."""
     for ended in start("misuse", worker=WORKER):

@@ -28,8 +28,7 @@ from lmcore.optim.loss_scale import loss_scale_of
 from lmcore.optim.optimizer import Optimizer
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.parallel.data_parallel import LossModule
-from lmcore.parallel.mesh import ParallelMesh
-from lmcore.parallel.parallel_model import ReplicaClass
+from lmcore.parallel.mesh import ParallelMesh, ReplicaClass
 from lmcore.parallel.scalar_collectives import all_reduce_scalars
 from lmcore.runtime.process.consistency import check_equal
 from lmcore.runtime.profiler_range import ProfilerRange, no_range

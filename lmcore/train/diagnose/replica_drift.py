@@ -8,29 +8,18 @@ mixture of models.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from lmcore.accelerator.dtype import dtype_name
-from lmcore.errors import RunError, counted
-from lmcore.parallel.bit_checksum import BitChecksum
-from lmcore.parallel.scalar_collectives import all_gather_scalars
+from lmcore.errors import RunError
+from lmcore.parallel.replica_comparison import ReplicaComparison, ReplicaDrift
 from lmcore.runtime.launch.rank import named_ranks
 
 if TYPE_CHECKING:
-    from lmcore.parallel.parallel_model import ReplicaClass
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.due import Due
     from lmcore.train.state import TrainState
 
 __all__ = ["ReplicaCheck", "ReplicaDriftError"]
-
-_CHUNK = 2**22
-"""Elements that are compared at once after a difference was found."""
 
 
 class ReplicaDriftError(RunError):
@@ -38,11 +27,7 @@ class ReplicaDriftError(RunError):
 
 
 class ReplicaCheck:
-    """Comparison of the replicas of a run's parameters.
-
-    Each rank computes one checksum of its parameters, and all ranks exchange them.  Only if they
-    differ, the parameters are compared one by one.
-    """
+    """Comparison of the replicas of a run's parameters."""
 
     def __init__(self, state: TrainState, runtime: Runtime, *, interval: int) -> None:
         """Compare nothing yet.
@@ -54,7 +39,7 @@ class ReplicaCheck:
         """
         self._state, self._runtime = state, runtime
         self._enabled = interval > 0 and runtime.processes is not None
-        self._checksum: BitChecksum | None = None
+        self._comparison = ReplicaComparison(runtime)
         self._equal_after: int | None = None  # step of the last check
 
     def after_step(self, due: Due) -> None:
@@ -75,193 +60,22 @@ class ReplicaCheck:
         if not classes:
             self._enabled = False
             return
-        if self._checksum is None:
-            self._checksum = BitChecksum(self._runtime.device.torch_device)
-        checksums = [self._checksum(list(each.parameters.values())) for each in classes]
-        of_ranks = _gather(self._runtime, torch.stack(checksums))
-        differing = [
-            replicas
-            for index, replicas in enumerate(classes)
-            if any(len({of_ranks[rank][index] for rank in group}) > 1 for group in replicas.groups)
-        ]
-        if differing:
-            raise self._error(differing)
+        drift = self._comparison.find_drift(classes)
+        if drift is not None:
+            raise self._error(drift)
         self._equal_after = step
 
-    def _error(self, differing: Sequence[ReplicaClass]) -> ReplicaDriftError:
-        """Return the error of replicas that differ; all ranks must call it."""
-        drifted = self._drifted(differing)
-        first = drifted[0]
-        names = list(dict.fromkeys(each.name for each in drifted))
-        wrong = sorted({rank for each in drifted for rank in each.minority or each.ranks})
-        several = f" and {counted(len(names) - 1, 'more parameter')}" if len(names) > 1 else ""
-        when = f"after step {self._state.iteration}"
-        if self._equal_after is None:
-            when = f"before step {self._state.iteration + 1}"
-        hosts = ", ".join(dict.fromkeys(self._runtime.hosts[rank] for rank in wrong))
-        if first.minority:
-            verdict = f"{named_ranks(first.majority)} agree, {named_ranks(first.minority)} not"
-        else:
-            verdict = f"{named_ranks(first.ranks)} differ, and none of them has a majority"
-        why = [f"`{first.name}`: {verdict}", *self._difference(differing, first)]
+    def _error(self, drift: ReplicaDrift) -> ReplicaDriftError:
+        """Return the error of replicas that differ."""
+        when, why = f"before step {self._state.iteration + 1}", drift.lines
         if self._equal_after is not None:
-            why.append(f"all replicas were equal after step {self._equal_after}")
+            when = f"after step {self._state.iteration}"
+            why = [*why, f"all replicas were equal after step {self._equal_after}"]
+        hosts = ", ".join(dict.fromkeys(self._runtime.hosts[rank] for rank in drift.ranks))
+        ranks = named_ranks(drift.ranks)
         return ReplicaDriftError(
-            f"replicas of the parameters differ {when}: `{first.name}`{several}, on "
-            f"{named_ranks(wrong)}",
+            f"replicas of the parameters differ {when}: {drift.title}, on {ranks}",
             why="\n".join(why),
-            hint=f"suspect the memory or the device of {named_ranks(wrong)} ({hosts}): run "
+            hint=f"suspect the memory or the device of {ranks} ({hosts}): run "
             "`lmcore doctor` there",
         )
-
-    def _drifted(self, differing: Sequence[ReplicaClass]) -> list[_Drifted]:
-        """Return the parameters that differ, in the order of ranks and of the model."""
-        assert self._runtime.processes is not None
-        assert self._checksum is not None
-        own = [
-            {name: int(self._checksum([tensor])) for name, tensor in each.parameters.items()}
-            for each in differing
-        ]
-        of_ranks = self._runtime.processes.gather(own, "the checksums of parameters")
-        found = []
-        for index, replicas in enumerate(differing):
-            for group in replicas.groups.tolist():
-                for name in of_ranks[group[0]][index]:
-                    values = {rank: of_ranks[rank][index][name] for rank in group}
-                    if len(set(values.values())) > 1:
-                        found.append(_Drifted.of(name, index, values))
-        return sorted(found, key=lambda each: each.ranks)
-
-    def _difference(self, differing: Sequence[ReplicaClass], drifted: _Drifted) -> list[str]:
-        """Return lines about the difference in a parameter; all ranks must call it."""
-        assert self._runtime.processes is not None
-        rank, reference = self._runtime.rank.rank, drifted.reference
-        own: Tensor | None = None
-        if rank in drifted.ranks:
-            own = differing[drifted.class_index].parameters[drifted.name].detach()
-        sizes = self._runtime.processes.gather(
-            None if own is None else [own.numel(), dtype_name(own.dtype)],
-            "the size of a parameter",
-        )
-        numel, dtype = sizes[reference]
-        found = _Difference(0, 0.0, "")
-        for start in range(0, numel, _CHUNK):
-            size = min(_CHUNK, numel - start)
-            values = torch.zeros(
-                size, dtype=getattr(torch, dtype), device=self._runtime.device.torch_device
-            )
-            mine = values if own is None else own.reshape(-1)[start : start + size]
-            if rank == reference:
-                values.copy_(mine)
-            torch.distributed.all_reduce(values)  # the other ranks add zeros
-            if own is not None:
-                found = found.merged(_difference(mine, values, start, own.shape))
-        lines = self._runtime.processes.gather(found, "the difference in a parameter")
-        return [
-            f"rank {other}: {_described(_Difference(*lines[other]), numel, reference)}"
-            for other in drifted.minority or drifted.ranks
-            if other != reference
-        ]
-
-
-class _Drifted(NamedTuple):
-    """A parameter whose replicas differ.
-
-    Attributes:
-        name: Name of the parameter.
-        class_index: Index of its class among the classes that differ.
-        ranks: Ranks that hold replicas of the same part.
-        majority: Ranks whose replicas are equal, if they are more than half.
-        minority: The other ranks; empty without a majority.
-    """
-
-    name: str
-    class_index: int
-    ranks: tuple[int, ...]
-    majority: tuple[int, ...]
-    minority: tuple[int, ...]
-
-    @classmethod
-    def of(cls, name: str, class_index: int, checksums: dict[int, int]) -> _Drifted:
-        """Return the parameter, from the checksum of each rank."""
-        ((common, count),) = Counter(checksums.values()).most_common(1)
-        ranks = tuple(sorted(checksums))
-        if 2 * count <= len(ranks):
-            return cls(name, class_index, ranks, (), ())
-        majority = tuple(rank for rank in ranks if checksums[rank] == common)
-        minority = tuple(rank for rank in ranks if checksums[rank] != common)
-        return cls(name, class_index, ranks, majority, minority)
-
-    @property
-    def reference(self) -> int:
-        """Rank that the other ranks are compared with."""
-        return (self.majority or self.ranks)[0]
-
-
-class _Difference(NamedTuple):
-    """The difference of a rank's replica from the reference.
-
-    Attributes:
-        different: Number of elements that differ in value.
-        largest: Largest absolute difference.
-        example: First element that differs, with both values.
-    """
-
-    different: int
-    largest: float
-    example: str
-
-    def merged(self, later: _Difference) -> _Difference:
-        """Return the sum of two parts of a parameter."""
-        largest = max(self.largest, later.largest)
-        return _Difference(self.different + later.different, largest, self.example or later.example)
-
-
-def _difference(own: Tensor, reference: Tensor, start: int, shape: Sequence[int]) -> _Difference:
-    """Return the difference of some elements.
-
-    Args:
-        own: Elements of this rank, [n].
-        reference: Elements of the reference, [n].
-        start: Index of the first element in the flat parameter.
-        shape: Shape of the parameter.
-    """
-    mine, other = (values.to("cpu", torch.float64) for values in (own, reference))
-    differ = (mine != other) & ~(mine.isnan() & other.isnan())
-    count = int(differ.sum())
-    if not count:
-        return _Difference(0, 0.0, "")
-    first = int(differ.nonzero()[0])
-    index = [int(i) for i in torch.unravel_index(torch.tensor(start + first), tuple(shape))]
-    digits = 17 if own.dtype == torch.float64 else 9
-    values = f"{mine[first]:.{digits}g} in place of {other[first]:.{digits}g}"
-    example = f"element {index} is {values}"
-    return _Difference(count, float((mine - other).abs()[differ].max()), example)
-
-
-def _described(found: _Difference, numel: int, reference: int) -> str:
-    """Return a difference in words."""
-    if not found.different:
-        return f"its {numel:,} elements differ only in signs of zeros or bits of NaN"
-    return (
-        f"{found.different:,} of {counted(numel, 'element')} differ from rank {reference}, "
-        f"by at most {found.largest:.3g}; {found.example}"
-    )
-
-
-def _gather(runtime: Runtime, checksums: Tensor) -> list[list[int]]:
-    """Return the checksums of every rank, exactly, by a collective of float32.
-
-    Args:
-        runtime: Device and processes.
-        checksums: This rank's checksums, int64 [n].
-    """
-    shifts = torch.arange(0, 64, 16, device=checksums.device)
-    pieces = (checksums[:, None] >> shifts) & 0xFFFF  # of 16 bits, which float32 holds exactly
-    rows = all_gather_scalars(runtime, pieces.flatten().float()).tolist()
-    return [list(_joined(row)) for row in rows]
-
-
-def _joined(pieces: Sequence[float]) -> Iterator[int]:
-    for start in range(0, len(pieces), 4):
-        yield sum(int(piece) << (16 * index) for index, piece in enumerate(pieces[start:][:4]))
