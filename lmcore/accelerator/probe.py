@@ -32,7 +32,7 @@ class PluginInfo:
 
     name: str
     api: str
-    torch: str = ">=2.11"
+    torch: str = ">=2.8"
     provides: tuple[str, ...] = ()
     summary: str = ""
 

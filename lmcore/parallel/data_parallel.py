@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from lmcore.accelerator.torch_versions import CUSTOM_SHARD_COLLECTIVES
 from lmcore.parallel.collectives import gather_into, scatter_into
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
@@ -194,7 +195,7 @@ def _shard_layers(root: nn.Module, layers: Iterable[nn.Module], mesh: ParallelMe
     for layer in _separate(root, layers):
         fully_shard(layer, mesh=shard_mesh, reshard_after_forward=mesh.layout.zero_stage == 3)
     fully_shard(root, mesh=shard_mesh, reshard_after_forward=False)
-    if mesh.clock.on_host:
+    if mesh.clock.on_host and CUSTOM_SHARD_COLLECTIVES:
         gather: Any = _TimedCollective(gather_into, mesh.clock)
         scatter: Any = _TimedCollective(scatter_into, mesh.clock)
         for module in root.modules():

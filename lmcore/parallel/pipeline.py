@@ -8,17 +8,19 @@ Shapes: B micro-batch, S sequence of this rank, H hidden.
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from packaging.version import Version
 from torch import Tensor, distributed, nn
 
-from lmcore.errors import RunError
+from lmcore.accelerator.torch_versions import (
+    SCHEDULE_WITHOUT_OUTPUTS,
+    SPLIT_BACKWARD,
+    STAGE_GRADIENTS,
+)
 from lmcore.parallel.pipeline_split import owner_of, stage_layers, stages_of
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from lmcore.parallel.mesh import ParallelMesh
 
 __all__ = ["Pipeline", "StageModule"]
-
-_SPLITS_BACKWARD = Version("2.13")
 
 Context = Callable[[], AbstractContextManager[Any]]
 
@@ -84,24 +84,6 @@ class StageModule(nn.Module):
             return torch.stack([out]) if self.last else out
 
 
-def _require_split_backward(schedule: str) -> None:
-    """Raise for schedules that this version of torch cannot run.
-
-    Args:
-        schedule: Value of `--pipeline-schedule`.
-
-    Raises:
-        RunError: torch is too old.
-    """
-    if schedule.startswith("zero-bubble") and Version(torch.__version__) < _SPLITS_BACKWARD:
-        raise RunError(
-            f"`--pipeline-schedule {schedule}` needs torch {_SPLITS_BACKWARD} or newer",
-            why="it splits backward passes in two, which older versions cannot for custom autograd "
-            f"functions; this is torch {torch.__version__}",
-            hint="use `1f1b` or `interleaved`, or install a newer torch",
-        )
-
-
 class Pipeline:
     """Pipeline stages of this rank, and their schedule.
 
@@ -116,7 +98,13 @@ class Pipeline:
             model: Part of the model that `own_part` gives this rank.
             mesh: Mesh of the run.
             device: Device of this rank.
+
+        Raises:
+            RunError: The installed torch cannot run the schedule.
         """
+        if (schedule := mesh.layout.schedule).startswith("zero-bubble"):
+            flag = f"`--pipeline-schedule {schedule}`"
+            SPLIT_BACKWARD.require(flag, hint="use `1f1b` or `interleaved`")
         self.layout, self.axis, self._clock = mesh.layout, mesh.pipeline, mesh.clock
         layers = stage_layers(model.shape.num_layers, self.layout)
         self.count = len(layers)
@@ -159,7 +147,9 @@ class Pipeline:
         target = {"target": torch.arange(count), "losses": losses} if self._has_last else {}
         # What is not the forward or backward pass of a stage is a wait for another rank.
         with self._feeding(batches, context, profiler_range), self._clock:
-            schedule.step(return_outputs=False, **target)
+            # Otherwise it returns the losses, too.
+            options = {"return_outputs": False} if SCHEDULE_WITHOUT_OUTPUTS else {}
+            schedule.step(**options, **target)
         return [loss.detach() for loss in losses]
 
     def evaluate(self, batch: Arguments, context: Context) -> Tensor:
@@ -233,7 +223,6 @@ class Pipeline:
     def _new_schedule(self, shape: tuple[int, int, int], count: int) -> Any:
         from torch.distributed.pipelining import schedules
 
-        _require_split_backward(self.layout.schedule)
         several, kind = {
             "1f1b": (False, schedules.Schedule1F1B),
             "gpipe": (False, schedules.ScheduleGPipe),
@@ -263,7 +252,7 @@ class Pipeline:
             "input_args": () if number == 0 else (hidden,),
             "output_args": (loss if number == self.count - 1 else hidden,),
         }
-        if "input_grads" in inspect.signature(PipelineStage).parameters:  # from torch 2.12
+        if STAGE_GRADIENTS:
             grad = hidden.detach()
             tensors["input_grads"] = () if number == 0 else (grad,)
             tensors["output_grads"] = () if number == self.count - 1 else (grad,)

@@ -32,7 +32,7 @@ def lmcore_plugin_info() -> PluginInfo:
     return PluginInfo(
         name="xpu",
         api=">=1.1,<2",
-        torch=">=2.11",
+        torch=">=2.8",
         provides=("xpu",),
         summary="Intel GPUs, through torch.xpu",
     )

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import distributed, nn
 
+from lmcore.accelerator.torch_versions import CUSTOM_SHARD_COLLECTIVES
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.parallel import data_parallel
 from lmcore.parallel.data_parallel import shard_stages
@@ -56,7 +57,10 @@ def test_reductions(
         return call
 
     monkeypatch.setattr(distributed, "all_reduce", watching(distributed.all_reduce))
-    monkeypatch.setattr(data_parallel, "scatter_into", watching(data_parallel.scatter_into))
+    owner, name = (distributed, "reduce_scatter_tensor")
+    if CUSTOM_SHARD_COLLECTIVES:
+        owner, name = data_parallel, "scatter_into"
+    monkeypatch.setattr(owner, name, watching(getattr(owner, name)))
     layout = ParallelLayout(data=4, replicas=replicas, zero_stage=2)
     mesh = ParallelMesh(
         layout,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from lmcore.accelerator import torch_versions
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.errors import RunError
 from lmcore.model.shape import ModelPart
-from lmcore.parallel import pipeline as pipeline_module
 from lmcore.parallel.mesh import Axis, ParallelMesh
 from lmcore.parallel.pipeline import Pipeline
 
@@ -53,10 +53,8 @@ def test_one_schedule_is_cached(pipeline: Pipeline) -> None:
 @pytest.mark.parametrize("schedule", ["zero-bubble", "zero-bubble-v"])
 def test_split_backward_needs_a_newer_torch(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message has the version needed and the schedules that an older torch can run."""
-    monkeypatch.setattr(torch, "__version__", "2.12.0+cpu")
+    monkeypatch.setattr(torch_versions, "_installed", lambda: "2.12.0+cpu")
+    mesh: Any = SimpleNamespace(layout=SimpleNamespace(schedule=schedule))
     with pytest.raises(RunError, match=f"`--pipeline-schedule {schedule}` needs torch 2.13") as one:
-        pipeline_module._require_split_backward(schedule)
+        Pipeline(SimpleNamespace(), mesh, torch.device("cpu"))  # type: ignore[arg-type]
     assert "`1f1b` or `interleaved`" in str(one.value.hint)
-    pipeline_module._require_split_backward("interleaved")
-    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
-    pipeline_module._require_split_backward(schedule)

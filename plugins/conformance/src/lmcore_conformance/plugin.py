@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def lmcore_plugin_info() -> PluginInfo:
     """Return name and versions."""
     return PluginInfo(
-        "conformance", api=">=1.1,<2", torch=">=2.11", summary="the kit for authors of plugins"
+        "conformance", api=">=1.1,<2", torch=">=2.8", summary="the kit for authors of plugins"
     )
 
 

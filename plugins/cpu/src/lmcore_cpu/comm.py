@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from lmcore.accelerator import CommBackend
+from lmcore.accelerator.torch_versions import GLOO_AVERAGE
 
 __all__ = ["gloo"]
 
 
 def gloo() -> CommBackend:
-    """Return torch's gloo backend; its reductions average since torch 2.11 (measured on 2.13)."""
-    return CommBackend(name="gloo", device_type="cpu", available=_why_not, supports_average=True)
+    """Return torch's gloo backend."""
+    return CommBackend(
+        name="gloo",
+        device_type="cpu",
+        available=_why_not,
+        supports_average=bool(GLOO_AVERAGE),
+    )
 
 
 def _why_not() -> str | None:

@@ -33,7 +33,7 @@ def lmcore_plugin_info() -> PluginInfo:
     return PluginInfo(
         name="cpu",
         api=">=1.1,<2",
-        torch=">=2.11",
+        torch=">=2.8",
         provides=("cpu",),
         summary="the host's processors, through PyTorch",
     )

@@ -48,7 +48,12 @@ def build(folder: Path = PACKAGE) -> Path:
     includes = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     compiler = shlex.split(os.environ.get("CXX", "g++"))
-    flags = [*_FLAGS, abi, *(f"-isystem{path}" for path in includes)]
+    # Classes of another library are found only with its names of compiler and ABI; newer versions
+    # of torch have none, and need none.
+    names = ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")
+    pybind = {name: getattr(torch._C, f"_PYBIND11_{name}", None) for name in names}  # noqa: SLF001
+    defines = [f'-DPYBIND11_{name}="{value}"' for name, value in pybind.items() if value]
+    flags = [*_FLAGS, abi, *defines, *(f"-isystem{path}" for path in includes)]
     with tempfile.TemporaryDirectory() as scratch:
         objects = _compile([*compiler, *flags], Path(scratch))
         library = folder / LIBRARY

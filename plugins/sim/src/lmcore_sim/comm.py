@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lmcore.accelerator import CommBackend
+from lmcore.accelerator.torch_versions import GLOO_AVERAGE
 
 __all__ = ["register", "simccl"]
 
@@ -12,13 +13,13 @@ NAME = "simccl"
 
 
 def simccl() -> CommBackend:
-    """Return the backend; gloo, which carries it, averages since torch 2.11."""
+    """Return the backend, which averages if gloo does, its carrier."""
     return CommBackend(
         name=NAME,
         device_type="sim",
         available=_why_not,
         register=register,
-        supports_average=True,
+        supports_average=bool(GLOO_AVERAGE),
         facts={"carrier": "gloo"},
     )
 

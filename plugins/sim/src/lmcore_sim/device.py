@@ -6,6 +6,7 @@ import torch
 
 from lmcore.accelerator import Device, own_index
 from lmcore_sim import torch_backend  # makes the device known to torch  # noqa: F401
+from lmcore_sim import torch_sim
 
 __all__ = ["create_device"]
 
@@ -17,7 +18,7 @@ def create_device() -> Device:
         DeviceError: There are more processes on this host than devices.
     """
     index = own_index("sim")
-    free, total = torch.accelerator.get_memory_info(index)
+    free, total = torch_sim.mem_get_info(index)
     return Device.from_torch(
         "sim",
         index,

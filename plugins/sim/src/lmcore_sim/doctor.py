@@ -23,15 +23,15 @@ def _memory() -> Check:
     """See that a tensor is counted while it is there."""
     import torch
 
-    from lmcore_sim import torch_backend  # noqa: F401 - makes the device known to torch
+    from lmcore_sim import torch_backend, torch_sim  # noqa: F401 - the first: torch knows it then
 
     size = 2**20
-    before = torch.accelerator.memory_allocated()
+    before = torch_sim.memory_allocated()
     tensor = torch.empty(size, dtype=torch.uint8, device="sim")
-    during = torch.accelerator.memory_allocated() - before
+    during = torch_sim.memory_allocated() - before
     del tensor
-    left = torch.accelerator.memory_allocated() - before
-    total = torch.accelerator.get_memory_info()[1]
+    left = torch_sim.memory_allocated() - before
+    total = torch_sim.mem_get_info()[1]
     if (during, left) == (size, 0):
         return Check("memory", CheckStatus.OK, f"{total / 2**30:.4g} GiB, counted")
     return Check("memory", CheckStatus.FAILED, f"1 MiB was counted as {during} bytes, then {left}")

@@ -34,7 +34,7 @@ def lmcore_plugin_info() -> PluginInfo:
     return PluginInfo(
         name="sim",
         api=">=1.1,<2",
-        torch=">=2.11",
+        torch=">=2.8",
         provides=("sim",),
         summary="simulated devices, to test without hardware",
     )

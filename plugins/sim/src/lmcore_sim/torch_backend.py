@@ -37,6 +37,8 @@ def _register(env: Mapping[str, str]) -> None:
             why="torch has one place for a device type that is not its own, and it is taken",
             hint="use `--plugin-off` for one of the two",
         )
+    from torch import distributed  # noqa: F401 - registers the base class of the backend in `_C`
+
     from lmcore_sim import _C
 
     _C.configure(settings.num_devices, settings.memory_bytes)

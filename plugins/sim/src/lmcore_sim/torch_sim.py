@@ -213,47 +213,47 @@ def stream(stream: torch.Stream | None) -> Iterator[None]:
 
 def memory_allocated(device: DeviceLike = None) -> int:
     """Return the bytes that tensors use."""
-    return torch.accelerator.memory_allocated(_index(device))
+    return _C.memory_counts(_index(device))["allocated_bytes.all.current"]
 
 
 def max_memory_allocated(device: DeviceLike = None) -> int:
     """Return the most bytes that tensors used at a time."""
-    return torch.accelerator.max_memory_allocated(_index(device))
+    return _C.memory_counts(_index(device))["allocated_bytes.all.peak"]
 
 
 def memory_reserved(device: DeviceLike = None) -> int:
     """Return the bytes that tensors use or that are kept for them."""
-    return torch.accelerator.memory_reserved(_index(device))
+    return _C.memory_counts(_index(device))["reserved_bytes.all.current"]
 
 
 def max_memory_reserved(device: DeviceLike = None) -> int:
     """Return the most bytes that were used or kept at a time."""
-    return torch.accelerator.max_memory_reserved(_index(device))
+    return _C.memory_counts(_index(device))["reserved_bytes.all.peak"]
 
 
 def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
     """Return all that the allocator counts."""
-    return torch.accelerator.memory_stats(_index(device))
+    return {**_C.memory_counts(_index(device))}
 
 
 def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
     """Return free and total bytes."""
-    return torch.accelerator.get_memory_info(_index(device))
+    return _C.memory_info(_index(device))
 
 
 def empty_cache() -> None:
     """Free the cached memory."""
-    torch.accelerator.empty_cache()
+    _C.free_cached_memory()
 
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:
     """Begin new peaks."""
-    torch.accelerator.reset_peak_memory_stats(_index(device))
+    _C.reset_peak_memory(_index(device))
 
 
 def reset_accumulated_memory_stats(device: DeviceLike = None) -> None:
     """Begin new totals."""
-    torch.accelerator.reset_accumulated_memory_stats(_index(device))
+    _C.reset_accumulated_memory(_index(device))
 
 
 def _generator(device: DeviceLike) -> torch.Generator:

@@ -185,7 +185,7 @@ Block* allocate_block(size_t num_bytes, c10::DeviceIndex index) {
   return memory(index).allocate(num_bytes, index);
 }
 
-class Allocator final : public c10::DeviceAllocator {
+class Allocator final : public AllocatorBase {
  public:
   c10::DataPtr allocate(size_t num_bytes) override {
     require_usable();
@@ -202,14 +202,13 @@ class Allocator final : public c10::DeviceAllocator {
     std::memcpy(destination, source, count);
   }
 
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 9
   bool initialized() override {
     return device_count() > 0;
   }
 
   void emptyCache(c10::MempoolId_t /*pool*/) override {
-    for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
-      memory(index).empty_cache();
-    }
+    free_cached_memory();
   }
 
   // Queued work keeps what it uses alive by itself, and ops have read what they use.
@@ -220,17 +219,17 @@ class Allocator final : public c10::DeviceAllocator {
   }
 
   void resetAccumulatedStats(c10::DeviceIndex device) override {
-    memory(device).change_stats([](auto& stat) { stat.reset_accumulated(); });
-    memory(device).reset_counts();
+    reset_accumulated_memory(device);
   }
 
   void resetPeakStats(c10::DeviceIndex device) override {
-    memory(device).change_stats([](auto& stat) { stat.reset_peak(); });
+    reset_peak_memory(device);
   }
 
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
-    return {memory(device).free_bytes(), static_cast<size_t>(device_memory())};
+    return memory_info(device);
   }
+#endif
 };
 
 Allocator& allocator() {
@@ -245,8 +244,54 @@ const bool registered = [] {
 
 }  // namespace
 
-c10::DeviceAllocator* device_allocator() {
+AllocatorBase* device_allocator() {
   return &allocator();
+}
+
+std::map<std::string, int64_t> memory_counts(c10::DeviceIndex device) {
+  const auto stats = memory(device).stats();
+  std::map<std::string, int64_t> counts{
+      {"num_alloc_retries", stats.num_alloc_retries},
+      {"num_device_alloc", stats.num_device_alloc},
+      {"num_device_free", stats.num_device_free},
+      {"num_ooms", stats.num_ooms},
+  };
+  const std::pair<const char*, const c10::CachingAllocator::StatArray*> named[] = {
+      {"active", &stats.active},
+      {"active_bytes", &stats.active_bytes},
+      {"allocated_bytes", &stats.allocated_bytes},
+      {"allocation", &stats.allocation},
+      {"requested_bytes", &stats.requested_bytes},
+      {"reserved_bytes", &stats.reserved_bytes},
+      {"segment", &stats.segment},
+  };
+  for (const auto& [name, stat] : named) {
+    const std::string prefix = std::string(name) + ".all.";
+    counts[prefix + "current"] = (*stat)[kAll].current;
+    counts[prefix + "peak"] = (*stat)[kAll].peak;
+    counts[prefix + "allocated"] = (*stat)[kAll].allocated;
+    counts[prefix + "freed"] = (*stat)[kAll].freed;
+  }
+  return counts;
+}
+
+std::pair<size_t, size_t> memory_info(c10::DeviceIndex device) {
+  return {memory(device).free_bytes(), static_cast<size_t>(device_memory())};
+}
+
+void free_cached_memory() {
+  for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
+    memory(index).empty_cache();
+  }
+}
+
+void reset_peak_memory(c10::DeviceIndex device) {
+  memory(device).change_stats([](auto& stat) { stat.reset_peak(); });
+}
+
+void reset_accumulated_memory(c10::DeviceIndex device) {
+  memory(device).change_stats([](auto& stat) { stat.reset_accumulated(); });
+  memory(device).reset_counts();
 }
 
 std::vector<Write>* writes_of(const c10::Storage& storage) {

@@ -1,6 +1,8 @@
 #include "autograd.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/library.h>
 
 #include <thread>
 #include <vector>
@@ -27,6 +29,15 @@ std::vector<std::thread>& threads() {
 }
 
 }  // namespace
+
+void register_autograd_fallback() {
+  constexpr auto key = c10::DispatchKey::AutogradPrivateUse1;
+  if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(key)) {
+    static auto* library =
+        new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
+    library->fallback(torch::CppFunction::makeFallthrough());
+  }
+}
 
 void start_other_autograd_threads() {
   Engine::get_default_engine().initialize_device_threads_pool();

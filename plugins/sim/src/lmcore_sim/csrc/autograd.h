@@ -7,6 +7,10 @@
 
 namespace lmcore_sim {
 
+// Let ops without a derivative of their own, such as collectives, pass to the device; older versions
+// of torch refuse them for devices of plugins.
+void register_autograd_fallback();
+
 // Have torch start its threads now, while there are no devices of ours.
 void start_other_autograd_threads();
 

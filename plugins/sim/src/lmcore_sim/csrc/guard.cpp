@@ -35,10 +35,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return device_count();
   }
 
+#if __has_include(<c10/core/DeviceCapability.h>)  // torch 2.8 has none
   // Every dtype that the CPU has.
   c10::DeviceCapability getDeviceCapability(c10::Device /*device*/) const override {
     return {};
   }
+#endif
 
   c10::Stream getStream(c10::Device device) const override {
     return current_stream(device.index());

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
 
+#include "allocator.h"
 #include "autocast.h"
 #include "autograd.h"
 #include "device.h"
@@ -20,6 +21,7 @@ PYBIND11_MODULE(_C, module) {
   module.def(
       "configure",
       [](int64_t count, int64_t memory_bytes) {
+        register_autograd_fallback();
         start_other_autograd_threads();
         configure_devices(count, memory_bytes);
         start_autograd_threads();
@@ -32,6 +34,11 @@ PYBIND11_MODULE(_C, module) {
   module.def("in_forked_process", &in_forked_process);
   module.def("lose_devices", &lose_devices, py::arg("reason"));
   module.def("restore_devices", &restore_devices);
+  module.def("memory_counts", &memory_counts, py::arg("index"));
+  module.def("memory_info", &memory_info, py::arg("index"));
+  module.def("free_cached_memory", &free_cached_memory);
+  module.def("reset_peak_memory", &reset_peak_memory, py::arg("index"));
+  module.def("reset_accumulated_memory", &reset_accumulated_memory, py::arg("index"));
   module.def("default_generator", &default_generator, py::arg("index"));
   module.def("num_ops", &num_ops);
   module.def("set_switches", &set_switches, py::arg("names"));

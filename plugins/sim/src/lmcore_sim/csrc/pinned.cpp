@@ -17,6 +17,20 @@ constexpr size_t kPage = 4096;
 
 void free_pinned(void* pointer);
 
+// Call `change` with each counter and the number that one block of `size` bytes adds to it.
+// Nothing is cached, so that all that is allocated is active; torch 2.8 has one counter for both.
+template <typename Stats, typename Change>
+void for_counters(Stats& stats, size_t size, Change change) {
+  if constexpr (requires { stats.active_requests; }) {
+    change(stats.active_requests, 1);
+    change(stats.active_bytes, size);
+    change(stats.allocations, 1);
+  } else {
+    change(stats.allocation, 1);
+  }
+  change(stats.allocated_bytes, size);
+}
+
 // Pages are registered while they are in use; nothing is cached.
 class Allocator final : public at::HostAllocator {
  public:
@@ -30,10 +44,7 @@ class Allocator final : public at::HostAllocator {
     TORCH_CHECK_WITH(OutOfMemoryError, pointer != nullptr, "the host has no memory left to pin");
     const std::lock_guard<std::mutex> lock(mutex_);
     sizes_[pointer] = size;
-    stats_.active_requests.increase(1);
-    stats_.active_bytes.increase(size);
-    stats_.allocations.increase(1);
-    stats_.allocated_bytes.increase(size);
+    for_counters(stats_, size, [](auto& counter, size_t amount) { counter.increase(amount); });
     stats_.num_host_alloc += 1;
     return {pointer, pointer, &free_pinned, c10::Device(c10::DeviceType::CPU)};
   }
@@ -42,10 +53,9 @@ class Allocator final : public at::HostAllocator {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       const auto found = sizes_.find(pointer);
-      stats_.active_requests.decrease(1);
-      stats_.active_bytes.decrease(found->second);
-      stats_.allocations.decrease(1);
-      stats_.allocated_bytes.decrease(found->second);
+      for_counters(stats_, found->second, [](auto& counter, size_t amount) {
+        counter.decrease(amount);
+      });
       stats_.num_host_free += 1;
       sizes_.erase(found);
     }
@@ -84,18 +94,12 @@ class Allocator final : public at::HostAllocator {
 
   void reset_accumulated_stats() override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    stats_.active_requests.reset_accumulated();
-    stats_.active_bytes.reset_accumulated();
-    stats_.allocations.reset_accumulated();
-    stats_.allocated_bytes.reset_accumulated();
+    for_counters(stats_, 0, [](auto& counter, size_t) { counter.reset_accumulated(); });
   }
 
   void reset_peak_stats() override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    stats_.active_requests.reset_peak();
-    stats_.active_bytes.reset_peak();
-    stats_.allocations.reset_peak();
-    stats_.allocated_bytes.reset_peak();
+    for_counters(stats_, 0, [](auto& counter, size_t) { counter.reset_peak(); });
   }
 
  private:

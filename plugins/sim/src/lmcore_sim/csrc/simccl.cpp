@@ -60,7 +60,12 @@ const std::string SimBackend::getBackendName() const {
 }
 
 void SimBackend::setTimeout(std::chrono::milliseconds timeout) {
-  carrier_->setTimeout(timeout);
+  const auto set = [timeout](auto& backend) {
+    if constexpr (requires { backend.setTimeout(timeout); }) {
+      backend.setTimeout(timeout);
+    }
+  };
+  set(*carrier_);
 }
 
 void SimBackend::setSequenceNumberForGroup() {

@@ -18,7 +18,8 @@ class SimBackend final : public c10d::Backend {
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
   const std::string getBackendName() const override;
-  void setTimeout(std::chrono::milliseconds timeout) override;
+  // Overrides a function of `c10d::Backend`, which torch 2.8 does not have.
+  void setTimeout(std::chrono::milliseconds timeout);
   void setSequenceNumberForGroup() override;
   uint64_t getSequenceNumberForGroup() override;
   bool supportsCoalescing() const override;

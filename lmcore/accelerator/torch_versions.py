@@ -1,0 +1,133 @@
+"""Supported versions of torch, and the capabilities that older ones among them lack.
+
+The one place that compares versions of torch: other modules use a `TorchCapability`.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from importlib import metadata
+
+from lmcore.errors import RunError
+
+__all__ = [
+    "ACCELERATOR_GRAPH",
+    "ACCELERATOR_MEMORY",
+    "CAPABILITIES",
+    "CUSTOM_SHARD_COLLECTIVES",
+    "GLOO_AVERAGE",
+    "MUON",
+    "NEWEST",
+    "OLDEST",
+    "SCHEDULE_WITHOUT_OUTPUTS",
+    "SPLIT_BACKWARD",
+    "STAGE_GRADIENTS",
+    "TorchCapability",
+]
+
+OLDEST, NEWEST = "2.8", "2.15"
+"""First and last tested version; newer ones are not refused."""
+
+
+@dataclass(frozen=True)
+class TorchCapability:
+    """A capability of torch that a supported version introduced.
+
+    Attributes:
+        description: Noun phrase for messages.
+        since: First version that has it.
+        without: What older versions do instead, for the documentation.
+    """
+
+    description: str
+    since: str
+    without: str
+
+    def __bool__(self) -> bool:
+        """Return True if the installed torch has it."""
+        return _release(_installed()) >= _release(self.since)
+
+    def require(self, feature: str, *, hint: str) -> None:
+        """Raise an error if the installed torch lacks it.
+
+        Args:
+            feature: Feature that needs it, as the user asked for it: "`--optimizer muon`".
+            hint: What to use instead.
+
+        Raises:
+            RunError: The installed torch lacks it.
+        """
+        if not self:
+            raise RunError(
+                f"{feature} needs torch {self.since} or newer",
+                why=f"torch {_installed()} has no {self.description}",
+                hint=f"{hint}, or install a newer torch",
+            )
+
+
+ACCELERATOR_MEMORY = TorchCapability(
+    "memory functions for all accelerators (`torch.accelerator.memory_allocated`, ...)",
+    "2.9",
+    "memory is read from torch's module of the device type; without one, it is not reported",
+)
+MUON = TorchCapability(
+    "class `torch.optim.Muon`",
+    "2.9",
+    "`--optimizer muon` is refused",
+)
+CUSTOM_SHARD_COLLECTIVES = TorchCapability(
+    "custom collectives in `fully_shard`",
+    "2.9",
+    "on devices that compute synchronously, rank times of ZeRO count waits for other ranks "
+    "as computation",
+)
+SCHEDULE_WITHOUT_OUTPUTS = TorchCapability(
+    "pipeline step that returns no outputs",
+    "2.10",
+    "the last stage keeps the losses of a step twice",
+)
+GLOO_AVERAGE = TorchCapability(
+    "average among the reductions of gloo",
+    "2.11",
+    "sums are divided by the number of ranks",
+)
+STAGE_GRADIENTS = TorchCapability(
+    "shapes of gradients among the arguments of a pipeline stage",
+    "2.12",
+    "torch derives them from the shapes of inputs and outputs",
+)
+ACCELERATOR_GRAPH = TorchCapability(
+    "graph class for all accelerators (`torch.accelerator.Graph`)",
+    "2.12",
+    "`--step-graph` needs a graph class of the plugin",
+)
+SPLIT_BACKWARD = TorchCapability(
+    "backward pass in two parts for custom autograd functions",
+    "2.13",
+    "`--pipeline-schedule zero-bubble` and `zero-bubble-v` are refused",
+)
+
+CAPABILITIES = (
+    ACCELERATOR_MEMORY,
+    MUON,
+    CUSTOM_SHARD_COLLECTIVES,
+    SCHEDULE_WITHOUT_OUTPUTS,
+    GLOO_AVERAGE,
+    STAGE_GRADIENTS,
+    ACCELERATOR_GRAPH,
+    SPLIT_BACKWARD,
+)
+"""Capabilities that not every supported version has, in the order of their versions."""
+
+
+@functools.cache
+def _installed() -> str:
+    return metadata.version("torch")
+
+
+def _release(version: str) -> tuple[int, int]:
+    """Return the first two numbers; a pre-release or vendor's build counts as its release."""
+    major, minor, *_ = version.split("+")[0].split(".")
+    digits = "".join(character for character in minor if character.isdigit())
+    return int(major), int(digits)

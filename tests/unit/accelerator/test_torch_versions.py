@@ -1,0 +1,97 @@
+"""Capabilities of the supported versions of torch."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmcore.accelerator import torch_versions
+from lmcore.accelerator.torch_versions import (
+    ACCELERATOR_GRAPH,
+    ACCELERATOR_MEMORY,
+    CAPABILITIES,
+    CUSTOM_SHARD_COLLECTIVES,
+    MUON,
+    NEWEST,
+    OLDEST,
+    SCHEDULE_WITHOUT_OUTPUTS,
+    STAGE_GRADIENTS,
+    TorchCapability,
+)
+from lmcore.errors import RunError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def _parameters(function: Any) -> set[str]:
+    return set(inspect.signature(function).parameters)
+
+
+def test_the_installed_torch_has_what_its_version_says() -> None:
+    """Each capability that can be looked up is there exactly from its version on."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    found = {
+        ACCELERATOR_GRAPH: hasattr(torch.accelerator, "Graph"),
+        ACCELERATOR_MEMORY: hasattr(torch.accelerator, "memory_allocated"),
+        CUSTOM_SHARD_COLLECTIVES: hasattr(FSDPModule, "set_custom_all_gather"),
+        MUON: hasattr(torch.optim, "Muon"),
+        SCHEDULE_WITHOUT_OUTPUTS: "return_outputs" in _parameters(Schedule1F1B.step),
+        STAGE_GRADIENTS: "input_grads" in _parameters(PipelineStage.__init__),
+    }
+    assert found == {capability: bool(capability) for capability in found}
+
+
+@pytest.mark.parametrize(
+    ("version", "is_there"),
+    [
+        ("2.8.0+cpu", False),
+        ("2.9.0a0+c0ffee", True),  # a vendor's pre-release
+        ("2.9.0", True),
+        ("2.13.0+xpu", True),
+        ("3.0.0", True),
+    ],
+)
+def test_versions(version: str, is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two numbers decide; an absent capability is refused with its version."""
+    monkeypatch.setattr(torch_versions, "_installed", lambda: version)
+    assert bool(MUON) is is_there
+    if is_there:
+        MUON.require("`--optimizer muon`", hint="use `adamw`")
+        return
+    with pytest.raises(RunError, match=r"`--optimizer muon` needs torch 2\.9") as caught:
+        MUON.require("`--optimizer muon`", hint="use `adamw`")
+    assert version in str(caught.value.why)
+    assert caught.value.hint == "use `adamw`, or install a newer torch"
+
+
+def test_the_range_is_the_same_everywhere() -> None:
+    """Package, plugins and documentation state the same oldest version."""
+    texts = [ROOT / "pyproject.toml", *ROOT.glob("plugin*/**/plugin.py")]
+    stated = {
+        version
+        for path in texts
+        for version in re.findall(r'torch(?:>=|=">=)([\d.]+)', path.read_text(encoding="utf-8"))
+    }
+    assert stated == {OLDEST}
+    versions = [capability.since for capability in CAPABILITIES]
+    assert versions == sorted(versions, key=lambda text: [int(part) for part in text.split(".")])
+    page = (ROOT / "docs/reference/torch-versions.md").read_text(encoding="utf-8")
+    rows = [
+        f"| {capability.since} | {capability.description} | {capability.without} |"
+        for capability in CAPABILITIES
+    ]
+    assert [line for line in page.splitlines() if line.startswith("| 2.")] == rows
+    assert f"torch {OLDEST} to {NEWEST}" in page
+
+
+def test_capabilities_are_exported() -> None:
+    """Each capability of the module is in its table."""
+    named = {each for each in vars(torch_versions).values() if isinstance(each, TorchCapability)}
+    assert named == set(CAPABILITIES)
