@@ -37,7 +37,7 @@ class TorchCapability:
     Attributes:
         description: Noun phrase for messages.
         since: First version that has it.
-        without: What older versions do instead, for the documentation.
+        without: Behaviour of older versions, for the documentation.
     """
 
     description: str
@@ -53,7 +53,7 @@ class TorchCapability:
 
         Args:
             feature: Feature that needs it, as the user asked for it: "`--optimizer muon`".
-            hint: What to use instead.
+            hint: An alternative.
 
         Raises:
             RunError: The installed torch lacks it.
@@ -128,6 +128,6 @@ def _installed() -> str:
 
 def _release(version: str) -> tuple[int, int]:
     """Return the first two numbers; a pre-release or vendor's build counts as its release."""
-    major, minor, *_ = version.split("+")[0].split(".")
+    major, minor, *_ = version.split("+", maxsplit=1)[0].split(".")
     digits = "".join(character for character in minor if character.isdigit())
     return int(major), int(digits)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from packaging.version import Version
 
 if importlib.util.find_spec("lmcore_xpu") is None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
@@ -53,11 +54,11 @@ def xpu(monkeypatch: pytest.MonkeyPatch, installed_torch: Mapping[str, Any]) -> 
     return XpuDriver(monkeypatch, installed_torch)
 
 
-@pytest.fixture(params=["2.11.0", "2.12.0", "2.13.0"])
+@pytest.fixture(params=["2.8.0", "2.11.0", "2.12.0", "2.13.0"])
 def xpu_of_each_torch(request: pytest.FixtureRequest, xpu: XpuDriver) -> XpuDriver:
     """Return the driver under each supported version of torch, without what that does not have."""
     version = recorded(request.param)
-    if version["torch"] > xpu.recorded["torch"]:
+    if Version(version["torch"]) > Version(xpu.recorded["torch"]):
         pytest.skip(f"torch {xpu.recorded['torch']} has not what {version['torch']} has")
     xpu.become(version)
     return xpu

@@ -21,7 +21,7 @@ PROBE = Probe("xpu", ProbeState.PRESENT, 2, facts={"gpus": [{"generation": "Xe-H
 def test_what_it_is() -> None:
     """Name, contract and the versions of torch that it works with."""
     info = plugin.lmcore_plugin_info()
-    assert (info.name, info.api, info.torch) == ("xpu", ">=1.1,<2", ">=2.11")
+    assert (info.name, info.api, info.torch) == ("xpu", ">=1.1,<2", ">=2.8")
     assert info.provides == ("xpu",)
     points = importlib.metadata.entry_points(group="lmcore.plugins", name="xpu")
     assert all(point.value == "lmcore_xpu.plugin" for point in points)

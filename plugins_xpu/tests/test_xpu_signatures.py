@@ -11,10 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.version import Version
+
+from lmcore_xpu.device import GRAPH
 
 HERE = Path(__file__).parent
 SOURCES = sorted((HERE.parent / "src" / "lmcore_xpu").rglob("*.py"))
-VERSIONS = ("2.11.0", "2.12.0", "2.13.0")
+LATER = {"2.8.0": ("_xpu_canDeviceAccessPeer",)}
+"""Compiled functions, which the plugin does not call, that older versions lack."""
+VERSIONS = ("2.8.0", "2.11.0", "2.12.0", "2.13.0", "2.15.0")
 
 
 @pytest.fixture(params=VERSIONS)
@@ -57,7 +62,7 @@ def test_the_record_is_what_is_installed(installed_torch):
             live = parameters(inspect.signature(found))
             assert alike(live, parameters(written(text))), f"{module}.{name}: {live} {text}"
             count += 1
-    assert count > 150
+    assert count > 140
 
 
 def test_the_record_of_each_version_is_complete(recorded):
@@ -74,6 +79,9 @@ def test_the_record_of_each_version_is_complete(recorded):
 def test_the_drivers_functions_are_those_of_torchs_stubs(xpu, recorded):
     """Each function of the stand-in is one of torch's compiled part, with its parameters."""
     for name, function in xpu.functions().items():
+        if name not in recorded["compiled"]:
+            assert name in LATER.get(recorded["torch"], ())
+            continue
         ours = [parameter[0] for parameter in parameters(inspect.signature(function))]
         theirs = [parameter[0] for parameter in parameters(written(recorded["compiled"][name]))]
         assert ours == theirs, name
@@ -185,6 +193,8 @@ def test_every_version_has_what_the_plugin_asks_for(source, recorded):
     tree = ast.parse(source.read_text(encoding="utf-8"))
     found = set(uses(tree))
     missing = {name: lacking(name, recorded) for name in found}
+    if Version(recorded["torch"]) < Version(GRAPH.since):  # asked before it is used
+        assert missing.pop("torch.xpu.XPUGraph", "not used")
     assert {name: why for name, why in missing.items() if why} == {}
     assert list(misfits(tree, recorded)) == []
 

@@ -10,6 +10,7 @@ import torch
 
 from lmcore.accelerator import Device, MemoryStats, Probe, first_line, own_index
 from lmcore.accelerator.op.packages import FACT, Package, describe
+from lmcore.accelerator.torch_versions import TorchCapability
 from lmcore.errors import DeviceError
 from lmcore_xpu.faults import hint_for, is_out_of_memory
 from lmcore_xpu.kernels import compiler_problem
@@ -17,10 +18,15 @@ from lmcore_xpu.packages import TRITON, installed_packages
 from lmcore_xpu.peaks import peak_flops
 from lmcore_xpu.settings import XpuSection
 
-__all__ = ["create_device"]
+__all__ = ["GRAPH", "create_device"]
 
 logger = logging.getLogger(__name__)
 
+GRAPH = TorchCapability(
+    "graph class of these devices (`torch.xpu.XPUGraph`)",
+    "2.11",
+    "`--step-graph` is refused",
+)
 _DEFAULTS = XpuSection()
 _MUCH = 0.1
 """Share of memory used by other processes from which on a warning is logged."""
@@ -33,7 +39,7 @@ _PROPERTIES: Mapping[str, str] = {
     "bfloat16_conversions": "has_bfloat16_conversions",
     "matrix_engines": "has_subgroup_matrix_multiply_accumulate",
 }
-"""Facts of a device, by the fields of torch's record of it."""
+"""Facts of a device, by the fields of torch's record of it; torch 2.8 has no `device_id`."""
 
 
 def create_device(probe: Probe, settings: XpuSection = _DEFAULTS) -> Device:
@@ -66,9 +72,16 @@ def create_device(probe: Probe, settings: XpuSection = _DEFAULTS) -> Device:
         dtypes=_dtypes(properties),
         memory_stats=_memory_stats(torch.device("xpu", index), int(properties.total_memory)),
         peak_flops=lambda dtype: peak_flops(name, dtype, execution_units=units, tf32=tf32),
-        new_graph=torch.xpu.XPUGraph,  # torch's graph for all accelerators came with 2.12
+        **_graph(),
         facts=_facts(properties, probe, tf32=tf32),
     )
+
+
+def _graph() -> dict[str, Any]:
+    """Return the device's attributes for graph capture."""
+    if GRAPH:  # torch's graph class for all accelerators came with 2.12
+        return {"new_graph": torch.xpu.XPUGraph}
+    return {"missing": {"new_graph": f"torch {torch.__version__} has no {GRAPH.description}"}}
 
 
 def _require_xpu() -> None:
@@ -158,7 +171,7 @@ def _tf32(settings: XpuSection) -> bool:
 def _facts(properties: Any, probe: Probe, *, tf32: bool) -> dict[str, Any]:
     packages = installed_packages()
     return {
-        **{fact: getattr(properties, field) for fact, field in _PROPERTIES.items()},
+        **{fact: getattr(properties, field, None) for fact, field in _PROPERTIES.items()},
         "driver": str(properties.driver_version),
         "kernel_driver": probe.facts.get("driver"),
         "torch_xpu": torch.version.xpu,

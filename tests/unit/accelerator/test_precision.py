@@ -100,7 +100,10 @@ def test_autocast_of_an_absent_device_is_an_error(device: Device) -> None:
         return torch.autocast(absent, dtype=torch.bfloat16)
 
     policy = replace(autocast(device), context=context)
-    with pytest.raises(DeviceError, match="`bf16` is not applied"):
+    with (
+        pytest.warns(UserWarning, match="[Dd]isabl"),
+        pytest.raises(DeviceError, match="`bf16` is not applied"),
+    ):
         policy.verify(device)
 
 

@@ -349,7 +349,7 @@ def test_pickle_cannot_change_classes(saved: Path, tensors: dict[str, torch.Tens
     content = b"\x80\x02" + f"c{module}\nMetadata\n".encode() + state + b"b."
     restate(saved, ".metadata", content)
     refused(saved, tensors)
-    assert Metadata.version is None
+    assert getattr(Metadata, "version", None) is None
 
 
 def data_file_with(replace: Callable[[Path], Any], saved: Path) -> None:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+
+from lmcore.accelerator.torch_versions import MUON
+
+pytestmark = pytest.mark.skipif(not MUON, reason=f"this torch has no {MUON.description}")
 
 MATRICES = ("blocks.0.up.weight", "blocks.0.down.weight")
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 
 from lmcore.accelerator import OpContext, OpImpl, Reject
+from lmcore_cpu import ipex
 from lmcore_cpu.host import mkl_is_faster
 
-__all__ = ["KERNELS", "kernels"]
+__all__ = ["IPEX_KERNELS", "KERNELS", "kernels"]
 
 _DETERMINISTIC = frozenset({"deterministic"})
 _FUSED = frozenset({"deterministic", "fused"})
@@ -156,11 +157,29 @@ KERNELS: tuple[OpImpl, ...] = (
 )
 
 
+def _ipex(context: OpContext) -> Reject | None:
+    """Refuse other dtypes, compiled blocks, and a package that does not fit; loads nothing."""
+    if context.dtype not in {"float32", "bfloat16"}:
+        return Reject(f"computes in float32 and bfloat16, not {context.dtype}")
+    if context.attributes.get("compile"):
+        return Reject("is not for compiled blocks: the compiler cannot follow it")
+    problem = ipex.misfit()
+    return None if problem is None else Reject(problem)
+
+
+IPEX_KERNELS = tuple(
+    OpImpl(op, "ipex", f"lmcore_cpu.kernel.ipex:{op}", priority=5, supports=_ipex, traits=_FUSED)
+    for op in ("rms_norm", "rotary_embedding")
+)
+"""Kernels of Intel's extension for PyTorch, to be preferred by `--ops`."""
+
+
 def kernels() -> list[OpImpl]:
-    """Return the table with the priorities of this processor."""
-    if not mkl_is_faster():
-        return list(KERNELS)
-    return [
-        dataclasses.replace(kernel, priority=15) if kernel.supports is _blas else kernel
+    """Return the tables with the priorities of this processor, and of the installed packages."""
+    own = [
+        dataclasses.replace(kernel, priority=15)
+        if kernel.supports is _blas and mkl_is_faster()
+        else kernel
         for kernel in KERNELS
     ]
+    return [*own, *(IPEX_KERNELS if ipex.is_installed() else ())]

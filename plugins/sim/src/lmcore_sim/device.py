@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from lmcore.accelerator import Device, own_index
-from lmcore_sim import torch_backend  # makes the device known to torch  # noqa: F401
-from lmcore_sim import torch_sim
+from lmcore_sim import (
+    torch_backend,  # makes the device known to torch  # noqa: F401
+    torch_sim,
+)
 
 __all__ = ["create_device"]
 

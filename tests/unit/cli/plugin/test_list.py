@@ -175,7 +175,7 @@ def test_the_table_shows_every_plugin_with_its_reason(install):
     assert "* good" in done.stdout
     assert "goodchip x2" in done.stdout
     assert "found: two chips on the bus" in done.stdout
-    assert f"requires: plugin API >=1,<2 (here {API_VERSION}), torch >=2.11 (here " in done.stdout
+    assert f"requires: plugin API >=1,<2 (here {API_VERSION}), torch >=2.8 (here " in done.stdout
     assert "versions: driver 5.1, runtime chips 7, torch build 9.9" in done.stdout
     assert "fix: repair, update or uninstall `raising`" in done.stdout
     assert "libraising.so.4: undefined symbol" in done.stdout

@@ -19,15 +19,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["rms_norm"]
+__all__ = ["gradients", "inverse_rms", "rms_norm"]
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BSH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
         wide_BSH = x_BSH.to(torch.promote_types(x_BSH.dtype, torch.float32))
-        norm_BS1 = torch.linalg.vector_norm(wide_BSH, dim=-1, keepdim=True)
-        scale_BS1 = norm_BS1.square_().div_(x_BSH.shape[-1]).add_(epsilon).rsqrt_()
+        scale_BS1 = inverse_rms(wide_BSH, epsilon)
         ctx.save_for_backward(x_BSH, weight_H, scale_BS1)
         out_BSH: Tensor = (wide_BSH * scale_BS1).mul_(weight_H)
         return out_BSH.to(x_BSH.dtype)
@@ -35,15 +34,33 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_BSH: Tensor) -> tuple[Tensor, Tensor, None]:
-        x_BSH, weight_H, scale_BS1 = ctx.saved_tensors
-        hidden = x_BSH.shape[-1]
-        wide_BSH, grad_BSH = x_BSH.to(scale_BS1.dtype), grad_BSH.to(scale_BS1.dtype)
-        wide_H = weight_H.to(scale_BS1.dtype)
-        product_TH = (grad_BSH * wide_BSH).reshape(-1, hidden)
-        grad_weight_H = (scale_BS1.reshape(1, -1) @ product_TH).view(hidden)
-        share_BS1 = (product_TH @ wide_H).view(scale_BS1.shape).mul_(scale_BS1.pow(3)).div_(hidden)
-        grad_x_BSH = (grad_BSH * wide_H).mul_(scale_BS1).addcmul_(wide_BSH, share_BS1, value=-1)
-        return grad_x_BSH.to(x_BSH.dtype), grad_weight_H.to(weight_H.dtype), None
+        return (*gradients(grad_BSH, *ctx.saved_tensors), None)
+
+
+def inverse_rms(wide_BSH: Tensor, epsilon: float) -> Tensor:
+    """Return r for each token, shape [B, S, 1], in the dtype of x."""
+    norm_BS1 = torch.linalg.vector_norm(wide_BSH, dim=-1, keepdim=True)
+    return norm_BS1.square_().div_(wide_BSH.shape[-1]).add_(epsilon).rsqrt_()
+
+
+def gradients(
+    grad_BSH: Tensor, x_BSH: Tensor, weight_H: Tensor, scale_BS1: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x and of the gain, computed in the dtype of the scale.
+
+    Args:
+        grad_BSH: Incoming gradient g.
+        x_BSH, weight_H: Inputs.
+        scale_BS1: r, as `inverse_rms` returns it.
+    """
+    hidden = x_BSH.shape[-1]
+    wide_BSH, grad_BSH = x_BSH.to(scale_BS1.dtype), grad_BSH.to(scale_BS1.dtype)
+    wide_H = weight_H.to(scale_BS1.dtype)
+    product_TH = (grad_BSH * wide_BSH).reshape(-1, hidden)
+    grad_weight_H = (scale_BS1.reshape(1, -1) @ product_TH).view(hidden)
+    share_BS1 = (product_TH @ wide_H).view(scale_BS1.shape).mul_(scale_BS1.pow(3)).div_(hidden)
+    grad_x_BSH = (grad_BSH * wide_H).mul_(scale_BS1).addcmul_(wide_BSH, share_BS1, value=-1)
+    return grad_x_BSH.to(x_BSH.dtype), grad_weight_H.to(weight_H.dtype)
 
 
 def rms_norm(x_BSH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:

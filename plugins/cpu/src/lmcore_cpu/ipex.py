@@ -1,0 +1,83 @@
+"""Intel's extension for PyTorch (IPEX): whether its build for CPUs fits, and its operators.
+
+IPEX was archived in March 2026; its last release, 2.8, is for torch 2.8.  Its import takes seven
+seconds, nearly all of them for modules that the kernels here do not need.  So only the library with
+its operators is loaded, in a quarter of a second.  Like the import of the package, that replaces
+torch's own CPU kernels of `cat`, `index_select`, `layer_norm`, `matmul`, `mean`, `sum` and poolings
+in the process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+from lmcore.accelerator import torch_build
+
+__all__ = ["is_installed", "load_operators", "misfit"]
+
+_PACKAGE = "intel_extension_for_pytorch"
+_NAME = "intel-extension-for-pytorch"
+_VERSION = re.compile(r"^__version__\s*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+_LIBRARY = "lib/libintel-ext-pt-cpu.so"
+_OPERATORS = ("rmsnorm", "rotary_position_embedding")
+
+
+def is_installed() -> bool:
+    """Return True if the package is installed, in any version."""
+    return _folder() is not None
+
+
+def misfit() -> str | None:
+    """Return why the installed package cannot be used on this CPU; None if its files fit.
+
+    Reads the package's version file: the distribution's version does not name the kind of build.
+    """
+    folder = _folder()
+    if folder is None:
+        return f"needs `{_NAME}`, not installed"
+    try:
+        text = (folder / "_version.py").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    found = _VERSION.search(text)
+    version, torch = found[1] if found else "of an unknown version", torch_build("cpu").version
+    if not version.endswith("+cpu"):
+        return f"the installed `{_NAME}` {version} is not a build for CPUs (`+cpu`)"
+    releases = [".".join(re.findall(r"\d+", text)[:2]) for text in (version, torch)]
+    if releases[0] != releases[1]:
+        return f"`{_NAME}` {version} is for torch {releases[0]}, and torch {torch} is installed"
+    if not (folder / _LIBRARY).is_file():
+        return f"the installed `{_NAME}` {version} lacks its file `{_LIBRARY}`"
+    return None
+
+
+def load_operators() -> None:
+    """Load the operators `torch.ops.torch_ipex`.
+
+    Raises:
+        ImportError: The package does not fit, or its library cannot be loaded or lacks an operator.
+    """
+    import torch
+
+    problem, folder = misfit(), _folder()
+    if problem is not None or folder is None:
+        raise ImportError(problem)
+    try:
+        torch.ops.load_library(str(folder / _LIBRARY))
+    except OSError as error:
+        raise ImportError(f"`{_NAME}`: {error}") from error
+    lacking = [name for name in _OPERATORS if not hasattr(torch.ops.torch_ipex, name)]
+    if lacking:
+        raise ImportError(f"`{_NAME}` lacks the operators {', '.join(lacking)}")
+
+
+def _folder() -> Path | None:
+    """Return the folder of the installed package; its code is not run."""
+    try:
+        spec = importlib.util.find_spec(_PACKAGE)
+    except (ImportError, ValueError):  # a loaded module without a spec
+        return None
+    folders = spec.submodule_search_locations if spec is not None else None
+    return Path(next(iter(folders))) if folders else None
