@@ -49,7 +49,7 @@ def test_the_installed_torch_has_what_its_version_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "is_there"),
+    "version, is_there",
     [
         ("2.8.0+cpu", False),
         ("2.9.0a0+c0ffee", True),  # a vendor's pre-release

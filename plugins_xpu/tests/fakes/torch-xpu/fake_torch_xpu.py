@@ -165,8 +165,8 @@ class XpuDriver:
             later = set(self.recorded["names"][module].split()) - set(names.split())
             where = importlib.import_module(module)
             for name in later:
-                if isinstance(getattr(where, name, None), ModuleType):
-                    continue  # what torch's own code imports, and needs
+                if isinstance(vars(where).get(name), ModuleType | None):
+                    continue  # modules: torch's own code imports, and needs them
                 self.monkeypatch.delattr(where, name, raising=False)
         self.known = version["device_properties"]
         self.monkeypatch.setattr(torch, "__version__", f"{version['torch']}+xpu")

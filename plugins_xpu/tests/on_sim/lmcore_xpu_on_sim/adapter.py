@@ -28,7 +28,8 @@ def stand_in() -> None:
         if callable(ours) and not inspect.isclass(ours):
             setattr(torch.xpu, name, _on_sim(ours))
     torch.xpu.Stream = sim.Stream
-    torch.xpu.XPUGraph = torch.accelerator.Graph
+    if hasattr(torch.accelerator, "Graph"):  # from torch 2.12
+        torch.xpu.XPUGraph = torch.accelerator.Graph
     torch.xpu.get_device_name = lambda device=None: _NAME
     torch.xpu.get_device_properties = _properties
     torch.xpu.get_arch_list = lambda: ["pvc", "bmg"]

@@ -36,10 +36,8 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_BSH: Tensor) -> tuple[Tensor, Tensor, None]:
         x_BSH, weight_H = ctx.saved_tensors
-        return (
-            *gradients(grad_BSH, x_BSH, weight_H, inverse_rms(x_BSH.float(), ctx.epsilon)),
-            None,
-        )
+        scale_BS1 = inverse_rms(x_BSH.float(), ctx.epsilon)
+        return (*gradients(grad_BSH, x_BSH, weight_H, scale_BS1), None)
 
 
 def rms_norm(x_BSH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:

@@ -40,7 +40,8 @@ class _RMSNorm(torch.autograd.Function):
 def inverse_rms(wide_BSH: Tensor, epsilon: float) -> Tensor:
     """Return r for each token, shape [B, S, 1], in the dtype of x."""
     norm_BS1 = torch.linalg.vector_norm(wide_BSH, dim=-1, keepdim=True)
-    return norm_BS1.square_().div_(wide_BSH.shape[-1]).add_(epsilon).rsqrt_()
+    scale_BS1: Tensor = norm_BS1.square_().div_(wide_BSH.shape[-1]).add_(epsilon).rsqrt_()
+    return scale_BS1
 
 
 def gradients(
