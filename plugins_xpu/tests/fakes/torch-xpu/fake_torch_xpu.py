@@ -25,6 +25,8 @@ import torch
 from torch.distributed import distributed_c10d
 from torch.utils._device import _device_constructors
 
+from lmcore.accelerator import torch_versions
+
 GIB = 1 << 30
 FACTORIES = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros")
 
@@ -170,6 +172,7 @@ class XpuDriver:
                 self.monkeypatch.delattr(where, name, raising=False)
         self.known = version["device_properties"]
         self.monkeypatch.setattr(torch, "__version__", f"{version['torch']}+xpu")
+        self.monkeypatch.setattr(torch_versions, "_installed", lambda: version["torch"])
 
     def functions(self) -> dict[str, Callable[..., Any]]:
         """Return the compiled functions by their names in `torch._C`."""

@@ -41,6 +41,12 @@ PUBLIC_MODULES: Mapping[str, tuple[str, ...]] = {
         for registry in (CommandRegistry, CorpusRegistry, OptionRegistry, TokenizerRegistry)
     ),
     "lmcore.accelerator.tokenizer": ("Tokenizer", "TokenizerFactory"),
+    "lmcore.accelerator.torch_versions": (
+        "ACCELERATOR_GRAPH",
+        "ACCELERATOR_MEMORY",
+        "GLOO_AVERAGE",
+        "TorchCapability",
+    ),
     "lmcore.config.need": ("Need", "Situation", "setting"),
     "lmcore.config.option": ("DROPOUT", "FREE", "INPUT_PATH", "OUTPUT_PATH", "REQUIRED", "option"),
     "lmcore.config.options.command_line": ("parse_section",),
