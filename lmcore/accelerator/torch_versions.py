@@ -24,6 +24,7 @@ __all__ = [
     "SPLIT_BACKWARD",
     "STAGE_GRADIENTS",
     "TorchCapability",
+    "UNUSED_SHARDED_PARAMETERS",
 ]
 
 OLDEST, NEWEST = "2.8", "2.15"
@@ -108,6 +109,12 @@ SPLIT_BACKWARD = TorchCapability(
     "`--pipeline-schedule zero-bubble` and `zero-bubble-v` are refused",
 )
 
+UNUSED_SHARDED_PARAMETERS = TorchCapability(
+    "reduction of gradients that some ranks lack in `fully_shard`",
+    "2.13",
+    "with `zero_stage` it is an error if the ranks use different parameters",
+)
+
 CAPABILITIES = (
     ACCELERATOR_MEMORY,
     MUON,
@@ -117,6 +124,7 @@ CAPABILITIES = (
     STAGE_GRADIENTS,
     ACCELERATOR_GRAPH,
     SPLIT_BACKWARD,
+    UNUSED_SHARDED_PARAMETERS,
 )
 """Capabilities that not every supported version has, in the order of their versions."""
 

@@ -20,6 +20,7 @@ from torch import Tensor, distributed, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
+from lmcore.accelerator.torch_versions import UNUSED_SHARDED_PARAMETERS
 from lmcore.errors import ConfigError, RunError
 from lmcore.parallel.gradient_buckets import plain_backward, sparse_gradient
 from lmcore.parallel.tensor_layout import local_part
@@ -63,10 +64,8 @@ class ShardedGradients:
         self._open = self._pending = False
         self._counts: tuple[Tensor, Any] | None = None  # kept until the all-reduce is done
         assert isinstance(root, FSDPModule)
-        set_unused = getattr(root, "set_reduce_scatter_unused_params", None)  # since torch 2.13
-        self._fills = set_unused is not None
-        if set_unused is not None:
-            set_unused(True)
+        if UNUSED_SHARDED_PARAMETERS:
+            root.set_reduce_scatter_unused_params(True)
         self._without_hook = set(self._indices)
         for prefix, module in root.named_modules():
             if isinstance(module, FSDPModule):
@@ -121,7 +120,7 @@ class ShardedGradients:
         absent = [
             index
             for index in sorted(self._missing - self._before)
-            if self._named[index][1].grad is not None or not self._fills
+            if self._named[index][1].grad is not None or not UNUSED_SHARDED_PARAMETERS
         ]
         if not absent:
             return
@@ -131,13 +130,13 @@ class ShardedGradients:
             name, parameter = self._named[index]
             if not count:
                 parameter.grad = None
-            elif not self._fills:
+            elif not UNUSED_SHARDED_PARAMETERS:
                 names.append(name)
         if names:
             raise RunError(
                 f"only some ranks have a gradient of {', '.join(names[:5])}",
-                why=f"torch {torch.__version__} cannot average such gradients of sharded models",
-                hint="use torch 2.13 or newer, or no `zero_stage`",
+                why=f"torch {torch.__version__} has no {UNUSED_SHARDED_PARAMETERS.description}",
+                hint=f"use torch {UNUSED_SHARDED_PARAMETERS.since} or newer, or no `zero_stage`",
             )
 
     def _watch(self, prefix: str, module: Any) -> None:
