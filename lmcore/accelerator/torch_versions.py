@@ -23,8 +23,8 @@ __all__ = [
     "SCHEDULE_WITHOUT_OUTPUTS",
     "SPLIT_BACKWARD",
     "STAGE_GRADIENTS",
-    "TorchCapability",
     "UNUSED_SHARDED_PARAMETERS",
+    "TorchCapability",
 ]
 
 OLDEST, NEWEST = "2.8", "2.15"

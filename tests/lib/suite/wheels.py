@@ -1,6 +1,8 @@
 """The wheels of this tree, built once and installed in the environment of `py`.
 
-    wheels.py install              build what is stale into dist/, install it in this environment
+    wheels.py install [NAME==VERSION ...]
+                                   build what is stale into dist/, install it in this environment,
+                                   with these versions instead of those of constraints.txt
     wheels.py ensure WORK_DIR      the same for the environment of `py` under WORK_DIR, with tox
     wheels.py accelerators FOLDER  put the simulated device and the authors' kit into FOLDER
     wheels.py packages FOLDER NAME ...  put packages from the index into FOLDER, without their own
@@ -99,16 +101,22 @@ def copied(plugin: str, folder: Path) -> Path:
     return copy
 
 
-def install() -> None:
-    """Install lmcore with what it needs, and the plugins of GPUs, in this environment."""
+def install(*others: str) -> None:
+    """Install lmcore with what it needs, and the plugins of GPUs, in this environment.
+
+    Args:
+        others: Requirements such as `torch==2.8.0` that replace the pins of constraints.txt.
+    """
     stamp = Path(sys.prefix) / STAMP
     wanted = fingerprint()
     if is_current(stamp, wanted) and is_current(DIST / STAMP, wanted):
         return
     stamp.unlink(missing_ok=True)
+    if others:
+        os.environ["PIP_CONSTRAINT"] = str(unpinned(others))
     pip = [sys.executable, "-m", "pip", "install", "--quiet"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    needed = [*pip, *project["dependencies"]]
+    needed = [*pip, *project["dependencies"], *others]
     # torch is unpacked on one core while the compiler has the other.
     with subprocess.Popen(needed, cwd=ROOT) as installing:
         build()
@@ -117,6 +125,19 @@ def install() -> None:
     run([*pip, "--no-deps", "--force-reinstall", *wheels("lmcore", "lmcore_cuda", "lmcore_xpu")])
     run([sys.executable, "-m", "pip", "check"])  # that the list above was all that the wheels need
     stamp.write_text(wanted, encoding="utf-8")
+
+
+def unpinned(others: Iterable[str]) -> Path:
+    """Write the constraints without those of some packages and of Triton, and return their path.
+
+    Each torch needs a Triton of its own.
+    """
+    free = {"triton", *(other.partition("==")[0] for other in others)}
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    path = Path(sys.prefix) / "constraints.txt"
+    kept = (line for line in lines if line.partition("==")[0].strip() not in free)
+    path.write_text("".join(kept), encoding="utf-8")
+    return path
 
 
 def wheels(*names: str) -> list[str]:
@@ -181,7 +202,7 @@ def fail(command: list[str], status: int) -> NoReturn:
 def main(command: str, *arguments: str) -> None:
     """Do what is asked."""
     if command == "install":
-        install()
+        install(*arguments)
     elif command == "ensure":
         ensure(Path(arguments[0]))
     elif command == "accelerators":
