@@ -67,7 +67,7 @@ def load_operators() -> None:
     try:
         torch.ops.load_library(str(folder / _LIBRARY))
     except OSError as error:
-        raise ImportError(f"`{_NAME}`: {error}") from error
+        raise ImportError(f"`{_NAME}`: {error.__cause__ or error}") from error
     lacking = [name for name in _OPERATORS if not hasattr(torch.ops.torch_ipex, name)]
     if lacking:
         raise ImportError(f"`{_NAME}` lacks the operators {', '.join(lacking)}")
