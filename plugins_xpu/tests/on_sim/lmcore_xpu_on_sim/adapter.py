@@ -30,6 +30,8 @@ def stand_in() -> None:
     torch.xpu.Stream = sim.Stream
     if hasattr(torch.accelerator, "Graph"):  # from torch 2.12
         torch.xpu.XPUGraph = torch.accelerator.Graph
+    # Attention of the simulated device is torch's composite, whose products are otherwise float32.
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     torch.xpu.get_device_name = lambda device=None: _NAME
     torch.xpu.get_device_properties = _properties
     torch.xpu.get_arch_list = lambda: ["pvc", "bmg"]
