@@ -14,6 +14,8 @@ from lmcore.errors import RunError
 __all__ = [
     "ACCELERATOR_GRAPH",
     "ACCELERATOR_MEMORY",
+    "ATTENTION_KERNELS",
+    "ATTENTION_RESULTS",
     "CAPABILITIES",
     "CUSTOM_SHARD_COLLECTIVES",
     "GLOO_AVERAGE",
@@ -88,6 +90,12 @@ SCHEDULE_WITHOUT_OUTPUTS = TorchCapability(
     "2.10",
     "the last stage keeps the losses of a step twice",
 )
+ATTENTION_KERNELS = TorchCapability(
+    "registration of other kernels for its attention "
+    "(`torch.nn.attention.activate_flash_attention_impl`)",
+    "2.10",
+    "`--ops attention=sdpa-fa3` and `sdpa-fa4` are refused",
+)
 GLOO_AVERAGE = TorchCapability(
     "average among the reductions of gloo",
     "2.11",
@@ -108,11 +116,15 @@ SPLIT_BACKWARD = TorchCapability(
     "2.13",
     "`--pipeline-schedule zero-bubble` and `zero-bubble-v` are refused",
 )
-
 UNUSED_SHARDED_PARAMETERS = TorchCapability(
     "reduction of gradients that some ranks lack in `fully_shard`",
     "2.13",
     "with `zero_stage` it is an error if the ranks use different parameters",
+)
+ATTENTION_RESULTS = TorchCapability(
+    "registration of attention kernels with more than two results",
+    "2.14",
+    "`--ops attention=sdpa-fa4` is refused if its package is 4.0.0b19 or newer",
 )
 
 CAPABILITIES = (
@@ -120,11 +132,13 @@ CAPABILITIES = (
     MUON,
     CUSTOM_SHARD_COLLECTIVES,
     SCHEDULE_WITHOUT_OUTPUTS,
+    ATTENTION_KERNELS,
     GLOO_AVERAGE,
     STAGE_GRADIENTS,
     ACCELERATOR_GRAPH,
     SPLIT_BACKWARD,
     UNUSED_SHARDED_PARAMETERS,
+    ATTENTION_RESULTS,
 )
 """Capabilities that not every supported version has, in the order of their versions."""
 

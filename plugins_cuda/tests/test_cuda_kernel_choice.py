@@ -20,7 +20,12 @@ from lmcore_cuda.packages import PACKAGES
 
 SPECS = {spec.name: spec for spec in OP_SPECS}
 CAPABILITIES = [(7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
-VERSIONS = {"liger-kernel": "0.8.5"}
+VERSIONS = {
+    "flash-attn": "2.8.3",
+    "flash-attn-4": "4.0.0b18",
+    "liger-kernel": "0.8.5",
+    "transformer-engine": "2.8.0",
+}
 
 USUAL = {
     "head_dim": 64,
@@ -205,11 +210,51 @@ def test_deterministic(op: str) -> None:
     assert chosen not in {"liger", "transformer-engine"}
 
 
-def test_an_old_liger() -> None:
-    """A liger-kernel before the version that was compared says which it needs."""
-    device = Gpu((9, 0), {"liger-kernel": Package("0.5.2")}, lambda name: None)
-    reasons = dict(resolve(device, "swiglu").rejected)
-    assert reasons["liger"] == "needs `liger-kernel` 0.8.5, not 0.5.2"
+@pytest.mark.parametrize(
+    "package,version,least,op,kernels",
+    [
+        ("flash-attn", "2.4.0.post1", "2.4.1", "attention", ["flash-attn-2"]),
+        ("flash-attn-4", "4.0.0b7", "4.0.0b12", "attention", ["flash-attn-4"]),
+        ("liger-kernel", "0.5.2", "0.8.5", "swiglu", ["liger"]),
+        ("transformer-engine", "1.13.0", "2.0", "layer_norm", ["transformer-engine"]),
+    ],
+)
+def test_old_versions(package: str, version: str, least: str, op: str, kernels: list[str]) -> None:
+    """A package before the first version that was compared says which it needs; that one fits."""
+    for found in (version, least, "0.1+unknown.version!"):
+        device = Gpu((9, 0), {package: Package(found)}, lambda name: None)
+        resolution = resolve(device, op)
+        reasons = dict(resolution.rejected)
+        for kernel in kernels:
+            refused = reasons.get(kernel) == f"needs `{package}` {least}, not {found}"
+            assert refused == (found == version)
+
+
+@pytest.mark.parametrize(
+    "torch,version,reason",
+    [
+        ("2.13.0", "4.0.0b18", None),
+        (
+            "2.13.0",
+            "4.0.0b19",
+            "needs torch 2.14 or newer, or `flash-attn-4` before 4.0.0b19",
+        ),
+        ("2.14.0", "4.0.0b36", None),
+        ("2.9.1", "4.0.0b36", "needs torch 2.10 or newer"),
+    ],
+)
+def test_flash_4_in_torch(
+    torch: str, version: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch takes flash-attn-4 if it knows the number of its results."""
+    monkeypatch.setattr("lmcore.accelerator.torch_versions._installed", lambda: torch)
+    monkeypatch.setattr(
+        "torch.nn.attention.list_flash_attention_impls", lambda: ["FA3", "FA4"], raising=False
+    )
+    device = Gpu((10, 0), {"flash-attn-4": Package(version)}, lambda name: None)
+    found = resolve(device, "attention", compile=True)
+    assert dict(found.rejected).get("sdpa-fa4") == reason
+    assert (found.chosen == "sdpa-fa4") == (reason is None)
 
 
 def test_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:

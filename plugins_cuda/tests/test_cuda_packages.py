@@ -14,14 +14,8 @@ from lmcore_cuda import doctor
 from lmcore_cuda.packages import PACKAGES, installed_packages, packages_of, problems_of
 
 TORCH = TorchBuild("2.13.0+cu130", "13.0")
-FOLDERS = {
-    "flash-attn": "flash-attn",
-    "flash-attn-3": "flash-attn-3",
-    "flash-attn-4": "flash-attn-4",
-    "apex": "apex",
-    "liger-kernel": "liger-kernel",
-    "transformer-engine": "transformer-engine",
-}
+FOLDERS = {name: name for name in PACKAGES} | {"apex-extensions": "apex"}
+"""The package of each stand-in."""
 
 
 def test_without_any() -> None:
@@ -29,20 +23,24 @@ def test_without_any() -> None:
     assert installed_packages(TORCH) == {}
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_is_recognised(name: str, install: Any) -> None:
+@pytest.mark.parametrize("folder,name", FOLDERS.items())
+def test_is_recognised(folder: str, name: str, install: Any) -> None:
     """An installed package is found with its version; nothing of it is imported."""
-    install(FOLDERS[name], PACKAGES[name].distributions[0], "3.2.1")
+    before = set(sys.modules)
+    install(folder, PACKAGES[name].distributions[0], "3.2.1")
     assert installed_packages(TORCH) == {name: Package("3.2.1")}
-    modules = {module.partition(".")[0] for kind in PACKAGES.values() for module in kind.compiled}
-    assert not modules & {module.partition(".")[0] for module in sys.modules}
+    assert not [module for module in set(sys.modules) - before if "packaging" not in module]
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_loads(name: str, install: Any) -> None:
-    """The compiled parts that a package is tried by exist in it."""
-    install(FOLDERS[name])
+@pytest.mark.parametrize("folder,name", FOLDERS.items())
+def test_loads(folder: str, name: str, install: Any) -> None:
+    """The compiled parts that a package is tried by exist in it, and are loaded."""
+    install(folder)
+    loaded: list[str] = []
     assert PACKAGES[name].import_problem() is None
+    assert PACKAGES[name].import_problem(loaded.append) is None
+    assert {sys.modules[module].__name__ for module in loaded} == set(loaded)
+    assert ("apex._extensions.amp_C" in loaded) == (folder == "apex-extensions")
 
 
 def test_version_4_has_its_own_name(install: Any) -> None:

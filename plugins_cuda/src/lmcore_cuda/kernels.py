@@ -10,10 +10,10 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 
-from lmcore.accelerator import Device, OpContext, OpImpl
+from lmcore.accelerator import Device, OpImpl
 from lmcore.accelerator.op.rules import HALF, Rule, dtypes, eager, supports
 from lmcore_cuda.attention.table import attention_impls
-from lmcore_cuda.kernel.rules import Gpu, capability, package
+from lmcore_cuda.kernel.rules import Gpu, capability, least_version, package
 from lmcore_cuda.packages import packages_of
 
 __all__ = ["capability_of", "gpu_of", "kernels_for", "op_impls"]
@@ -24,7 +24,6 @@ _LIGER = "lmcore_cuda.kernel.liger"
 _ENGINE = "lmcore_cuda.kernel.transformer_engine"
 _PLAIN = frozenset({"deterministic"})
 _FUSED = frozenset({"deterministic", "fused"})
-_LIGER_LEAST = (0, 8, 5)
 _TRITON_PRIORITY = 16
 """Priority above torch's own kernels (10) and liger-kernel's (15), below apex's (20)."""
 
@@ -100,27 +99,12 @@ def _of_apex(gpu: Gpu) -> list[OpImpl]:
     ]
 
 
-def _liger_version(gpu: Gpu) -> Rule:
-    """Refuse versions whose functions were not checked against the calls made here."""
-    installed = gpu.packages.get("liger-kernel")
-
-    def rule(context: OpContext) -> str | None:
-        if installed is None or not installed.version:
-            return None  # the rule on the package has the last word
-        parts = tuple(int(part) for part in installed.version.split(".")[:3] if part.isdigit())
-        if parts >= _LIGER_LEAST:
-            return None
-        return f"needs `liger-kernel` {'.'.join(map(str, _LIGER_LEAST))}, not {installed.version}"
-
-    return rule
-
-
 def _of_liger(gpu: Gpu) -> list[OpImpl]:
     rules = (
         dtypes(*HALF, "float32"),
         eager,
         capability(gpu, (8, 0)),
-        _liger_version(gpu),
+        least_version(gpu, "liger-kernel", "0.8.5"),
         package(gpu, "liger-kernel"),
     )
     # A fused swiglu against two passes of torch's; for the others torch has one kernel too, and
@@ -151,6 +135,7 @@ def _of_transformer_engine(gpu: Gpu) -> list[OpImpl]:
         dtypes(*HALF, "float32"),
         eager,
         capability(gpu, (8, 0)),
+        least_version(gpu, "transformer-engine", "2.0"),
         package(gpu, "transformer-engine"),
     )
     return [
@@ -159,7 +144,7 @@ def _of_transformer_engine(gpu: Gpu) -> list[OpImpl]:
             "transformer-engine",
             f"{_ENGINE}:{op}",
             priority=6,
-            requires=("transformer_engine", "transformer_engine_torch"),
+            requires=("transformer_engine",),
             supports=supports(*rules),
             traits=frozenset({"fused"}),
         )

@@ -68,8 +68,8 @@ _KINDS = (
     PackageKind(
         "apex",
         ("apex",),
-        ("apex.optimizers", "amp_C"),
-        ("amp_C", "fused_layer_norm_cuda"),
+        ("apex.optimizers",),
+        tuple((f"apex._extensions.{name}", name) for name in ("amp_C", "fused_layer_norm_cuda")),
         "build https://github.com/NVIDIA/apex with its CUDA extensions",
         misfit=_other_cuda,
     ),
@@ -84,8 +84,9 @@ _KINDS = (
     PackageKind(
         "transformer-engine",
         ("transformer-engine", "transformer_engine", "transformer_engine_torch"),
-        ("transformer_engine", "transformer_engine_torch"),
-        ("transformer_engine_torch",),
+        ("transformer_engine", "transformer_engine.pytorch"),
+        # The first loads the second, which may be in its folder, and the library that it needs.
+        ("transformer_engine.pytorch", "transformer_engine_torch"),
         "pip install --no-build-isolation --force-reinstall --no-deps transformer_engine_torch",
         misfit=_other_cuda,
     ),
@@ -129,7 +130,7 @@ def _apex(kind: PackageKind, torch: TorchBuild) -> Package | None:
             f"the installed `apex` {version or 'without a version'} is another package of that "
             f"name{suffix}: it has no `apex.optimizers`",
         )
-    if not module_is_there("amp_C"):
+    if not module_is_there("amp_C") and not module_is_there("apex._extensions.amp_C"):
         return Package(version, "`apex` is installed without its CUDA extensions: no `amp_C`")
     if distribution is None:
         return Package()

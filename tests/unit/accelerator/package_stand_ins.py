@@ -59,5 +59,6 @@ def stand_ins(
     yield put
     tops = {path.name.partition(".")[0] for path in fakes.glob("*/*")}
     for name in set(sys.modules) - before:
-        if name.partition(".")[0] in tops or name.startswith(own):
+        inside = str(getattr(sys.modules[name], "__file__", "")).startswith(f"{fakes}/")
+        if inside or name.partition(".")[0] in tops or name.startswith(own):
             del sys.modules[name]

@@ -14,6 +14,7 @@ from lmcore.accelerator import torch_versions
 from lmcore.accelerator.torch_versions import (
     ACCELERATOR_GRAPH,
     ACCELERATOR_MEMORY,
+    ATTENTION_KERNELS,
     CAPABILITIES,
     CUSTOM_SHARD_COLLECTIVES,
     MUON,
@@ -36,10 +37,12 @@ def test_the_installed_torch_has_what_its_version_says() -> None:
     """Each capability that can be looked up is there exactly from its version on."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    from torch.nn import attention
 
     found = {
         ACCELERATOR_GRAPH: hasattr(torch.accelerator, "Graph"),
         ACCELERATOR_MEMORY: hasattr(torch.accelerator, "memory_allocated"),
+        ATTENTION_KERNELS: hasattr(attention, "activate_flash_attention_impl"),
         CUSTOM_SHARD_COLLECTIVES: hasattr(FSDPModule, "set_custom_all_gather"),
         MUON: hasattr(torch.optim, "Muon"),
         SCHEDULE_WITHOUT_OUTPUTS: "return_outputs" in _parameters(Schedule1F1B.step),

@@ -17,7 +17,8 @@ from lmcore.accelerator.op.rules import (
     supports,
     unmasked,
 )
-from lmcore_cuda.kernel.rules import Gpu, capability, package
+from lmcore.accelerator.torch_versions import ATTENTION_KERNELS, ATTENTION_RESULTS
+from lmcore_cuda.kernel.rules import Gpu, capability, is_older, least_version, package
 
 __all__ = ["attention_impls"]
 
@@ -26,6 +27,9 @@ _FUSED = frozenset({"fused"})
 _REPEATABLE = frozenset({"deterministic", "fused"})
 _AMPERE = (8, 0)
 _HOPPER = (9, 0)
+_FLASH4_LEAST = "4.0.0b12"
+_FLASH4_MORE_RESULTS = "4.0.0b19"
+"""First version whose `_flash_attn_fwd`, which torch calls, returns more than output and lse."""
 
 
 def _compiled(context: OpContext) -> str | None:
@@ -44,6 +48,8 @@ def _activates(name: str) -> str | None:
     """Return why torch cannot take a flash-attention of another version; None if it can."""
     from torch.nn import attention
 
+    if not ATTENTION_KERNELS:
+        return f"needs torch {ATTENTION_KERNELS.since} or newer"
     known = attention.list_flash_attention_impls()
     return None if name in known else f"this torch knows no `{name}`, only {', '.join(known)}"
 
@@ -52,8 +58,19 @@ def _fa3(context: OpContext) -> str | None:
     return _activates("FA3")
 
 
-def _fa4(context: OpContext) -> str | None:
-    return _activates("FA4")
+def _fa4(gpu: Gpu) -> Rule:
+    """Refuse versions whose `_flash_attn_fwd` has more results than torch takes."""
+
+    def rule(context: OpContext) -> str | None:
+        problem = _activates("FA4")
+        if problem or ATTENTION_RESULTS or is_older(gpu, "flash-attn-4", _FLASH4_MORE_RESULTS):
+            return problem
+        return (
+            f"needs torch {ATTENTION_RESULTS.since} or newer, or `flash-attn-4` before "
+            f"{_FLASH4_MORE_RESULTS}"
+        )
+
+    return rule
 
 
 def _flash4_head_dim(gpu: Gpu) -> Rule:
@@ -116,6 +133,7 @@ def _of_packages(gpu: Gpu) -> list[OpImpl]:
                 eager,
                 capability(gpu, _HOPPER, majors=(9, 10)),
                 _flash4_head_dim(gpu),
+                least_version(gpu, "flash-attn-4", _FLASH4_LEAST),
                 package(gpu, "flash-attn-4"),
             ),
             traits=_FUSED,
@@ -149,6 +167,7 @@ def _of_packages(gpu: Gpu) -> list[OpImpl]:
                 unmasked,
                 capability(gpu, _AMPERE),
                 head_dim(256),
+                least_version(gpu, "flash-attn", "2.4.1"),
                 package(gpu, "flash-attn"),
             ),
             traits=_REPEATABLE,
@@ -172,8 +191,9 @@ def _activated(gpu: Gpu) -> list[OpImpl]:
                 unmasked,
                 capability(gpu, _HOPPER, majors=(9, 10)),
                 _flash4_head_dim(gpu),
+                least_version(gpu, "flash-attn-4", _FLASH4_LEAST),
                 package(gpu, "flash-attn-4"),
-                _fa4,
+                _fa4(gpu),
             ),
             traits=_FUSED,
         ),

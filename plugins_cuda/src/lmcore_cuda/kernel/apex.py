@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import amp_C
 import torch
 from apex.normalization.fused_layer_norm import (
     FusedLayerNormAffineFunction,
@@ -22,6 +21,11 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lmcore.accelerator.op.torch_kernels import contiguous_as
+
+try:
+    from apex._extensions import amp_C
+except ModuleNotFoundError:  # its place in most versions
+    import amp_C
 
 __all__ = ["AdamW", "adamw", "grad_norm", "layer_norm", "rms_norm"]
 

@@ -1,6 +1,6 @@
 """Ops by the package liger-kernel, whose kernels are written in Triton.
 
-Shapes: B batch, S sequence, T tokens, H hidden, F feed-forward, V vocabulary.
+Shapes: B batch, S sequence, R rows (B*S), T tokens, H hidden, F feed-forward, V vocabulary.
 """
 
 from __future__ import annotations
@@ -37,9 +37,13 @@ def rms_norm(x_BSH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
 
 
 def swiglu(x_BS2F: Tensor) -> Tensor:
-    """Return silu(gate) * up; the last dim holds gate, then up."""
-    out: Tensor = LigerFusedGateUpSiLUMulFunction.apply(x_BS2F)
-    return out.view(*x_BS2F.shape[:-1], -1)
+    """Return silu(gate) * up; the last dim holds gate, then up.
+
+    The function's gradient always has two dims, so its input gets two.
+    """
+    rows_R2F = x_BS2F.reshape(-1, x_BS2F.shape[-1])
+    out_RF: Tensor = LigerFusedGateUpSiLUMulFunction.apply(rows_R2F)
+    return out_RF.view(*x_BS2F.shape[:-1], -1)
 
 
 def cross_entropy(logits_TV: Tensor, target_T: Tensor) -> Tensor:

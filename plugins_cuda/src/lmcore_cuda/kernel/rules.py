@@ -11,7 +11,7 @@ from lmcore.accelerator.op.packages import Packages, UsablePackages
 from lmcore.accelerator.op.rules import Rule
 from lmcore_cuda.packages import PACKAGES
 
-__all__ = ["Gpu", "capability", "package"]
+__all__ = ["Gpu", "capability", "is_older", "least_version", "package"]
 
 
 def import_problem(name: str) -> str | None:
@@ -52,6 +52,27 @@ def capability(gpu: Gpu, least: tuple[int, int], majors: Iterable[int] = (), why
             return None
         reason = f"is for compute capability {needs}, this GPU has {major}.{minor}"
         return f"{reason}; {why}" if why else reason
+
+    return rule
+
+
+def is_older(gpu: Gpu, name: str, version: str) -> bool:
+    """Return True if an installed package states a version before *version*."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(gpu.packages[name].version) < Version(version)
+    except (KeyError, InvalidVersion):
+        return False
+
+
+def least_version(gpu: Gpu, name: str, version: str) -> Rule:
+    """Return the rule that a package is at least of the version that the calls here fit."""
+
+    def rule(context: OpContext) -> str | None:
+        if is_older(gpu, name, version):
+            return f"needs `{name}` {version}, not {gpu.packages[name].version}"
+        return None
 
     return rule
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import transformer_engine_torch as engine
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from transformer_engine.pytorch.constants import TE_DType
+
+from transformer_engine.pytorch.constants import TE_DType  # isort: skip
+import transformer_engine_torch as engine  # isort: skip - the package above loads it from its folder
 
 __all__ = ["layer_norm", "rms_norm"]
 

@@ -45,7 +45,7 @@ class LigerLayerNormFunction(torch.autograd.Function):
 
 
 class LigerFusedGateUpSiLUMulFunction(torch.autograd.Function):
-    """Takes gate and up in one tensor."""
+    """Takes gate and up in one tensor; its gradient has two dims, whatever its input has."""
 
     @staticmethod
     def forward(ctx, y, in_place=False):
@@ -57,7 +57,8 @@ class LigerFusedGateUpSiLUMulFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dc):
-        return (*torch.autograd.grad(ctx.out, ctx.leaves, dc.to(ctx.out.dtype)), None)
+        (grad,) = torch.autograd.grad(ctx.out, ctx.leaves, dc.to(ctx.out.dtype))
+        return grad.view(-1, grad.shape[-1]), None
 
 
 class LigerCrossEntropyFunction(torch.autograd.Function):
@@ -111,6 +112,9 @@ class LigerFusedLinearCrossEntropyFunction(torch.autograd.Function):
         use_token_scaling=False,
         return_token_accuracy=False,
         return_predicted_tokens=False,
+        ce_impl=None,
+        ce_mode=None,
+        chunk_mem_const=1,
     ):
         assert reduction == "none"
         assert bias is None
@@ -124,4 +128,4 @@ class LigerFusedLinearCrossEntropyFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output, *rest):
-        return (*torch.autograd.grad(ctx.out, ctx.leaves, grad_output), *(None,) * 13)
+        return (*torch.autograd.grad(ctx.out, ctx.leaves, grad_output), *(None,) * 16)

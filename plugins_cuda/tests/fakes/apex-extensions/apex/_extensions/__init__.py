@@ -1,0 +1,1 @@
+"""Stand-in for the folder of the compiled parts."""

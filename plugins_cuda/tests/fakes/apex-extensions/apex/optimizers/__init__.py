@@ -1,0 +1,1 @@
+"""By this folder the real package is known."""
