@@ -246,7 +246,7 @@ def test_old_versions(package: str, version: str, least: str, op: str, kernels: 
 def test_flash_4_in_torch(
     torch: str, version: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch takes flash-attn-4 if it knows the number of its results."""
+    """The attention of torch takes flash-attn-4 if it knows the number of its results."""
     monkeypatch.setattr("lmcore.accelerator.torch_versions._installed", lambda: torch)
     monkeypatch.setattr(
         "torch.nn.attention.list_flash_attention_impls", lambda: ["FA3", "FA4"], raising=False

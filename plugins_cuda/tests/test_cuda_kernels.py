@@ -62,6 +62,24 @@ def test_apex_reads_counts_once(apex: Any, monkeypatch: pytest.MonkeyPatch) -> N
     update([], [], [], [], [], **HOW)
 
 
+def test_apex_layouts(apex: Any) -> None:
+    """Weights of any layout are updated; tensors without elements are left out."""
+    mine, right = state(), state()
+    for tensors in (mine[0], mine[2], mine[3]):
+        tensors[2] = tensors[2].t().contiguous().t()
+    for lists in (mine, right):
+        for tensors in lists[:4]:
+            tensors.append(torch.zeros(0, 6))
+        lists[4].append(torch.tensor(5.0))
+    apex.AdamW()(*mine, **HOW)
+    reference.adamw(*right, **HOW)
+    for found, expected in zip(mine, right, strict=True):
+        torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
+    grads = [draw(7), torch.zeros(0)]
+    torch.testing.assert_close(apex.grad_norm(grads), grads[0].norm())
+    assert apex.grad_norm(grads[1:]).item() == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_apex_grad_norm(apex: Any, dtype: torch.dtype) -> None:
     """The norm is a float32 scalar over all tensors, of any dtype and layout."""

@@ -10,7 +10,8 @@ key/value heads, D head channels, R rotated pairs, F feed-forward, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ __all__ = [
     "bias_dropout_add",
     "bias_gelu",
     "contiguous_as",
+    "contiguous_in_place",
     "cross_entropy",
     "grad_norm",
     "layer_norm",
@@ -181,29 +183,38 @@ def adamw(
     for place, param in enumerate(params):
         groups.setdefault(param.dtype, []).append(place)
     for dtype, places in groups.items():
-        written = [[tensors[at] for at in places] for tensors in (params, exp_avgs, exp_avg_sqs)]
-        dense = [[contiguous_as(tensor, dtype) for tensor in tensors] for tensors in written]
         counts = [steps[at] for at in places]
         torch._foreach_add_(counts, 1)
-        torch._fused_adamw_(
-            dense[0],
-            [contiguous_as(grads[at], dtype) for at in places],
-            dense[1],
-            dense[2],
-            [],
-            counts,
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=weight_decay,
-            eps=epsilon,
-            amsgrad=False,
-            maximize=False,
-        )
-        for tensors, copies in zip(written, dense, strict=True):
-            for tensor, copy in zip(tensors, copies, strict=True):
-                if copy is not tensor:
-                    tensor.copy_(copy)
+        written = [[tensors[at] for at in places] for tensors in (params, exp_avgs, exp_avg_sqs)]
+        with contiguous_in_place(written, dtype) as (weights, firsts, seconds):
+            torch._fused_adamw_(
+                weights,
+                [contiguous_as(grads[at], dtype) for at in places],
+                firsts,
+                seconds,
+                [],
+                counts,
+                lr=lr,
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=weight_decay,
+                eps=epsilon,
+                amsgrad=False,
+                maximize=False,
+            )
+
+
+@contextmanager
+def contiguous_in_place(
+    lists: Sequence[Sequence[Tensor]], dtype: torch.dtype
+) -> Iterator[list[list[Tensor]]]:
+    """Yield the tensors as `contiguous_as` returns them; at the end, write changed copies back."""
+    dense = [[contiguous_as(tensor, dtype) for tensor in tensors] for tensors in lists]
+    yield dense
+    for tensors, copies in zip(lists, dense, strict=True):
+        for tensor, copy in zip(tensors, copies, strict=True):
+            if copy is not tensor:
+                tensor.copy_(copy)
 
 
 def contiguous_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,7 +1,8 @@
 """Ops by NVIDIA's apex: its optimizer's update, norms over lists of tensors, and normalizations.
 
 The compiled parts are called as `apex.optimizers.FusedAdam`, `apex.normalization` and apex's own
-gradient clipping call them.
+gradient clipping call them.  Those over lists get no tensor without elements: a last one keeps apex
+from launching the kernel for the tensors before it.
 
 Shapes: B batch, S sequence, H hidden.
 """
@@ -20,7 +21,7 @@ from apex.normalization.fused_layer_norm import (
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lmcore.accelerator.op.torch_kernels import contiguous_as
+from lmcore.accelerator.op.torch_kernels import contiguous_as, contiguous_in_place
 
 try:
     from apex._extensions import amp_C
@@ -66,15 +67,17 @@ class AdamW:
             return
         groups: dict[int, list[int]] = {}
         for place, count in enumerate(self._raise(steps)):
-            groups.setdefault(count, []).append(place)
+            if params[place].numel():
+                groups.setdefault(count, []).append(place)
         ignored = torch.zeros(1, dtype=torch.int32, device=params[0].device)
         for count, places in groups.items():
-            lists = [
-                [contiguous_as(grads[at], params[at].dtype) for at in places],
-                *([tensors[at] for at in places] for tensors in (params, exp_avgs, exp_avg_sqs)),
+            given = [contiguous_as(grads[at], params[at].dtype) for at in places]
+            written = [
+                [tensors[at] for at in places] for tensors in (params, exp_avgs, exp_avg_sqs)
             ]
             arguments = (lr, beta1, beta2, epsilon, count, _DECOUPLED, 1, weight_decay)
-            amp_C.multi_tensor_adam(_CHUNK, ignored, lists, *arguments)
+            with contiguous_in_place(written, params[places[0]].dtype) as lists:
+                amp_C.multi_tensor_adam(_CHUNK, ignored, [given, *lists], *arguments)
 
     def _raise(self, steps: Sequence[Tensor]) -> list[int]:
         """Raise every count by one, on the device and here, and return them."""
@@ -102,7 +105,10 @@ def grad_norm(grads: Sequence[Tensor]) -> Tensor:
         return torch.zeros(())
     groups: dict[torch.dtype, list[Tensor]] = {}
     for grad in grads:
-        groups.setdefault(grad.dtype, []).append(grad.contiguous())
+        if grad.numel():
+            groups.setdefault(grad.dtype, []).append(grad.contiguous())
+    if not groups:
+        return torch.zeros((), device=grads[0].device)
     ignored = torch.zeros(1, dtype=torch.int32, device=grads[0].device)
     norms = [
         amp_C.multi_tensor_l2norm(_CHUNK, ignored, [tensors], False)[0].view(())  # noqa: FBT003 - its flag for a norm of each tensor

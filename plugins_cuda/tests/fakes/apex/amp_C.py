@@ -16,7 +16,7 @@ def multi_tensor_adam(
     calls.append(f"adam {step} {len(tensor_lists[0])}")
     for g, p, m, v in zip(*tensor_lists, strict=True):
         assert g.dtype == p.dtype
-        assert all(x.is_contiguous() for x in (g, p, m, v))
+        assert all(x.is_contiguous() and x.numel() for x in (g, p, m, v))
         m.mul_(beta1).add_(g, alpha=1 - beta1)
         v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
         denominator = (v / (1 - beta2**step)).sqrt() + epsilon
@@ -28,7 +28,7 @@ def multi_tensor_l2norm(chunk_size, noop_flag, tensor_lists, per_tensor_python=N
     assert noop_flag.dtype == torch.int32
     (tensors,) = tensor_lists
     assert len({x.dtype for x in tensors}) == 1
-    assert all(x.is_contiguous() for x in tensors)
+    assert all(x.is_contiguous() and x.numel() for x in tensors)
     calls.append(f"l2norm {len(tensors)}")
     total = sum(x.float().square().sum() for x in tensors)
     return total.sqrt().view(1), torch.empty(0)

@@ -1,4 +1,4 @@
-"""Stand-in for apex's `amp_C` in that folder: the one of `fakes/apex`."""
+"""Stand-in for apex's `amp_C` in that folder: the one of `fakes/apex`."""  # noqa: N999 - its name there
 
 from pathlib import Path
 
