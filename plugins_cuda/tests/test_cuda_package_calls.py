@@ -278,6 +278,17 @@ def test_every_use_is_recorded() -> None:
     assert set().union(*found.values()) == recorded
 
 
+def test_the_page_names_the_sources() -> None:
+    """The documentation has every recorded commit and release."""
+    page = (ROOT / "docs/reference/cuda-kernels.md").read_text(encoding="utf-8")
+    for function in RECORD["function"]:
+        for source in function["sources"]:
+            commit = source.get("commit", "")[:7]
+            assert (commit or source["release"].partition("==")[2]) in page
+        for release in function.get("callers", ()):
+            assert release.partition("==")[2] in page
+
+
 @pytest.mark.parametrize("default", ["llama", "gemma"])
 def test_a_release_is_compared(
     default: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any

@@ -55,8 +55,7 @@ class PackageKind:
         name: The authors' name of the package.
         distributions: Names of its distributions.
         marks: Modules that identify it without an import; each may be `package.part`.
-        compiled: Modules that fail to import if the package was built for another torch; a tuple
-            has the names of one module in several versions, newest first.
+        compiled: Modules that fail to import if the package was built for another torch.
         install: Command that builds it for the installed torch; empty if it cannot be built.
         named: True if it has to be installed under one of its names, because another package has
             the same modules.
@@ -66,7 +65,7 @@ class PackageKind:
     name: str
     distributions: tuple[str, ...]
     marks: tuple[str, ...]
-    compiled: tuple[str | tuple[str, ...], ...]
+    compiled: tuple[str, ...]
     install: str
     named: bool = False
     misfit: Callable[[importlib.metadata.Distribution, TorchBuild], str | None] | None = None
@@ -76,9 +75,7 @@ class PackageKind:
 
         torch is loaded by this: for a worker, never for the launcher.
         """
-        for entry in self.compiled:
-            names = (entry,) if isinstance(entry, str) else entry
-            module = next(filter(module_is_there, names), names[-1])
+        for module in self.compiled:
             try:
                 load(module)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the import of a package may raise anything
@@ -192,7 +189,7 @@ def package_of(kind: PackageKind, torch: TorchBuild) -> Package | None:
 
 def module_is_there(module: str) -> bool:
     """Return True if a module can be found; its package is searched, not imported."""
-    top, _, part = module.replace(".", "/").partition("/")
+    top, _, part = module.partition(".")
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):  # a loaded module without a spec

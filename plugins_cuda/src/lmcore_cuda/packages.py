@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from lmcore.accelerator import Device, Problem, TorchBuild, torch_build
@@ -39,6 +40,15 @@ def _other_cuda(distribution: importlib.metadata.Distribution, torch: TorchBuild
     )
 
 
+class _ApexKind(PackageKind):
+    """apex, whose compiled modules are in `apex._extensions` since its pull request 2009."""
+
+    def import_problem(self, load: Callable[[str], object] = importlib.import_module) -> str | None:
+        """Return why the compiled parts cannot be loaded; None if they can."""
+        folder = "apex._extensions." if module_is_there("apex._extensions") else ""
+        return super().import_problem(lambda module: load(folder + module))
+
+
 _KINDS = (
     PackageKind(
         "flash-attn",
@@ -65,11 +75,11 @@ _KINDS = (
         named=True,
         misfit=_other_cuda,
     ),
-    PackageKind(
+    _ApexKind(
         "apex",
         ("apex",),
         ("apex.optimizers",),
-        tuple((f"apex._extensions.{name}", name) for name in ("amp_C", "fused_layer_norm_cuda")),
+        ("amp_C", "fused_layer_norm_cuda"),
         "build https://github.com/NVIDIA/apex with its CUDA extensions",
         misfit=_other_cuda,
     ),
@@ -130,7 +140,7 @@ def _apex(kind: PackageKind, torch: TorchBuild) -> Package | None:
             f"the installed `apex` {version or 'without a version'} is another package of that "
             f"name{suffix}: it has no `apex.optimizers`",
         )
-    if not module_is_there("amp_C") and not module_is_there("apex._extensions.amp_C"):
+    if not module_is_there("amp_C") and not module_is_there("apex._extensions"):
         return Package(version, "`apex` is installed without its CUDA extensions: no `amp_C`")
     if distribution is None:
         return Package()
