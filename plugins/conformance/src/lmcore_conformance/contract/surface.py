@@ -44,6 +44,8 @@ PUBLIC_MODULES: Mapping[str, tuple[str, ...]] = {
     "lmcore.accelerator.torch_versions": (
         "ACCELERATOR_GRAPH",
         "ACCELERATOR_MEMORY",
+        "ATTENTION_KERNELS",
+        "ATTENTION_RESULTS",
         "GLOO_AVERAGE",
         "TorchCapability",
     ),
