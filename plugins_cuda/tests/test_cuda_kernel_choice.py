@@ -48,8 +48,12 @@ USUAL = {
 
 @pytest.fixture(autouse=True)
 def everything_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave what is installed to the packages of the `Gpu`; nothing is loaded here."""
+    """Leave what is installed to the packages of the `Gpu`, with torch 2.13; nothing is loaded."""
     monkeypatch.setattr("lmcore.accelerator.op.table.missing_packages", lambda impl: [])
+    monkeypatch.setattr("lmcore.accelerator.torch_versions._installed", lambda: "2.13.0")
+    monkeypatch.setattr(
+        "torch.nn.attention.list_flash_attention_impls", lambda: ["FA3", "FA4"], raising=False
+    )
 
 
 def gpu(capability: tuple[int, int], *packages: str, **problems: str) -> Gpu:
@@ -248,9 +252,6 @@ def test_flash_4_in_torch(
 ) -> None:
     """The attention of torch takes flash-attn-4 if it knows the number of its results."""
     monkeypatch.setattr("lmcore.accelerator.torch_versions._installed", lambda: torch)
-    monkeypatch.setattr(
-        "torch.nn.attention.list_flash_attention_impls", lambda: ["FA3", "FA4"], raising=False
-    )
     device = Gpu((10, 0), {"flash-attn-4": Package(version)}, lambda name: None)
     found = resolve(device, "attention", compile=True)
     assert dict(found.rejected).get("sdpa-fa4") == reason
