@@ -41,7 +41,7 @@ def _other_cuda(distribution: importlib.metadata.Distribution, torch: TorchBuild
 
 
 class _ApexKind(PackageKind):
-    """apex, whose compiled modules are in `apex._extensions` since its pull request 2009."""
+    """apex, whose compiled modules are in `apex._extensions` by its pull request 2009."""
 
     def import_problem(self, load: Callable[[str], object] = importlib.import_module) -> str | None:
         """Return why the compiled parts cannot be loaded; None if they can."""
