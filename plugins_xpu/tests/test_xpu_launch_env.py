@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from lmcore.accelerator import Probe, ProbeState
+from lmcore.config.section import Config
 from lmcore_xpu import plugin
-from lmcore_xpu.launch_env import LAUNCH_GROUP, launch_env
+from lmcore_xpu.launch_env import LAUNCH_GROUP, launch_env, launch_problems
 
 
 def probed(*generations):
@@ -39,12 +40,7 @@ SLINGSHOT = {
 }
 PALS = {"PALS_APID": "7", "PALS_LOCAL_RANKID": "0", "PMI_RANK": "0"}
 PMIX = {**PALS, "PMIX_NAMESPACE": "pals", "PMIX_RANK": "0"}
-BY_PMIX = {
-    "CCL_PROCESS_LAUNCHER": "pmix",
-    "CCL_ATL_TRANSPORT": "mpi",
-    "CCL_KVS_MODE": "mpi",
-    "CCL_KVS_USE_MPI_RANKS": "1",
-}
+BY_PMIX = {"CCL_PROCESS_LAUNCHER": "pmix", "CCL_ATL_TRANSPORT": "mpi"}
 
 
 def by_us(rank, size):
@@ -67,7 +63,13 @@ def test_a_process_by_itself_gets_the_order_of_the_bus_alone(found):
 @pytest.mark.parametrize("name", ["ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"])
 def test_the_order_is_left_alone_where_the_user_has_numbered(name):
     """Another order would change what the numbers mean."""
-    assert launch_env({name: "0"}, AURORA, place()) == {}
+    assert launch_env({name: "level_zero:0"}, AURORA, place()) == {}
+
+
+@pytest.mark.parametrize("selector", ["level_zero:gpu", "opencl:gpu;level_zero:gpu"])
+def test_a_selector_without_numbers_is_no_order(selector):
+    """Modules of a machine set it for all programs."""
+    assert launch_env({"ONEAPI_DEVICE_SELECTOR": selector}, AURORA, place()) == ORDER
 
 
 def test_processes_of_a_host_of_linked_tiles():
@@ -115,14 +117,51 @@ def test_another_provider_of_the_users_is_not_tuned(provider, used):
         ({"MPI_LOCALRANKID": "0", "PMI_RANK": "0"}, {}),
         ({"OMPI_COMM_WORLD_RANK": "0"}, by_us(0, 12)),
         ({"SLURM_PROCID": "0"}, by_us(0, 12)),
-        ({"CCL_PROCESS_LAUNCHER": "none"}, {"CCL_LOCAL_RANK": "0", "CCL_LOCAL_SIZE": "12"}),
+        ({**PMIX, "CCL_ROOT": "/opt/aurora/ccl", "PALS_LOCAL_SIZE": "1"}, by_us(0, 12)),
+        ({"CCL_PROCESS_LAUNCHER": "none"}, by_us(0, 12)),
         *(({name: "x"}, {}) for name in LAUNCH_GROUP),
     ],
 )
 def test_oneccl_gets_the_launcher(env, wanted):
-    """By PALS with PMIx and a module's oneCCL; not where the user or Intel MPI has begun."""
+    """By PALS with PMIx and a module's oneCCL; not where the user or Intel MPI has begun.
+
+    Processes that lmcore starts in a single process of PALS's have no PMIx server of their own.
+    """
     found = launch_env(env, AURORA, place(0, 24, here=12))
     assert found == ORDER | wanted
+
+
+@pytest.mark.parametrize(
+    "env, refused",
+    [
+        ({}, True),
+        ({"PALS_APID": "7", "PALS_RANKID": "0", "PALS_LOCAL_SIZE": "12"}, True),
+        ({**PMIX, "PALS_LOCAL_SIZE": "12"}, False),
+        ({**PMIX, "PALS_LOCAL_SIZE": "1"}, True),
+        ({"PMIX_RANK": "0"}, False),
+        ({"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, False),
+        ({"CCL_PROCESS_LAUNCHER": "none"}, False),
+    ],
+)
+def test_a_launcher_of_a_module_that_started_nothing_is_refused(env, refused):
+    """Before oneCCL looks for a PMIx server that is not there; one process needs none."""
+    worker = {"CCL_PROCESS_LAUNCHER": "pmix", "WORLD_SIZE": "24", "LOCAL_WORLD_SIZE": "12"}
+    problems = launch_problems(worker | env)
+    assert len(problems) == refused
+    for problem in problems:
+        assert "`unset CCL_PROCESS_LAUNCHER`, or" in problem.hint
+
+
+def test_the_hook_refuses_it_too(monkeypatch, xpu):
+    """Of a run's device, beside its other problems."""
+    env = {"CCL_PROCESS_LAUNCHER": "pmix", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    for name in ("PMIX_NAMESPACE", "PMIX_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    device = plugin.lmcore_create_device(AURORA, Config())
+    (problem,) = plugin.lmcore_validate_config(device, Config())
+    assert "no PMIx server" in problem.what
 
 
 def test_the_hook_looks_at_its_own_environment(monkeypatch):

@@ -84,20 +84,22 @@ def translate(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _refuse_half(dialect: _Dialect, env: Mapping[str, str]) -> None:
-    """Refuse a process that is one of several without its rank on the host.
+    """Refuse a process that is one of several without their number, or its rank on the host.
 
     It would train alone, as would all others, and write to the same directory.
     """
     size, rank = _first(dialect.world_size, env), _first(dialect.rank, env)
+    local_size = _first(dialect.local_world_size, env)
     if (
         rank is not None
         and size is None
-        and _first(dialect.local_world_size, env) not in {None, "1"}
+        and local_size is not None
+        and (rank, local_size) != ("0", "1")
     ):
         raise ConfigError(
             f"a launcher started this process as rank {rank} of a run, without the number of ranks",
             why=f"none of `{'`, `'.join(dialect.world_size)}` is set, as under PMIx",
-            hint="set WORLD_SIZE for all of them, or leave `--pmi=pmix` to programs that use MPI",
+            hint="set WORLD_SIZE for all of them, such as `mpiexec --env WORLD_SIZE=24 -n 24 ...`",
         )
     if rank is None or size in {None, "1"}:
         return

@@ -6,18 +6,21 @@ the user's as soon as one of them is set: half of ours beside half of theirs is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmcore.accelerator import Probe
+from lmcore.accelerator import Probe, Problem
 from lmcore_xpu.detection.selector import SELECTOR
 from lmcore_xpu.detection.visible import MASK
 
-__all__ = ["LAUNCH_GROUP", "launch_env"]
+__all__ = ["LAUNCHER", "LAUNCH_GROUP", "TRANSPORT", "launch_env", "launch_problems", "launcher_of"]
+
+LAUNCHER, TRANSPORT = "CCL_PROCESS_LAUNCHER", "CCL_ATL_TRANSPORT"
 
 LAUNCH_GROUP = (
-    "CCL_PROCESS_LAUNCHER",
-    "CCL_ATL_TRANSPORT",
+    LAUNCHER,
+    TRANSPORT,
     "CCL_LOCAL_RANK",
     "CCL_LOCAL_SIZE",
     "CCL_KVS_MODE",
@@ -28,6 +31,7 @@ LAUNCH_GROUP = (
 _ORDER = "ZE_ENABLE_PCI_ID_DEVICE_ORDER"
 _HYDRA = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _PMIX = ("PMIX_NAMESPACE", "PMIX_RANK")
+_LOCAL_SIZES = ("PALS_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _PALS = ("PALS_APID", "PALS_RANKID")
 
 _SLINGSHOT = {
@@ -55,9 +59,9 @@ def launch_env(
         slingshot: True if this host has a card of that network.
     """
     wanted: dict[str, str] = {}
-    if not {MASK, SELECTOR} & env.keys():
-        # The numbers are the bus's, and those that the probe shows.  Beside a mask it would change
-        # what the mask's numbers mean.
+    if MASK not in env and not re.search(r"\d", env.get(SELECTOR, "")):
+        # The numbers are the bus's, and those that the probe shows.  Beside a mask or a selector
+        # with numbers it would change their meaning.
         wanted[_ORDER] = "1"
     world_size, local_world_size = (
         int(rank_info.get(name, 1)) for name in ("world_size", "local_world_size")
@@ -74,28 +78,66 @@ def launch_env(
     return wanted
 
 
+def launcher_of(env: Mapping[str, str], local_world_size: int | None = None) -> str:
+    """Return the value of `CCL_PROCESS_LAUNCHER` that fits the launcher of this process.
+
+    Args:
+        env: Environment of the process.
+        local_world_size: Number of processes of the run on this host; None: unknown.
+
+    Returns:
+        "pmix" if a PMIx server started it, "hydra" for Intel MPI, else "none": lmcore (also in a
+        single process of those launchers), torchrun, srun, or PALS without PMIx.
+    """
+    stated = next((env[name] for name in _LOCAL_SIZES if env.get(name)), None)
+    if None not in {stated, local_world_size} and stated != str(local_world_size):
+        return "none"
+    if _any(_PMIX, env):
+        return "pmix"
+    return "hydra" if _any(_HYDRA, env) else "none"
+
+
+def launch_problems(env: Mapping[str, str]) -> list[Problem]:
+    """Return why oneCCL could not connect the processes: it would ask a server that is missing.
+
+    Args:
+        env: Environment of a worker.
+    """
+    size, local_size = (env.get(name) or "1" for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if env.get(LAUNCHER) != "pmix" or size == "1" or launcher_of(env, int(local_size)) == "pmix":
+        return []
+    return [
+        Problem(
+            f"`{LAUNCHER}=pmix`: no PMIx server started this process",
+            why="oneCCL would ask that server for the process's rank on its host; a module of the "
+            "machine may have set the variable",
+            hint=f"`unset {LAUNCHER}`, or start the processes by `mpiexec --pmi=pmix`",
+        )
+    ]
+
+
 def _launcher(env: Mapping[str, str], rank_info: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables of oneCCL for ranks, unless the user has set any."""
-    place = {
+    local_world_size = int(rank_info.get("local_world_size", 1))
+    without_mpi = {
+        LAUNCHER: "none",
+        TRANSPORT: "ofi",
         "CCL_LOCAL_RANK": str(rank_info.get("local_rank", 0)),
-        "CCL_LOCAL_SIZE": str(rank_info.get("local_world_size", 1)),
+        "CCL_LOCAL_SIZE": str(local_world_size),
     }
-    if env.get("CCL_PROCESS_LAUNCHER") == "none":
-        return place  # which that value asks for
-    if any(name in env for name in LAUNCH_GROUP) or _any(_HYDRA, env):
+    started_by = launcher_of(env, local_world_size)
+    if env.get(LAUNCHER) == "none":
+        return without_mpi  # the place, which that value asks for; the default transport is MPI
+    if any(name in env for name in LAUNCH_GROUP) or started_by == "hydra":
         return {}  # the user's; or Intel MPI's, which is what oneCCL expects
-    if _any(_PALS, env) and _any(_PMIX, env) and env.get("CCL_ROOT"):
+    if started_by == "pmix" and _any(_PALS, env) and env.get("CCL_ROOT"):
         # mpiexec of PALS with PMIx, and the oneCCL of a module, which has that system's MPI: what
-        # Argonne's guide has for Aurora.  The oneCCL in torch's wheels brings another MPI.
-        return {
-            "CCL_PROCESS_LAUNCHER": "pmix",
-            "CCL_ATL_TRANSPORT": "mpi",
-            "CCL_KVS_MODE": "mpi",
-            "CCL_KVS_USE_MPI_RANKS": "1",
-        }
+        # Argonne's module for Aurora sets, and oneCCL's default.  The oneCCL in torch's wheels
+        # brings another MPI.  CCL_KVS_MODE=mpi would need a program that initialises MPI itself.
+        return {LAUNCHER: "pmix", TRANSPORT: "mpi"}
     # Started by lmcore, torchrun or srun: oneCCL looks for MPI first, warns, and asks the others
     # for what it can be told.
-    return {"CCL_PROCESS_LAUNCHER": "none", "CCL_ATL_TRANSPORT": "ofi", **place}
+    return without_mpi
 
 
 def _any(names: Sequence[str], env: Mapping[str, str]) -> bool:

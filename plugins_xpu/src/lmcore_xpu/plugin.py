@@ -75,11 +75,16 @@ def lmcore_create_device(probe: Probe, config: Config) -> Device:
 
 @hookimpl
 def lmcore_validate_config(device: Device, config: Config) -> list[Problem]:
-    """Name what this GPU cannot do, and what packages do not fit where kernels are insisted on."""
+    """Name what this GPU cannot do, and variables and packages that do not fit the run."""
+    from lmcore_xpu.launch_env import launch_problems
     from lmcore_xpu.packages import problems_of as package_problems
     from lmcore_xpu.settings import problems_of
 
-    return [*problems_of(device, config), *package_problems(device, config)]
+    return [
+        *problems_of(device, config),
+        *package_problems(device, config),
+        *launch_problems(os.environ),
+    ]
 
 
 @hookimpl

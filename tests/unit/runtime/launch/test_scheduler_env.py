@@ -92,6 +92,8 @@ def test_a_launcher_that_does_not_tell_the_number() -> None:
     assert "MASTER_PORT" in translate(env)
     assert rank_info(translate(PMIX | {"PMI_SIZE": "8"})) == RankInfo(5, 1, 8, 4)
     assert translate({"PALS_RANKID": "0", "PALS_LOCAL_SIZE": "1"}) == {}
+    with pytest.raises(ConfigError, match="rank 1 of a run, without the number"):  # one per host
+        translate({"PALS_RANKID": "1", "PALS_LOCAL_SIZE": "1"})
     with pytest.raises(ConfigError, match="`WORLD_SIZE=9`: a launcher started 8 processes"):
         translate(PALS | {"WORLD_SIZE": "9"})
 
