@@ -81,7 +81,7 @@ def test_a_machine_in_order_is_ok(check):
     """Nodes, libraries, torch, devices, XCCL and what its processes share."""
     found = check(FIT)
     assert {check.status for check in found.values()} == {CheckStatus.OK}
-    names = {"device nodes", "level zero", "torch build", "devices", "xccl", "oneccl"}
+    names = {"device nodes", "level zero", "torch build", "devices", "xccl", "run", "oneccl"}
     assert set(found) == names | {"CCL_ZE_IPC_EXCHANGE"}
     assert found["devices"].detail == "torch sees 4; 4 of 4 tiles on 2 cards are left"
     assert "names the device" in found["xccl"].detail
@@ -242,15 +242,13 @@ def test_nothing_set_is_in_order():
 @pytest.mark.parametrize(
     "env, detail, fix",
     [
-        ({"CCL_PROCESS_LAUNCHER": "pmix"},
-         "`CCL_PROCESS_LAUNCHER=pmix` with no `CCL_ATL_TRANSPORT`",
-         "set `CCL_ATL_TRANSPORT=mpi`, or unset `CCL_PROCESS_LAUNCHER`"),
         ({"CCL_PROCESS_LAUNCHER": "pmix", "CCL_ATL_TRANSPORT": "ofi"},
-         "with `CCL_ATL_TRANSPORT=ofi`", "set `CCL_ATL_TRANSPORT=mpi`"),
-        ({"CCL_ATL_TRANSPORT": "mpi"}, "with no `CCL_PROCESS_LAUNCHER`",
-         "set `CCL_PROCESS_LAUNCHER=pmix` or `CCL_PROCESS_LAUNCHER=hydra`"),
-        ({"CCL_KVS_MODE": "mpi"}, "`CCL_KVS_MODE=mpi` with no", "set `CCL_ATL_TRANSPORT=mpi`"),
-        ({"CCL_KVS_USE_MPI_RANKS": "1"}, "with no `CCL_ATL_TRANSPORT`", "unset `CCL_KVS_USE_MPI"),
+         "`CCL_PROCESS_LAUNCHER=pmix` with `CCL_ATL_TRANSPORT=ofi`",
+         "set `CCL_ATL_TRANSPORT=mpi`, or unset `CCL_PROCESS_LAUNCHER`"),
+        ({"CCL_KVS_MODE": "mpi", "CCL_ATL_TRANSPORT": "ofi"},
+         "`CCL_KVS_MODE=mpi` with", "set `CCL_ATL_TRANSPORT=mpi`"),
+        ({"CCL_KVS_USE_MPI_RANKS": "1", "CCL_ATL_TRANSPORT": "ofi"},
+         "with `CCL_ATL_TRANSPORT=ofi`", "unset `CCL_KVS_USE_MPI"),
         ({"CCL_LOCAL_SIZE": "4"}, "with no `CCL_LOCAL_RANK`", "set `CCL_LOCAL_RANK`, or unset"),
         ({"CCL_LOCAL_SIZE": "4", "CCL_LOCAL_RANK": "0"},
          "for every process that starts from here", "lmcore sets them for each process"),
@@ -280,11 +278,63 @@ def test_halves_are_found(env, detail, fix):
         {"CCL_LOCAL_RANK": "1", "CCL_LOCAL_SIZE": "4", "LOCAL_RANK": "1"},
         {"CCL_CONFIGURATION": "cpu_gpu_dpcpp"},
         {"CCL_PROCESS_LAUNCHER": "none", "CCL_KVS_USE_MPI_RANKS": "0"},
+        {
+            "CCL_PROCESS_LAUNCHER": "pmix"
+        },  # as Aurora's module sets it; the transport's default is MPI
     ],
 )
 def test_wholes_are_in_order(env):
     """Nothing is said against them."""
     assert told(env=env)["oneccl"].status is CheckStatus.OK
+
+
+PALS = {"PALS_APID": "7", "PALS_RANKID": "0", "PALS_LOCAL_SIZE": "12"}
+PMIX = {**PALS, "PMIX_RANK": "0", "PMIX_NAMESPACE": "pals"}
+INTEL_MPI = {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "12"}
+
+
+@pytest.mark.parametrize(
+    "launcher, transport, started_by, status, detail, fix",
+    [
+        ("pmix", None, PMIX, CheckStatus.OK, "ranks from `pmix`, messages over `mpi`", None),
+        ("pmix", None, {}, CheckStatus.WARNING, "`lmcore train` alone is refused",
+         "`unset CCL_PROCESS_LAUNCHER` for runs that"),
+        ("pmix", "mpi", {}, CheckStatus.WARNING, "no PMIx server here",
+         "`unset CCL_PROCESS_LAUNCHER CCL_ATL_TRANSPORT`"),
+        ("pmix", None, PALS, CheckStatus.FAILED, "PALS started this process without PMIx",
+         "`mpiexec --pmi=pmix`"),
+        ("hydra", None, PALS, CheckStatus.FAILED, "PALS or PMIx started this process",
+         "`export CCL_PROCESS_LAUNCHER=pmix`"),
+        ("hydra", None, PMIX, CheckStatus.FAILED, "PALS or PMIx started this process",
+         "`export CCL_PROCESS_LAUNCHER=pmix`"),
+        ("hydra", None, INTEL_MPI, CheckStatus.OK, "ranks from `hydra`", None),
+        ("hydra", "ofi", {}, CheckStatus.OK, "messages over `ofi`", None),
+        (None, "mpi", {}, CheckStatus.WARNING, "`CCL_PROCESS_LAUNCHER=hydra` (the default) with",
+         "`unset CCL_ATL_TRANSPORT`"),
+        (None, "mpi", INTEL_MPI, CheckStatus.OK, "messages over `mpi`", None),
+        ("none", None, {}, CheckStatus.OK, "ranks from `none`, messages over `ofi`", None),
+        ("none", "mpi", {}, CheckStatus.WARNING, "no MPI launcher starts the processes",
+         "`export CCL_ATL_TRANSPORT=ofi`"),
+        ("torchrun", None, {}, CheckStatus.OK, "ranks from `torchrun`", None),
+        ("slurm", None, {}, CheckStatus.FAILED, "`CCL_PROCESS_LAUNCHER=slurm` is unknown",
+         "one of hydra, pmix"),
+        (None, "tcp", {}, CheckStatus.FAILED, "`CCL_ATL_TRANSPORT=tcp` is unknown", "mpi, ofi"),
+        (None, None, PMIX, None, None, None),
+    ],
+)  # fmt: skip
+def test_oneccl_and_the_processes_have_one_launcher(
+    launcher, transport, started_by, status, detail, fix
+):
+    """Contradictions fail if the launcher is known, and warn in a shell, before any has started."""
+    given = {"CCL_PROCESS_LAUNCHER": launcher, "CCL_ATL_TRANSPORT": transport}
+    env = {name: value for name, value in given.items() if value is not None}
+    found = told(env=env | started_by).get("oneccl launcher")
+    if status is None:
+        assert found is None
+        return
+    assert found.status is status
+    assert detail in found.detail
+    assert found.fix is None if fix is None else fix in found.fix
 
 
 @pytest.mark.parametrize("slingshot", [False, True])

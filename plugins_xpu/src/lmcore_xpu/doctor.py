@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 
 from lmcore.accelerator import Check, CheckStatus, Probe, ProbeState
@@ -13,6 +14,7 @@ from lmcore_xpu.detection.host import foreign_runtime, read_host
 from lmcore_xpu.detection.selector import SELECTOR, Unit
 from lmcore_xpu.detection.visible import HIERARCHY, MASK, visible_units
 from lmcore_xpu.doctor_ccl import ccl_checks
+from lmcore_xpu.doctor_host import aurora_checks, read_aurora, run_check
 from lmcore_xpu.packages import BINDINGS, PACKAGES, installed_packages
 from lmcore_xpu.probe import INSTALL_RUNTIME, counted_gpus, mixed, torch_command
 
@@ -25,7 +27,9 @@ _SEGMENTS = "expandable_segments"
 def checks(probe: Probe) -> list[Check]:
     """Return checks of nodes, libraries, torch, variables and packages; the core tries the GPU."""
     facts, env = read_facts(), os.environ
-    found = [_nodes(facts, probe), _libraries(facts, probe), _build(facts, probe)]
+    aurora = read_aurora(env, socket.gethostname())
+    found = [*aurora_checks(aurora, env)]
+    found += [_nodes(facts, probe), _libraries(facts, probe), _build(facts, probe)]
     gpus = counted_gpus(facts.gpus)
     found += _variables(gpus, env)
     if probe.state is not ProbeState.PRESENT:
@@ -35,9 +39,13 @@ def checks(probe: Probe) -> list[Check]:
     found += _unequal(units, gpus, env)
     found += _runtime(facts, env)
     found += _allocator(units, env)
-    found += _packages(installed_packages(), env)
+    packages, host = installed_packages(), read_host()
+    found += _packages(packages, env)
     found.append(_xccl())
-    return found + ccl_checks([unit.gpu.card for unit in units], env, read_host())
+    hosts = len(aurora.hosts) if aurora is not None else 1
+    usable = _backends(packages, env)
+    found.append(run_check(probe, env, usable, hosts=hosts, slingshot=host.slingshot))
+    return found + ccl_checks([unit.gpu.card for unit in units], env, host)
 
 
 def _missing(probe: Probe) -> CheckStatus:
@@ -168,6 +176,15 @@ def _packages(packages: Packages, env: Mapping[str, str]) -> Iterator[Check]:
             yield Check(name, CheckStatus.WARNING, unset, fix)
         else:
             yield Check(name, CheckStatus.OK, package.version or "installed, without a version")
+
+
+def _backends(packages: Packages, env: Mapping[str, str]) -> list[str]:
+    """Return the usable communication backends, the best first; the bindings are not imported."""
+    found = ["xccl"] if why_no_xccl() is None else []
+    bindings = packages.get(BINDINGS)
+    if bindings is not None and bindings.problem is None and environment_problem(env) is None:
+        found.append("ccl")
+    return found
 
 
 def _xccl() -> Check:

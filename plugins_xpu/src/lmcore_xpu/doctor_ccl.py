@@ -11,9 +11,14 @@ from dataclasses import dataclass
 from lmcore.accelerator import Check, CheckStatus
 from lmcore_xpu.detection.cards import Card
 from lmcore_xpu.detection.host import Host
+from lmcore_xpu.launch_env import LAUNCHER, TRANSPORT, launcher_of, unset_command
 
 __all__ = ["ccl_checks"]
 
+_DEFAULTS = {LAUNCHER: "hydra", TRANSPORT: "mpi"}
+"""oneCCL's own defaults (its src/common/env/env.cpp)."""
+_LAUNCHERS = ("hydra", "pmix", "torchrun", "torch", "none")
+_TRANSPORTS = ("mpi", "ofi")
 _EXCHANGE = "CCL_ZE_IPC_EXCHANGE"
 _EXCHANGES = ("drmfd", "pidfd", "sockets", "none")
 _PIDFD_KERNEL = (5, 6)
@@ -38,10 +43,9 @@ class _Needs:
 
 
 _RULES = (
-    _Needs("CCL_PROCESS_LAUNCHER", "pmix", "CCL_ATL_TRANSPORT", ("mpi",)),
-    _Needs("CCL_ATL_TRANSPORT", "mpi", "CCL_PROCESS_LAUNCHER", ("pmix", "hydra")),
-    _Needs("CCL_KVS_MODE", "mpi", "CCL_ATL_TRANSPORT", ("mpi",)),
-    _Needs("CCL_KVS_USE_MPI_RANKS", "1", "CCL_ATL_TRANSPORT", ("mpi",)),
+    _Needs(LAUNCHER, "pmix", TRANSPORT, ("mpi",)),
+    _Needs("CCL_KVS_MODE", "mpi", TRANSPORT, ("mpi",)),
+    _Needs("CCL_KVS_USE_MPI_RANKS", "1", TRANSPORT, ("mpi",)),
     _Needs("CCL_LOCAL_RANK", None, "CCL_LOCAL_SIZE"),
     _Needs("CCL_LOCAL_SIZE", None, "CCL_LOCAL_RANK"),
     _Needs("CCL_ROOT", None, "LD_LIBRARY_PATH"),
@@ -60,6 +64,7 @@ def ccl_checks(cards: Sequence[Card], env: Mapping[str, str], host: Host) -> lis
     """
     return [
         _environment(env, host),
+        *_launch(env),
         *_exchange(cards, env, host),
         *_limits(cards, host),
     ]
@@ -77,13 +82,61 @@ def _environment(env: Mapping[str, str], host: Host) -> Check:
     return Check("oneccl", CheckStatus.OK, detail)
 
 
+def _launch(env: Mapping[str, str]) -> Iterator[Check]:
+    """Check that oneCCL gets ranks from the launcher that starts the processes."""
+    if not {LAUNCHER, TRANSPORT} & env.keys():
+        return
+    launcher, transport = (env.get(name) or _DEFAULTS[name] for name in (LAUNCHER, TRANSPORT))
+    for name, value, known in (
+        (LAUNCHER, launcher, _LAUNCHERS),
+        (TRANSPORT, transport, _TRANSPORTS),
+    ):
+        if value not in known:
+            fix = f"set `{name}` to one of {', '.join(known)}, or unset it"
+            detail = f"`{name}={value}` is unknown to oneCCL"
+            yield Check("oneccl launcher", CheckStatus.FAILED, detail, fix)
+            return
+    yield _fit(env, launcher, transport)
+
+
+def _fit(env: Mapping[str, str], launcher: str, transport: str) -> Check:
+    """Compare oneCCL's launcher and transport with the launcher of this process."""
+    name, started_by = "oneccl launcher", launcher_of(env)
+    foreign = started_by == "pmix" or "PALS_RANKID" in env
+    setting = f"`{LAUNCHER}={launcher}`{'' if env.get(LAUNCHER) else ' (the default)'}"
+    unset = unset_command(env)
+    alone = f"{unset} for runs that `lmcore train` starts itself"
+    if launcher == "pmix" and started_by != "pmix":
+        if foreign:
+            detail = f"{setting}, and PALS started this process without PMIx"
+            fix = f"start with `mpiexec --pmi=pmix`, or {unset}"
+            return Check(name, CheckStatus.FAILED, detail, fix)
+        detail = (
+            f"{setting} is for processes that `mpiexec --pmi=pmix` starts: there is no PMIx server "
+            "here, so that `lmcore train` alone is refused and the all-reduce below fails"
+        )
+        return Check(name, CheckStatus.WARNING, detail, alone)
+    if launcher == "hydra" and transport == "mpi" and started_by != "hydra":
+        detail = f"{setting} with the transport `mpi` is for processes of Intel MPI's `mpiexec`"
+        if foreign:
+            fix = f"`export {LAUNCHER}=pmix` and start with `mpiexec --pmi=pmix`, or {unset}"
+            detail += ", and PALS or PMIx started this process"
+            return Check(name, CheckStatus.FAILED, detail, fix)
+        return Check(name, CheckStatus.WARNING, detail, alone)
+    if launcher == "none" and env.get(TRANSPORT) == "mpi" and started_by == "none":
+        detail = f"`{TRANSPORT}=mpi` with {setting}: no MPI launcher starts the processes"
+        return Check(name, CheckStatus.WARNING, detail, f"`export {TRANSPORT}=ofi`, or {unset}")
+    shown = env.get(TRANSPORT, "ofi") if launcher == "none" else transport
+    return Check(name, CheckStatus.OK, f"ranks from `{launcher}`, messages over `{shown}`")
+
+
 def _halves(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield variables that are set without their counterpart, and the fix."""
     for rule in _RULES:
         value = env.get(rule.name)
         if not value or rule.value not in {None, value}:
             continue
-        other = env.get(rule.other, "")
+        other = env.get(rule.other) or _DEFAULTS.get(rule.other, "")
         if other and (not rule.values or other in rule.values):
             continue
         has = f"`{rule.other}={other}`" if other else f"no `{rule.other}`"

@@ -14,7 +14,15 @@ from lmcore.accelerator import Probe, Problem
 from lmcore_xpu.detection.selector import SELECTOR
 from lmcore_xpu.detection.visible import MASK
 
-__all__ = ["LAUNCHER", "LAUNCH_GROUP", "TRANSPORT", "launch_env", "launch_problems", "launcher_of"]
+__all__ = [
+    "LAUNCHER",
+    "LAUNCH_GROUP",
+    "TRANSPORT",
+    "launch_env",
+    "launch_problems",
+    "launcher_of",
+    "unset_command",
+]
 
 LAUNCHER, TRANSPORT = "CCL_PROCESS_LAUNCHER", "CCL_ATL_TRANSPORT"
 
@@ -97,6 +105,11 @@ def launcher_of(env: Mapping[str, str], local_world_size: int | None = None) -> 
     return "hydra" if _any(_HYDRA, env) else "none"
 
 
+def unset_command(env: Mapping[str, str]) -> str:
+    """Return the command after which lmcore sets oneCCL's variables for ranks itself."""
+    return f"`unset {' '.join(name for name in LAUNCH_GROUP if name in env)}`"
+
+
 def launch_problems(env: Mapping[str, str]) -> list[Problem]:
     """Return why oneCCL could not connect the processes: it would ask a server that is missing.
 
@@ -111,7 +124,7 @@ def launch_problems(env: Mapping[str, str]) -> list[Problem]:
             f"`{LAUNCHER}=pmix`: no PMIx server started this process",
             why="oneCCL would ask that server for the process's rank on its host; a module of the "
             "machine may have set the variable",
-            hint=f"`unset {LAUNCHER}`, or start the processes by `mpiexec --pmi=pmix`",
+            hint=f"{unset_command(env)}, or start the processes by `mpiexec --pmi=pmix`",
         )
     ]
 
