@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from lmcore.accelerator import CheckStatus, Probe, ProbeState, TorchBuild
+from lmcore.accelerator import CheckStatus, ProbeState, TorchBuild
 from lmcore.accelerator.op.packages import Package
 from lmcore_xpu import doctor
 from lmcore_xpu.detection.facts import Facts, Gpu
 from lmcore_xpu.detection.host import Host
-from lmcore_xpu.detection.visible import units_of
+from lmcore_xpu.detection.visible import visible_units
 from lmcore_xpu.doctor_host import aurora_checks, read_aurora, run_check
 from lmcore_xpu.packages import BINDINGS
 from lmcore_xpu.probe import probe
@@ -129,12 +131,17 @@ def test_the_selector_of_an_older_module_leaves_all_tiles():
     """`ONEAPI_DEVICE_SELECTOR` of frameworks/2025.3.1 has two backends; torch uses Level Zero's."""
     found = probe(FACTS, OLDER_MODULE)
     assert (found.state, found.count) == (ProbeState.PRESENT, 12)
-    assert len(units_of(CARDS, OLDER_MODULE)) == 12
+
+
+def run_of(env, backends, cards=CARDS, **more):
+    """Return the check of a run on these cards."""
+    found = probe(replace(FACTS, gpus=cards), env)
+    return run_check(found, visible_units(cards, env).units, env, backends, **more)
 
 
 def test_a_run_by_lmcore_itself():
     """Devices, backend, and each variable with its value, or its name if ranks differ."""
-    check = run_check(probe(FACTS, {}), {}, ["xccl", "ccl"])
+    check = run_of({}, ["xccl", "ccl"])
     assert check.status is CheckStatus.OK
     assert check.detail == (
         "`lmcore train` starts 12 processes, one for each tile of 6 cards; backend `xccl`, `ccl` "
@@ -145,7 +152,7 @@ def test_a_run_by_lmcore_itself():
 
 def test_a_run_on_several_hosts_by_mpiexec():
     """The module's variables are kept, and the network's are set."""
-    check = run_check(probe(FACTS, MODULE), MODULE, ["xccl"], hosts=2, slingshot=True)
+    check = run_of(MODULE, ["xccl"], hosts=2, slingshot=True)
     assert check.detail.endswith(
         "by `mpiexec --pmi=pmix` on 2 hosts, 12 each, lmcore sets ZE_ENABLE_PCI_ID_DEVICE_ORDER=1, "
         "FI_PROVIDER=cxi, FI_CXI_RX_MATCH_MODE=hybrid, FI_CXI_DEFAULT_CQ_SIZE=1048576, "
@@ -162,22 +169,16 @@ def test_a_run_on_several_hosts_by_mpiexec():
 )
 def test_other_devices_and_no_backend(env, count, text):
     """Without a backend there is no run of several processes."""
-    found = probe(FACTS, env)
-    check = run_check(found, env, [])
-    assert found.count == count
+    check = run_of(env, [])
+    assert probe(FACTS, env).count == count
     assert text in check.detail
     assert check.detail.endswith("no communication backend, so that a run has one process")
 
 
 def test_a_user_who_has_set_everything():
     """Then nothing is added."""
-    env = {
-        "ZE_AFFINITY_MASK": "0,1",
-        "CCL_PROCESS_LAUNCHER": "pmix",
-    }
-    gpus = [{"name": "a", "generation": "Xe-HPC", "address": "1", "tiles": [0], "tiles_of_card": 1}]
-    found = Probe("xpu", ProbeState.PRESENT, 2, facts={"gpus": gpus * 2})
-    assert run_check(found, env, ["xccl"]).detail.endswith("lmcore sets no variable")
+    env = {"ZE_AFFINITY_MASK": "0,1", "CCL_PROCESS_LAUNCHER": "pmix"}
+    assert run_of(env, ["xccl"]).detail.endswith("lmcore sets no variable")
 
 
 @pytest.mark.parametrize(

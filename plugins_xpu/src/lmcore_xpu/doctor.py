@@ -44,7 +44,7 @@ def checks(probe: Probe) -> list[Check]:
     found.append(_xccl())
     hosts = len(aurora.hosts) if aurora is not None else 1
     usable = _backends(packages, env)
-    found.append(run_check(probe, env, usable, hosts=hosts, slingshot=host.slingshot))
+    found.append(run_check(probe, units, env, usable, hosts=hosts, slingshot=host.slingshot))
     return found + ccl_checks([unit.gpu.card for unit in units], env, host)
 
 

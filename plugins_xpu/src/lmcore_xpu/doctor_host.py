@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmcore.accelerator import Check, CheckStatus, Probe
+from lmcore_xpu.detection.selector import Unit
 from lmcore_xpu.detection.visible import HIERARCHY, composite
 from lmcore_xpu.launch_env import launch_env
 
@@ -90,6 +91,7 @@ def aurora_checks(machine: Aurora | None, env: Mapping[str, str]) -> Iterator[Ch
 
 def run_check(
     probe: Probe,
+    units: Sequence[Unit],
     env: Mapping[str, str],
     backends: Sequence[str],
     *,
@@ -100,12 +102,13 @@ def run_check(
 
     Args:
         probe: Probe that found devices.
+        units: Devices that torch sees.
         env: Environment of the user.
         backends: Names of the usable communication backends, the best first.
         hosts: Number of hosts of the batch job.
         slingshot: True if this host has a card of that network.
     """
-    parts = [f"`lmcore train` starts {_processes(probe)}", _backend(backends)]
+    parts = [f"`lmcore train` starts {_processes(units)}", _backend(backends)]
     if backends:
         parts.append(_variables(probe, env, 1, slingshot=slingshot))
     if backends and hosts > 1:
@@ -143,15 +146,13 @@ def _count(hosts: Sequence[str]) -> str:
     return f"{len(hosts)} host{'' if len(hosts) == 1 else 's'}" if hosts else "unknown hosts"
 
 
-def _processes(probe: Probe) -> str:
-    gpus = probe.facts.get("gpus", [])
-    tiled = any(len(gpu["tiles"]) < gpu["tiles_of_card"] for gpu in gpus)
+def _processes(units: Sequence[Unit]) -> str:
+    tiled = not all(unit.whole for unit in units)
     device = "tile" if tiled else "GPU"
-    cards = len({gpu["address"] for gpu in gpus})
-    if probe.count == 1:
+    if len(units) == 1:
         return f"one process, on one {device}"
-    where = f" of {cards} cards" if tiled else ""
-    return f"{probe.count} processes, one for each {device}{where}"
+    cards = f" of {len({unit.gpu.address for unit in units})} cards" if tiled else ""
+    return f"{len(units)} processes, one for each {device}{cards}"
 
 
 def _backend(backends: Sequence[str]) -> str:
