@@ -70,6 +70,26 @@ def test_guide_names_real_options() -> None:
     assert set(re.findall(r"--[a-z][a-z-]*[a-z]", text)) <= known
 
 
+def test_the_guide_from_intels_megatron_knows_each_flag() -> None:
+    """Flags of the left column are read here, or the right one says refused, or unknown."""
+    text = (ROOT / "docs/how-to/move-from-intel-gpus.md").read_text(encoding="utf-8")
+    ours = {flag for one in run_options().values() for flag in one.flags}
+    read = ours | {*megatron.RENAMED, *megatron.FIXED} | {f"--no-{flag[2:]}" for flag in ours}
+    refused = {*megatron.UNSUPPORTED}
+    section = text.partition("\n## Flags\n")[2].partition("\n## Data\n")[0]
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", section, re.MULTILINE)
+    flags = [(flag, after) for now, after in rows for flag in re.findall(r"--[a-z][\w-]*", now)]
+    assert len(flags) > 20
+    for flag, after in flags:
+        name = flag.replace("_", "-")
+        if after.startswith("refused"):
+            assert name in refused, flag
+        elif after.startswith("unknown"):
+            assert name not in read | refused, flag
+        else:
+            assert name in read, flag
+
+
 def keys(heading: str) -> list[str]:
     """Return the first column of the table below *heading* of the run directory's page."""
     _, found, below = f"\n{page('run-directory.md')}".partition(f"\n{heading}\n")
