@@ -153,6 +153,7 @@ def test_a_run_by_lmcore_itself():
 def test_a_run_on_several_hosts_by_mpiexec():
     """The module's variables are kept, and the network's are set."""
     check = run_of(MODULE, ["xccl"], hosts=2, slingshot=True)
+    assert "backend `xccl`; it is refused: see `oneccl launcher`; by `mpiexec" in check.detail
     assert check.detail.endswith(
         "by `mpiexec --pmi=pmix` on 2 hosts, 12 each, lmcore sets ZE_ENABLE_PCI_ID_DEVICE_ORDER=1, "
         "FI_PROVIDER=cxi, FI_CXI_RX_MATCH_MODE=hybrid, FI_CXI_DEFAULT_CQ_SIZE=1048576, "
@@ -177,7 +178,7 @@ def test_other_devices_and_no_backend(env, count, text):
 
 def test_a_user_who_has_set_everything():
     """Then nothing is added."""
-    env = {"ZE_AFFINITY_MASK": "0,1", "CCL_PROCESS_LAUNCHER": "pmix"}
+    env = {"ZE_AFFINITY_MASK": "0,1", "CCL_PROCESS_LAUNCHER": "hydra"}
     assert run_of(env, ["xccl"]).detail.endswith("lmcore sets no variable")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from lmcore.accelerator import Check, CheckStatus, Probe
 from lmcore_xpu.detection.selector import Unit
 from lmcore_xpu.detection.visible import HIERARCHY, composite
-from lmcore_xpu.launch_env import launch_env
+from lmcore_xpu.launch_env import launch_env, launch_problems
 
 __all__ = ["Aurora", "aurora_checks", "read_aurora", "run_check"]
 
@@ -108,8 +108,11 @@ def run_check(
         hosts: Number of hosts of the batch job.
         slingshot: True if this host has a card of that network.
     """
+    size = str(probe.count)
     parts = [f"`lmcore train` starts {_processes(units)}", _backend(backends)]
-    if backends:
+    if backends and launch_problems({**env, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}):
+        parts.append("it is refused: see `oneccl launcher`")
+    elif backends:
         parts.append(_variables(probe, env, 1, slingshot=slingshot))
     if backends and hosts > 1:
         started = {**env, "PALS_RANKID": "0", "PMIX_RANK": "0"}
