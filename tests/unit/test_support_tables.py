@@ -60,6 +60,8 @@ def test_the_tests_of_a_claim_exist(name: str) -> None:
     named = {file for row in rows for file in re.findall(r"`(test_\w+\.py)`", row[3])}
     assert named
     assert [file for file in sorted(named) if not (tests / file).is_file()] == []
+    elsewhere = [path for row in rows for path in re.findall(r"`([\w/]+/test_\w+\.py)`", row[3])]
+    assert [path for path in elsewhere if not (ROOT / path).is_file()] == []
     kinds = re.findall(r"\*([\w. ]+)\*", text.partition("**run against a stand-in**")[2])
     for _, claim, evidence, ran in rows:
         if evidence == "run against a stand-in":
