@@ -1,6 +1,6 @@
 """Checks of `lmcore doctor` on the host: Aurora's modules and jobs, and what a run would use there.
 
-Names and variables are those of Argonne's public documentation (docs/how-to/aurora.md has the
+Names and variables are from Argonne's public documentation (docs/how-to/aurora.md has the
 pages); none of it has been read on Aurora itself.
 """
 
@@ -166,7 +166,7 @@ def _backend(backends: Sequence[str]) -> str:
 
 
 def _variables(probe: Probe, env: Mapping[str, str], hosts: int, *, slingshot: bool) -> str:
-    """Return the variables that lmcore sets for rank 0, without those that the user has set."""
+    """Return the variables that lmcore sets for rank 0, except variables that the user has set."""
     place = {"world_size": probe.count * hosts, "local_world_size": probe.count}
     wanted = launch_env(env, probe, place, slingshot=slingshot)
     sets = [
