@@ -2,7 +2,7 @@
 
     wheels.py install [NAME==VERSION ...]
                                    build what is stale into dist/, install it in this environment,
-                                   with these versions instead of those of constraints.txt
+                                   with these versions in place of the pins
     wheels.py ensure WORK_DIR      the same for the environment of `py` under WORK_DIR, with tox
     wheels.py accelerators FOLDER  put the simulated device and the authors' kit into FOLDER
     wheels.py packages FOLDER NAME ...  put packages from the index into FOLDER, without their own
@@ -128,7 +128,7 @@ def install(*others: str) -> None:
 
 
 def unpinned(others: Iterable[str]) -> Path:
-    """Write the constraints without those of some packages and of Triton, and return their path.
+    """Write the constraints without some packages and Triton, and return the path.
 
     Each torch needs a Triton of its own.
     """
