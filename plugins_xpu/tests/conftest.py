@@ -77,7 +77,9 @@ _SPEC.loader.exec_module(package_stand_ins)
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return a function that puts the stand-in of a package on the path, with metadata."""
-    monkeypatch.delitem(sys.modules, "triton", raising=False)
     own = ("lmcore_xpu.kernel.ipex",)
+    for name in list(sys.modules):
+        if name == "triton" or name.startswith(own) or name.startswith("intel_extension_for_pytorch"):
+            monkeypatch.delitem(sys.modules, name)
     with package_stand_ins.stand_ins(FAKES / "packages", tmp_path, monkeypatch, own) as put:
         yield put

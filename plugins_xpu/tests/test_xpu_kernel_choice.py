@@ -91,6 +91,8 @@ def test_attention(case: dict[str, Any], dtype: str) -> None:
         ("bias_dropout_add", {}, {"dropout": 0.1}, "torch"),
         ("scaled_masked_softmax", {}, {"masked": True}, "torch"),
         ("rotary_embedding", {}, {}, "torch"),
+        ("rotary_embedding", BUILT, {}, "torch"),
+        ("swiglu", BUILT, {}, "torch"),
         ("cross_entropy", {}, {"dtype": "float32"}, "torch"),
         ("linear_cross_entropy", {}, {}, "reference"),
         ("linear_cross_entropy", FITS, {}, "triton"),
@@ -123,6 +125,21 @@ def test_reasons(
 ) -> None:
     """Each kernel that is not chosen says why."""
     assert reason in dict(resolve(offered(packages), "layer_norm", **case).rejected)[kernel]
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm", "rotary_embedding", "swiglu"])
+def test_the_extension_by_preference(op: str) -> None:
+    """No kernel of it was measured on a GPU: `--ops` prefers it, in eager mode, in its dtypes."""
+    table = OpTable(OP_SPECS, offered(FITS | BUILT), preferences={op: ("ipex",)})
+    for dtype, compiled, reason in (
+        *((name, False, None) for name in sorted(DTYPES)),
+        ("float64", False, "computes in bfloat16 and float16 and float32, not float64"),
+        ("bfloat16", True, "is not for compiled blocks"),
+    ):
+        case = op_context(SPECS[op], "xpu", dtype, {**USUAL, "compile": compiled})
+        found = table.resolve(op, case)
+        assert (found.chosen == "ipex") == (reason is None), (dtype, found)
+        assert reason is None or reason in dict(found.rejected)["ipex"]
 
 
 def test_triton_that_does_not_load() -> None:

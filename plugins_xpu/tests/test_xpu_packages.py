@@ -83,6 +83,15 @@ def test_the_last_extension(install: Any, requires: str) -> None:
     assert installed_packages(OLD_TORCH)[EXTENSION].problem is None
 
 
+def test_an_older_extension(install: Any) -> None:
+    """Under torch 2.8 there is a release that fits, and the message says so."""
+    install("extension", EXTENSION, "2.7.10+xpu", requires="psutil")
+    assert installed_packages(OLD_TORCH)[EXTENSION].problem == (
+        f"`{EXTENSION}` 2.7.10+xpu is for torch 2.7, and torch 2.8.0+xpu is installed; its last "
+        "release, 2.8, fits"
+    )
+
+
 @pytest.mark.parametrize("local", ["", "+cpu"])
 def test_an_extension_for_processors(install: Any, local: str) -> None:
     """The registry's build has no GPUs; a file of its own shows it if the version does not."""

@@ -63,11 +63,11 @@ def _of_extension(usable: UsablePackages) -> list[OpImpl]:
             op,
             "ipex",
             f"{_EXTENSION}:{op}",
-            priority=5,  # torch's are one kernel forward and one backward, these forward alone
+            priority=5,  # after torch's: none of them has run on a GPU
             requires=("intel_extension_for_pytorch",),
             supports=supports(*rules),
         )
-        for op in ("layer_norm", "rms_norm")
+        for op in ("layer_norm", "rms_norm", "rotary_embedding", "swiglu")
     ]
 
 

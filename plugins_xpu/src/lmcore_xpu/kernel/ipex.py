@@ -1,20 +1,25 @@
-"""Normalizations by Intel's extension for PyTorch, whose functions have no backward pass.
+"""Norms, rotary embedding and SwiGLU by Intel's extension for PyTorch (IPEX).
 
-Theirs is the forward pass alone; the gradient is computed here, from the input.
+IPEX's functions have no backward pass on a GPU, and raise no error in one: gradients would silently
+be missing.  They are computed here, from the input; the gradient of a rotation is the rotation by
+the negative angle.  Only `intel_extension_for_pytorch.llm.functional` is called, whose functions
+choose the kernel by the device of their inputs.
 
-Shapes: B batch, S sequence, R rows (B*S), H hidden.
+Shapes: B batch, S sequence, N heads, D head channels, R rotated pairs, or rows of a norm (B*S),
+H hidden, F feed-forward.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import intel_extension_for_pytorch as extension
 import torch
+from intel_extension_for_pytorch.llm import functional as ipex
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
-__all__ = ["layer_norm", "rms_norm"]
+__all__ = ["layer_norm", "rms_norm", "rotary_embedding", "swiglu"]
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -22,8 +27,8 @@ class _LayerNorm(torch.autograd.Function):
     def forward(ctx: Any, x_RH: Tensor, weight_H: Tensor, bias_H: Tensor, epsilon: float) -> Tensor:
         ctx.save_for_backward(x_RH, weight_H, bias_H)
         ctx.epsilon = epsilon
-        function = extension.llm.functional.fast_layer_norm
-        return function(x_RH, tuple(weight_H.shape), weight_H, bias_H, epsilon)  # type: ignore[no-any-return]
+        shape = tuple(weight_H.shape)
+        return ipex.fast_layer_norm(x_RH, shape, weight_H, bias_H, epsilon)  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
@@ -49,7 +54,7 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x_RH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
         ctx.save_for_backward(x_RH, weight_H)
         ctx.epsilon = epsilon
-        return extension.llm.functional.rms_norm(x_RH, weight_H, epsilon)  # type: ignore[no-any-return]
+        return ipex.rms_norm(x_RH, weight_H, epsilon)  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
@@ -65,6 +70,54 @@ class _RMSNorm(torch.autograd.Function):
         return grad_x_RH.to(x_RH.dtype), grad_weight_H.to(weight_H.dtype), None
 
 
+class _Rotation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BNSD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_SR, sin_SR)
+        return _rotate(x_BNSD, cos_SR, sin_SR)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BNSD: Tensor) -> tuple[Tensor, None, None]:
+        cos_SR, sin_SR = ctx.saved_tensors
+        return _rotate(grad_BNSD, cos_SR, -sin_SR), None, None
+
+
+def _rotate(x_BNSD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
+    """Rotate each pair of channels by its angle, in a copy."""
+    heads, length, rotated = x_BNSD.shape[1], x_BNSD.shape[2], 2 * cos_SR.shape[-1]
+    x_BSND = x_BNSD.transpose(1, 2)
+    out_BSND = x_BSND[..., :rotated].clone(memory_format=torch.contiguous_format)
+    if out_BSND.numel():
+        # IPEX rotates a query and a key in place.  The key here is a buffer whose result is
+        # dropped; with another number of heads than the query's it may have another batch size.
+        unused = out_BSND.new_empty(1, length, 2 if heads == 1 else 1, rotated)
+        cos_S1D = torch.cat((cos_SR, cos_SR), -1).float().unsqueeze(1)
+        sin_S1D = torch.cat((sin_SR, sin_SR), -1).float().unsqueeze(1)
+        ipex.rotary_embedding(out_BSND, unused, sin_S1D, cos_S1D, rotated, True)  # noqa: FBT003
+    if rotated < x_BSND.shape[-1]:
+        out_BSND = torch.cat((out_BSND, x_BSND[..., rotated:]), -1)
+    return out_BSND.transpose(1, 2)
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BS2F: Tensor) -> Tensor:
+        ctx.save_for_backward(x_BS2F)
+        gate_BSF, up_BSF = x_BS2F.chunk(2, dim=-1)
+        out_BSF = torch.empty_like(gate_BSF, memory_format=torch.contiguous_format)
+        ipex.silu_mul(gate_BSF, up_BSF, out_BSF)
+        return out_BSF
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BSF: Tensor) -> Tensor:
+        (x_BS2F,) = ctx.saved_tensors
+        gate_BSF, up_BSF = x_BS2F.chunk(2, dim=-1)
+        grad_gate_BSF = torch.ops.aten.silu_backward(grad_BSF * up_BSF, gate_BSF)
+        return torch.cat((grad_gate_BSF, grad_BSF * functional.silu(gate_BSF)), -1)
+
+
 def layer_norm(x_BSH: Tensor, weight_H: Tensor, bias_H: Tensor, epsilon: float) -> Tensor:
     """Normalize the last dim to mean 0 and variance 1, then apply gain and offset."""
     out_RH: Tensor = _LayerNorm.apply(_rows(x_BSH, weight_H), weight_H, bias_H, epsilon)  # type: ignore[no-untyped-call]
@@ -75,6 +128,16 @@ def rms_norm(x_BSH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
     """Divide the last dim by its root mean square, then apply the gain."""
     out_RH: Tensor = _RMSNorm.apply(_rows(x_BSH, weight_H), weight_H, epsilon)  # type: ignore[no-untyped-call]
     return out_RH.view(x_BSH.shape).to(x_BSH.dtype)
+
+
+def rotary_embedding(x_BNSD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
+    """Rotate channel i and channel i + R by the angle of the position, for i < R; R <= D / 2."""
+    return _Rotation.apply(x_BNSD, cos_SR, sin_SR)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def swiglu(x_BS2F: Tensor) -> Tensor:
+    """Return silu(gate) * up; the last dim holds gate, then up."""
+    return _SwiGLU.apply(x_BS2F)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _rows(x_BSH: Tensor, weight_H: Tensor) -> Tensor:
