@@ -79,7 +79,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return a function that puts the stand-in of a package on the path, with metadata."""
     own = ("lmcore_xpu.kernel.ipex",)
     for name in list(sys.modules):
-        if name == "triton" or name.startswith(own) or name.startswith("intel_extension_for_pytorch"):
+        if name == "triton" or name.startswith((*own, "intel_extension_for_pytorch")):
             monkeypatch.delitem(sys.modules, name)
     with package_stand_ins.stand_ins(FAKES / "packages", tmp_path, monkeypatch, own) as put:
         yield put

@@ -33,7 +33,7 @@ def rotary_embedding(
     sin: torch.Tensor,
     cos: torch.Tensor,
     rotary_dim: int,
-    rotary_half: bool,  # noqa: FBT001 - the package's
+    rotary_half: bool,
     position_ids: torch.Tensor = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotation of halves of the last dim, in place, in the package's order of steps for GPUs."""
