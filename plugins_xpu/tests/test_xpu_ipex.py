@@ -124,6 +124,7 @@ def test_rotation_and_its_gradient(
     shape = (batch, heads, 5, channels) if heads_first else (batch, 5, heads, channels)
     x = kernel_cases.draw(*shape).to(dtype)
     x = x if heads_first else x.transpose(1, 2)
+    before = x.clone()
     angles = kernel_cases.draw(5, pairs)
     weights = kernel_cases.draw(batch, heads, 5, channels, seed=1)
     results = []
@@ -132,6 +133,7 @@ def test_rotation_and_its_gradient(
         out = function(leaf, angles.cos(), angles.sin())
         (out * weights.to(out.dtype)).sum().backward()
         results.append((out.detach().double(), leaf.grad.double()))
+    assert torch.equal(x, before)
     limit = 2e-2 if dtype == torch.bfloat16 else 1e-5
     for ours, exact in zip(*results, strict=True):
         torch.testing.assert_close(ours, exact, rtol=limit, atol=limit)
