@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -83,3 +85,41 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             monkeypatch.delitem(sys.modules, name)
     with package_stand_ins.stand_ins(FAKES / "packages", tmp_path, monkeypatch, own) as put:
         yield put
+
+
+@pytest.fixture(scope="session")
+def put_bindings() -> Callable[..., Mapping[str, str]]:
+    """Return `_put_bindings`."""
+    return _put_bindings
+
+
+def _put_bindings(folder: Path, version: str, *, run_path: bool = True) -> Mapping[str, str]:
+    """Install the stand-in of oneCCL's bindings, and of oneCCL; return oneCCL's environment.
+
+    Its libraries are compiled, from nothing, and linked to oneCCL's, which a loader must find.
+
+    Args:
+        folder: Folder of packages.
+        version: Version in the metadata.
+        run_path: Have the libraries name the folder of oneCCL's.
+    """
+    package, oneccl = folder / "oneccl_bindings_for_pytorch", folder / "oneccl" / "lib"
+    shutil.copytree(FAKES / "packages" / "bindings" / package.name, package)
+    (package / "lib").mkdir()
+    oneccl.mkdir(parents=True)
+    library = oneccl / "libccl.so.1"
+    link = ["-Wl,--no-as-needed", str(library), *([f"-Wl,-rpath,{oneccl}"] if run_path else [])]
+    libraries = {
+        library: ["-Wl,-soname,libccl.so.1"],
+        package / "lib" / "liboneccl_bindings_for_pytorch.so": link,
+        package / "lib" / "liboneccl_bindings_for_pytorch_xpu.so": link,
+    }
+    for path, options in libraries.items():
+        command = ["gcc", "-shared", "-nostdlib", "-x", "c", "/dev/null", "-x", "none", *options]
+        subprocess.run([*command, "-o", str(path)], check=True)
+    record = folder / f"oneccl_bind_pt-{version}.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: oneccl-bind-pt\nVersion: {version}\nRequires-Dist: torch\n"
+    )
+    return {"CCL_ROOT": str(oneccl.parent)}

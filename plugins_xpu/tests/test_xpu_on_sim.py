@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from suite import warm
 
 HERE = Path(__file__).parent
@@ -133,3 +134,50 @@ def test_two_processes_go_on_as_one(lmcore, tmp_path):
     kernels = json.loads((second / "kernels.json").read_text())
     chosen = {op["op"]: op["chosen"] for op in kernels["ops"]}
     assert chosen["attention"] == "sdpa"
+
+
+@pytest.fixture(scope="session")
+def with_bindings(environment, put_bindings, tmp_path_factory):
+    """Environment with oneCCL's bindings for this torch, and oneCCL."""
+    site = tmp_path_factory.mktemp("bindings")
+    number = ".".join(torch.__version__.split(".")[:2])
+    oneccl = put_bindings(site, f"{number}.0+xpu")
+    return oneccl | {"PYTHONPATH": os.pathsep.join([str(site), environment["PYTHONPATH"]])}
+
+
+def groups(folder: Path) -> list[dict]:
+    """Return the facts that the bindings recorded of each process group."""
+    files = [file.read_text().splitlines() for file in folder.iterdir()]
+    return [json.loads(line) for lines in files for line in lines]
+
+
+@pytest.mark.slow
+def test_ccl_by_name(lmcore, with_bindings, tmp_path):
+    """ZeRO-1 over `ccl`, saved and continued with tensor parallelism, has the losses of `xccl`.
+
+    The bindings find the variables of the rank set, and change none.
+    """
+    record = tmp_path / "groups"
+    record.mkdir()
+    with_record = {**with_bindings, "STAND_IN_RECORD": str(record)}
+    batch = f"train --device sim {TINY} --global-batch-size 8 --train-iters 4 --nproc-per-node 2"
+    batch += " --make-vocab-size-divisible-by 256"  # the same logits with tensor parallelism
+    first, second, xccl = tmp_path / "one", tmp_path / "two", tmp_path / "xccl"
+    lmcore(*f"{batch} --zero-stage 1 --save {xccl}".split(), **with_bindings)
+    ccl = f"{batch} --distributed-backend ccl"
+    lmcore(*f"{ccl} --zero-stage 1 --save-interval 2 --save {first}".split(), **with_record)
+    begun = first / "checkpoints" / "iter_0000002"
+    more = f"--tensor-model-parallel-size 2 --load {begun} --save {second}"
+    lmcore(*f"{ccl} {more}".split(), **with_record)
+    assert json.loads((xccl / "environment.json").read_text())["comm_backend"]["name"] == "simccl"
+    assert losses(first) == losses(xccl)
+    assert losses(second) == pytest.approx(losses(xccl)[2:], rel=1e-3)
+    backend = json.loads((second / "environment.json").read_text())["comm_backend"]
+    assert backend["name"] == "ccl"
+    found = groups(record)
+    assert {group["rank"] for group in found} == {0, 1}
+    assert not any(group["changed"] for group in found), found
+    for group in found:
+        assert group["env"]["CCL_PROCESS_LAUNCHER"] == "none"
+        assert group["env"]["CCL_ATL_TRANSPORT"] == "ofi"
+        assert group["env"]["CCL_LOCAL_SIZE"] == "2"

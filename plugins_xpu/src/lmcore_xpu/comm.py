@@ -10,8 +10,10 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.metadata
+import importlib.util
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from lmcore.accelerator import CommBackend
@@ -23,6 +25,20 @@ __all__ = ["backends", "ccl", "environment_problem", "why_no_ccl", "why_no_xccl"
 _ROOT = "CCL_ROOT"
 _KERNELS = "CCL_KERNEL_PATH"
 _LIBRARY = "lib/libccl.so.1"
+_TRANSPORT = "CCL_ATL_TRANSPORT"
+_LAUNCHER = "CCL_PROCESS_LAUNCHER"
+_VALUES = {_TRANSPORT: ("ofi", "mpi"), _LAUNCHER: ("hydra", "torchrun", "pmix", "none")}
+_MPI_EXCHANGE = (("CCL_KVS_MODE", "mpi"), ("CCL_KVS_USE_MPI_RANKS", "1"))
+_MPI_RANKS = (
+    *("MPI_LOCALRANKID", "PMI_RANK", "PMIX_RANK", "PALS_RANKID"),
+    *("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"),
+)
+"""Variables of which a launcher of MPI processes sets one at least."""
+_LOCAL_RANKS = {
+    "none": ("CCL_LOCAL_RANK", "CCL_LOCAL_SIZE"),
+    "hydra": ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+}
+"""Variables of the local rank and size that oneCCL reads, by its process launcher."""
 _INSTEAD = "use `xccl`, which comes with torch for Intel GPUs"
 
 
@@ -89,18 +105,55 @@ def why_no_ccl(package: Package | None, env: Mapping[str, str]) -> str | None:
 
 
 def environment_problem(env: Mapping[str, str]) -> str | None:
-    """Return why oneCCL, as loaded by the bindings, would not find its libraries and kernels."""
+    """Return why oneCCL, as loaded by the bindings, cannot work with these variables.
+
+    It would not find its libraries and kernels, or variables contradict each other or this run.
+    """
+    return _root_problem(env) or next(_contradictions(env), None)
+
+
+def _root_problem(env: Mapping[str, str]) -> str | None:
+    """Return why oneCCL's libraries and kernels would not be found."""
     if env.get(_KERNELS):
         return None
     root = env.get(_ROOT, "")
-    if not root:
+    if not root and not _is_installed_with_python():
         return (
             f"oneCCL's environment is not set: `{_ROOT}` is empty; `source env/vars.sh` in the "
             f"folder of oneCCL, or `env/setvars.sh` in that of `{BINDINGS}`, before the start"
         )
-    if not (Path(root) / _LIBRARY).exists():
+    if root and not (Path(root) / _LIBRARY).exists():
         return f"oneCCL's environment is half set: `{_ROOT}={root}` has no `{_LIBRARY}`"
     return None
+
+
+def _is_installed_with_python() -> bool:
+    """Return True if oneCCL is in the bindings' folder or in Python's (`pip install oneccl`).
+
+    The bindings find both through their run path, and oneCCL its kernels beside its library.
+    """
+    spec = importlib.util.find_spec(BINDINGS)
+    folders = (spec.submodule_search_locations if spec is not None else None) or ()
+    return any((Path(folder) / _LIBRARY).exists() for folder in (*folders, sys.prefix))
+
+
+def _contradictions(env: Mapping[str, str]) -> Iterator[str]:
+    """Yield variables of oneCCL that contradict each other, or the start of this process."""
+    for name, values in _VALUES.items():
+        value = env.get(name)
+        if value and value not in values:
+            yield f"`{name}={value}` is unknown to oneCCL, which has {', '.join(values)}"
+    exchange = [f"`{name}={value}`" for name, value in _MPI_EXCHANGE if env.get(name) == value]
+    if exchange and env.get(_TRANSPORT) == "ofi":
+        yield f"{exchange[0]} needs `{_TRANSPORT}=mpi`, and `{_TRANSPORT}=ofi` is set"
+    if env.get(_TRANSPORT) == "mpi":
+        exchange.append(f"`{_TRANSPORT}=mpi`")
+    if exchange and not any(name in env for name in _MPI_RANKS):
+        yield f"{exchange[0]} is for processes started by an MPI launcher, and this one was not"
+    names = _LOCAL_RANKS.get(env.get(_LAUNCHER) or "hydra", ())
+    for name, own in zip(names, ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), strict=False):
+        if env.get(name, env.get(own)) != env.get(own, env.get(name)):
+            yield f"`{name}={env[name]}`, and this process has `{own}={env[own]}`"
 
 
 def _library_problem() -> str | None:
@@ -120,6 +173,9 @@ def _register() -> None:
     importlib.import_module(BINDINGS)
     if not hasattr(distributed.Backend, "CCL"):
         raise RuntimeError(f"`{BINDINGS}` was imported, and torch knows no backend `ccl`")
+    devices = distributed.Backend.backend_capability.get("ccl", [])
+    if "xpu" not in devices:
+        raise RuntimeError(f"`{BINDINGS}` registered `ccl` for {', '.join(devices)}, not for xpu")
 
 
 def _library_version() -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -36,11 +37,26 @@ def stand_in() -> None:
     torch.xpu.get_device_properties = _properties
     torch.xpu.get_arch_list = lambda: ["pvc", "bmg"]
     torch.version.xpu = "20250302"
-    distributed_c10d._XCCL_AVAILABLE = True
+    distributed_c10d._XCCL_AVAILABLE = "ON_SIM_WITHOUT_XCCL" not in os.environ
+    distributed_c10d.Backend.register_backend = classmethod(_register_backend)
     _device_constructors()  # remembers torch's own, which `with torch.device(...)` looks for
     for name in FACTORIES:
         setattr(torch, name, _on_sim(getattr(torch, name)))
     Device.from_torch = classmethod(_from_torch)
+
+
+def _register_backend(
+    cls: type[distributed_c10d.Backend],
+    name: str,
+    create: Callable[..., Any],
+    extended_api: bool = False,
+    devices: Any = None,
+    _own: Callable[..., None] = distributed_c10d.Backend.register_backend.__func__,
+) -> None:
+    """Register for the simulated device what is registered for `xpu`."""
+    _own(cls, name, create, extended_api, devices)
+    if "xpu" in cls.backend_capability[name]:
+        cls.backend_capability[name] = [*cls.backend_capability[name], "sim"]
 
 
 def _properties(device: Any = None) -> SimpleNamespace:
