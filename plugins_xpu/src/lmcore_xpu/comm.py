@@ -13,27 +13,33 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from lmcore.accelerator import CommBackend
 from lmcore.accelerator.op.packages import Package
 from lmcore_xpu.packages import BINDINGS, BINDINGS_LIBRARY, PACKAGES, installed_packages
 
-__all__ = ["backends", "ccl", "environment_problem", "why_no_ccl", "why_no_xccl", "xccl"]
+__all__ = [
+    "backends",
+    "ccl",
+    "environment_problem",
+    "variables_problem",
+    "why_no_ccl",
+    "why_no_xccl",
+    "xccl",
+]
 
 _ROOT = "CCL_ROOT"
 _KERNELS = "CCL_KERNEL_PATH"
 _LIBRARY = "lib/libccl.so.1"
 _TRANSPORT = "CCL_ATL_TRANSPORT"
 _LAUNCHER = "CCL_PROCESS_LAUNCHER"
-_VALUES = {_TRANSPORT: ("ofi", "mpi"), _LAUNCHER: ("hydra", "torchrun", "pmix", "none")}
-_MPI_EXCHANGE = (("CCL_KVS_MODE", "mpi"), ("CCL_KVS_USE_MPI_RANKS", "1"))
 _MPI_RANKS = (
     *("MPI_LOCALRANKID", "PMI_RANK", "PMIX_RANK", "PALS_RANKID"),
     *("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"),
 )
-"""Variables of which a launcher of MPI processes sets one at least."""
+"""Variables of the rank; each launcher that can start MPI processes sets at least one."""
 _LOCAL_RANKS = {
     "none": ("CCL_LOCAL_RANK", "CCL_LOCAL_SIZE"),
     "hydra": ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -52,7 +58,7 @@ def xccl() -> CommBackend:
     return CommBackend(
         name="xccl",
         device_type="xpu",
-        available=why_no_xccl,
+        available=lambda: why_no_xccl() or variables_problem(os.environ),
         supports_average=False,
         needs_device_id=True,
         facts={} if version is None else {"oneccl": version},
@@ -99,17 +105,37 @@ def why_no_ccl(package: Package | None, env: Mapping[str, str]) -> str | None:
             f"`{BINDINGS}` is not installed; its last release, 2.8, is for torch 2.8, and there is "
             f"none for {_torch()}: {_INSTEAD}"
         )
-    problem = package.problem or environment_problem(env)
+    problem = package.problem or _root_problem(env)
+    if problem is None and (contradiction := variables_problem(env)) is not None:
+        return contradiction  # that `xccl` would meet, too
     problem = problem or PACKAGES[BINDINGS].import_problem() or _library_problem()
     return None if problem is None else f"{problem}; {_INSTEAD}"
 
 
 def environment_problem(env: Mapping[str, str]) -> str | None:
-    """Return why oneCCL, as loaded by the bindings, cannot work with these variables.
+    """Return why oneCCL, as loaded by the bindings, would not find its parts, or not start."""
+    return _root_problem(env) or variables_problem(env)
 
-    It would not find its libraries and kernels, or variables contradict each other or this run.
+
+def variables_problem(env: Mapping[str, str]) -> str | None:
+    """Return which variable of oneCCL contradicts the way in which this process was started.
+
+    Without an MPI launcher every process is rank 0 of its own MPI, which then ends it: seen with
+    oneCCL 2021.15.2 on a CPU.
     """
-    return _root_problem(env) or next(_contradictions(env), None)
+    if env.get(_TRANSPORT) == "mpi" and not any(name in env for name in _MPI_RANKS):
+        return (
+            f"`{_TRANSPORT}=mpi`, and no MPI launcher started this process: start it with "
+            f"`mpiexec`, or set `{_TRANSPORT}=ofi`"
+        )
+    names = _LOCAL_RANKS.get(env.get(_LAUNCHER) or "hydra", ())
+    for name, own in zip(names, ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), strict=False):
+        if name in env and own in env and env[name] != env[own]:
+            return (
+                f"`{name}={env[name]}` is not of this process, which has `{own}={env[own]}`: unset "
+                "it, or start each process with the launcher that sets it"
+            )
+    return None
 
 
 def _root_problem(env: Mapping[str, str]) -> str | None:
@@ -135,25 +161,6 @@ def _is_installed_with_python() -> bool:
     spec = importlib.util.find_spec(BINDINGS)
     folders = (spec.submodule_search_locations if spec is not None else None) or ()
     return any((Path(folder) / _LIBRARY).exists() for folder in (*folders, sys.prefix))
-
-
-def _contradictions(env: Mapping[str, str]) -> Iterator[str]:
-    """Yield variables of oneCCL that contradict each other, or the start of this process."""
-    for name, values in _VALUES.items():
-        value = env.get(name)
-        if value and value not in values:
-            yield f"`{name}={value}` is unknown to oneCCL, which has {', '.join(values)}"
-    exchange = [f"`{name}={value}`" for name, value in _MPI_EXCHANGE if env.get(name) == value]
-    if exchange and env.get(_TRANSPORT) == "ofi":
-        yield f"{exchange[0]} needs `{_TRANSPORT}=mpi`, and `{_TRANSPORT}=ofi` is set"
-    if env.get(_TRANSPORT) == "mpi":
-        exchange.append(f"`{_TRANSPORT}=mpi`")
-    if exchange and not any(name in env for name in _MPI_RANKS):
-        yield f"{exchange[0]} is for processes started by an MPI launcher, and this one was not"
-    names = _LOCAL_RANKS.get(env.get(_LAUNCHER) or "hydra", ())
-    for name, own in zip(names, ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), strict=False):
-        if env.get(name, env.get(own)) != env.get(own, env.get(name)):
-            yield f"`{name}={env[name]}`, and this process has `{own}={env[own]}`"
 
 
 def _library_problem() -> str | None:

@@ -2,8 +2,8 @@
 
 Read in intel/torch-ccl, not copied: `csrc/init.cpp` (95b7a838) registers a function of store, rank,
 size and timeout for xpu and cpu; `__init__.py` (127b5ae0) loads the library for GPUs and prints a
-warning if that fails; `src/ProcessGroupCCL.cpp` (02547906) sets oneCCL's variables of the rank when a
-group is created, unless an MPI launcher set its own.
+warning if that fails; `src/ProcessGroupCCL.cpp` (02547906) sets oneCCL's variables of the rank when
+a group is created, unless an MPI launcher set its own.
 
 Tensors are carried by the simulated device's backend, which is compiled, over gloo.
 """
@@ -35,7 +35,7 @@ def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     changed = sorted(name for name in before if os.environ[name] != before[name])
     if _RECORD in os.environ:
         facts = {"rank": rank, "size": size, "env": before, "changed": changed}
-        with open(Path(os.environ[_RECORD]) / f"{os.getpid()}.jsonl", "a") as file:
+        with (Path(os.environ[_RECORD]) / f"{os.getpid()}.jsonl").open("a") as file:
             file.write(json.dumps(facts) + "\n")
 
     from lmcore_sim import _C
