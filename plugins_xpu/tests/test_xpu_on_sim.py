@@ -1,7 +1,7 @@
 """The plugin's own code on the simulated device: whole commands, in separate processes.
 
-The plugin of `on_sim/` calls the hooks of lmcore-xpu; only facts of the machine, `torch.xpu` and
-XCCL are stood for.
+The plugin of `on_sim/` calls the hooks of lmcore-xpu; only facts of the machine, `torch.xpu`, XCCL
+and oneCCL's bindings are stood for.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -181,3 +182,62 @@ def test_ccl_by_name(lmcore, with_bindings, tmp_path):
         assert group["env"]["CCL_PROCESS_LAUNCHER"] == "none"
         assert group["env"]["CCL_ATL_TRANSPORT"] == "ofi"
         assert group["env"]["CCL_LOCAL_SIZE"] == "2"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "layout",
+    ["", "--zero-stage 3", "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"],
+)
+def test_ccl_has_the_losses_of_xccl(lmcore, with_bindings, layout, tmp_path):
+    """DDP, sharding of parameters, tensor and pipeline parallelism over `ccl`."""
+    train = f"train --device sim {TINY} --global-batch-size 8 --train-iters 3 --nproc-per-node 2"
+    found = {}
+    for backend in ("xccl", "ccl"):
+        # Under its own name the stand-in of `xccl`, the default, is `simccl`.
+        asked = "--distributed-backend ccl" if backend == "ccl" else ""
+        lmcore(*f"{train} {layout} {asked} --save {tmp_path / backend}".split(), **with_bindings)
+        record = json.loads((tmp_path / backend / "environment.json").read_text())
+        assert record["comm_backend"]["name"] == ("ccl" if backend == "ccl" else "simccl")
+        found[backend] = losses(tmp_path / backend)
+    assert len(found["ccl"]) == 3
+    assert found["ccl"] == found["xccl"]
+
+
+@pytest.mark.full
+def test_conformance_of_ccl(environment, with_bindings, tmp_path):
+    """Level 4 passes over `ccl`, which a torch without XCCL chooses by itself."""
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    if not any(point.name == "lmcore_conformance" for point in entry_points(group="pytest11")):
+        command += ["-p", "lmcore_conformance.pytest_plugin"]
+    command += ["--pyargs", "lmcore_conformance", "--accelerator", "xpu-on-sim", "--levels", "L4"]
+    command += ["--conformance-json", str(report)]
+    env = environment | with_bindings | {"ON_SIM_WITHOUT_XCCL": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    found = json.loads(report.read_text())
+    (level,) = (level for level in found["levels"] if level["level"] == "L4")
+    assert (level["verdict"], level["failed"]) == ("reached", 0)
+    start = next(check for check in found["checks"] if check["id"] == "distributed.start")
+    assert start["detail"] == "2 processes over `ccl`"
+
+
+@pytest.mark.full
+def test_ccl_that_cannot_be_used_is_refused(lmcore, with_bindings, tmp_path):
+    """The error names the backend and the variable; the default is used without the flag."""
+    train = f"train --device sim {TINY} --global-batch-size 8 --train-iters 1 --nproc-per-node 2"
+    refused = lmcore(
+        *f"{train} --distributed-backend ccl".split(),
+        status=2,
+        **with_bindings | {"CCL_ROOT": str(tmp_path)},
+    )
+    assert "`--distributed-backend ccl` cannot be used on this device" in refused.stderr
+    assert f"`CCL_ROOT={tmp_path}` has no `lib/libccl.so.1`" in refused.stderr
+    assert "hint: leave it out: `simccl` is used then" in refused.stderr
+    contradiction = with_bindings | {"CCL_ATL_TRANSPORT": "mpi"}
+    refused = lmcore(*train.split(), status=2, **contradiction)
+    assert "processes on this device cannot exchange tensors" in refused.stderr
+    assert refused.stderr.count("`CCL_ATL_TRANSPORT=mpi`, and no MPI launcher") >= 2
