@@ -212,7 +212,7 @@ def test_conformance_of_ccl(environment, with_bindings, tmp_path):
     if not any(point.name == "lmcore_conformance" for point in entry_points(group="pytest11")):
         command += ["-p", "lmcore_conformance.pytest_plugin"]
     command += ["--pyargs", "lmcore_conformance", "--accelerator", "xpu-on-sim", "--levels", "L4"]
-    command += ["--conformance-json", str(report)]
+    command += ["--conformance-json", str(report), "--patience", "4"]
     env = environment | with_bindings | {"ON_SIM_WITHOUT_XCCL": "1"}
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env
