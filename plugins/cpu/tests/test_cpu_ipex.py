@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lmcore.accelerator import OpContext, Reject, torch_build
 from lmcore.accelerator.op import reference
@@ -96,6 +97,26 @@ def gradients(function: Any, *inputs: Tensor) -> list[Tensor]:
     weights = torch.linspace(-1, 1, out.numel()).view(out.shape)
     (out * weights).sum().backward()
     return [value.double() for value in (out.detach(), *(leaf.grad for leaf in leaves))]
+
+
+@needs_ipex
+def test_norms_that_the_library_replaces() -> None:
+    """Torch neither warns of wrong gradients (a warning is an error here), nor are they wrong."""
+    ipex.load_operators()
+    x, weight, bias = torch.randn(2, 6, 8), torch.randn(8), torch.randn(8)
+    exact = [value.double() for value in (x, weight, bias)]
+
+    def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return functional.layer_norm(x, (8,), weight, bias)
+
+    def group_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return functional.group_norm(x.transpose(1, 2), 2, weight, bias)
+
+    for norm in (layer_norm, group_norm):
+        for ours, wanted in zip(
+            gradients(norm, x, weight, bias), gradients(norm, *exact), strict=True
+        ):
+            torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
 
 
 @needs_ipex

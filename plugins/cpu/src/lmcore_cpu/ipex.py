@@ -9,11 +9,16 @@ in the process.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lmcore.accelerator import torch_build
+
+if TYPE_CHECKING:
+    from torch.library import Library
 
 __all__ = ["is_installed", "load_operators", "misfit"]
 
@@ -22,6 +27,7 @@ _NAME = "intel-extension-for-pytorch"
 _VERSION = re.compile(r"^__version__\s*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 _LIBRARY = "lib/libintel-ext-pt-cpu.so"
 _OPERATORS = ("rmsnorm", "rotary_position_embedding")
+_NORMS = ("layer_norm", "group_norm")
 
 
 def is_installed() -> bool:
@@ -71,6 +77,22 @@ def load_operators() -> None:
     lacking = [name for name in _OPERATORS if not hasattr(torch.ops.torch_ipex, name)]
     if lacking:
         raise ImportError(f"`{_NAME}` lacks the operators {', '.join(lacking)}")
+    _pass_autograd()
+
+
+@functools.cache
+def _pass_autograd() -> Library:
+    """Pass IPEX's norms through autograd to the operators that they consist of.
+
+    Torch warns of possibly wrong gradients otherwise, because its own norms, which IPEX replaces,
+    need no kernel for autograd.  The registration lasts as long as the returned object.
+    """
+    from torch.library import Library, fallthrough_kernel
+
+    library = Library("aten", "IMPL")
+    for name in _NORMS:
+        library.impl(name, fallthrough_kernel, "AutogradCPU")
+    return library
 
 
 def _folder() -> Path | None:
