@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,27 @@ def gradients(function: Any, *inputs: Tensor) -> list[Tensor]:
     weights = torch.linspace(-1, 1, out.numel()).view(out.shape)
     (out * weights).sum().backward()
     return [value.double() for value in (out.detach(), *(leaf.grad for leaf in leaves))]
+
+
+@needs_ipex
+def test_the_library_is_loaded_without_a_notice() -> None:
+    """What else is written to stderr meanwhile is kept."""
+    script = """
+import os, torch
+from lmcore_cpu import ipex
+
+def load_library(path, load=torch.ops.load_library):
+    os.write(2, b"before\\n")
+    load(path)
+    os.write(2, b"after\\n")
+
+torch.ops.load_library = load_library
+ipex.load_operators()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "before\nafter\n"
 
 
 @needs_ipex

@@ -9,9 +9,13 @@ in the process.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
+import os
 import re
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +29,10 @@ __all__ = ["is_installed", "load_operators", "misfit"]
 _PACKAGE = "intel_extension_for_pytorch"
 _NAME = "intel-extension-for-pytorch"
 _VERSION = re.compile(r"^__version__\s*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+_NOTICE = re.compile(
+    rb"^\[W[^\n]*Warning only once for all operators.*?new kernel:[^\n]*\n",
+    re.MULTILINE | re.DOTALL,
+)
 _LIBRARY = "lib/libintel-ext-pt-cpu.so"
 _OPERATORS = ("rmsnorm", "rotary_position_embedding")
 _NORMS = ("layer_norm", "group_norm")
@@ -71,13 +79,36 @@ def load_operators() -> None:
     if problem is not None or folder is None:
         raise ImportError(problem)
     try:
-        torch.ops.load_library(str(folder / _LIBRARY))
+        with _without_notice():
+            torch.ops.load_library(str(folder / _LIBRARY))
     except OSError as error:
         raise ImportError(f"`{_NAME}`: {error.__cause__ or error}") from error
     lacking = [name for name in _OPERATORS if not hasattr(torch.ops.torch_ipex, name)]
     if lacking:
         raise ImportError(f"`{_NAME}` lacks the operators {', '.join(lacking)}")
     _pass_autograd()
+
+
+@contextlib.contextmanager
+def _without_notice() -> Iterator[None]:
+    """Remove torch's notice that kernels are replaced from what is written to stderr meanwhile.
+
+    C++ writes it, so that Python's filters of warnings do not apply.
+    """
+    try:
+        stderr = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            written.seek(0)
+            os.write(2, _NOTICE.sub(b"", written.read()))
 
 
 @functools.cache
