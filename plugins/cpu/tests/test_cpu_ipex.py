@@ -102,7 +102,7 @@ def gradients(function: Any, *inputs: Tensor) -> list[Tensor]:
 
 @needs_ipex
 def test_the_library_is_loaded_without_a_notice() -> None:
-    """What else is written to stderr meanwhile is kept."""
+    """Other text on stderr is kept."""
     script = """
 import os, torch
 from lmcore_cpu import ipex
