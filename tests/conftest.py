@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from suite.warm import check_open
+from suite.warm import check_open, load_cpu_extension
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -24,6 +24,7 @@ def pytest_configure() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+    load_cpu_extension()
     # Processes that tests start without lmcore's launcher need not make one in the home directory.
     os.environ.setdefault("LMCORE_SECRET", "the secret of all runs of the tests")
 

@@ -247,7 +247,8 @@ class Pipeline:
 
         dtype = next(module.parameters()).dtype
         hidden = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
-        loss = torch.empty(1, dtype=torch.float32, device="meta", requires_grad=True)
+        wide = torch.promote_types(dtype, torch.float32)
+        loss = torch.empty(1, dtype=wide, device="meta", requires_grad=True)
         tensors: dict[str, Any] = {
             "input_args": () if number == 0 else (hidden,),
             "output_args": (loss if number == self.count - 1 else hidden,),

@@ -29,6 +29,8 @@ from layouts.results import LIMITS, Results, assert_equal, common_folder
 from layouts.steps import DROPPING_STEPS
 from suite.selection import selected
 
+from lmcore.accelerator.torch_versions import SPLIT_BACKWARD
+
 pytestmark = [
     pytest.mark.distributed,
     pytest.mark.slow,
@@ -41,7 +43,9 @@ COMPARED = ("of_two", "of_four", "of_eight")
 DROPPING = {"tp": TP, "tp-full": f"{TP} {FULL}", "tp-sp": f"{TP} {SP}"}
 DROPPING_OF_FOUR = {"tp-pp": f"{TP} {PP}", "tp-sp-zero3": f"{TP} {SP} --zero-stage 3"}
 
-REPEATED = {"cp": CP, "zero-bubble-v": ZBV, "tp-sp": f"{TP} {SP}"}
+REPEATED = {"cp": CP, "tp-sp": f"{TP} {SP}"}
+if SPLIT_BACKWARD:
+    REPEATED["zero-bubble-v"] = ZBV
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 COMPILED = {"compiled/tp-sp": f"{TP} {SP} --compile"}

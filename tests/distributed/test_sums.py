@@ -15,6 +15,8 @@ from layouts.results import common_folder, once
 from layouts.stored import load
 from suite import warm
 
+from lmcore.accelerator.torch_versions import GLOO_AVERAGE
+
 LAUNCH = Path(launch.__file__)
 WORKER = Path(__file__).with_name("sums_worker.py")
 WORLD_SIZE = 2
@@ -53,10 +55,13 @@ def read(folder: Path, name: str, way: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_averaged(name: str, trained: Path) -> None:
-    """A backend that averages is asked to; of one that does not only sums are asked."""
+    """A backend that averages is asked to; of one that does not only sums are asked.
+
+    Gloo averages only in newer versions of torch.
+    """
     usual = set().union(*(one["asked"] for one in read(trained, name, "average")))
     summed = set().union(*(one["asked"] for one in read(trained, name, "sum")))
-    assert "reduce_scatter AVG" in usual
+    assert ("reduce_scatter AVG" in usual) == bool(GLOO_AVERAGE)
     assert "reduce_scatter SUM" in summed
     assert {one.rpartition(" ")[2] for one in summed} <= {"SUM", "MAX"}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lmcore.accelerator.torch_versions import MUON
 from lmcore.config.optimizers import OPTIMIZERS
 
 RATES = {
@@ -37,7 +38,10 @@ def flags(optimizer: str) -> str:
     )
 
 
-@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "torch.optim:NAdam"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [one for one in OPTIMIZERS if MUON or one != "muon"] + ["torch.optim:NAdam"],
+)
 def test_learns_and_goes_on(
     train: Callable[..., Any], assert_same: Callable[..., None], optimizer: str
 ) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Processes", "backend_of", "start_processes"]
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+_RECORDED_COLLECTIVES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+"""Number of collectives that the flight recorder keeps, by its two names."""
 _LOOPBACK_INTERFACES = ("lo", "lo0")  # of Linux, of macOS
 
 
@@ -116,6 +118,7 @@ def start_processes(
     from lmcore.runtime.store.torch_store import TorchStore
 
     _keep_on_host(rendezvous.rank)
+    _record_collectives()
     store = TorchStore(rendezvous.store, "group/")  # torch calls it as long as there are groups
     backend = backend_of(plugins, selection, device, wanted)
     _register(backend, selection)
@@ -165,6 +168,15 @@ def _keep_on_host(rank: RankInfo) -> None:
         names = [name for _, name in socket.if_nameindex() if name in _LOOPBACK_INTERFACES]
         if names:
             os.environ.setdefault(_GLOO_INTERFACE, names[0])
+
+
+def _record_collectives() -> None:
+    """Let torch's flight recorder keep the last collectives, as newer versions do by default.
+
+    A choice of the user is kept.
+    """
+    if not any(name in os.environ for name in _RECORDED_COLLECTIVES):
+        os.environ[_RECORDED_COLLECTIVES[0]] = "2000"
 
 
 def _register(backend: CommBackend, selection: Selection) -> None:

@@ -29,6 +29,7 @@ import importlib
 import io
 import json
 import os
+import re
 import runpy
 import signal
 import socket
@@ -56,6 +57,8 @@ AT_START = ("PYTHON", "LD_", "MALLOC_")
 """Prefixes of variables that the interpreter, the linker or the allocator reads at start-up."""
 ANY_TIME = {"PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUNBUFFERED"}
 """Variables among them that a fork can follow."""
+_GLOO_NOTICE = r"^(?:\[rank \d+\] )?\[Gloo\] Rank \d+ is connected to .*\n"
+"""Line that gloo prints for each group in older versions of torch."""
 _LENGTH = struct.Struct("<I")
 _PID = struct.Struct("<i")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -63,7 +66,17 @@ _STARTING = threading.Lock()
 
 
 class WarmPopen(subprocess.Popen[Any]):
-    """`subprocess.Popen`, for a command that begins with `sys.executable`."""
+    """`subprocess.Popen`, for a command that begins with `sys.executable`.
+
+    Its output is without the lines that gloo prints in older versions of torch.
+    """
+
+    def communicate(self, *args: Any, **options: Any) -> tuple[Any, Any]:
+        """Write input and read output to its end, as `subprocess.Popen.communicate` does."""
+        out, err = super().communicate(*args, **options)
+        if isinstance(out, str):
+            out = re.sub(_GLOO_NOTICE, "", out, flags=re.MULTILINE)
+        return out, err
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *rest: Any) -> None:
         # The order of the parameters is that of CPython's 3.11 to 3.13.
@@ -240,10 +253,22 @@ def check_open(descriptor: int) -> None:
     os.fstat(descriptor)
 
 
+def load_cpu_extension() -> None:
+    """Load the extension with CPU kernels whose library replaces torch's, if one is installed.
+
+    Otherwise a run's numbers would depend on what ran before in its process, to the last bit.
+    """
+    from lmcore_cpu import ipex
+
+    if ipex.misfit() is None:
+        ipex.load_operators()
+
+
 def _serve(orders: socket.socket) -> None:
     """Fork for each order until the client is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client
     _import(PRELOADED)
+    load_cpu_extension()
     os.fsync = check_open
     own = _path_variable(os.environ)
     sys.path[:] = paths = [path for path in sys.path if path not in own]

@@ -25,8 +25,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lmcore.accelerator.op import torch_kernels
+from lmcore_cpu.kernels import GROUPED_ATTENTION
 
 __all__ = ["attention"]
+
+_fused = torch_kernels.attention if GROUPED_ATTENTION else torch_kernels.attention_expanded
 
 _ROWS = 128
 """Queries of a block: scores of a head then fit a core's cache."""
@@ -169,9 +172,7 @@ def attention(
         and not torch.is_autocast_enabled("cpu")
     )
     if not (is_short if dropout == 0 else 0 < dropout < 1 and q_BNSD.numel() and k_BKTD.numel()):
-        return torch_kernels.attention(
-            q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask
-        )
+        return _fused(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)
     shared = q_BNSD.shape[1] // k_BKTD.shape[1]
     if shared > 1:
         k_BKTD = k_BKTD.repeat_interleave(shared, dim=1)
