@@ -19,6 +19,7 @@ __all__ = [
     "CAPABILITIES",
     "CUSTOM_SHARD_COLLECTIVES",
     "GLOO_AVERAGE",
+    "GROUPED_CPU_ATTENTION",
     "MUON",
     "NEWEST",
     "OLDEST",
@@ -85,6 +86,11 @@ CUSTOM_SHARD_COLLECTIVES = TorchCapability(
     "on devices that compute synchronously, rank times of ZeRO count waits for other ranks "
     "as computation",
 )
+GROUPED_CPU_ATTENTION = TorchCapability(
+    "fused attention with grouped queries on the CPU",
+    "2.9",
+    "keys and values are repeated for each query head",
+)
 SCHEDULE_WITHOUT_OUTPUTS = TorchCapability(
     "pipeline step that returns no outputs",
     "2.10",
@@ -131,6 +137,7 @@ CAPABILITIES = (
     ACCELERATOR_MEMORY,
     MUON,
     CUSTOM_SHARD_COLLECTIVES,
+    GROUPED_CPU_ATTENTION,
     SCHEDULE_WITHOUT_OUTPUTS,
     ATTENTION_KERNELS,
     GLOO_AVERAGE,

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from lmcore.accelerator import torch_versions
+from lmcore.accelerator.products import ProductCounter
 from lmcore.accelerator.torch_versions import (
     ACCELERATOR_GRAPH,
     ACCELERATOR_MEMORY,
     ATTENTION_KERNELS,
     CAPABILITIES,
     CUSTOM_SHARD_COLLECTIVES,
+    GROUPED_CPU_ATTENTION,
     MUON,
     NEWEST,
     OLDEST,
@@ -39,11 +42,15 @@ def test_the_installed_torch_has_what_its_version_says() -> None:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
     from torch.nn import attention
 
+    q, k = torch.zeros(1, 4, 8, 16), torch.zeros(1, 2, 8, 16)
+    with ProductCounter() as counter:
+        functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
     found = {
         ACCELERATOR_GRAPH: hasattr(torch.accelerator, "Graph"),
         ACCELERATOR_MEMORY: hasattr(torch.accelerator, "memory_allocated"),
         ATTENTION_KERNELS: hasattr(attention, "activate_flash_attention_impl"),
         CUSTOM_SHARD_COLLECTIVES: hasattr(FSDPModule, "set_custom_all_gather"),
+        GROUPED_CPU_ATTENTION: "bmm" not in {product.op for product in counter.products},
         MUON: hasattr(torch.optim, "Muon"),
         SCHEDULE_WITHOUT_OUTPUTS: "return_outputs" in _parameters(Schedule1F1B.step),
         STAGE_GRADIENTS: "input_grads" in _parameters(PipelineStage.__init__),

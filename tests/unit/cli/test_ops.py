@@ -10,11 +10,11 @@ import pytest
 
 from lmcore.accelerator import OP_SPECS, OpAttributes
 from lmcore.accelerator.op.context import attribute_options
+from lmcore.accelerator.torch_versions import GROUPED_CPU_ATTENTION
 from lmcore.cli import ops
 from lmcore.cli.main import main
 from lmcore.config.option import options_of
 from lmcore.errors import ConfigError
-from lmcore_cpu.kernels import GROUPED_ATTENTION
 
 EXTENSION = """
 from lmcore.accelerator import OpImpl, PluginInfo, Reject
@@ -95,7 +95,7 @@ def test_the_list_as_json(capsys):
     assert attention["gradients"] == ["q_BNSD", "k_BKSD", "v_BKSD"]
     assert attention["tolerances"]["bfloat16"] == {"absolute": 0.04, "relative": 0.04}
     _, sdpa = attention["kernels"]
-    function = "attention" if GROUPED_ATTENTION else "attention_expanded"
+    function = "attention" if GROUPED_CPU_ATTENTION else "attention_expanded"
     assert sdpa == {
         "id": "sdpa",
         "plugin": "cpu",

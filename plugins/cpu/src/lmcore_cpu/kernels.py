@@ -8,21 +8,16 @@ from __future__ import annotations
 import dataclasses
 
 from lmcore.accelerator import OpContext, OpImpl, Reject
-from lmcore.accelerator.torch_versions import TorchCapability
+from lmcore.accelerator.torch_versions import GROUPED_CPU_ATTENTION
 from lmcore_cpu import ipex
 from lmcore_cpu.host import mkl_is_faster
 
-__all__ = ["GROUPED_ATTENTION", "IPEX_KERNELS", "KERNELS", "kernels"]
+__all__ = ["IPEX_KERNELS", "KERNELS", "kernels"]
 
 _DETERMINISTIC = frozenset({"deterministic"})
 _FUSED = frozenset({"deterministic", "fused"})
 _OPS = "lmcore.accelerator.op.torch_kernels"
 _ELEMENTWISE = "lmcore_cpu.kernel.elementwise"
-GROUPED_ATTENTION = TorchCapability(
-    "fused attention with grouped queries on the CPU",
-    "2.9",
-    "keys and values are repeated for each query head",
-)
 
 
 def _one_dtype(context: OpContext) -> Reject | None:
@@ -99,7 +94,7 @@ KERNELS: tuple[OpImpl, ...] = (
     OpImpl(
         "attention",
         "sdpa",
-        f"{_OPS}:attention" if GROUPED_ATTENTION else f"{_OPS}:attention_expanded",
+        f"{_OPS}:attention" if GROUPED_CPU_ATTENTION else f"{_OPS}:attention_expanded",
         traits=_FUSED,
     ),
     OpImpl("layer_norm", "torch", f"{_OPS}:layer_norm", traits=_FUSED),

@@ -47,6 +47,7 @@ PUBLIC_MODULES: Mapping[str, tuple[str, ...]] = {
         "ATTENTION_KERNELS",
         "ATTENTION_RESULTS",
         "GLOO_AVERAGE",
+        "GROUPED_CPU_ATTENTION",
         "TorchCapability",
     ),
     "lmcore.config.need": ("Need", "Situation", "setting"),

@@ -25,11 +25,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lmcore.accelerator.op import torch_kernels
-from lmcore_cpu.kernels import GROUPED_ATTENTION
+from lmcore.accelerator.torch_versions import GROUPED_CPU_ATTENTION
 
 __all__ = ["attention"]
 
-_fused = torch_kernels.attention if GROUPED_ATTENTION else torch_kernels.attention_expanded
+_fused = torch_kernels.attention if GROUPED_CPU_ATTENTION else torch_kernels.attention_expanded
 
 _ROWS = 128
 """Queries of a block: scores of a head then fit a core's cache."""
