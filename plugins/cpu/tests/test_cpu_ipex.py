@@ -123,7 +123,10 @@ ipex.load_operators()
 
 @needs_ipex
 def test_norms_that_the_library_replaces() -> None:
-    """Torch neither warns of wrong gradients (a warning is an error here), nor are they wrong."""
+    """Torch neither warns of wrong gradients (a warning is an error here), nor are they wrong.
+
+    Autocast treats them as before.
+    """
     ipex.load_operators()
     x, weight, bias = torch.randn(2, 6, 8), torch.randn(8), torch.randn(8)
     exact = [value.double() for value in (x, weight, bias)]
@@ -139,6 +142,8 @@ def test_norms_that_the_library_replaces() -> None:
             gradients(norm, x, weight, bias), gradients(norm, *exact), strict=True
         ):
             torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert group_norm(x, weight, bias).dtype == torch.float32
 
 
 @needs_ipex

@@ -3,8 +3,8 @@
 IPEX was archived in March 2026; its last release, 2.8, is for torch 2.8.  Its import takes seven
 seconds, nearly all of them for modules that the kernels here do not need.  So only the library with
 its operators is loaded, in a quarter of a second.  Like the import of the package, that replaces
-torch's own CPU kernels of `cat`, `index_select`, `layer_norm`, `matmul`, `mean`, `sum` and poolings
-in the process.
+torch's own CPU kernels of `cat`, `group_norm`, `index_select`, `layer_norm`, `matmul`, `mean`,
+`sum` and poolings in the process.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def load_operators() -> None:
     lacking = [name for name in _OPERATORS if not hasattr(torch.ops.torch_ipex, name)]
     if lacking:
         raise ImportError(f"`{_NAME}` lacks the operators {', '.join(lacking)}")
-    _pass_autograd()
+    _keep_torch_semantics()
 
 
 @contextlib.contextmanager
@@ -112,17 +112,19 @@ def _without_notice() -> Iterator[None]:
 
 
 @functools.cache
-def _pass_autograd() -> Library:
-    """Pass IPEX's norms through autograd to the operators that they consist of.
+def _keep_torch_semantics() -> Library:
+    """Register no kernels for autograd and autocast of the norms that IPEX replaces, as torch does.
 
-    Torch warns of possibly wrong gradients otherwise, because its own norms, which IPEX replaces,
-    need no kernel for autograd.  The registration lasts as long as the returned object.
+    Autograd then sees the operators that a norm consists of; otherwise torch warns of possibly
+    wrong gradients.  Autocast leaves `group_norm` in its input's dtype; IPEX's kernel rounds the
+    input.  The registrations last as long as the returned object.
     """
     from torch.library import Library, fallthrough_kernel
 
     library = Library("aten", "IMPL")
     for name in _NORMS:
         library.impl(name, fallthrough_kernel, "AutogradCPU")
+    library.impl("group_norm", fallthrough_kernel, "AutocastCPU")
     return library
 
 
