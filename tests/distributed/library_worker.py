@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 import lmcore
+from lmcore.errors import RunError
 
 STEPS = 4
 
@@ -163,7 +164,10 @@ class Several:
 
 
 def several_heads(timeout: float) -> None:
-    """Train parameters that are frozen, unfrozen, used on some ranks or never, with each stage."""
+    """Train parameters that are frozen, unfrozen, used on some ranks or never, with each stage.
+
+    Where the installed torch cannot reduce them, show the error.
+    """
     plain, norms = Several(), []
     for step in range(STEPS):
         ((plain.loss(step, 0) + plain.loss(step, 1)) / 2).backward()
@@ -175,10 +179,14 @@ def several_heads(timeout: float) -> None:
         with session(timeout, zero_stage=stage) as rt:
             ours, norms = Several(), []
             rt.prepare(ours.model, ours.optimizer)
-            for step in range(STEPS):
-                rt.backward(ours.loss(step, rt.rank))
-                norms.append(rt.step(ours.optimizer, clip=0.1).item())
-            show([norms, weights_of(ours.model)])
+            try:
+                for step in range(STEPS):
+                    rt.backward(ours.loss(step, rt.rank))
+                    norms.append(rt.step(ours.optimizer, clip=0.1).item())
+            except RunError as error:
+                show(str(error))
+            else:
+                show([norms, weights_of(ours.model)])
 
 
 def in_turn(timeout: float) -> None:

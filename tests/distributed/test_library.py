@@ -12,6 +12,8 @@ import pytest
 import torch
 from suite import warm
 
+from lmcore.accelerator.torch_versions import UNUSED_SHARDED_PARAMETERS
+
 WORKER = Path(__file__).with_name("library_worker.py")
 
 pytestmark = pytest.mark.distributed
@@ -33,13 +35,20 @@ def test_losses_are_those_of_one_process(start: Any, tmp_path: Path) -> None:
 
 
 def test_gradients_of_some_ranks(start: Any) -> None:
-    """Parameters that are frozen, unfrozen, or unused on a rank train as in one process."""
+    """Parameters that are frozen, unfrozen, or unused on a rank train as in one process.
+
+    Older versions of torch cannot reduce sharded gradients that some ranks lack.
+    """
     for ended in start("several_heads", worker=WORKER):
         assert ended.status == 0, ended.errors
         plain, *stages = ended.printed
         assert len(stages) == 4
-        for found in stages:
-            torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
+        for stage, found in enumerate(stages):
+            if stage and not UNUSED_SHARDED_PARAMETERS:
+                assert "only some ranks have a gradient of heads." in found
+                assert "use torch 2.13 or newer, or no `zero_stage`" in found
+            else:
+                torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
 
 
 def test_parts_in_turn(start: Any) -> None:

@@ -132,9 +132,12 @@ class XpuDriver:
         put(xpu, "_lazy_seed_tracker", type(xpu._lazy_seed_tracker)())
         put(xpu, "default_generators", ())
         put(torch.version, "xpu", "20250302")
-        for name, function in list(vars(xpu).items()):  # torch 2.11 remembers even the count
-            if hasattr(function, "cache_clear"):
-                put(xpu, name, function.__wrapped__)
+        # Older versions of torch keep even the count; its submodules have functions of their own.
+        parts = [part for part in vars(xpu).values() if isinstance(part, ModuleType)]
+        for module in (xpu, *(part for part in parts if part.__name__.startswith("torch.xpu."))):
+            for name, function in list(vars(module).items()):
+                if hasattr(function, "cache_clear"):
+                    put(module, name, function.__wrapped__)
         _device_constructors()  # remembers torch's own, which `with torch.device(...)` looks for
         for name in FACTORIES:
             put(torch, name, self.on_device(getattr(torch, name)))
