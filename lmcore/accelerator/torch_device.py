@@ -15,6 +15,7 @@ import torch
 
 from lmcore.accelerator.device_errors import first_line
 from lmcore.accelerator.memory_stats import MemoryStats
+from lmcore.accelerator.torch_versions import ACCELERATOR_GRAPH
 from lmcore.errors import DeviceError, PluginError
 
 __all__ = ["defaults", "memory_info", "own_index", "require_complete"]
@@ -177,7 +178,13 @@ def _name(module: Any, index: int, device_type: str) -> str:
 
 
 def _graph_maker() -> Any:
-    """Return what makes a graph of torch; raises, with the reason, where it has none here."""
+    """Return torch's class of graphs.
+
+    Raises:
+        RuntimeError: It has none for the device; the message is the reason.
+    """
+    if not ACCELERATOR_GRAPH:
+        raise RuntimeError(ACCELERATOR_GRAPH.absence)
     make = torch.accelerator.Graph
     make()
     return make

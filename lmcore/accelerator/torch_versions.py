@@ -52,6 +52,11 @@ class TorchCapability:
         """Return True if the installed torch has it."""
         return _release(_installed()) >= _release(self.since)
 
+    @property
+    def absence(self) -> str:
+        """Reason for messages if the installed torch lacks it: "torch 2.8.0 has no ..."."""
+        return f"torch {_installed()} has no {self.description}"
+
     def require(self, feature: str, *, hint: str) -> None:
         """Raise an error if the installed torch lacks it.
 
@@ -65,7 +70,7 @@ class TorchCapability:
         if not self:
             raise RunError(
                 f"{feature} needs torch {self.since} or newer",
-                why=f"torch {_installed()} has no {self.description}",
+                why=self.absence,
                 hint=f"{hint}, or install a newer torch",
             )
 

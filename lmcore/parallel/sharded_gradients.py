@@ -135,7 +135,7 @@ class ShardedGradients:
         if names:
             raise RunError(
                 f"only some ranks have a gradient of {', '.join(names[:5])}",
-                why=f"torch {torch.__version__} has no {UNUSED_SHARDED_PARAMETERS.description}",
+                why=UNUSED_SHARDED_PARAMETERS.absence,
                 hint=f"use torch {UNUSED_SHARDED_PARAMETERS.since} or newer, or no `zero_stage`",
             )
 

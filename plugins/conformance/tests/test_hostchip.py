@@ -17,7 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.accelerator.torch_versions import ACCELERATOR_MEMORY
+
 pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
+
+pytestmark = pytest.mark.skipif(not ACCELERATOR_MEMORY, reason=ACCELERATOR_MEMORY.absence)
 
 SOURCE = Path(__file__).parent / "hostchip"
 SMALL = (

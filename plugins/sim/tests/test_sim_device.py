@@ -6,60 +6,74 @@ import io
 import os
 import time
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from lmcore.accelerator.torch_versions import ACCELERATOR_MEMORY
+
 MIB = 2**20
 
 
-def test_memory_is_counted_per_device(sim: ModuleType) -> None:
+@pytest.fixture(params=["torch.sim", "torch.accelerator"])
+def memory(request: pytest.FixtureRequest, sim: ModuleType) -> Any:
+    """Module with functions that count memory: of the device, and of all accelerators."""
+    if request.param == "torch.sim":
+        return sim
+    if not ACCELERATOR_MEMORY:
+        pytest.skip(ACCELERATOR_MEMORY.absence)
+    functions = {**vars(torch.accelerator), "mem_get_info": torch.accelerator.get_memory_info}
+    return SimpleNamespace(**functions)
+
+
+def test_memory_is_counted_per_device(memory: Any) -> None:
     """Tensors count on their device while they live; peaks stay until they are reset."""
-    before = [torch.accelerator.memory_allocated(index) for index in range(2)]
-    torch.accelerator.reset_peak_memory_stats(1)
+    before = [memory.memory_allocated(index) for index in range(2)]
+    memory.reset_peak_memory_stats(1)
     tensor = torch.empty(MIB, dtype=torch.uint8, device="sim:1")
-    assert torch.accelerator.memory_allocated(1) == before[1] + MIB
-    assert torch.accelerator.memory_allocated(0) == before[0]
+    assert memory.memory_allocated(1) == before[1] + MIB
+    assert memory.memory_allocated(0) == before[0]
     del tensor
-    assert torch.accelerator.memory_allocated(1) == before[1]
-    assert torch.accelerator.max_memory_allocated(1) == before[1] + MIB
-    torch.accelerator.reset_peak_memory_stats(1)
-    assert torch.accelerator.max_memory_allocated(1) == before[1]
+    assert memory.memory_allocated(1) == before[1]
+    assert memory.max_memory_allocated(1) == before[1] + MIB
+    memory.reset_peak_memory_stats(1)
+    assert memory.max_memory_allocated(1) == before[1]
 
 
-def test_freed_memory_is_kept_until_the_cache_is_emptied(sim: ModuleType) -> None:
+def test_freed_memory_is_kept_until_the_cache_is_emptied(memory: Any) -> None:
     """Freed memory stays reserved, is reused for a tensor of its size, and can be released."""
-    torch.accelerator.empty_cache()
-    start = torch.accelerator.memory_reserved()
+    memory.empty_cache()
+    start = memory.memory_reserved()
     place = torch.empty(3 * MIB, dtype=torch.uint8, device="sim").data_ptr()
-    assert torch.accelerator.memory_reserved() == start + 3 * MIB
+    assert memory.memory_reserved() == start + 3 * MIB
     assert torch.empty(3 * MIB, dtype=torch.uint8, device="sim").data_ptr() == place
-    torch.accelerator.empty_cache()
-    assert torch.accelerator.memory_reserved() == start
+    memory.empty_cache()
+    assert memory.memory_reserved() == start
 
 
-def test_out_of_memory_can_be_recovered_from(sim: ModuleType) -> None:
+def test_out_of_memory_can_be_recovered_from(memory: Any) -> None:
     """More than there is raises torch's own error, is counted, and leaves the device usable."""
-    free, total = torch.accelerator.get_memory_info()
+    free, total = memory.mem_get_info()
     assert 0 < free <= total
-    counted = torch.accelerator.memory_stats()["num_ooms"]
+    counted = memory.memory_stats()["num_ooms"]
     with pytest.raises(torch.OutOfMemoryError, match="sim:0 is out of memory"):
         torch.empty(total + 1, dtype=torch.uint8, device="sim")
-    assert torch.accelerator.memory_stats()["num_ooms"] == counted + 1
+    assert memory.memory_stats()["num_ooms"] == counted + 1
     assert torch.ones(3, device="sim").sum().item() == 3
 
 
-def test_storages_are_resized(sim: ModuleType) -> None:
+def test_storages_are_resized(memory: Any) -> None:
     """Sharded training frees and refills storages in place; what fits of the content stays."""
     tensor = torch.arange(8.0, device="sim:1")
     storage = tensor.untyped_storage()
     storage.resize_(16)
     storage.resize_(32)
     assert tensor[:4].tolist() == [0, 1, 2, 3]
-    before = torch.accelerator.memory_allocated(1)
+    before = memory.memory_allocated(1)
     storage.resize_(0)
-    assert torch.accelerator.memory_allocated(1) < before
+    assert memory.memory_allocated(1) < before
 
 
 def test_devices_are_apart(sim: ModuleType) -> None:

@@ -34,7 +34,7 @@ def start(environment: dict[str, str]) -> Iterator[Start]:
                     stdout=PIPE,
                     stderr=PIPE,
                     text=True,
-                    env=environment | {"RANK": str(rank)} | env,
+                    env=environment | {"RANK": str(rank), "TORCH_FR_BUFFER_SIZE": "2000"} | env,
                 )
             )
         return processes

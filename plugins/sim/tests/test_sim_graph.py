@@ -14,6 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from lmcore.accelerator.torch_versions import ACCELERATOR_GRAPH
+
+pytestmark = pytest.mark.skipif(not ACCELERATOR_GRAPH, reason=ACCELERATOR_GRAPH.absence)
+
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 WATCHED = Path(__file__).parent / "watched_run.py"
 

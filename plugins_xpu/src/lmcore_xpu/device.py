@@ -81,7 +81,7 @@ def _graph() -> dict[str, Any]:
     """Return the device's attributes for graph capture."""
     if GRAPH:  # torch's graph class for all accelerators came with 2.12
         return {"new_graph": torch.xpu.XPUGraph}
-    return {"missing": {"new_graph": f"torch {torch.__version__} has no {GRAPH.description}"}}
+    return {"missing": {"new_graph": GRAPH.absence}}
 
 
 def _require_xpu() -> None:
