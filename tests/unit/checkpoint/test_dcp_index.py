@@ -71,18 +71,21 @@ def test_torch_reads_its_own_classes(tmp_path: Path) -> None:
 
 
 def test_the_states_are_those_of_torchs_pickle(tmp_path: Path) -> None:
-    """Each object has exactly the state that torch pickles, no more and no less."""
+    """Each object has exactly the state that torch pickles, no more and no less.
+
+    Newer versions of torch add the strides of a tensor, and read states without them.
+    """
     write_index(tmp_path, TENSORS, STORED)
-    assert _states((tmp_path / ".metadata").read_bytes()) == _states(
-        pickle.dumps(expected(), protocol=4)
-    )
+    of_torch = _states(pickle.dumps(expected(), protocol=4))
+    of_torch = [(kind, state.replace(", False, None)", ", False)")) for kind, state in of_torch]
+    assert _states((tmp_path / ".metadata").read_bytes()) == of_torch
 
 
-def _states(content: bytes) -> list[tuple[str, object]]:
+def _states(content: bytes) -> list[tuple[str, str]]:
     """Return kind and state of every object of an index, in the order of the pickle."""
     import io
 
-    states: list[tuple[str, object]] = []
+    states: list[tuple[str, str]] = []
 
     class Recorder(pickle.Unpickler):
         def find_class(self, module_name: str, global_name: str, /) -> object:
