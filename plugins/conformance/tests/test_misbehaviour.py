@@ -118,6 +118,20 @@ def test_each_is_caught(run: Any, mode: str, names: str, broken: set[str], messa
     assert all(results[result].status == "passed" for result in results.keys() - broken)
 
 
+def test_a_kernel_that_does_no_case(run: Any) -> None:
+    """It is a fault, with its reasons, unless its package does not fit; it is not loaded."""
+    names = ("contract.offers", "ops.rms_norm.forward", "ops.reached")
+    results = run("rejects-all", *names)
+    assert failing(results) == {"ops.reached"}, results
+    reasons = "`norms` 1.0 is for torch 1.0; is for float32"
+    fault = f"`rms_norm=rejects-all` does no case in any dtype: {reasons}"
+    assert fault in results["ops.reached"].findings
+    results = run("unusable-package", *names)
+    assert failing(results) == set(), results
+    left = "not tried: rms_norm=unusable-package (`norms` 1.0 is for torch 1.0)"
+    assert left in results["ops.reached"].detail
+
+
 def test_a_device_that_crashes_when_it_is_created(run: Any) -> None:
     """Level 0 says which hook, level 1 that it cannot be created, the rest is not reached."""
     results = run("crash-create", "contract.*", "device.create", "ops.linear.*", "extras.profiler")

@@ -138,7 +138,7 @@ def _cases(bench: Bench, table: OpTable, impl: OpImpl) -> tuple[int, int, str]:
     from lmcore_conformance.op.call import SPECS, Kernel, dtypes_of
     from lmcore_conformance.op.case import CASES
 
-    kernel = Kernel(impl.op, impl.id, lambda: None, impl)
+    kernel = Kernel(impl.op, impl.id, impl)
     attributes = [case.attributes for case in CASES.get(impl.op, ())] or [{}]
     done, bound, why_not_done, why_not_bound = 0, 0, "", ""
     for dtype in dtypes_of(bench):

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from lmcore.accelerator import Device, MemoryStats
+from lmcore.accelerator.op.packages import FACT, describe
+from lmcore_cpu import ipex
 from lmcore_cpu.allocator import keep_freed_memory
 from lmcore_cpu.host import cpu_count, cpu_name, memory_limit
 from lmcore_cpu.kernel import linear
@@ -212,7 +214,9 @@ class _PeakFlops:
 
 
 def _facts() -> dict[str, Any]:
+    extension = ipex.package()
     return {
+        FACT: describe({ipex.NAME: extension} if extension is not None else {}),
         "cores": cpu_count(),
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
         "onednn": torch.backends.mkldnn.is_available(),

@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmcore.accelerator import torch_build
+from lmcore.accelerator.op.packages import Package
 
 if TYPE_CHECKING:
     from torch.library import Library
 
-__all__ = ["is_installed", "load_operators", "misfit"]
+__all__ = ["NAME", "load_operators", "misfit", "package"]
 
-_PACKAGE = "intel_extension_for_pytorch"
-_NAME = "intel-extension-for-pytorch"
+NAME = "intel-extension-for-pytorch"
+_MODULE = "intel_extension_for_pytorch"
 _VERSION = re.compile(r"^__version__\s*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 _NOTICE = re.compile(
     rb"^\[W[^\n]*Warning only once for all operators.*?new kernel:[^\n]*\n",
@@ -38,32 +39,39 @@ _OPERATORS = ("rmsnorm", "rotary_position_embedding")
 _NORMS = ("layer_norm", "group_norm")
 
 
-def is_installed() -> bool:
-    """Return True if the package is installed, in any version."""
-    return _folder() is not None
-
-
-def misfit() -> str | None:
-    """Return why the installed package cannot be used on this CPU; None if its files fit.
+def package() -> Package | None:
+    """Return the installed package, with the reason if it cannot be used on this CPU.
 
     Reads the package's version file: the distribution's version does not name the kind of build.
     """
     folder = _folder()
     if folder is None:
-        return f"needs `{_NAME}`, not installed"
+        return None
     try:
         text = (folder / "_version.py").read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
     found = _VERSION.search(text)
-    version, torch = found[1] if found else "of an unknown version", torch_build("cpu").version
+    version = found[1] if found else ""
+    return Package(version, _problem(folder, version))
+
+
+def misfit() -> str | None:
+    """Return why the package cannot be used on this CPU; None if it is installed and fits."""
+    installed = package()
+    return f"needs `{NAME}`, not installed" if installed is None else installed.problem
+
+
+def _problem(folder: Path, version: str) -> str | None:
+    """Return the contradiction between a package's files and this CPU's torch."""
+    torch, shown = torch_build("cpu").version, version or "of an unknown version"
     if not version.endswith("+cpu"):
-        return f"the installed `{_NAME}` {version} is not a build for CPUs (`+cpu`)"
+        return f"the installed `{NAME}` {shown} is not a build for CPUs (`+cpu`)"
     releases = [".".join(re.findall(r"\d+", text)[:2]) for text in (version, torch)]
     if releases[0] != releases[1]:
-        return f"`{_NAME}` {version} is for torch {releases[0]}, and torch {torch} is installed"
+        return f"`{NAME}` {version} is for torch {releases[0]}, and torch {torch} is installed"
     if not (folder / _LIBRARY).is_file():
-        return f"the installed `{_NAME}` {version} lacks its file `{_LIBRARY}`"
+        return f"the installed `{NAME}` {version} lacks its file `{_LIBRARY}`"
     return None
 
 
@@ -82,10 +90,10 @@ def load_operators() -> None:
         with _without_notice():
             torch.ops.load_library(str(folder / _LIBRARY))
     except OSError as error:
-        raise ImportError(f"`{_NAME}`: {error.__cause__ or error}") from error
+        raise ImportError(f"`{NAME}`: {error.__cause__ or error}") from error
     lacking = [name for name in _OPERATORS if not hasattr(torch.ops.torch_ipex, name)]
     if lacking:
-        raise ImportError(f"`{_NAME}` lacks the operators {', '.join(lacking)}")
+        raise ImportError(f"`{NAME}` lacks the operators {', '.join(lacking)}")
     _keep_torch_semantics()
 
 
@@ -131,7 +139,7 @@ def _keep_torch_semantics() -> Library:
 def _folder() -> Path | None:
     """Return the folder of the installed package; its code is not run."""
     try:
-        spec = importlib.util.find_spec(_PACKAGE)
+        spec = importlib.util.find_spec(_MODULE)
     except (ImportError, ValueError):  # a loaded module without a spec
         return None
     folders = spec.submodule_search_locations if spec is not None else None

@@ -188,4 +188,4 @@ def kernels() -> list[OpImpl]:
         else kernel
         for kernel in KERNELS
     ]
-    return [*own, *(IPEX_KERNELS if ipex.is_installed() else ())]
+    return [*own, *(IPEX_KERNELS if ipex.package() is not None else ())]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from lmcore.accelerator import CommBackend, PluginInfo, Probe, TorchBuild
+from lmcore.accelerator import CommBackend, Device, OpImpl, PluginInfo, Probe, TorchBuild
 from lmcore.hookspecs import hookimpl
 from lmcore_xpu import plugin as xpu
 from lmcore_xpu.detection import facts
@@ -59,6 +59,12 @@ def _carried(backend: CommBackend) -> CommBackend:
     if backend.name != "xccl":
         return replace(backend, device_type="sim")
     return replace(backend, name="simccl", device_type="sim", register=register)
+
+
+@_on_device
+def lmcore_op_impls(device: Device) -> list[OpImpl]:
+    """Leave out Triton's kernels, which are for devices of the type `xpu` alone."""
+    return [impl for impl in xpu.lmcore_op_impls(device) if impl.id != "triton"]
 
 
 def _take_over() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lmcore.accelerator.op.packages import packages_in_facts
 from lmcore.accelerator.op.records import REFERENCE, missing_packages
 from lmcore.runtime.runtime import deterministic_algorithms
 from lmcore_conformance.op.call import (
@@ -34,6 +35,7 @@ from lmcore_conformance.op.case_large import PRIMES, large_cases
 from lmcore_conformance.registry import check, conclude
 
 if TYPE_CHECKING:
+    from lmcore.accelerator import OpImpl
     from lmcore_conformance.bench import Bench
 
 __all__: list[str] = []
@@ -409,24 +411,43 @@ for _op in CALLED_OPS:
     group="ops",
 )
 def reached(bench: Bench) -> str:
-    """Call every kernel's `supports` with every case."""
-    faults, absent = [], []
+    """Call every kernel's `supports` with every case.
+
+    Kernels whose package is not installed, or does not fit, are listed with the reason: that is a
+    property of the machine, not of the plugin.
+    """
+    packages = (packages_in_facts(bench.device) or {}).values()
+    unusable = {package.problem for package in packages} - {None}
+    faults: list[str] = []
+    absent: dict[str, list[str]] = {}
     for impl in bench.kernels:
         name = f"{impl.op}={impl.id}"
-        if missing_packages(impl):
-            absent.append(name)
+        if missing := missing_packages(impl):
+            absent.setdefault(f"needs {', '.join(missing)}", []).append(name)
             continue
-        attributes = [case.attributes for case in CASES.get(impl.op, ())] or [{}]
-        kernel = next(kernel for kernel in kernels_of(bench, impl.op) if kernel.impl == impl)
-        if not any(
-            kernel.does(bench.device.type, dtype, attribute)
-            for dtype in dtypes_of(bench)
-            for attribute in attributes
-        ):
-            if impl.plugin != bench.selection.plugin:  # it may be for another device
-                absent.append(name)
-                continue
-            faults.append(f"`{name}` does none of {len(attributes)} cases in any dtype")
-    missing = f"; not tried: {', '.join(absent)}" if absent else ""
-    tried = f"{len(bench.kernels) - len(absent)} kernels beside the {REFERENCE}s{missing}"
-    return conclude(faults, tried)
+        reasons = _reasons_against_all(bench, impl)
+        if not reasons:
+            continue
+        shown = "; ".join(reasons)
+        if misfit := [reason for reason in reasons if reason in unusable]:
+            absent.setdefault(misfit[0], []).append(name)
+        elif impl.plugin != bench.selection.plugin:  # it may be for another device
+            absent.setdefault(shown, []).append(name)
+        else:
+            faults.append(f"`{name}` does no case in any dtype: {shown}")
+    left = "".join(f"; not tried: {', '.join(names)} ({why})" for why, names in absent.items())
+    tried = len(bench.kernels) - sum(len(names) for names in absent.values())
+    return conclude(faults, f"{tried} kernels beside the {REFERENCE}s{left}")
+
+
+def _reasons_against_all(bench: Bench, impl: OpImpl) -> list[str]:
+    """Return the different reasons of a kernel that does no case; empty if it does one."""
+    kernel = Kernel(impl.op, impl.id, impl)
+    reasons: dict[str, None] = {}
+    for dtype in dtypes_of(bench):
+        for attributes in [case.attributes for case in CASES.get(impl.op, ())] or [{}]:
+            against = kernel.reasons_against(bench.device.type, dtype, attributes)
+            if not against:
+                return []
+            reasons |= dict.fromkeys(against)
+    return list(reasons)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,8 +45,12 @@ class Kernel:
 
     op: str
     id: str
-    function: Function
     impl: OpImpl | None
+
+    @cached_property
+    def function(self) -> Function:
+        """The callable; loaded when it is called first, as the kernel may reject every case."""
+        return load_target(SPECS[self.op].reference if self.impl is None else self.impl.load)
 
     @property
     def is_deterministic(self) -> bool:
@@ -54,15 +59,31 @@ class Kernel:
 
     def does(self, device_type: str, dtype: str, attributes: Mapping[str, Any]) -> bool:
         """Return True if the kernel does a case, also if only inside compiled blocks."""
+        return not self.reasons_against(device_type, dtype, attributes)
+
+    def reasons_against(
+        self, device_type: str, dtype: str, attributes: Mapping[str, Any]
+    ) -> list[str]:
+        """Return the reasons of the kernel against a case; empty if it does the case.
+
+        Args:
+            device_type: Type of the device.
+            dtype: Name of the dtype.
+            attributes: Attributes of the case; it is done if it is inside or outside compiled
+                blocks.
+        """
         if self.impl is None or self.impl.supports is None:
-            return True
-        return any(
-            self.impl.supports(
-                op_context(SPECS[self.op], device_type, dtype, {**attributes, "compile": compiled})
+            return []
+        reasons = []
+        for compiled in (False, True):
+            context = op_context(
+                SPECS[self.op], device_type, dtype, {**attributes, "compile": compiled}
             )
-            is None
-            for compiled in (False, True)
-        )
+            reject = self.impl.supports(context)
+            if reject is None:
+                return []
+            reasons.append(reject.reason)
+        return reasons
 
 
 def kernels_of(bench: Bench, op: str) -> list[Kernel]:
@@ -72,9 +93,9 @@ def kernels_of(bench: Bench, op: str) -> list[Kernel]:
     """
     found = []
     if not bench.subject:
-        found.append(Kernel(op, REFERENCE, load_target(SPECS[op].reference), None))
+        found.append(Kernel(op, REFERENCE, None))
     found += [
-        Kernel(op, _shown(bench, impl), load_target(impl.load), impl)
+        Kernel(op, _shown(bench, impl), impl)
         for impl in bench.kernels
         if impl.op == op and not missing_packages(impl)
     ]

@@ -136,7 +136,8 @@ def _usable(impl: OpImpl, name: str, op: Described, device_type: str) -> Iterato
         try:
             function = load_target(impl.load)
         except PluginError as error:
-            problems.append(error.what_and_why)
+            if None in answers or not answers:  # otherwise it is never bound, so never loaded
+                problems.append(error.what_and_why)
         else:
             problem = signature_problem(function, reference_of(op))
             if problem:

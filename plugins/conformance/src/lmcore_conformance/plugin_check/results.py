@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator.op.records import OpImpl, load_target, missing_packages
+from lmcore.accelerator.op.records import OpImpl, missing_packages
 from lmcore.accelerator.probe import Check, CheckStatus
 from lmcore.plugin.record import located
 
@@ -34,7 +34,7 @@ def check_results(kernels: Sequence[OpImpl], device: Device, plugin: str) -> Ite
         if missing_packages(impl) or impl.op not in CASES:
             continue
         name = f"{impl.op}={impl.id}"
-        kernel = Kernel(impl.op, impl.id, load_target(impl.load), impl)
+        kernel = Kernel(impl.op, impl.id, impl)
         case = next(
             (
                 case

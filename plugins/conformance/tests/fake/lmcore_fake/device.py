@@ -15,6 +15,7 @@ from lmcore.accelerator import (
     double_precision_policy,
     full_precision_policy,
 )
+from lmcore.accelerator.op.packages import FACT, Package, describe
 from lmcore_cpu.device import create_device
 
 LIBRARIES = []
@@ -34,6 +35,11 @@ def create(fake, *, deterministic):
     device = dataclasses.replace(device, dtypes=device.dtypes - {"float16"})  # closed, as declared
     change = globals().get(fake.replace("-", "_"))
     return dataclasses.replace(device, **change(device)) if callable(change) else device
+
+
+def unusable_package(device):
+    package = Package("1.0", "`norms` 1.0 is for torch 1.0")
+    return {"facts": {**device.facts, FACT: describe({"norms": package})}}
 
 
 def forgets_rng(device):

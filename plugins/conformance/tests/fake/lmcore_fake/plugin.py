@@ -87,8 +87,17 @@ def lmcore_checkpoint_stagers(device):
     return cpu.lmcore_checkpoint_stagers(device)
 
 
+def _never(context):
+    """Reject every case, as the rules of a package's kernel do where the package does not fit."""
+    if context.dtype != "float32":
+        return Reject("is for float32")
+    return Reject("`norms` 1.0 is for torch 1.0")
+
+
 @hookimpl
 def lmcore_op_impls():
+    if FAKE in {"rejects-all", "unusable-package"}:
+        return [OpImpl("rms_norm", FAKE, "lmcore_fake.gone:rms_norm", supports=_never)]
     if FAKE not in {"mutants", "misfits", "hang-op", "crash-op", "when-asked"}:
         return []
     from lmcore_fake import kernels
