@@ -104,6 +104,17 @@ def test_inputs_that_are_views(op: str, module: Any) -> None:
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_no_tokens(op: str, module: Any) -> None:
+    """Nothing is computed, and the gradients of weights are zero: a rank may have no tokens."""
+    (x, *others), _ = kernel_cases.arguments(op)
+    out, *grads = kernel_cases.run(getattr(module, op), [x[:0], *others], {})
+    assert out.shape == getattr(reference, op)(x[:0], *others).shape
+    found = [grad for grad in grads if grad is not None]
+    assert len(found) == sum(isinstance(value, torch.Tensor) for value in (x, *others))
+    assert not any(grad.any() for grad in found)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads_first", [True, False], ids=["heads first", "as attention has it"])
 @pytest.mark.parametrize(

@@ -147,6 +147,17 @@ def test_norms_that_the_library_replaces() -> None:
 
 
 @needs_ipex
+@pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8), (3, 8)])
+def test_layer_norm_is_that_of_torch(shape: tuple[int, ...]) -> None:
+    """IPEX's fails without elements and gradients, as in validation on a rank without tokens."""
+    ipex.load_operators()
+    x, weight, bias = torch.randn(shape), torch.randn(8), torch.randn(8)
+    with torch.no_grad():
+        found = functional.layer_norm(x, (8,), weight, bias, 1e-3)
+    assert torch.equal(found, torch.native_layer_norm(x, (8,), weight, bias, 1e-3)[0])
+
+
+@needs_ipex
 @pytest.mark.parametrize("shape", [(2, 3, 64), (5, 7), (2, 3, 4, 33), (2, 3, 1), (0, 3, 8)])
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32")])
 def test_rms_norm_and_its_gradients(shape: tuple[int, ...], dtypes: tuple[str, str]) -> None:

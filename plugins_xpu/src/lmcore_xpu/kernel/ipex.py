@@ -3,7 +3,8 @@
 IPEX's functions have no backward pass on a GPU, and raise no error in one: gradients would silently
 be missing.  They are computed here, from the input; the gradient of a rotation is the rotation by
 the negative angle.  Only `intel_extension_for_pytorch.llm.functional` is called, whose functions
-choose the kernel by the device of their inputs.
+choose the kernel by the device of their inputs.  Tensors without elements, for which its layer norm
+fails on a CPU, are left to the references.
 
 Shapes: B batch, S sequence, N heads, D head channels, R rotated pairs, or rows of a norm (B*S),
 H hidden, F feed-forward.
@@ -18,6 +19,8 @@ from intel_extension_for_pytorch.llm import functional as ipex
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+from lmcore.accelerator.op import reference
 
 __all__ = ["layer_norm", "rms_norm", "rotary_embedding", "swiglu"]
 
@@ -88,13 +91,12 @@ def _rotate(x_BNSD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
     heads, length, rotated = x_BNSD.shape[1], x_BNSD.shape[2], 2 * cos_SR.shape[-1]
     x_BSND = x_BNSD.transpose(1, 2)
     out_BSND = x_BSND[..., :rotated].clone(memory_format=torch.contiguous_format)
-    if out_BSND.numel():
-        # IPEX rotates a query and a key in place.  The key here is a buffer whose result is
-        # dropped; with another number of heads than the query's it may have another batch size.
-        unused = out_BSND.new_empty(1, length, 2 if heads == 1 else 1, rotated)
-        cos_S1D = torch.cat((cos_SR, cos_SR), -1).float().unsqueeze(1)
-        sin_S1D = torch.cat((sin_SR, sin_SR), -1).float().unsqueeze(1)
-        ipex.rotary_embedding(out_BSND, unused, sin_S1D, cos_S1D, rotated, True)  # noqa: FBT003
+    # IPEX rotates a query and a key in place.  The key here is a buffer whose result is
+    # dropped; with another number of heads than the query's it may have another batch size.
+    unused = out_BSND.new_empty(1, length, 2 if heads == 1 else 1, rotated)
+    cos_S1D = torch.cat((cos_SR, cos_SR), -1).float().unsqueeze(1)
+    sin_S1D = torch.cat((sin_SR, sin_SR), -1).float().unsqueeze(1)
+    ipex.rotary_embedding(out_BSND, unused, sin_S1D, cos_S1D, rotated, True)  # noqa: FBT003
     if rotated < x_BSND.shape[-1]:
         out_BSND = torch.cat((out_BSND, x_BSND[..., rotated:]), -1)
     return out_BSND.transpose(1, 2)
@@ -120,23 +122,31 @@ class _SwiGLU(torch.autograd.Function):
 
 def layer_norm(x_BSH: Tensor, weight_H: Tensor, bias_H: Tensor, epsilon: float) -> Tensor:
     """Normalize the last dim to mean 0 and variance 1, then apply gain and offset."""
+    if not x_BSH.numel():
+        return reference.layer_norm(x_BSH, weight_H, bias_H, epsilon)
     out_RH: Tensor = _LayerNorm.apply(_rows(x_BSH, weight_H), weight_H, bias_H, epsilon)  # type: ignore[no-untyped-call]
     return out_RH.view(x_BSH.shape).to(x_BSH.dtype)
 
 
 def rms_norm(x_BSH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
     """Divide the last dim by its root mean square, then apply the gain."""
+    if not x_BSH.numel():
+        return reference.rms_norm(x_BSH, weight_H, epsilon)
     out_RH: Tensor = _RMSNorm.apply(_rows(x_BSH, weight_H), weight_H, epsilon)  # type: ignore[no-untyped-call]
     return out_RH.view(x_BSH.shape).to(x_BSH.dtype)
 
 
 def rotary_embedding(x_BNSD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
     """Rotate channel i and channel i + R by the angle of the position, for i < R; R <= D / 2."""
+    if not x_BNSD.numel():
+        return reference.rotary_embedding(x_BNSD, cos_SR, sin_SR)
     return _Rotation.apply(x_BNSD, cos_SR, sin_SR)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def swiglu(x_BS2F: Tensor) -> Tensor:
     """Return silu(gate) * up; the last dim holds gate, then up."""
+    if not x_BS2F.numel():
+        return reference.swiglu(x_BS2F)
     return _SwiGLU.apply(x_BS2F)  # type: ignore[no-untyped-call,no-any-return]
 
 

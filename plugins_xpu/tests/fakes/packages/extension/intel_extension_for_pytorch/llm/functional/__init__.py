@@ -7,6 +7,7 @@ from torch.nn import functional
 @torch.no_grad()
 def rms_norm(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Root-mean-square norm of contiguous rows."""
+    assert hidden_states.numel()
     assert hidden_states.is_contiguous()
     assert hidden_states.dtype == weight.dtype
     return functional.rms_norm(hidden_states, weight.shape, weight, eps)
@@ -21,6 +22,7 @@ def fast_layer_norm(
     eps: float,
 ) -> torch.Tensor:
     """Layer norm of contiguous rows."""
+    assert hidden_states.numel()
     assert hidden_states.is_contiguous()
     assert hidden_states.dtype == weight.dtype
     return functional.layer_norm(hidden_states, normalized_shape, weight, bias, eps)
@@ -37,6 +39,7 @@ def rotary_embedding(
     position_ids: torch.Tensor = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotation of halves of the last dim, in place, in the package's order of steps for GPUs."""
+    assert query.numel()
     assert rotary_half
     assert position_ids is None
     assert sin.shape[-1] == cos.shape[-1] == rotary_dim
@@ -53,6 +56,7 @@ def rotary_embedding(
 @torch.no_grad()
 def silu_mul(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor = None) -> torch.Tensor:
     """SiLU of x times y; views with strides are accepted."""
+    assert x.numel()
     out = torch.empty_like(x) if out is None else out
     assert out.shape == x.shape == y.shape
     return out.copy_(functional.silu(x) * y)
