@@ -25,21 +25,33 @@ if TYPE_CHECKING:
     from fake_torch_xpu import XpuDriver
 
 
+SIGNATURES = Path(__file__).parent / "signatures"
+TORCH_VERSIONS = sorted(
+    (file.stem.removeprefix("torch-") for file in SIGNATURES.glob("torch-*.json")), key=Version
+)
+
+
 def recorded(version: str) -> Mapping[str, Any]:
-    """Return what is recorded of a version of torch."""
-    file = Path(__file__).parent / "signatures" / f"torch-{version}.json"
+    """Return the record of a version of torch."""
+    file = SIGNATURES / f"torch-{version}.json"
     return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 @pytest.fixture
 def recorded_torch() -> Callable[[str], Mapping[str, Any]]:
-    """Return what returns what is recorded of a version of torch."""
+    """Return the function that reads the record of a version of torch."""
     return recorded
+
+
+@pytest.fixture(params=TORCH_VERSIONS)
+def each_recorded_torch(request: pytest.FixtureRequest) -> Mapping[str, Any]:
+    """Return the record of each version of torch in turn."""
+    return recorded(request.param)
 
 
 @pytest.fixture
 def installed_torch() -> Mapping[str, Any]:
-    """Return what is recorded of the version of torch that is installed."""
+    """Return the record of the installed version of torch."""
     import torch
 
     found = re.match(r"\d+\.\d+", str(torch.__version__))
@@ -56,12 +68,12 @@ def xpu(monkeypatch: pytest.MonkeyPatch, installed_torch: Mapping[str, Any]) -> 
     return XpuDriver(monkeypatch, installed_torch)
 
 
-@pytest.fixture(params=["2.8.0", "2.11.0", "2.12.0", "2.13.0"])
-def xpu_of_each_torch(request: pytest.FixtureRequest, xpu: XpuDriver) -> XpuDriver:
-    """Return the driver under each supported version of torch, without what that does not have."""
-    version = recorded(request.param)
+@pytest.fixture
+def xpu_of_each_torch(each_recorded_torch: Mapping[str, Any], xpu: XpuDriver) -> XpuDriver:
+    """Return the driver under each recorded version of torch, without the names that it lacks."""
+    version = each_recorded_torch
     if Version(version["torch"]) > Version(xpu.recorded["torch"]):
-        pytest.skip(f"torch {xpu.recorded['torch']} has not what {version['torch']} has")
+        pytest.skip(f"torch {xpu.recorded['torch']} lacks names of {version['torch']}")
     xpu.become(version)
     return xpu
 

@@ -245,8 +245,6 @@ def test_nothing_set_is_in_order():
         ({"CCL_PROCESS_LAUNCHER": "pmix", "CCL_ATL_TRANSPORT": "ofi"},
          "`CCL_PROCESS_LAUNCHER=pmix` with `CCL_ATL_TRANSPORT=ofi`",
          "set `CCL_ATL_TRANSPORT=mpi`, or unset `CCL_PROCESS_LAUNCHER`"),
-        ({"CCL_KVS_MODE": "mpi", "CCL_ATL_TRANSPORT": "ofi"},
-         "`CCL_KVS_MODE=mpi` with", "set `CCL_ATL_TRANSPORT=mpi`"),
         ({"CCL_KVS_USE_MPI_RANKS": "1", "CCL_ATL_TRANSPORT": "ofi"},
          "with `CCL_ATL_TRANSPORT=ofi`", "unset `CCL_KVS_USE_MPI"),
         ({"CCL_LOCAL_SIZE": "4"}, "with no `CCL_LOCAL_RANK`", "set `CCL_LOCAL_RANK`, or unset"),
@@ -276,6 +274,7 @@ def test_halves_are_found(env, detail, fix):
         {"CCL_PROCESS_LAUNCHER": "pmix", "CCL_ATL_TRANSPORT": "mpi", "CCL_KVS_MODE": "mpi"},
         {"CCL_ROOT": "/opt/ccl/", "LD_LIBRARY_PATH": "/usr/lib:/opt/ccl/lib"},
         {"CCL_LOCAL_RANK": "1", "CCL_LOCAL_SIZE": "4", "LOCAL_RANK": "1"},
+        {"CCL_KVS_MODE": "mpi", "CCL_ATL_TRANSPORT": "ofi"},  # read with the transport `mpi` alone
         {"CCL_CONFIGURATION": "cpu_gpu_dpcpp"},
         {"CCL_PROCESS_LAUNCHER": "none", "CCL_KVS_USE_MPI_RANKS": "0"},
         {

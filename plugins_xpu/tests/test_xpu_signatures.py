@@ -19,13 +19,12 @@ HERE = Path(__file__).parent
 SOURCES = sorted((HERE.parent / "src" / "lmcore_xpu").rglob("*.py"))
 LATER = {"2.8.0": ("_xpu_canDeviceAccessPeer",)}
 """Compiled functions, which the plugin does not call, that older versions lack."""
-VERSIONS = ("2.8.0", "2.11.0", "2.12.0", "2.13.0", "2.15.0")
 
 
-@pytest.fixture(params=VERSIONS)
-def recorded(request, recorded_torch):
+@pytest.fixture
+def recorded(each_recorded_torch):
     """Records of each supported version of torch."""
-    return recorded_torch(request.param)
+    return each_recorded_torch
 
 
 def parameters(signature):

@@ -188,7 +188,7 @@ def _backends(packages: Packages, env: Mapping[str, str]) -> list[str]:
 
 
 def _xccl() -> Check:
-    """Return True if torch can connect GPUs, and what lmcore does about its known troubles."""
+    """Return the check of torch's XCCL, with what lmcore does about its known faults."""
     reason = why_no_xccl()
     if reason is not None:
         fix = "several GPUs need a torch with XCCL, as PyTorch's Linux builds for XPU are"

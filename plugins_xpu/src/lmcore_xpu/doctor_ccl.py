@@ -44,7 +44,6 @@ class _Needs:
 
 _RULES = (
     _Needs(LAUNCHER, "pmix", TRANSPORT, ("mpi",)),
-    _Needs("CCL_KVS_MODE", "mpi", TRANSPORT, ("mpi",)),
     _Needs("CCL_KVS_USE_MPI_RANKS", "1", TRANSPORT, ("mpi",)),
     _Needs("CCL_LOCAL_RANK", None, "CCL_LOCAL_SIZE"),
     _Needs("CCL_LOCAL_SIZE", None, "CCL_LOCAL_RANK"),

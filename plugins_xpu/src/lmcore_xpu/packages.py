@@ -1,8 +1,9 @@
-"""The packages beside torch that this plugin can use, and how they are recognised; imports none.
+"""Packages beside torch that this plugin can use, and how they are recognised; imports none.
 
-Two of the three have ended: Intel's extension for PyTorch and its oneCCL bindings were archived in
-March 2026, and their last releases, 2.8, are for torch 2.8, the oldest that lmcore supports.  A
-build for the installed torch is used; one for another torch is refused with the reason.
+Intel's extension for PyTorch and its oneCCL bindings were discontinued in March 2026; their last
+releases, 2.8, are for torch 2.8, the oldest that lmcore supports.  A build of either is used if its
+first two version numbers are those of the installed torch, and refused with the reason otherwise.
+Triton for these GPUs has to be the version that torch's metadata requires.
 """
 
 from __future__ import annotations
@@ -46,9 +47,6 @@ TRITON = "triton-xpu"
 BINDINGS_LIBRARY = "lib/liboneccl_bindings_for_pytorch_xpu.so"
 """In the folder of the bindings: the part that carries tensors of GPUs."""
 
-_LAST = ["2", "8"]
-"""The torch of the last releases of the discontinued packages."""
-
 _TRITONS = (TRITON, "pytorch-triton-xpu")
 _OTHER_TRITON = "triton"
 _INDEX = "https://download.pytorch.org/whl/xpu"
@@ -87,11 +85,12 @@ def _of_another_torch(name: str, version: str, torch: TorchBuild, instead: str) 
     numbers = [re.findall(r"\d+", text.partition("+")[0])[:2] for text in (version, torch.version)]
     if numbers[0] == numbers[1]:
         return None
-    ended = "it ended with 2.8 in March 2026"
-    end = "its last release, 2.8, fits" if numbers[1] == _LAST else f"{ended}, and {instead}"
+    built, installed = (".".join(found) for found in numbers)
+    last = "its last release, 2.8, fits"
+    ended = f"it ended with 2.8 in March 2026, and {instead}"
     return (
-        f"`{name}` {version} is for torch {'.'.join(numbers[0])}, and torch {torch.version} is "
-        f"installed; {end}"
+        f"`{name}` {version} is for torch {built}, and torch {torch.version} is installed; "
+        f"{last if installed == '2.8' else ended}"
     )
 
 
