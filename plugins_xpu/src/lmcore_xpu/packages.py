@@ -2,7 +2,7 @@
 
 Intel's extension for PyTorch and its oneCCL bindings were discontinued in March 2026; their last
 releases, 2.8, are for torch 2.8, the oldest that lmcore supports.  A build of either is used if its
-first two version numbers are those of the installed torch, and refused with the reason otherwise.
+first two version numbers are equal to torch's, and refused with the reason otherwise.
 Triton for these GPUs has to be the version that torch's metadata requires.
 """
 

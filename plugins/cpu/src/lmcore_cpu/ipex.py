@@ -138,7 +138,7 @@ def _keep_torch_semantics() -> Library:
         weight: Tensor | None = None,
         bias: Tensor | None = None,
         epsilon: float = 1e-5,
-        cudnn_enable: bool = True,  # noqa: FBT001, FBT002, ARG001 - torch's signature
+        cudnn_enable: bool = True,  # noqa: FBT001, FBT002 - torch's signature
     ) -> Tensor:
         return torch.native_layer_norm(x, normalized_shape, weight, bias, epsilon)[0]
 
