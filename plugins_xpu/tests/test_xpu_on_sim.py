@@ -223,7 +223,8 @@ def conformance(env: dict[str, str], folder: Path, *options: str) -> dict:
 def test_conformance(environment, tmp_path):
     """All levels are reached, with the numbers of checks that the documentation has."""
     page = (ROOT / "docs" / "reference" / "xpu.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\d+\.\d+) \| (\d+) of (\d+) \| (.*) \|$", page, re.MULTILINE)
+    line = r"^- torch (\d+\.\d+): (\d+) of (\d+) checks; gaps: (.*)$"
+    rows = re.findall(line, page, re.MULTILINE)
     documented = {release: (int(passed), int(total), gaps) for release, passed, total, gaps in rows}
     # By AMX, oneDNN of torch 2.13 and 2.15 lets a NaN reach another row of a product in bfloat16.
     found = conformance(environment | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}, tmp_path)
