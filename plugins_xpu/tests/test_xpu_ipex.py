@@ -105,6 +105,20 @@ def test_inputs_that_are_views(op: str, module: Any) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
+def test_inputs_with_gaps(op: str, module: Any) -> None:
+    """Values in every second place of a buffer, weights' too, give the same results."""
+    values, _ = kernel_cases.arguments(op)
+    spread = [
+        torch.stack((value, torch.full_like(value, 1e6)), -1).flatten(-2)[..., ::2]
+        if isinstance(value, torch.Tensor)
+        else value
+        for value in values
+    ]
+    wanted = getattr(reference, op)(*values)
+    torch.testing.assert_close(getattr(module, op)(*spread), wanted)
+
+
+@pytest.mark.parametrize("op", OPS)
 def test_no_tokens(op: str, module: Any) -> None:
     """Nothing is computed, and the gradients of weights are zero: a rank may have no tokens."""
     (x, *others), _ = kernel_cases.arguments(op)

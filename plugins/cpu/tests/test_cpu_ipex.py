@@ -177,6 +177,16 @@ def test_rms_norm_and_its_gradients(shape: tuple[int, ...], dtypes: tuple[str, s
 
 
 @needs_ipex
+def test_rms_norm_of_inputs_with_gaps() -> None:
+    """The operator itself reads inputs and gain as if they were contiguous."""
+    from lmcore_cpu.kernel.ipex import rms_norm
+
+    x, weight = torch.randn(3, 16)[:, ::2], torch.randn(16)[::2]
+    found = rms_norm(x, weight, 1e-5)
+    torch.testing.assert_close(found, reference.rms_norm(x, weight, 1e-5))
+
+
+@needs_ipex
 @pytest.mark.parametrize("batch_first", [True, False], ids=["dense", "as attention has it"])
 @pytest.mark.parametrize("channels, pairs", [(64, 32), (64, 16), (80, 20), (12, 5), (2, 1)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -4,7 +4,7 @@ IPEX's functions have no backward pass on a GPU, and raise no error in one: grad
 be missing.  They are computed here, from the input; the gradient of a rotation is the rotation by
 the negative angle.  Only `intel_extension_for_pytorch.llm.functional` is called, whose functions
 choose the kernel by the device of their inputs.  Tensors without elements, for which its layer norm
-fails on a CPU, are left to the references.
+fails on a CPU, are left to the references.  Its norms ignore the strides of gains.
 
 Shapes: B batch, S sequence, N heads, D head channels, R rotated pairs, or rows of a norm (B*S),
 H hidden, F feed-forward.
@@ -124,7 +124,8 @@ def layer_norm(x_BSH: Tensor, weight_H: Tensor, bias_H: Tensor, epsilon: float) 
     """Normalize the last dim to mean 0 and variance 1, then apply gain and offset."""
     if not x_BSH.numel():
         return reference.layer_norm(x_BSH, weight_H, bias_H, epsilon)
-    out_RH: Tensor = _LayerNorm.apply(_rows(x_BSH, weight_H), weight_H, bias_H, epsilon)  # type: ignore[no-untyped-call]
+    x_RH, weight_H, bias_H = _rows(x_BSH, weight_H), weight_H.contiguous(), bias_H.contiguous()
+    out_RH: Tensor = _LayerNorm.apply(x_RH, weight_H, bias_H, epsilon)  # type: ignore[no-untyped-call]
     return out_RH.view(x_BSH.shape).to(x_BSH.dtype)
 
 
@@ -132,7 +133,8 @@ def rms_norm(x_BSH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
     """Divide the last dim by its root mean square, then apply the gain."""
     if not x_BSH.numel():
         return reference.rms_norm(x_BSH, weight_H, epsilon)
-    out_RH: Tensor = _RMSNorm.apply(_rows(x_BSH, weight_H), weight_H, epsilon)  # type: ignore[no-untyped-call]
+    x_RH, weight_H = _rows(x_BSH, weight_H), weight_H.contiguous()
+    out_RH: Tensor = _RMSNorm.apply(x_RH, weight_H, epsilon)  # type: ignore[no-untyped-call]
     return out_RH.view(x_BSH.shape).to(x_BSH.dtype)
 
 

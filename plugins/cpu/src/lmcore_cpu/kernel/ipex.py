@@ -26,7 +26,7 @@ load_operators()
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BSH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
-        x_BSH = x_BSH.contiguous()
+        x_BSH, weight_H = x_BSH.contiguous(), weight_H.contiguous()  # the operator ignores strides
         ctx.save_for_backward(x_BSH, weight_H)
         ctx.epsilon = epsilon
         out_BSH: Tensor = torch.ops.torch_ipex.rmsnorm(x_BSH, weight_H, epsilon)

@@ -9,6 +9,7 @@ def rms_norm(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> t
     """Root-mean-square norm of contiguous rows."""
     assert hidden_states.numel()
     assert hidden_states.is_contiguous()
+    assert weight.is_contiguous()
     assert hidden_states.dtype == weight.dtype
     return functional.rms_norm(hidden_states, weight.shape, weight, eps)
 
@@ -24,6 +25,7 @@ def fast_layer_norm(
     """Layer norm of contiguous rows."""
     assert hidden_states.numel()
     assert hidden_states.is_contiguous()
+    assert weight.is_contiguous()
     assert hidden_states.dtype == weight.dtype
     return functional.layer_norm(hidden_states, normalized_shape, weight, bias, eps)
 
