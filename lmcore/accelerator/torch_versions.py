@@ -9,7 +9,7 @@ import functools
 from dataclasses import dataclass
 from importlib import metadata
 
-from lmcore.errors import RunError
+from lmcore.errors import ConfigError
 
 __all__ = [
     "ACCELERATOR_GRAPH",
@@ -57,22 +57,20 @@ class TorchCapability:
         """Reason for messages if the installed torch lacks it: "torch 2.8.0 has no ..."."""
         return f"torch {_installed()} has no {self.description}"
 
-    def require(self, feature: str, *, hint: str) -> None:
-        """Raise an error if the installed torch lacks it.
+    def problem(self, setting: str, *, hint: str) -> ConfigError | None:
+        """Return the error of a setting that needs it; None if the installed torch has it.
 
         Args:
-            feature: Feature that needs it, as the user asked for it: "`--optimizer muon`".
+            setting: Setting as the user gave it: "`--optimizer muon`".
             hint: An alternative.
-
-        Raises:
-            RunError: The installed torch lacks it.
         """
-        if not self:
-            raise RunError(
-                f"{feature} needs torch {self.since} or newer",
-                why=self.absence,
-                hint=f"{hint}, or install a newer torch",
-            )
+        if self:
+            return None
+        return ConfigError(
+            f"{setting} needs torch {self.since} or newer",
+            why=self.absence,
+            hint=f"{hint}, or install a newer torch",
+        )
 
 
 ACCELERATOR_MEMORY = TorchCapability(

@@ -19,6 +19,7 @@ from lmcore.config.settings import LoadedConfig
 from lmcore.config.validate import problems_of
 from lmcore.errors import ConfigError, printable, suggestion
 from lmcore.plugin.registrations import plugin_sections
+from lmcore.train.torch_needs import torch_problems
 
 __all__ = ["SUMMARY", "run"]
 
@@ -55,7 +56,7 @@ def _show(argv: list[str]) -> int:
     loaded = load_config(rest, plugins=plugin_sections(find_plugins(rest, probe=False)))
     # Without `--nproc-per-node` the number of processes is not known before a run.
     processes = loaded.config.parallel.nproc_per_node
-    problems = problems_of(loaded, world_size=processes)
+    problems = [*problems_of(loaded, world_size=processes), *torch_problems(loaded)]
     if problems:
         raise ConfigError.collect(problems)
     layout = ParallelLayout.of(loaded.config, processes) if processes else None

@@ -61,6 +61,7 @@ def _train(argv: list[str]) -> int:
     from lmcore.train.datasets import choose_texts, choose_tokenizer
     from lmcore.train.report.startup_clock import PhaseClock
     from lmcore.train.resume.resume_point import find_resume_point
+    from lmcore.train.torch_needs import torch_problems
 
     clock = PhaseClock()
     end_with_launcher(os.environ)
@@ -83,7 +84,7 @@ def _train(argv: list[str]) -> int:
     except LmcoreError as problem:
         problems += [problem, *getattr(problem, "others", ())]
     world_size = _process_count(loaded, rank, plugins, selection)
-    valid = validate(loaded, world_size=world_size, further=problems)
+    valid = validate(loaded, world_size=world_size, further=[*problems, *torch_problems(loaded)])
     assert selection is not None  # its absence is among the problems
     tokenizer = choose_tokenizer(config.data, sources, registered_types(plugins))
     plan = resolve(

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from lmcore.accelerator.torch_versions import MUON
 from lmcore.optim.adamw import AdamW
 from lmcore.optim.optimizer import Optimizer, split_matrices
 
@@ -48,11 +47,7 @@ class Muon(Optimizer):
             num_iterations: Number of Newton-Schulz iterations, in bfloat16.
             betas: Decay of AdamW's first and second moment.
             epsilon: Epsilon of AdamW.
-
-        Raises:
-            RunError: torch lacks the class.
         """
-        MUON.require("`--optimizer muon`", hint="use `adamw`")
         matrices, others = split_matrices(named_parameters, weight_decay)
         super().__init__((*matrices, *others))
         self.others = AdamW(others, update, betas=betas, epsilon=epsilon)

@@ -18,7 +18,6 @@ from torch import Tensor, distributed, nn
 
 from lmcore.accelerator.torch_versions import (
     SCHEDULE_WITHOUT_OUTPUTS,
-    SPLIT_BACKWARD,
     STAGE_GRADIENTS,
 )
 from lmcore.parallel.pipeline_split import owner_of, stage_layers, stages_of
@@ -98,13 +97,7 @@ class Pipeline:
             model: Part of the model that `own_part` gives this rank.
             mesh: Mesh of the run.
             device: Device of this rank.
-
-        Raises:
-            RunError: The installed torch cannot run the schedule.
         """
-        if (schedule := mesh.layout.schedule).startswith("zero-bubble"):
-            flag = f"`--pipeline-schedule {schedule}`"
-            SPLIT_BACKWARD.require(flag, hint="use `1f1b` or `interleaved`")
         self.layout, self.axis, self._clock = mesh.layout, mesh.pipeline, mesh.clock
         layers = stage_layers(model.shape.num_layers, self.layout)
         self.count = len(layers)

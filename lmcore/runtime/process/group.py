@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["Processes", "backend_of", "start_processes"]
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-_RECORDED_COLLECTIVES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-"""Number of collectives that the flight recorder keeps, by its two names."""
+_RECORDED_COLLECTIVES = "TORCH_FR_BUFFER_SIZE"
+_RECORDED_COLLECTIVES_BEFORE = r"TORCH_\w+_TRACE_BUFFER_SIZE"
+"""Older names of the variable; each backend has one."""
 _LOOPBACK_INTERFACES = ("lo", "lo0")  # of Linux, of macOS
 
 
@@ -175,8 +177,8 @@ def _record_collectives() -> None:
 
     A choice of the user is kept.
     """
-    if not any(name in os.environ for name in _RECORDED_COLLECTIVES):
-        os.environ[_RECORDED_COLLECTIVES[0]] = "2000"
+    if not any(re.fullmatch(_RECORDED_COLLECTIVES_BEFORE, name) for name in os.environ):
+        os.environ.setdefault(_RECORDED_COLLECTIVES, "2000")
 
 
 def _register(backend: CommBackend, selection: Selection) -> None:

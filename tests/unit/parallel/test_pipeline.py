@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.accelerator import torch_versions
 from lmcore.config.derived.layout import ParallelLayout
-from lmcore.errors import RunError
 from lmcore.model.shape import ModelPart
 from lmcore.parallel.mesh import Axis, ParallelMesh
 from lmcore.parallel.pipeline import Pipeline
@@ -48,13 +46,3 @@ def test_one_schedule_is_cached(pipeline: Pipeline) -> None:
     second = pipeline._schedule(tokens_BS, 6)
     assert kept() is None
     assert pipeline._schedule(torch.zeros(1, 8), 6) is not second
-
-
-@pytest.mark.parametrize("schedule", ["zero-bubble", "zero-bubble-v"])
-def test_split_backward_needs_a_newer_torch(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message has the version needed and the schedules that an older torch can run."""
-    monkeypatch.setattr(torch_versions, "_installed", lambda: "2.12.0+cpu")
-    mesh: Any = SimpleNamespace(layout=SimpleNamespace(schedule=schedule))
-    with pytest.raises(RunError, match=f"`--pipeline-schedule {schedule}` needs torch 2.13") as one:
-        Pipeline(SimpleNamespace(), mesh, torch.device("cpu"))  # type: ignore[arg-type]
-    assert "`1f1b` or `interleaved`" in str(one.value.hint)
