@@ -53,15 +53,15 @@ def test_what_runs_on_what(capability, built, expected):
     "capability, builds",
     [
         ((5, 2), {"cu126"}),
-        ((7, 0), {"cu126"}),
-        ((7, 5), {"cu126", "cu130"}),
-        ((8, 9), {"cu126", "cu130"}),
-        ((9, 0), {"cu126", "cu130"}),
-        ((10, 0), {"cu130"}),
-        ((12, 0), {"cu130"}),
+        ((7, 0), {"cu126", "cu128"}),
+        ((7, 5), {"cu126", "cu128", "cu130"}),
+        ((8, 9), {"cu126", "cu128", "cu130"}),
+        ((9, 0), {"cu126", "cu128", "cu130"}),
+        ((10, 0), {"cu128", "cu130"}),
+        ((12, 0), {"cu128", "cu130"}),
         ((3, 7), set()),
     ],
 )
 def test_pytorchs_own_builds(capability, builds):
-    """From sm_50 to Hopper with CUDA 12.6, from Turing to Blackwell with CUDA 13."""
+    """From sm_50 to Hopper with CUDA 12.6, to Blackwell from Volta with 12.8, from Turing with 13."""
     assert {name for name, built in PYTORCH_BUILDS.items() if runs_on(capability, built)} == builds

@@ -103,6 +103,12 @@ PIP = "pip install --force-reinstall"
         (with_gpus((9, 0), (6, 1), (9, 0)), {}, "broken", 3, "capability 6.1",
          "hide GPU of 6: `export CUDA_VISIBLE_DEVICES=GPU-0,GPU-2`"),
         (replace(with_gpus((7, 0)), torch=CPU_TORCH), {}, "broken", 1, "without CUDA", "cu126"),
+        (replace(FIT, torch=TorchBuild("2.8.0+cpu", None)), {}, "broken", 4, "without CUDA",
+         f"{PIP} 'torch==2.8.0' --index-url https://download.pytorch.org/whl/cu128"),
+        (with_gpus((12, 0), built=CU126, torch="2.10.0+cu126", cuda=(12, 8)), {}, "broken", 1,
+         "capability 12.0", "whl/cu128"),
+        (with_gpus((12, 0), built=CU126, torch="2.8.0+cu126", cuda=(12, 6)), {}, "broken", 1,
+         "capability 12.0", "update the NVIDIA driver to one for CUDA 12.8"),
     ],
 )  # fmt: skip
 def test_every_state_of_a_machine(facts, env, state, count, evidence, fix):

@@ -23,9 +23,14 @@ _BLACKWELL = ("sm_100", "sm_120")
 
 PYTORCH_BUILDS: Mapping[str, tuple[str, ...]] = {
     "cu130": (*_TURING, *_HOPPER, *_BLACKWELL),
+    "cu128": ("sm_70", *_TURING, *_HOPPER, *_BLACKWELL),
     "cu126": ("sm_50", "sm_60", "sm_70", *_TURING, *_HOPPER),
 }
-"""Architectures of PyTorch's own builds of 2.11 to 2.13, on x86 (the table of its RELEASE.md)."""
+"""Architectures of PyTorch's own builds, on x86.
+
+Those of 2.11 to 2.13 are in the table of its RELEASE.md; `cu128` is read from the wheels of 2.8,
+2.9 and 2.10, `cu130` also from that of 2.14.
+"""
 
 
 def read_architectures(library: Path | None = None) -> tuple[str, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from lmcore.accelerator import TorchBuild
 from lmcore_cuda.detection.architectures import PYTORCH_BUILDS, capability_words, runs_on
@@ -15,8 +17,24 @@ __all__ = ["dotted", "torch_command", "torch_fault", "without_kernels"]
 
 Capability = tuple[int, int]
 
-_WHEELS: tuple[tuple[tuple[int, int], str], ...] = (((13, 0), "cu130"), ((12, 6), "cu126"))
-"""PyTorch's builds by the CUDA version that the driver must be able to run, newest first."""
+_NEWEST = (sys.maxsize, 0)
+
+
+class _Build(NamedTuple):
+    """Build of PyTorch: name of its index, CUDA of the driver, first and last version of torch."""
+
+    name: str
+    driver_cuda: tuple[int, int]
+    first: tuple[int, int]
+    last: tuple[int, int]
+
+
+_BUILDS = (
+    _Build("cu130", (13, 0), (2, 9), _NEWEST),
+    _Build("cu128", (12, 8), (2, 7), (2, 10)),
+    _Build("cu126", (12, 6), (2, 6), _NEWEST),
+)
+"""PyTorch's builds, the newest CUDA first."""
 
 
 def torch_fault(facts: Facts, gpus: Sequence[Gpu]) -> tuple[str, str]:
@@ -24,7 +42,7 @@ def torch_fault(facts: Facts, gpus: Sequence[Gpu]) -> tuple[str, str]:
     torch, driver_cuda = facts.torch, facts.driver.cuda
     capabilities = [gpu.capability for gpu in gpus]
     command = torch_command(torch, driver_cuda, capabilities)
-    oldest = dotted(_oldest_driver(capabilities))
+    oldest = dotted(_oldest_driver(torch, capabilities))
     newer_driver = f"update the NVIDIA driver to one for CUDA {oldest} or newer"
     if torch.toolkit is None:
         built = f"torch {torch.version} is built without CUDA" if torch.version else "no torch"
@@ -43,13 +61,16 @@ def torch_fault(facts: Facts, gpus: Sequence[Gpu]) -> tuple[str, str]:
         f"torch {torch.version} is built for {', '.join(facts.architectures)}, not for "
         f"compute capability {capability_words([capabilities[number] for number in unfit])}"
     )
-    return fault, _other_kernels(gpus, unfit, command, newer_driver)
+    return fault, _other_kernels(torch, gpus, unfit, command, newer_driver)
 
 
-def _other_kernels(gpus: Sequence[Gpu], unfit: Sequence[int], command: str, newer: str) -> str:
+def _other_kernels(
+    torch: TorchBuild, gpus: Sequence[Gpu], unfit: Sequence[int], command: str, newer: str
+) -> str:
     """Return what to do about GPUs that the build has no kernels for.
 
     Args:
+        torch: Installed build of torch.
         gpus: All visible GPUs.
         unfit: Indices of GPUs without kernels.
         command: Command that installs a build for all GPUs and this driver; empty if none exists.
@@ -61,7 +82,7 @@ def _other_kernels(gpus: Sequence[Gpu], unfit: Sequence[int], command: str, newe
         return f"hide {names}: `export {VISIBLE}={','.join(fit)}`"
     if command:
         return f"run `{command}`"
-    if any(_has_build([gpu.capability for gpu in gpus])):
+    if _fitting_builds(torch, [gpu.capability for gpu in gpus]):
         return newer
     return "build torch from source for it: no build of PyTorch has kernels for these GPUs"
 
@@ -77,15 +98,25 @@ def without_kernels(architectures: Sequence[str], capabilities: Sequence[Capabil
     ]
 
 
-def _has_build(capabilities: Sequence[Capability]) -> list[bool]:
-    """Return, for each of PyTorch's builds, newest first, True if it has kernels for all GPUs."""
-    return [not without_kernels(PYTORCH_BUILDS[name], capabilities) for _, name in _WHEELS]
+def _fitting_builds(torch: TorchBuild, capabilities: Sequence[Capability]) -> list[_Build]:
+    """Return PyTorch's builds of the installed release that have kernels for all GPUs.
+
+    Those of the newest release, if the installed torch is not a release.
+    """
+    numbers = torch.release.split(".")[:2] if _is_release(torch.release) else ()
+    release = (int(numbers[0]), int(numbers[1])) if len(numbers) > 1 else _NEWEST
+    return [
+        build
+        for build in _BUILDS
+        if build.first <= release <= build.last
+        and not without_kernels(PYTORCH_BUILDS[build.name], capabilities)
+    ]
 
 
-def _oldest_driver(capabilities: Sequence[Capability]) -> tuple[int, int]:
+def _oldest_driver(torch: TorchBuild, capabilities: Sequence[Capability]) -> tuple[int, int]:
     """Return the lowest CUDA version of a driver with which one of PyTorch's builds works."""
-    fits = zip(_WHEELS, _has_build(capabilities), strict=True)
-    return min((needed for (needed, _), fit in fits if fit), default=_WHEELS[-1][0])
+    fitting = _fitting_builds(torch, capabilities) or _BUILDS
+    return min(build.driver_cuda for build in fitting)
 
 
 def torch_command(
@@ -101,10 +132,10 @@ def torch_command(
         driver_cuda: Highest CUDA version of the driver.
         capabilities: Compute capabilities of the GPUs.
     """
-    for (needed, name), fits in zip(_WHEELS, _has_build(capabilities), strict=True):
-        if fits and driver_cuda >= needed:
+    for build in _fitting_builds(torch, capabilities):
+        if driver_cuda >= build.driver_cuda:
             wanted = f"torch=={torch.release}" if _is_release(torch.release) else "torch"
-            index = f"https://download.pytorch.org/whl/{name}"
+            index = f"https://download.pytorch.org/whl/{build.name}"
             return f"pip install --force-reinstall '{wanted}' --index-url {index}"
     return ""
 
