@@ -63,5 +63,5 @@ def test_what_runs_on_what(capability, built, expected):
     ],
 )
 def test_pytorchs_own_builds(capability, builds):
-    """From sm_50 to Hopper with CUDA 12.6, to Blackwell from Volta with 12.8, from Turing with 13."""
+    """CUDA 12.6 from sm_50 to Hopper, 12.8 from Volta and 13 from Turing to Blackwell."""
     assert {name for name, built in PYTORCH_BUILDS.items() if runs_on(capability, built)} == builds
