@@ -28,8 +28,8 @@ PYTORCH_BUILDS: Mapping[str, tuple[str, ...]] = {
 }
 """Architectures of PyTorch's own builds, on x86.
 
-Those of 2.11 to 2.13 are in the table of its RELEASE.md; `cu128` is read from the wheels of 2.8,
-2.9 and 2.10, `cu130` also from that of 2.14.
+Sources: for torch 2.11 to 2.13 the table of PyTorch's RELEASE.md; for `cu128` the wheels of torch
+2.8, 2.9 and 2.10.
 """
 
 

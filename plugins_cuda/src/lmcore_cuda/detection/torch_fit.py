@@ -101,7 +101,7 @@ def without_kernels(architectures: Sequence[str], capabilities: Sequence[Capabil
 def _fitting_builds(torch: TorchBuild, capabilities: Sequence[Capability]) -> list[_Build]:
     """Return PyTorch's builds of the installed release that have kernels for all GPUs.
 
-    Those of the newest release, if the installed torch is not a release.
+    If the installed torch is not a release, the builds of the newest one are returned.
     """
     numbers = torch.release.split(".")[:2] if _is_release(torch.release) else ()
     release = (int(numbers[0]), int(numbers[1])) if len(numbers) > 1 else _NEWEST
