@@ -18,6 +18,7 @@ __all__ = [
     "ATTENTION_RESULTS",
     "CAPABILITIES",
     "CUSTOM_SHARD_COLLECTIVES",
+    "EQUAL_FIRST_MESSAGES",
     "GLOO_AVERAGE",
     "GROUPED_CPU_ATTENTION",
     "MUON",
@@ -99,6 +100,11 @@ SCHEDULE_WITHOUT_OUTPUTS = TorchCapability(
     "2.10",
     "the last stage keeps the losses of a step twice",
 )
+EQUAL_FIRST_MESSAGES = TorchCapability(
+    "messages of one size between pipeline stages before the first step",
+    "2.10",
+    "lmcore corrects those of 2.9; 2.8 sends none",
+)
 ATTENTION_KERNELS = TorchCapability(
     "registration of other kernels for its attention "
     "(`torch.nn.attention.activate_flash_attention_impl`)",
@@ -142,6 +148,7 @@ CAPABILITIES = (
     CUSTOM_SHARD_COLLECTIVES,
     GROUPED_CPU_ATTENTION,
     SCHEDULE_WITHOUT_OUTPUTS,
+    EQUAL_FIRST_MESSAGES,
     ATTENTION_KERNELS,
     GLOO_AVERAGE,
     STAGE_GRADIENTS,

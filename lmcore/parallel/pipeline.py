@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from lmcore.accelerator.torch_versions import (
+    EQUAL_FIRST_MESSAGES,
     SCHEDULE_WITHOUT_OUTPUTS,
     STAGE_GRADIENTS,
 )
@@ -253,6 +254,8 @@ class Pipeline:
         stage = PipelineStage(
             module, number, self.count, self._device, group=self.axis.group, **tensors
         )
+        if not EQUAL_FIRST_MESSAGES and hasattr(stage, "_get_init_p2p_neighbors_ops"):
+            stage._get_init_p2p_neighbors_ops = _with_equal_sizes(stage)  # noqa: SLF001
         for name in ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"):
             call = self._clock.interrupted(getattr(stage, name))
             setattr(stage, name, call if name.startswith("forward") else self._named(call))
@@ -266,3 +269,19 @@ class Pipeline:
                 return call(*arguments, **options)
 
         return run
+
+
+def _with_equal_sizes(stage: Any) -> Callable[[], list[Any]]:
+    """Return a stage's function for its first messages, with tensors of one size.
+
+    In torch 2.9 int64 is sent and float32 received, which gloo refuses by ending the process.
+    """
+    messages = stage._get_init_p2p_neighbors_ops  # noqa: SLF001 - torch calls it
+
+    def equal() -> list[Any]:
+        found: list[Any] = messages()
+        for message in found:
+            message.tensor = torch.zeros(1, device=stage.device)
+        return found
+
+    return equal

@@ -12,7 +12,7 @@ import torch
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.model.shape import ModelPart
 from lmcore.parallel.mesh import Axis, ParallelMesh
-from lmcore.parallel.pipeline import Pipeline
+from lmcore.parallel.pipeline import Pipeline, _with_equal_sizes
 
 
 class Schedule:
@@ -46,3 +46,13 @@ def test_one_schedule_is_cached(pipeline: Pipeline) -> None:
     second = pipeline._schedule(tokens_BS, 6)
     assert kept() is None
     assert pipeline._schedule(torch.zeros(1, 8), 6) is not second
+
+
+def test_first_messages_have_one_size() -> None:
+    """Torch 2.9 sends int64, receives float32, and gloo ends the process."""
+    sent, received = (SimpleNamespace(tensor=x) for x in (torch.tensor(1), torch.zeros(1)))
+    stage = SimpleNamespace(
+        device=torch.device("cpu"), _get_init_p2p_neighbors_ops=lambda: [sent, received]
+    )
+    assert _with_equal_sizes(stage)() == [sent, received]
+    assert sent.tensor.nbytes == received.tensor.nbytes
