@@ -251,7 +251,7 @@ class Pipeline:
             grad = hidden.detach()
             tensors["input_grads"] = () if number == 0 else (grad,)
             tensors["output_grads"] = () if number == self.count - 1 else (grad,)
-        stage = PipelineStage(
+        stage: Any = PipelineStage(
             module, number, self.count, self._device, group=self.axis.group, **tensors
         )
         if not EQUAL_FIRST_MESSAGES and hasattr(stage, "_get_init_p2p_neighbors_ops"):

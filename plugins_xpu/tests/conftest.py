@@ -56,7 +56,10 @@ def installed_torch() -> Mapping[str, Any]:
 
     found = re.match(r"\d+\.\d+", str(torch.__version__))
     assert found is not None
-    return recorded(f"{found[0]}.0")
+    version = f"{found[0]}.0"
+    if version not in TORCH_VERSIONS:
+        pytest.skip(f"no record of torch {version} in {SIGNATURES.name}/")
+    return recorded(version)
 
 
 @pytest.fixture
