@@ -165,7 +165,10 @@ def _incompatible(info: PluginInfo) -> str:
     except importlib.metadata.PackageNotFoundError:
         return "torch is not installed"
     if not within(installed, str(info.torch)):
-        return f"it works with torch {info.torch}, and torch {installed} is installed"
+        return (
+            f"it works with torch {info.torch}, and torch {installed} is installed; "
+            "install a torch of that range"
+        )
     return ""
 
 

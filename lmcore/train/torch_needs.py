@@ -22,6 +22,6 @@ def torch_problems(loaded: LoadedConfig) -> Iterator[LmcoreError]:
         problems.append(MUON.problem(loaded.shown("optimizer"), hint="use `--optimizer adam`"))
     if (loaded.config.parallel.pipeline_schedule or "").startswith("zero-bubble"):
         shown = loaded.shown("pipeline_schedule")
-        hint = "use `--pipeline-schedule 1f1b` or `interleaved`"
+        hint = "use `--pipeline-schedule 1f1b`"
         problems.append(SPLIT_BACKWARD.problem(shown, hint=hint))
     yield from filter(None, problems)

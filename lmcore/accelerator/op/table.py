@@ -275,11 +275,13 @@ class OpTable:
                     raise
                 why = ": ".join(part for part in (error.what, error.why) if part)
                 if not self.device_plugin or resolution.plugin == self.device_plugin:
+                    self._unloadable[op, resolution.chosen] = f"cannot be used: {why}"
+                    other = self.resolve(op, context).chosen
                     raise PluginError(
                         f"kernel `{resolution.chosen}` of op `{op}` cannot be used",
                         why=f"plugin `{resolution.plugin}`: {why}",
-                        hint="update the plugin, or continue without the kernel: "
-                        f"`--ops {op}={REFERENCE}`",
+                        hint="repair the package that it needs, update the plugin, or continue "
+                        f"without the kernel: `--ops {op}={other}`",
                     ) from error
                 reason = " ".join(f"cannot be used: {why}".split())
                 logger.warning(

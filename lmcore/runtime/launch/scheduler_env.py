@@ -98,7 +98,7 @@ def _refuse_half(dialect: _Dialect, env: Mapping[str, str]) -> None:
     ):
         raise ConfigError(
             f"a launcher started this process as rank {rank} of a run, without the number of ranks",
-            why=f"none of `{'`, `'.join(dialect.world_size)}` is set, as under PMIx",
+            why=f"{_unset(dialect.world_size)}, as under PMIx",
             hint="set WORLD_SIZE for all of them, such as `mpiexec --env WORLD_SIZE=24 -n 24 ...`",
         )
     if rank is None or size in {None, "1"}:
@@ -108,8 +108,15 @@ def _refuse_half(dialect: _Dialect, env: Mapping[str, str]) -> None:
     ]
     raise ConfigError(
         f"a launcher started this process as one of {size}, without its rank on the host",
-        why="; ".join(f"none of `{'`, `'.join(names)}` is set" for names in lacking),
+        why="; ".join(map(_unset, lacking)),
         hint=_SET_THEM,
+    )
+
+
+def _unset(names: Sequence[str]) -> str:
+    """Return in words that no variable of these names is set."""
+    return (
+        f"`{names[0]}` is not set" if len(names) == 1 else f"none of `{'`, `'.join(names)}` is set"
     )
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmcore.accelerator import OpContext, Reject, torch_build
+from lmcore.accelerator import CheckStatus, OpContext, Reject, torch_build
 from lmcore.accelerator.op import reference
-from lmcore_cpu import ipex, kernels
+from lmcore_cpu import doctor, ipex, kernels
 
 RELEASE = ".".join(torch_build("cpu").version.split(".")[:2])
 FITS = ipex.misfit() is None
@@ -64,6 +64,25 @@ def test_a_build_is_judged_by_its_files(
         assert answer == (None if reason is None else Reject(str(found)))
 
 
+def test_a_truncated_library_is_not_loaded(package: Any, tmp_path: Path) -> None:
+    """Its size differs from the installer's record; loading it would end the process."""
+    package(f"{RELEASE}.0+cpu", library=b"12345")
+    record = tmp_path / "intel_extension_for_pytorch-1.dist-info/RECORD"
+    record.parent.mkdir()
+    line = "intel_extension_for_pytorch/lib/libintel-ext-pt-cpu.so,sha256=x,{}\n"
+    record.write_text("a.py,,\n" + line.format(5))
+    assert ipex.misfit() is None
+    record.write_text("a.py,,\n" + line.format(2_000))
+    assert "is damaged: its file `lib/libintel-ext-pt-cpu.so` has 5 of 2,000 bytes" in str(
+        ipex.misfit()
+    )
+    with pytest.raises(ImportError, match="is damaged"):
+        ipex.load_operators()
+    (check,) = doctor._extension()
+    assert (check.status, check.fix is None) == (CheckStatus.WARNING, False)
+    assert "is damaged" in check.detail
+
+
 @pytest.mark.skipif(ipex.package() is not None, reason="it is installed")
 def test_nothing_is_offered_without_the_package() -> None:
     assert ipex.misfit() == "needs `intel-extension-for-pytorch`, not installed"
@@ -98,6 +117,13 @@ def gradients(function: Any, *inputs: Tensor) -> list[Tensor]:
     weights = torch.linspace(-1, 1, out.numel()).view(out.shape)
     (out * weights).sum().backward()
     return [value.double() for value in (out.detach(), *(leaf.grad for leaf in leaves))]
+
+
+@needs_ipex
+def test_doctor_loads_the_library() -> None:
+    (check,) = doctor._extension()
+    assert check.status is CheckStatus.OK
+    assert "+cpu, kernels for RMS norm" in check.detail
 
 
 @needs_ipex

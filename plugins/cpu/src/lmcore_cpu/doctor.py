@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from lmcore.accelerator import Check, CheckStatus
+from lmcore_cpu import ipex
 from lmcore_cpu.device import create_device
 from lmcore_cpu.host import cpp_compiler, cpu_count, memory_available
 
@@ -14,8 +15,8 @@ _LITTLE_MEMORY = 2 * 2**30
 
 
 def checks() -> list[Check]:
-    """Return one check each for torch's build, threads, memory, speed and compiler."""
-    return [_build(), _threads(), _memory(), _rate(), _compiler()]
+    """Return a check each for torch's build, threads, memory, speed, compiler and extension."""
+    return [_build(), _threads(), _memory(), _rate(), _compiler(), *_extension()]
 
 
 def _build() -> Check:
@@ -74,3 +75,21 @@ def _compiler() -> Check:
             "install g++, such as by `apt-get install g++`",
         )
     return Check("compiler", CheckStatus.OK, f"{path}, for `--compile`")
+
+
+def _extension() -> list[Check]:
+    """Load the library with CPU kernels of Intel's extension, if the extension is installed."""
+    package = ipex.package()
+    if package is None:
+        return []
+    problem = package.problem
+    if problem is None:
+        try:
+            ipex.load_operators()
+        except ImportError as error:
+            problem = str(error)
+    if problem is None:
+        kernels = "kernels for RMS norm and rotary embedding"
+        return [Check(ipex.NAME, CheckStatus.OK, f"{package.version}, {kernels}")]
+    fix = f"install the build of `{ipex.NAME}` for this torch and for CPUs, or uninstall it"
+    return [Check(ipex.NAME, CheckStatus.WARNING, f"without its kernels: {problem}", fix)]

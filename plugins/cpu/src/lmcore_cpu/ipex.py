@@ -32,7 +32,7 @@ NAME = "intel-extension-for-pytorch"
 _MODULE = "intel_extension_for_pytorch"
 _VERSION = re.compile(r"^__version__\s*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 _NOTICE = re.compile(
-    rb"^\[W[^\n]*Warning only once for all operators.*?new kernel:[^\n]*\n",
+    rb"^(?:\[rank\d+\]:)?\[W[^\n]*Warning only once for all operators.*?new kernel:[^\n]*\n",
     re.MULTILINE | re.DOTALL,
 )
 _LIBRARY = "lib/libintel-ext-pt-cpu.so"
@@ -71,8 +71,28 @@ def _problem(folder: Path, version: str) -> str | None:
     releases = [".".join(re.findall(r"\d+", text)[:2]) for text in (version, torch)]
     if releases[0] != releases[1]:
         return f"`{NAME}` {version} is for torch {releases[0]}, and torch {torch} is installed"
-    if not (folder / _LIBRARY).is_file():
+    library = folder / _LIBRARY
+    if not library.is_file():
         return f"the installed `{NAME}` {version} lacks its file `{_LIBRARY}`"
+    size, recorded = library.stat().st_size, _recorded_size(folder)
+    if recorded not in {None, size}:
+        return (
+            f"the installed `{NAME}` {version} is damaged: its file `{_LIBRARY}` has {size:,} of "
+            f"{recorded:,} bytes"
+        )
+    return None
+
+
+def _recorded_size(folder: Path) -> int | None:
+    """Return the size of the library that the installer recorded; None if there is no record.
+
+    A truncated library would end the process that loads it.
+    """
+    line = re.compile(rf"^{folder.name}/{re.escape(_LIBRARY)},[^,]*,(\d+)$", re.MULTILINE)
+    for record in folder.parent.glob(f"{folder.name}-*.dist-info/RECORD"):
+        found = line.search(record.read_text(encoding="utf-8", errors="replace"))
+        if found is not None:
+            return int(found[1])
     return None
 
 
