@@ -66,7 +66,7 @@ def test_no_launcher(env: dict[str, str]) -> None:
     [
         ({"PMI_RANK": "5", "PMI_SIZE": "8"}, "`PALS_LOCAL_RANKID`, `PMI_LOCAL_RANK`"),
         (PALS | {"PALS_LOCAL_SIZE": ""}, "none of `PALS_LOCAL_SIZE`, `PMI_LOCAL_SIZE`"),
-        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": ""}, "none of `OMPI_COMM_WORLD_LOCAL_RANK`"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": ""}, "`OMPI_COMM_WORLD_LOCAL_RANK` is not set"),
     ],
 )
 def test_half_a_place(env: dict[str, str], lacks: str) -> None:
@@ -85,7 +85,7 @@ def test_a_launcher_that_does_not_tell_the_number() -> None:
     """PALS under PMIx: refused, or with the number that the user sets a place like any other."""
     with pytest.raises(ConfigError, match="rank 5 of a run, without the number") as caught:
         translate(PMIX)
-    assert caught.value.why == "none of `PMI_SIZE` is set, as under PMIx"
+    assert caught.value.why == "`PMI_SIZE` is not set, as under PMIx"
     assert (caught.value.hint or "").startswith("set WORLD_SIZE for all of them")
     env = PMIX | {"WORLD_SIZE": "8"}
     assert rank_info(env | translate(env)) == RankInfo(5, 1, 8, 4)
