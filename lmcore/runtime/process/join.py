@@ -232,8 +232,8 @@ def _address(rank: RankInfo, env: Mapping[str, str]) -> tuple[str, int]:
         raise ConfigError(
             f"this process is one of {rank.world_size} and `{'`, `'.join(missing)}` is not set",
             why="the processes find each other at that address",
-            hint="set MASTER_ADDR, the host of rank 0, and MASTER_PORT, a free port there, for all of "
-            "them, or start them with a launcher that does, such as torchrun",
+            hint="set MASTER_ADDR, the host of rank 0, and MASTER_PORT, a free port there, for all "
+            "processes, or start them with a launcher that does, such as torchrun",
         )
     port = env["MASTER_PORT"].strip()
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
