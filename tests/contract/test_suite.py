@@ -153,9 +153,12 @@ def test_what_exceeds_its_limit_is_named():
         "tests/a.py::test_long": Taken(reference=durations.LONGEST + 1),
         "tests/a.py::test_long_and_full": Taken(reference=100.0, full=True),
         "tests/a.py::test_short": Taken(reference=3.0),
+        "c.py::test_slow": Taken(reference=durations.LONGEST_SLOW, slow=True),
+        "c.py::test_too_slow": Taken(reference=durations.LONGEST_SLOW + 1, slow=True),
         "plugins/b.py::test_just_so": Taken(reference=durations.LONGEST),
     }
-    first, second = limits.exceeded(taken)
+    first, slow, second = limits.exceeded(taken)
+    assert slow.startswith("c.py::test_too_slow took 61.0 s, over 60")
     assert first.startswith("tests/a.py::test_long took 21.0 s, over 20")
     assert second.startswith("tests took 24 s, over 2 times its budget of 11")
 

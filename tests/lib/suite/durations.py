@@ -4,7 +4,7 @@ Machines differ and are busy, so wall-clock seconds alone say little.  Between t
 calibration loop is timed; a test's seconds are divided by how much slower the loop runs than on the
 reference machine.  In these seconds
 
-- a test of the fast set may take `LONGEST`, its fixtures included;
+- a test of the fast set may take `LONGEST`, or `LONGEST_SLOW`, its fixtures included;
 - the fast tests of a folder may take twice its budget in `tests/budget.toml`.
 
 A session in which one of them took longer fails.  `--record FILE` writes what each test took, for
@@ -29,6 +29,8 @@ from suite.selection import SET, is_full
 
 LONGEST = 20.0
 """Seconds that a test of the fast set may take."""
+LONGEST_SLOW = 60.0
+"""The same for tests marked `slow`: they compile, or prepare the cases of the tests after them."""
 TOLERANCE = 2.0
 """Multiple of a folder's budget at which a session fails."""
 REFERENCE_LOOP = 0.0178
@@ -41,6 +43,7 @@ SAMPLES = 5
 
 _SLOWNESS = "slowness"
 _FULL = "full"
+_SLOW = "slow"
 
 
 def calibration_loop() -> float:
@@ -83,12 +86,14 @@ class Taken:
         seconds: Wall-clock seconds.
         reference: Seconds of the reference machine.
         full: True if the test belongs to the full set alone.
+        slow: True if the test is marked `slow`.
         outcome: "passed", "failed" or "skipped".
     """
 
     seconds: float = 0.0
     reference: float = 0.0
     full: bool = False
+    slow: bool = False
     outcome: str = "passed"
 
     def add(self, report: pytest.TestReport) -> None:
@@ -97,7 +102,7 @@ class Taken:
         self.seconds += report.duration
         # The last phase knows best: a calibration after a long test is in it.
         self.reference = self.seconds / max(float(str(facts.get(_SLOWNESS, 1.0))), 1e-3)
-        self.full = _FULL in facts
+        self.full, self.slow = _FULL in facts, _SLOW in facts
         if report.outcome != "passed" and self.outcome != "failed":
             self.outcome = report.outcome
 
@@ -135,9 +140,10 @@ class Limits:
     def exceeded(self, taken: Mapping[str, Taken]) -> Iterator[str]:
         """Yield a sentence for each test and each folder that took too long."""
         for nodeid, test in taken.items():
-            if test.reference > LONGEST and not test.full:
+            longest = LONGEST_SLOW if test.slow else LONGEST
+            if test.reference > longest and not test.full:
                 yield (
-                    f"{nodeid} took {test.reference:.1f} s, over {LONGEST:g}: "
+                    f"{nodeid} took {test.reference:.1f} s, over {longest:g}: "
                     "make it faster, or mark it `full`"
                 )
         for folder, seconds in self.used(taken).items():
@@ -166,6 +172,8 @@ class Durations:
         item.user_properties.append((_SLOWNESS, round(self._calibration.sample(), 3)))
         if is_full(item):
             item.user_properties.append((_FULL, True))
+        if item.get_closest_marker("slow"):
+            item.user_properties.append((_SLOW, True))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
