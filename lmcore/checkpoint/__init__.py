@@ -9,11 +9,13 @@ from __future__ import annotations
 from lmcore.checkpoint.layout import find_checkpoint, survey
 from lmcore.checkpoint.load import load_checkpoint
 from lmcore.checkpoint.manifest import Manifest, TensorEntry, check_shape, read_manifest
-from lmcore.checkpoint.save import save_checkpoint
+from lmcore.checkpoint.reader import CheckpointReader
+from lmcore.checkpoint.save import save_checkpoint, save_streamed
 from lmcore.checkpoint.verify import newest_verified, verify_checkpoint
 from lmcore.checkpoint.write_plan import WritePlan, WritePlanner, num_bytes
 
 __all__ = [
+    "CheckpointReader",
     "Manifest",
     "TensorEntry",
     "WritePlan",
@@ -25,6 +27,7 @@ __all__ = [
     "num_bytes",
     "read_manifest",
     "save_checkpoint",
+    "save_streamed",
     "survey",
     "verify_checkpoint",
 ]

@@ -9,18 +9,21 @@ format reads them.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
 import torch
 
-from lmcore.checkpoint.manifest import FileEntry
+from lmcore.accelerator.dtype import dtype_name
+from lmcore.checkpoint.manifest import FileEntry, TensorEntry
 from lmcore.checkpoint.synced_file import SyncedFile
+from lmcore.parallel.tensor_layout import Chunk, box
 from lmcore.threads import map_in_threads
 
-__all__ = ["ByteRange", "Written", "write_chunks"]
+__all__ = ["ByteRange", "Written", "write_chunks", "write_streamed"]
 
 
 @dataclass(frozen=True)
@@ -69,15 +72,52 @@ def write_chunks(
     return Written(files, [ranges[number] for number in range(len(chunks))])
 
 
+def write_streamed(
+    directory: Path,
+    chunks: Mapping[str, tuple[str, Chunk]],
+    entries: Mapping[str, TensorEntry],
+    read: Callable[[str], torch.Tensor],
+) -> Written:
+    """Write tensors that are read one at a time into one file of *directory*, and sync it.
+
+    Args:
+        directory: Directory without files of rank 0.
+        chunks: Tensor name and chunk of the whole tensor, by key.
+        entries: Dtype and shape of each tensor, by name, in the order of reading.
+        read: Returns the whole tensor with a name, on any device.
+
+    Raises:
+        OSError: A write failed; the file is then incomplete.
+        ValueError: A tensor is not as its entry says (a bug).
+    """
+    of_tensor: dict[str, list[tuple[str, Chunk]]] = defaultdict(list)
+    for key, (name, chunk) in chunks.items():
+        of_tensor[name].append((key, chunk))
+    ranges: dict[str, ByteRange] = {}
+    with SyncedFile(directory / "__0_0.distcp") as stream:
+        for name, entry in entries.items():
+            tensor = read(name)
+            found = TensorEntry(dtype_name(tensor.dtype), tuple(tensor.shape))
+            if found != entry:
+                raise ValueError(f"`{name}` is {found}, not {entry}")
+            for key, chunk in of_tensor[name]:
+                ranges[key] = _write_chunk(stream, box(tensor, chunk.start, chunk.size))
+            del tensor  # before the next is read
+    files = {stream.path.name: stream.entry()}
+    return Written(files, [ranges[key] for key in chunks])
+
+
 def _write_file(path: Path, chunks: Sequence[torch.Tensor]) -> tuple[FileEntry, list[ByteRange]]:
-    ranges = []
     with SyncedFile(path) as stream:
-        for chunk in chunks:
-            start = stream.tell()
-            torch.save(_on_host(chunk), cast("IO[bytes]", stream))
-            stream.check()
-            ranges.append(ByteRange(path.name, start, stream.tell() - start))
+        ranges = [_write_chunk(stream, chunk) for chunk in chunks]
     return stream.entry(), ranges
+
+
+def _write_chunk(stream: SyncedFile, chunk: torch.Tensor) -> ByteRange:
+    start = stream.tell()
+    torch.save(_on_host(chunk), cast("IO[bytes]", stream))
+    stream.check()
+    return ByteRange(stream.path.name, start, stream.tell() - start)
 
 
 def _on_host(data: torch.Tensor) -> torch.Tensor:

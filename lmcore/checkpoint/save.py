@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata as distribution
 from pathlib import Path
@@ -45,7 +45,9 @@ from lmcore.runtime.process.channel import Channel
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TIMED", "save_checkpoint"]
+    from lmcore.checkpoint.dcp_writer import Written
+
+__all__ = ["TIMED", "save_checkpoint", "save_streamed"]
 
 logger = logging.getLogger(__name__)
 
@@ -98,14 +100,80 @@ def save_checkpoint(
         RunError: Another process has ended.
         ValueError, TypeError: An argument is not plain tensors or JSON (a bug).
     """
-    _check_arguments(iteration, tensors, keep_last)
+    _check_arguments(iteration, keep_last)
+    _check_tensors(tensors)
     if plan is None:
         plan = WritePlanner().plan(tensors, {})
         tensors = plan.views(tensors)
-    manifest = _describe(iteration, plan.tensors, meta, model_shape)
-    encode_manifest(manifest)  # fails here if it is not JSON, before anything is written
     channel = channel or Channel(None)
+    manifest = _describe(iteration, plan.tensors, meta, model_shape)
     save = _Save(checkpoints_dir, manifest, plan, keep_last, damaged)
+
+    def write(directory: Path) -> Written:
+        from lmcore.checkpoint.dcp_writer import write_chunks
+
+        return write_chunks(
+            directory,
+            [tensors[key] for key in plan.own],
+            rank=channel.rank,
+            num_threads=_num_threads(tensors),
+        )
+
+    return _save(save, write, channel)
+
+
+def save_streamed(
+    checkpoints_dir: Path,
+    iteration: int,
+    entries: Mapping[str, TensorEntry],
+    read: Callable[[str], torch.Tensor],
+    meta: Mapping[str, JSON],
+    *,
+    model_shape: Mapping[str, ShapeValue],
+) -> Path:
+    """Save tensors that are read one at a time as `iter_XXXXXXX` and return that path.
+
+    One tensor at a time is in memory.  The other checkpoints in the directory are kept.
+
+    Args:
+        checkpoints_dir: Directory of the checkpoints, created if absent.
+        iteration: Number of steps done; see `save_checkpoint`.
+        entries: Dtype and shape of each tensor, by name; they are read in this order.
+        read: Returns the whole tensor with a name, on any device.
+        meta: JSON values; see `save_checkpoint`.
+        model_shape: Shape of the model; see `save_checkpoint`.
+
+    Raises:
+        CheckpointError: The disk is full or refuses, or *read* failed; nothing was saved.
+        ValueError, TypeError: A tensor is not as its entry says, or *meta* is not JSON (a bug).
+    """
+    import torch
+
+    from lmcore.checkpoint.dcp_metadata import dtype_of
+
+    _check_arguments(iteration, None)
+    plan = WritePlanner().plan(
+        {
+            name: torch.empty(entry.shape, dtype=dtype_of(entry.dtype), device="meta")
+            for name, entry in entries.items()
+        },
+        {},
+    )
+    manifest = _describe(iteration, plan.tensors, meta, model_shape)
+    save = _Save(checkpoints_dir, manifest, plan, None, ())
+
+    def write(directory: Path) -> Written:
+        from lmcore.checkpoint.dcp_writer import write_streamed
+
+        return write_streamed(directory, plan.own, entries, read)
+
+    return _save(save, write, Channel(None))
+
+
+def _save(save: _Save, write: Callable[[Path], Written], channel: Channel) -> Path:
+    """Save the chunks that *write* writes into a directory; all ranks must call this."""
+    checkpoints_dir, iteration = save.directory, save.manifest.iteration
+    encode_manifest(save.manifest)  # fails here if it is not JSON, before anything is written
     about = f"the checkpoint of iteration {iteration}"
     temporary = channel.exchange(
         lambda: None,
@@ -114,7 +182,7 @@ def save_checkpoint(
         undo=save.remove,
     )
     target = channel.exchange(
-        lambda: save.write(_inside(checkpoints_dir, temporary), tensors, channel.rank),
+        lambda: save.write(_inside(checkpoints_dir, temporary), write, channel.rank),
         lambda parts: [save.finish(parts).name] * len(parts),
         about,
         undo=save.remove,
@@ -173,24 +241,15 @@ class _Save:
             self.temporary.mkdir()
         return self.temporary
 
-    def write(
-        self, temporary: Path, chunks: Mapping[str, torch.Tensor], rank: int
-    ) -> dict[str, Any]:
+    def write(self, temporary: Path, write: Callable[[Path], Written], rank: int) -> dict[str, Any]:
         """Write this rank's chunks; return files and byte ranges as JSON."""
-        from lmcore.checkpoint.dcp_writer import write_chunks
-
         if not temporary.is_dir():
             raise CheckpointError(
                 f"rank {rank} does not see `{temporary}`, which rank 0 has made",
                 hint="choose a directory with `--save` that all hosts of the run share",
             )
         with self._explained():
-            written = write_chunks(
-                temporary,
-                [chunks[key] for key in self.plan.own],
-                rank=rank,
-                num_threads=_num_threads(chunks),
-            )
+            written = write(temporary)
         return {
             "files": {name: [entry.size, entry.crc32] for name, entry in written.files.items()},
             "ranges": [[one.file, one.offset, one.length] for one in written.ranges],
@@ -265,15 +324,16 @@ class _Save:
             raise _failed(self.directory, self.manifest.iteration, self.needed, error) from error
 
 
-def _check_arguments(
-    iteration: int, tensors: Mapping[str, torch.Tensor], keep_last: int | None
-) -> None:
-    import torch
-
+def _check_arguments(iteration: int, keep_last: int | None) -> None:
     if iteration < 0:
         raise ValueError(f"iteration {iteration} is negative")
     if keep_last is not None and keep_last < 1:
         raise ValueError(f"keep_last {keep_last} would delete the checkpoint just saved")
+
+
+def _check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
+    import torch
+
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
             raise TypeError(f"`{name}` is not a plain tensor with values")
