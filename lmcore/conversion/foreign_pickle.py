@@ -1,0 +1,79 @@
+"""Pickles of other programs, read without running their code.
+
+torch's `weights_only` unpickler builds tensors and plain containers only.  Checkpoints of Megatron
+and DeepSpeed also hold objects of argument parsers and of these programs; names on an allow-list
+become inert records, and every other name is an error that names it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lmcore.bounded_file import open_regular
+from lmcore.errors import CheckpointError
+
+__all__ = ["load_tensors"]
+
+_HINT = "lmcore runs no code of a checkpoint; convert it with the program that wrote it"
+
+
+def load_tensors(path: Path, *, allowed: Iterable[Any] = ()) -> Any:
+    """Return the content of a file that `torch.save` wrote, with its tensors memory-mapped.
+
+    Args:
+        path: Path of the file.
+        allowed: Classes besides tensors and plain containers that it may contain, and pairs of an
+            inert class and the name that it replaces, `module.Name`.
+
+    Raises:
+        CheckpointError: The file is damaged, compressed, or names anything that is not allowed.
+    """
+    try:
+        os.close(open_regular(path))
+        mapped = _is_zip(path)
+        with torch.serialization.safe_globals(list(allowed)):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"`{path}` is refused", why=_refused(error), hint=_HINT) from error
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise CheckpointError(f"cannot read `{path}`", why=why) from error
+    except CheckpointError:
+        raise
+    except Exception as error:
+        # A damaged file fails in many ways, and none of them is a bug of ours.
+        raise CheckpointError(
+            f"`{path}` is damaged",
+            why=f"reading it failed: `{type(error).__name__}`",
+            hint="copy the file again",
+        ) from error
+
+
+def _is_zip(path: Path) -> bool:
+    """Return True for torch's zip format, which can be mapped; False for the older one.
+
+    Raises:
+        CheckpointError: It is compressed, which could unpack to a thousand times its size.
+    """
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        if any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
+            raise CheckpointError(f"`{path}` is refused", why="it is compressed")
+    return True
+
+
+def _refused(error: pickle.UnpicklingError) -> str:
+    """Return the reason without torch's advice to load without the restriction."""
+    text = str(error)
+    for line in text.splitlines():
+        if "GLOBAL" in line:
+            return f"it names {line.split('GLOBAL', 1)[1].split(' was not', 1)[0].strip()}"
+    return "it contains more than tensors and plain values"

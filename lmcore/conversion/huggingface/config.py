@@ -1,0 +1,337 @@
+"""`config.json` of a Hugging Face directory and the model shape of lmcore, both ways.
+
+Values come from the configuration classes of transformers (`GPT2Config`, `LlamaConfig`,
+`MistralConfig`, `Qwen2Config`); what a file leaves out has their default.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmcore.bounded_file import read_bounded_file
+from lmcore.errors import CheckpointError
+from lmcore.model.saved_shape import read_shape
+from lmcore.model.shape import ModelShape
+
+__all__ = ["CONFIG_NAME", "HFConfig", "config_of", "model_type_of", "read_config"]
+
+CONFIG_NAME = "config.json"
+_MAX_BYTES = 16 * 1024 * 1024
+_HINT = "convert it with the program that it belongs to, or use a supported model"
+
+_TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+"""Names of the tanh approximation of GELU, which `bias_gelu` computes."""
+_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_TRAINED_LENGTH = 8192
+"""Settings of Llama 3.1's rotary scaling, the only ones that `--use-rope-scaling` computes."""
+
+
+@dataclass(frozen=True)
+class HFConfig:
+    """Model described by a `config.json`.
+
+    Attributes:
+        model_type: Name of the architecture, such as `llama`.
+        shape: Shape of the model.
+        notes: Differences between the model and lmcore's, for the user.
+        attention_bias_only: True if the attention has biases, the feed-forward layers none.
+    """
+
+    model_type: str
+    shape: ModelShape
+    notes: tuple[str, ...] = ()
+    attention_bias_only: bool = False
+
+
+def read_config(directory: Path) -> HFConfig:
+    """Read the `config.json` of *directory*.
+
+    Raises:
+        CheckpointError: It is missing or damaged, or lmcore does not have the architecture.
+    """
+    path = directory / CONFIG_NAME
+    try:
+        config = json.loads(read_bounded_file(path, _MAX_BYTES))
+    except OSError as error:
+        raise CheckpointError(f"cannot read `{path}`", why=error.strerror or str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"`{path}` is not JSON", why=str(error)) from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"`{path}` is not a model configuration", why="it is no object")
+    kind = config.get("model_type")
+    if kind not in _READERS:
+        raise CheckpointError(
+            f"lmcore has no model of type `{kind}`",
+            why=f"`{path}` names it; supported are {', '.join(f'`{name}`' for name in _READERS)}",
+            hint=_HINT,
+        )
+    return _READERS[kind](_Reader(path, config))
+
+
+class _Reader:
+    """Typed values of one `config.json`."""
+
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        self.path, self.config = path, config
+        self.notes: list[str] = []
+
+    def get(self, name: str, default: Any) -> Any:
+        value = self.config.get(name)
+        return default if value is None else value
+
+    def require(self, name: str, allowed: Sequence[Any]) -> None:
+        """Refuse a value other than *allowed*, of which the first is the default."""
+        value = self.config.get(name, allowed[0])
+        if value not in allowed:
+            listed = " or ".join(f"`{json.dumps(one)}`" for one in allowed)
+            raise self.unsupported(f"`{name}` is `{json.dumps(value)}`; lmcore computes {listed}")
+
+    def unsupported(self, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"lmcore does not have the model of `{self.path}`", why=why, hint=_HINT
+        )
+
+    def shape(self, values: Mapping[str, Any]) -> ModelShape:
+        shape = read_shape(values, self.path.parent)
+        if shape.num_attention_heads * shape.head_dim != shape.hidden_size:
+            self.notes.append(
+                f"attention heads have {shape.head_dim} channels: `--kv-channels {shape.head_dim}`"
+            )
+        return shape
+
+    def dropouts(self, attention: str, hidden: str | None) -> dict[str, float]:
+        """Return both dropout probabilities; those of lmcore may not be 1."""
+        return {
+            "attention_dropout": self.get(attention, 0.0),
+            "hidden_dropout": self.get(hidden, 0.0) if hidden else 0.0,
+        }
+
+
+def _gpt2(reader: _Reader) -> HFConfig:
+    reader.require("activation_function", _TANH_GELU)
+    reader.require("scale_attn_weights", [True])
+    reader.require("scale_attn_by_inverse_layer_idx", [False])
+    reader.require("add_cross_attention", [False])
+    hidden = reader.get("n_embd", 768)
+    if not isinstance(hidden, int):
+        raise reader.unsupported(f"`n_embd` is `{hidden}`, not an integer")
+    values = {
+        "num_layers": reader.get("n_layer", 12),
+        "hidden_size": hidden,
+        "num_attention_heads": reader.get("n_head", 12),
+        "ffn_hidden_size": reader.get("n_inner", 4 * hidden),
+        "max_position_embeddings": reader.get("n_positions", 1024),
+        "padded_vocab_size": reader.get("vocab_size", 50257),
+        "layernorm_epsilon": reader.get("layer_norm_epsilon", 1e-5),
+        "init_method_std": reader.get("initializer_range", 0.02),
+        "untie_embeddings_and_output_weights": not reader.get("tie_word_embeddings", True),
+        **reader.dropouts("attn_pdrop", "resid_pdrop"),
+    }
+    return HFConfig("gpt2", reader.shape(values), tuple(reader.notes))
+
+
+def _llama(reader: _Reader) -> HFConfig:
+    attention, feed_forward = reader.get("attention_bias", False), reader.get("mlp_bias", False)
+    if feed_forward and not attention:
+        raise reader.unsupported("its feed-forward layers have biases, its attention has none")
+    if attention and not feed_forward:
+        reader.notes.append(
+            "the feed-forward layers get biases of 0: lmcore has biases in attention and "
+            "feed-forward layers, or in neither"
+        )
+    values = _rotary_values(reader, base=10000.0, epsilon=1e-6)
+    values["add_bias_linear"] = bool(attention)
+    shape = reader.shape(values)
+    only = bool(attention) and not feed_forward
+    return HFConfig("llama", shape, tuple(reader.notes), attention_bias_only=only)
+
+
+def _mistral(reader: _Reader) -> HFConfig:
+    window = reader.config.get("sliding_window", 4096)
+    length = reader.get("max_position_embeddings", 131072)
+    if window is not None and isinstance(length, int) and window < length:
+        reader.notes.append(
+            f"attention beyond {window} tokens (`sliding_window`) is not limited in lmcore: use "
+            f"sequences of at most {window} tokens"
+        )
+    values = _rotary_values(reader, base=10000.0, epsilon=1e-6, groups=8)
+    values["add_bias_linear"] = False
+    return HFConfig("mistral", reader.shape(values), tuple(reader.notes))
+
+
+def _qwen2(reader: _Reader) -> HFConfig:
+    reader.require("use_sliding_window", [False])
+    values = _rotary_values(reader, base=10000.0, epsilon=1e-6)
+    values |= {"add_bias_linear": False, "add_qkv_bias": True}
+    return HFConfig("qwen2", reader.shape(values), tuple(reader.notes))
+
+
+_READERS = {"gpt2": _gpt2, "llama": _llama, "mistral": _mistral, "qwen2": _qwen2}
+
+
+def _rotary_values(
+    reader: _Reader, *, base: float, epsilon: float, groups: int | None = None
+) -> dict[str, Any]:
+    """Return the values of the shape that models with rotary positions name alike."""
+    reader.require("hidden_act", ["silu", "swish"])
+    required = {
+        name: reader.config.get(name)
+        for name in (
+            "num_hidden_layers",
+            "hidden_size",
+            "num_attention_heads",
+            "intermediate_size",
+            "vocab_size",
+        )
+    }
+    for name, value in required.items():
+        if value is None:
+            raise reader.unsupported(f"`{name}` is missing")
+    heads = required["num_attention_heads"]
+    rotary_base, factor = _rope(reader, base)
+    values = {
+        "num_layers": required["num_hidden_layers"],
+        "hidden_size": required["hidden_size"],
+        "num_attention_heads": heads,
+        "num_query_groups": reader.get("num_key_value_heads", groups or heads),
+        "ffn_hidden_size": required["intermediate_size"],
+        "max_position_embeddings": reader.get("max_position_embeddings", 2048),
+        "padded_vocab_size": required["vocab_size"],
+        "layernorm_epsilon": reader.get("rms_norm_eps", epsilon),
+        "init_method_std": reader.get("initializer_range", 0.02),
+        "normalization": "RMSNorm",
+        "swiglu": True,
+        "position_embedding_type": "rope",
+        "rotary_base": rotary_base,
+        "rope_scaling_factor": factor,
+        "untie_embeddings_and_output_weights": not reader.get("tie_word_embeddings", False),
+        **reader.dropouts("attention_dropout", None),
+    }
+    if reader.config.get("head_dim") is not None:
+        values["head_dim"] = reader.config["head_dim"]
+    return values
+
+
+def _rope(reader: _Reader, default_base: float) -> tuple[int, float]:
+    """Return base and scaling factor of the rotary frequencies, in either form of the file.
+
+    transformers 5 writes `rope_parameters`, earlier versions `rope_theta` and `rope_scaling`.
+    """
+    old = reader.get("rope_scaling", {})
+    settings = reader.get("rope_parameters", old)
+    if not isinstance(settings, Mapping):
+        raise reader.unsupported("its rotary settings are no object")
+    base = settings.get("rope_theta", reader.get("rope_theta", default_base))
+    if not isinstance(base, int | float) or isinstance(base, bool) or base != int(base):
+        raise reader.unsupported(f"`rope_theta` is `{base}`; lmcore takes whole numbers")
+    if settings.get("partial_rotary_factor", 1.0) != 1.0:
+        raise reader.unsupported("it rotates a part of each head's channels")
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    if kind == "default":
+        return int(base), 1.0
+    found = {name: settings.get(name, value) for name, value in _SCALING.items()}
+    length = settings.get("original_max_position_embeddings", _TRAINED_LENGTH)
+    if kind != "llama3" or found != _SCALING or length != _TRAINED_LENGTH:
+        raise reader.unsupported(
+            f"its rotary scaling is `{json.dumps(dict(settings))}`; lmcore computes `llama3` with "
+            f"{json.dumps(_SCALING)} and `original_max_position_embeddings` {_TRAINED_LENGTH}"
+        )
+    return int(base), float(settings.get("factor", 8.0))
+
+
+def model_type_of(shape: ModelShape) -> str:
+    """Return the architecture of transformers that computes the same as a model of lmcore.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if shape.family == "Llama" and shape.rotary_percent == 1.0:
+        return "qwen2" if shape.add_qkv_bias and not shape.add_bias_linear else "llama"
+    usual_heads = shape.num_query_groups == shape.num_attention_heads
+    plain = shape.normalization == "LayerNorm" and not shape.swiglu and shape.add_bias_linear
+    wide = shape.head_dim * shape.num_attention_heads == shape.hidden_size
+    if plain and usual_heads and wide and shape.learned_positions:
+        return "gpt2"
+    raise CheckpointError(
+        "no supported architecture of transformers computes the same as this model",
+        why=f"it has {_described(shape)}; `gpt2` has LayerNorm, GELU, learned positions, biases "
+        "and as many key as query heads, `llama` RMSNorm, SwiGLU and rotary positions",
+        hint="train a model of one of these families to share it there",
+    )
+
+
+def _described(shape: ModelShape) -> str:
+    activation = "SwiGLU" if shape.swiglu else "GELU"
+    biases = "biases" if shape.add_bias_linear else "no biases"
+    positions = {"learned_absolute": "learned", "rope": "rotary", "none": "no"}
+    encoding = f"{positions[shape.position_embedding_type]} positions"
+    groups = f"{shape.num_query_groups} key heads for {shape.num_attention_heads} query heads"
+    return f"{shape.normalization}, {activation}, {encoding}, {biases}, {groups}"
+
+
+def config_of(shape: ModelShape, *, dtype: str, eos: int | None, bos: int | None) -> dict[str, Any]:
+    """Return the `config.json` of a model.
+
+    Args:
+        shape: Shape of the model, with as many rows of the embedding as are written.
+        dtype: Dtype of the weights.
+        eos: Token that ends a text; None: the tokenizer has none.
+        bos: Token that begins a text; None: the tokenizer has none.
+    """
+    kind = model_type_of(shape)
+    common = {
+        "architectures": [_CLASSES[kind]],
+        "model_type": kind,
+        "torch_dtype": dtype,
+        "vocab_size": shape.padded_vocab_size,
+        "initializer_range": shape.init_method_std,
+        "tie_word_embeddings": shape.tied,
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        "use_cache": True,
+    }
+    if kind == "gpt2":
+        return common | {
+            "activation_function": "gelu_new",
+            "attn_pdrop": shape.attention_dropout,
+            "embd_pdrop": shape.hidden_dropout,
+            "layer_norm_epsilon": shape.layernorm_epsilon,
+            "n_embd": shape.hidden_size,
+            "n_head": shape.num_attention_heads,
+            "n_inner": shape.ffn_hidden_size,
+            "n_layer": shape.num_layers,
+            "n_positions": shape.max_position_embeddings,
+            "resid_pdrop": shape.hidden_dropout,
+        }
+    scaling = None
+    if shape.rope_scaling_factor != 1.0:
+        scaling = {
+            "rope_type": "llama3",
+            "factor": shape.rope_scaling_factor,
+            "original_max_position_embeddings": _TRAINED_LENGTH,
+            **_SCALING,
+        }
+    config = common | {
+        "attention_dropout": shape.attention_dropout,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.ffn_hidden_size,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_hidden_layers": shape.num_layers,
+        "num_key_value_heads": shape.num_query_groups,
+        "rms_norm_eps": shape.layernorm_epsilon,
+        "rope_scaling": scaling,
+        "rope_theta": float(shape.rotary_base),
+    }
+    if kind == "llama":
+        config |= {"attention_bias": shape.add_bias_linear, "mlp_bias": shape.add_bias_linear}
+    return config
+
+
+_CLASSES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}

@@ -1,0 +1,121 @@
+"""Tokenizer files of a Hugging Face directory, read by a tokenizer of lmcore or written for one.
+
+`tokenizer.json` is written for every tokenizer whose pipeline the `tokenizers` library has.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
+from lmcore.data.tokenizer.bpe_files import byte_alphabet
+
+if TYPE_CHECKING:
+    from lmcore.data.tokenizer import Tokenizer
+    from lmcore.model.shape import ModelShape
+
+__all__ = ["tokenizer_settings", "write_tokenizer"]
+
+_END = "<|endoftext|>"
+_PIPELINE = "tokenizer.json"
+_CONFIG = "tokenizer_config.json"
+_PRETRAINED = {
+    name for name, options in BUILT_IN_TYPES.items() if options is BUILT_IN_TYPES["HFTokenizer"]
+}
+
+
+def tokenizer_settings(directory: Path) -> TokenizerSettings | None:
+    """Return the settings of the tokenizer whose files are in *directory*; None without one."""
+    path = str(directory.absolute())
+    if (directory / _PIPELINE).is_file():
+        return TokenizerSettings("HuggingFaceTokenizer", tokenizer_name_or_path=path)
+    if (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
+        return TokenizerSettings(
+            "GPT2BPETokenizer", vocab_file=f"{path}/vocab.json", merge_file=f"{path}/merges.txt"
+        )
+    if (directory / "tokenizer.model").is_file():
+        return TokenizerSettings("Llama2Tokenizer", tokenizer_model=f"{path}/tokenizer.model")
+    return None
+
+
+def write_tokenizer(tokenizer: Tokenizer, directory: Path, shape: ModelShape) -> list[str]:
+    """Write the files of a tokenizer into *directory* and return what the user should know.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        directory: Directory of the model.
+        shape: Shape of the model.
+
+    Raises:
+        OSError: The file system refuses.
+    """
+    longest = shape.max_position_embeddings
+    if tokenizer.name in _PRETRAINED:
+        pipeline, *beside = tokenizer.files()
+        shutil.copyfile(pipeline, directory / _PIPELINE)
+        for path in beside:
+            shutil.copyfile(path, directory / Path(path).name)
+        return []
+    if tokenizer.name == "GPT2BPETokenizer":
+        vocabulary, merges = tokenizer.files()
+        shutil.copyfile(vocabulary, directory / "vocab.json")
+        shutil.copyfile(merges, directory / "merges.txt")
+        _write_byte_level(directory, str(directory / "vocab.json"), str(directory / "merges.txt"))
+        _write_config(directory, "GPT2Tokenizer", longest, with_end=tokenizer.eod is not None)
+        return []
+    if tokenizer.name == "ByteTokenizer":
+        vocabulary_of = {letter: byte for byte, letter in enumerate(byte_alphabet())}
+        _write_byte_level(directory, vocabulary_of, [])
+        _write_config(directory, "PreTrainedTokenizerFast", longest, with_end=True)
+        return []
+    if tokenizer.name in {"Llama2Tokenizer", "GPTSentencePieceTokenizer"}:
+        shutil.copyfile(tokenizer.files()[0], directory / "tokenizer.model")
+        begins = tokenizer.name == "Llama2Tokenizer"
+        config = {"tokenizer_class": "LlamaTokenizer", "model_max_length": longest}
+        config |= {"add_bos_token": begins, "add_eos_token": False, "legacy": False}
+        _write_json(directory / _CONFIG, config)
+        return ["transformers reads `tokenizer.model` with the packages sentencepiece and protobuf"]
+    if tokenizer.name.startswith("BertWordPiece"):
+        shutil.copyfile(tokenizer.files()[0], directory / "vocab.txt")
+        config = {"tokenizer_class": "BertTokenizer", "model_max_length": longest}
+        _write_json(
+            directory / _CONFIG, config | {"do_lower_case": tokenizer.name.endswith("LowerCase")}
+        )
+        return []
+    return [f"no tokenizer files are written: transformers has no `{tokenizer.name}`"]
+
+
+def _write_byte_level(
+    directory: Path, vocabulary: str | dict[str, int], merges: str | list[tuple[str, str]]
+) -> None:
+    """Write `tokenizer.json` of a byte-level BPE; without merges every byte is a token."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, processors
+
+    model = (
+        models.BPE.from_file(vocabulary, merges)
+        if isinstance(vocabulary, str) and isinstance(merges, str)
+        else models.BPE(vocabulary, merges)
+    )
+    pipeline = tokenizers.Tokenizer(model)
+    words = isinstance(vocabulary, str)
+    pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)
+    pipeline.decoder = decoders.ByteLevel()
+    pipeline.post_processor = processors.ByteLevel(trim_offsets=False)
+    pipeline.add_special_tokens([tokenizers.AddedToken(_END, special=True)])
+    (directory / _PIPELINE).write_text(pipeline.to_str(pretty=True), encoding="utf-8")
+
+
+def _write_config(directory: Path, kind: str, longest: int, *, with_end: bool) -> None:
+    config: dict[str, Any] = {"tokenizer_class": kind, "model_max_length": longest}
+    config |= {"add_prefix_space": False, "clean_up_tokenization_spaces": False}
+    if with_end:
+        config |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), _END)
+    _write_json(directory / _CONFIG, config)
+
+
+def _write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,116 @@
+"""Writing of a Hugging Face directory: `config.json`, safetensors files and tokenizer files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from lmcore.conversion.huggingface.config import CONFIG_NAME, config_of, model_type_of
+from lmcore.conversion.huggingface.recipes import recipes_of
+from lmcore.conversion.huggingface.safetensors_writer import SafetensorsWriter, shards
+from lmcore.conversion.huggingface.tokenizer_files import write_tokenizer
+from lmcore.conversion.huggingface.weights import INDEX_NAME, SINGLE_NAME
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lmcore.conversion.recipe import Recipe
+    from lmcore.conversion.state import ModelState
+    from lmcore.data.tokenizer import Tokenizer
+
+__all__ = ["LARGEST_FILE", "write_huggingface"]
+
+LARGEST_FILE = 5 * 10**9
+"""Largest size of a weight file in bytes, as transformers' default."""
+_ROWS = ("token_embedding.weight", "output_embedding.weight")
+
+
+def write_huggingface(
+    state: ModelState,
+    directory: Path,
+    tokenizer: Tokenizer | None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    largest_file: int = LARGEST_FILE,
+) -> list[str]:
+    """Write a model into *directory* and return what the user should know of it.
+
+    The rows that pad the vocabulary are left out.
+
+    Args:
+        state: Model to write.
+        directory: Empty directory.
+        tokenizer: Tokenizer of the model; None: no tokenizer files are written.
+        dtype: Dtype of the weights: float32, float16 or bfloat16.
+        largest_file: Largest size of a weight file in bytes.
+
+    Raises:
+        CheckpointError: transformers has no such model, or the checkpoint is damaged.
+        OSError: The file system refuses.
+    """
+    rows = state.vocab_size or state.shape.padded_vocab_size
+    shape = dataclasses.replace(state.shape, padded_vocab_size=rows)
+    recipes = recipes_of(model_type_of(shape), shape)
+    shapes = {
+        source: size for recipe in recipes.values() for source, size in recipe.sources.items()
+    }
+    sizes = {name: math.prod(size) * dtype.itemsize for name, size in shapes.items()}
+    files = shards(sizes, largest_file)
+    names = [SINGLE_NAME]
+    if len(files) > 1:
+        names = [
+            f"model-{number:05d}-of-{len(files):05d}.safetensors"
+            for number in range(1, len(files) + 1)
+        ]
+    tensors = _tensors(state, recipes, rows)
+    for name, held in zip(names, files, strict=True):
+        with SafetensorsWriter(
+            directory / name, {one: shapes[one] for one in held}, dtype
+        ) as writer:
+            for _ in held:
+                writer.write(*next(tensors))
+    if len(files) > 1:
+        weight_map = {one: name for name, held in zip(names, files, strict=True) for one in held}
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+        _write_json(directory / INDEX_NAME, index)
+    notes = [] if tokenizer is None else write_tokenizer(tokenizer, directory, shape)
+    eos = tokenizer.eod if tokenizer is not None else None
+    bos = _bos(tokenizer) if tokenizer is not None else None
+    name = str(dtype).removeprefix("torch.")
+    _write_json(directory / CONFIG_NAME, config_of(shape, dtype=name, eos=eos, bos=bos))
+    if eos is not None:
+        generation = {"bos_token_id": bos if bos is not None else eos, "eos_token_id": eos}
+        _write_json(directory / "generation_config.json", generation)
+    if rows != state.shape.padded_vocab_size:
+        left = state.shape.padded_vocab_size - rows
+        notes.append(
+            f"{left} rows that pad the vocabulary are left out: the softmax of transformers has "
+            f"{rows} tokens"
+        )
+    return notes
+
+
+def _tensors(
+    state: ModelState, recipes: dict[str, Recipe], rows: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the foreign tensors in the order of the recipes, one parameter in memory at a time."""
+    for name, recipe in recipes.items():
+        tensor = state.read(name)
+        if name in _ROWS:
+            tensor = tensor[:rows]
+        yield from zip(recipe.sources, recipe.split(tensor), strict=True)
+
+
+def _bos(tokenizer: Tokenizer) -> int | None:
+    special = getattr(tokenizer, "special", None)
+    return special.bos if special is not None and special.bos is not None else tokenizer.eod
+
+
+def _write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")

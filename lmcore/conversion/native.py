@@ -1,0 +1,177 @@
+"""lmcore's own checkpoints as a `ModelState`, and a run directory written from any `ModelState`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmcore.accelerator.dtype import dtype_name
+from lmcore.checkpoint import (
+    CheckpointReader,
+    TensorEntry,
+    newest_verified,
+    save_streamed,
+    survey,
+)
+from lmcore.checkpoint.layout import CHECKPOINTS_NAME
+from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
+from lmcore.data.tokenizer.saved import save_tokenizer
+from lmcore.errors import CheckpointError
+from lmcore.model.parameters import parameter_shapes
+from lmcore.model.saved_shape import read_shape
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from lmcore.data.tokenizer import Tokenizer
+
+__all__ = ["LmcoreState", "write_lmcore"]
+
+logger = logging.getLogger(__name__)
+
+
+class LmcoreState(ModelState):
+    """State in a checkpoint of lmcore, of any parallel layout; see `ModelState`.
+
+    Attributes:
+        checkpoint: Directory of the checkpoint, `iter_XXXXXXX`.
+        manifest: Manifest of the checkpoint.
+    """
+
+    format = "lmcore"
+
+    def __init__(self, path: Path) -> None:
+        """Choose and verify the checkpoint; a warning names damaged ones that are passed over.
+
+        Args:
+            path: Run directory, its `checkpoints`, or one `iter_XXXXXXX`.
+
+        Raises:
+            CheckpointError: There is no checkpoint, it is damaged, or its model is not known.
+        """
+        found = newest_verified(survey(path))
+        warning = found.warning()
+        if warning is not None:
+            logger.warning("%s", warning)
+        self.path, self.checkpoint, self.manifest = path, found.path, found.manifest
+        self.shape = read_shape(self.manifest.model_shape, self.checkpoint)
+        self._reader = CheckpointReader(self.checkpoint, self.manifest)
+        self._require_weights()
+        meta = self.manifest.meta
+        derived = _mapping(_mapping(meta.get("config")).get("derived"))
+        size = derived.get("vocab_size", meta.get("vocab_size"))
+        known = isinstance(size, int) and 0 < size <= self.shape.padded_vocab_size
+        self.vocab_size = size if known else None
+        held = self.manifest.tensors
+        if all(f"optimizer.{kind}.{name}" in held for kind in ADAM for name in self.parameters):
+            self.kinds = (WEIGHT, *ADAM)
+        self.progress = self._progress()
+
+    def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
+        """Return the dtype of a tensor; see `ModelState`."""
+        from lmcore.checkpoint.dcp_metadata import dtype_of
+
+        return dtype_of(self.manifest.tensors[_stored_name(name, kind)].dtype)
+
+    def read(self, name: str, kind: str = WEIGHT) -> Tensor:
+        """Return a whole tensor; see `ModelState`."""
+        return self._reader.read(_stored_name(name, kind))
+
+    def _require_weights(self) -> None:
+        for name, size in self.parameters.items():
+            entry = self.manifest.tensors.get(f"model.{name}")
+            if entry is None or entry.shape != size:
+                found = "is missing" if entry is None else f"has shape {list(entry.shape)}"
+                raise CheckpointError(
+                    f"the weights of checkpoint `{self.checkpoint}` do not fit its shape",
+                    why=f"`model.{name}` should have shape {list(size)} and {found}",
+                )
+
+    def _progress(self) -> Progress | None:
+        counters = _mapping(self.manifest.meta.get("counters"))
+        values = [counters.get(name) for name in ("iteration", "consumed_samples")]
+        if not all(type(value) is int and value >= 0 for value in values):
+            return None
+        steps = None
+        if len(self.kinds) > 1:
+            first = next(iter(self.parameters))
+            if f"optimizer.step.{first}" in self.manifest.tensors:
+                steps = int(self._reader.read(f"optimizer.step.{first}"))
+        schedule = _mapping(self.manifest.meta.get("schedule")) or None
+        return Progress(int(values[0] or 0), int(values[1] or 0), steps, schedule)
+
+
+def write_lmcore(
+    state: ModelState, directory: Path, tokenizer: Tokenizer | None
+) -> tuple[Path, list[str]]:
+    """Write a state as a run directory; return its checkpoint and what the user should know.
+
+    Weights are written in float32, in which lmcore trains.
+
+    Args:
+        state: State of any format.
+        directory: Directory of the new run.
+        tokenizer: Tokenizer of the model; None: none is saved.
+
+    Raises:
+        CheckpointError, DataError: The disk is full or refuses, or *state* is damaged.
+    """
+    import torch
+
+    progress = state.progress or Progress(0, 0)
+    iteration = progress.iteration
+    names = {
+        _stored_name(name, kind): (name, kind) for name in state.parameters for kind in state.kinds
+    }
+    shapes = parameter_shapes(state.shape)
+    float32 = dtype_name(torch.float32)
+    entries = {stored: TensorEntry(float32, shapes[name]) for stored, (name, _) in names.items()}
+    steps: dict[str, str] = {}
+    if len(state.kinds) > 1:
+        steps = {f"optimizer.step.{name}": name for name in shapes}
+        entries |= {stored: TensorEntry(float32, ()) for stored in steps}
+
+    def read(stored: str) -> Tensor:
+        if stored in steps:
+            return torch.tensor(float(progress.optimizer_step or progress.iteration))
+        return state.read(*names[stored]).float()
+
+    directory.mkdir(parents=True, exist_ok=True)
+    meta: dict[str, Any] = {
+        "converted_from": {"format": state.format, "name": state.path.absolute().name},
+        "vocab_size": state.vocab_size or (tokenizer.vocab_size if tokenizer else None),
+    }
+    if state.progress is not None:
+        meta["counters"] = {
+            "iteration": iteration,
+            "consumed_samples": progress.consumed_samples,
+            "consumed_tokens": progress.consumed_samples * state.shape.max_position_embeddings,
+            "scheduled_samples": progress.consumed_samples,
+            "skipped_iterations": 0,
+        }
+        if progress.schedule is not None:
+            meta["schedule"] = dict(progress.schedule)
+    notes = list(state.notes)
+    if tokenizer is not None:
+        described, fingerprint = tokenizer.describe(), tokenizer.fingerprint()
+        meta["tokenizer"] = {"describe": described, "fingerprint": fingerprint}
+        save_tokenizer(tokenizer, directory / "tokenizer")
+    checkpoint = save_streamed(
+        directory / CHECKPOINTS_NAME,
+        iteration,
+        entries,
+        read,
+        meta,
+        model_shape=state.shape.to_dict(),
+    )
+    return checkpoint, notes
+
+
+def _stored_name(name: str, kind: str) -> str:
+    return f"model.{name}" if kind == WEIGHT else f"optimizer.{kind}.{name}"
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return dict(value) if isinstance(value, dict) else {}

@@ -1,0 +1,93 @@
+"""`ModelState`: content of a checkpoint of any format, read tensor by tensor."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmcore.model.parameters import parameter_shapes
+from lmcore.model.shape import ModelShape
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from lmcore.config.tokenizer import TokenizerSettings
+
+__all__ = ["ADAM", "WEIGHT", "ModelState", "Progress"]
+
+WEIGHT = "weight"
+"""Kind of tensor: the weights, in the highest precision that the checkpoint has."""
+ADAM = ("exp_avg", "exp_avg_sq")
+"""Kinds of tensor: the state of Adam, with the shape of the weights."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Position of the run that wrote a checkpoint.
+
+    Attributes:
+        iteration: Number of steps done.
+        consumed_samples: Number of samples seen in training.
+        optimizer_step: Number of updates by the optimizer; None without its state.
+        schedule: Learning-rate schedule, with the fields of
+            `lmcore.optim.schedule.LearningRateSchedule`; None if it is not known.
+    """
+
+    iteration: int
+    consumed_samples: int
+    optimizer_step: int | None = None
+    schedule: Mapping[str, float | str] | None = None
+
+
+class ModelState(ABC):
+    """Weights of one model, and optimizer state if there is any, read tensor by tensor.
+
+    Attributes:
+        format: Name of the format, for messages.
+        path: Directory of the checkpoint.
+        shape: Shape of the model.
+        vocab_size: Number of tokens without padding rows; None if it is not known.
+        kinds: Kinds of tensors of each parameter: `WEIGHT`, and with the optimizer's state `ADAM`.
+        progress: Position of its run; None if the format has none.
+        tokenizer: Settings that build the tokenizer from the checkpoint's files; None without one.
+        notes: Differences between the checkpoint and the model of lmcore, for the user.
+    """
+
+    format: str
+    path: Path
+    shape: ModelShape
+    vocab_size: int | None = None
+    kinds: Sequence[str] = (WEIGHT,)
+    progress: Progress | None = None
+    tokenizer: TokenizerSettings | None = None
+    notes: Sequence[str] = ()
+
+    @property
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each parameter by its name in lmcore."""
+        return parameter_shapes(self.shape)
+
+    @abstractmethod
+    def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
+        """Return the dtype in which a tensor is stored.
+
+        Args:
+            name: Name of the parameter in lmcore.
+            kind: Kind of tensor, one of `kinds`.
+        """
+
+    @abstractmethod
+    def read(self, name: str, kind: str = WEIGHT) -> Tensor:
+        """Return a whole tensor, on the CPU, in the dtype of `dtype` and the parameter's shape.
+
+        Args:
+            name: Name of the parameter in lmcore.
+            kind: Kind of tensor, one of `kinds`.
+
+        Raises:
+            CheckpointError: The file is damaged.
+        """
