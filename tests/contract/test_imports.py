@@ -25,6 +25,7 @@ LAYERS = [
     ["cli"],
     ["library", "train"],
     ["evaluation", "generation"],
+    ["conversion"],
     ["checkpoint"],
     ["optim", "parallel"],
     ["model", "data"],

@@ -84,7 +84,7 @@ class _Reader:
         return default if value is None else value
 
     def require(self, name: str, allowed: Sequence[Any]) -> None:
-        """Refuse a value other than *allowed*, of which the first is the default."""
+        """Refuse a value that is not in *allowed*, whose first item is the default."""
         value = self.config.get(name, allowed[0])
         if value not in allowed:
             listed = " or ".join(f"`{json.dumps(one)}`" for one in allowed)
@@ -104,7 +104,7 @@ class _Reader:
         return shape
 
     def dropouts(self, attention: str, hidden: str | None) -> dict[str, float]:
-        """Return both dropout probabilities; those of lmcore may not be 1."""
+        """Return both dropout probabilities."""
         return {
             "attention_dropout": self.get(attention, 0.0),
             "hidden_dropout": self.get(hidden, 0.0) if hidden else 0.0,
