@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmcore.accelerator import CheckStatus, OpContext, Reject, torch_build
 from lmcore.accelerator.op import reference
@@ -151,7 +154,7 @@ ipex.load_operators()
 def test_norms_that_the_library_replaces() -> None:
     """Torch neither warns of wrong gradients (a warning is an error here), nor are they wrong.
 
-    Autocast treats them as before.
+    Autocast treats them as before, and a dispatch mode, as of selective recompute, sees the same.
     """
     ipex.load_operators()
     x, weight, bias = torch.randn(2, 6, 8), torch.randn(8), torch.randn(8)
@@ -163,10 +166,16 @@ def test_norms_that_the_library_replaces() -> None:
     def group_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return functional.group_norm(x.transpose(1, 2), 2, weight, bias)
 
-    for norm in (layer_norm, group_norm):
-        for ours, wanted in zip(
-            gradients(norm, x, weight, bias), gradients(norm, *exact), strict=True
-        ):
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, op: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return op(*args, **(kwargs or {}))
+
+    for norm, mode in itertools.product((layer_norm, group_norm), (nullcontext, Watch)):
+        with mode():
+            found = gradients(norm, x, weight, bias)
+        for ours, wanted in zip(found, gradients(norm, *exact), strict=True):
             torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert group_norm(x, weight, bias).dtype == torch.float32

@@ -3,8 +3,8 @@
 IPEX was archived in March 2026; its last release, 2.8, is for torch 2.8.  Its import takes seven
 seconds, nearly all of them for modules that the kernels here do not need.  So only the library with
 its operators is loaded, in a quarter of a second.  Like the import of the package, that replaces
-torch's own CPU kernels of `cat`, `group_norm`, `index_select`, `matmul`, `mean`, `sum` and poolings
-in the process.  That of `layer_norm` is put back.
+torch's own CPU kernels of `cat`, `index_select`, `matmul`, `mean`, `sum` and poolings in the
+process.  For `layer_norm` and `group_norm`, torch's kernels are restored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import importlib.util
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,6 @@ from lmcore.accelerator import torch_build
 from lmcore.accelerator.op.packages import Package
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.library import Library
 
 __all__ = ["NAME", "load_operators", "misfit", "package"]
@@ -142,31 +141,22 @@ def _without_notice() -> Iterator[None]:
 
 @functools.cache
 def _keep_torch_semantics() -> Library:
-    """Register no kernels for autograd and autocast of the norms that IPEX replaces, as torch does.
+    """Register torch's own decompositions for the norms that IPEX replaces.
 
-    Autograd then sees the operators that a norm consists of; otherwise torch warns of possibly
-    wrong gradients.  Autocast leaves `group_norm` in its input's dtype; IPEX's kernel rounds the
-    input.  IPEX's `layer_norm` fails for tensors without elements if no gradient is required, so
-    torch's is used.  The registrations last as long as the returned object.
+    IPEX registers kernels below autograd, where torch has none: torch warns of possibly wrong
+    gradients, and within a `TorchDispatchMode` there are no gradients at all.  IPEX's `layer_norm`
+    also fails for tensors without elements, and its kernel for autocast rounds the input of
+    `group_norm`.  The registrations last as long as the returned object.
     """
     import torch
     from torch.library import Library, fallthrough_kernel
 
-    def layer_norm(
-        x: Tensor,
-        normalized_shape: Sequence[int],
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        epsilon: float = 1e-5,
-        cudnn_enable: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-    ) -> Tensor:
-        return torch.native_layer_norm(x, normalized_shape, weight, bias, epsilon)[0]
-
     library = Library("aten", "IMPL")
     for name in _NORMS:
-        library.impl(name, fallthrough_kernel, "AutogradCPU")
+        decompose = getattr(torch.ops.aten, name).default.decompose
+        for key in ("AutogradCPU", "CPU"):
+            library.impl(name, decompose, key, allow_override=True)
     library.impl("group_norm", fallthrough_kernel, "AutocastCPU")
-    library.impl("layer_norm", layer_norm, "CPU", allow_override=True)
     return library
 
 
