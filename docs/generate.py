@@ -106,6 +106,7 @@ _INNER = {
         *("prepare", "inspect", "merge", "split", "weights", "repair", "clean"),
         *("train-tokenizer", "corpora"),
     ),
+    "checkpoint": ("convert",),
     "config": ("show",),
     "ops": ("list", "explain"),
 }

@@ -119,7 +119,10 @@ def save_checkpoint(
             num_threads=_num_threads(tensors),
         )
 
-    return _save(save, write, channel)
+    saved = _save(save, write, channel)
+    if channel.rank == 0:
+        logger.info("saved %s", saved)
+    return saved
 
 
 def save_streamed(
@@ -187,10 +190,7 @@ def _save(save: _Save, write: Callable[[Path], Written], channel: Channel) -> Pa
         about,
         undo=save.remove,
     )
-    saved = _inside(checkpoints_dir, target)
-    if channel.rank == 0:
-        logger.info("saved %s", saved)
-    return saved
+    return _inside(checkpoints_dir, target)
 
 
 def _inside(directory: Path, name: str) -> Path:

@@ -59,7 +59,9 @@ class GenerateSection(TokenizerSection):
     """Continue a text with a trained model."""
 
     load: str = option(
-        REQUIRED, "Run directory, its `checkpoints`, or one `iter_XXXXXXX`.", metavar="DIR"
+        REQUIRED,
+        "Run directory, its `checkpoints`, one `iter_XXXXXXX`, or a Hugging Face directory.",
+        metavar="DIR",
     )
     prompt: str | None = option(
         None,
@@ -135,7 +137,7 @@ def run(argv: list[str]) -> int:
         foreign=generate_flags({option.flag for option in options_of(GenerateSection)}),
         epilog=_EPILOG,
     )
-    from lmcore.checkpoint import find_checkpoint
+    from lmcore.checkpoint import survey
     from lmcore.generation.sampling_options import SamplingOptions
 
     options = SamplingOptions(
@@ -147,7 +149,8 @@ def run(argv: list[str]) -> int:
     _check_flags(section)
     if section.sample_output_file is not None:
         check_output_file(Path(section.sample_output_file))
-    find_checkpoint(Path(section.load))
+    if not Path(section.load).is_dir():
+        survey(Path(section.load))  # explains it, before torch is loaded
     prompts = _read_prompts(section)
     with (
         _memory_explained(section),

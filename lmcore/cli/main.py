@@ -27,6 +27,10 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "Train a GPT or Llama model; without arguments a small GPT on a bundled text.",
         ),
         "generate": ("lmcore.cli.generate", "Continue a text with a trained model."),
+        "checkpoint": (
+            "lmcore.cli.checkpoint",
+            "Convert checkpoints from and to other formats.",
+        ),
     },
     "your own script": {
         "run": (

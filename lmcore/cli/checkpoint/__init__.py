@@ -1,0 +1,39 @@
+"""`lmcore checkpoint ...`: commands for checkpoints of lmcore and of other programs."""
+
+from __future__ import annotations
+
+import importlib
+
+from lmcore.config.options.help import fitted
+from lmcore.errors import ConfigError, suggestion
+
+__all__ = ["SUMMARY", "run"]
+
+SUMMARY = "Convert checkpoints from and to other formats."
+
+_HELP = f"""{SUMMARY}
+
+usage: lmcore checkpoint COMMAND [arguments]
+
+commands:
+  convert     Write a checkpoint in another format, such as Hugging Face's.
+
+`lmcore checkpoint COMMAND --help` explains a command."""
+
+_COMMANDS = ("convert",)
+"""Names of the commands; the module of each has its name."""
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore checkpoint ...` and return the exit status."""
+    if not argv or argv[0] in {"-h", "--help"}:
+        print(fitted(_HELP))
+        return 0
+    name, *arguments = argv
+    if name not in _COMMANDS:
+        raise ConfigError(
+            f"unknown command `lmcore checkpoint {name}`", hint=suggestion(name, _COMMANDS)
+        )
+    module = importlib.import_module(f"lmcore.cli.checkpoint.{name}")
+    status: int = module.run(arguments)
+    return status

@@ -1,0 +1,123 @@
+"""`lmcore checkpoint convert`: write a checkpoint in another format."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmcore.cli.selection import find_plugins
+from lmcore.cli.text.terminal import size_text
+from lmcore.config.option import REQUIRED, option
+from lmcore.config.options.command_line import parse_section
+from lmcore.config.section.accelerator import plugin_off_option
+from lmcore.config.section.tokenizer import TokenizerSection
+from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.errors import ConfigError, printable
+from lmcore.signals import clean_termination
+
+if TYPE_CHECKING:
+    from lmcore.conversion.convert import Conversion
+
+__all__ = ["FORMAT_NAMES", "ConvertSection", "run"]
+
+FORMAT_NAMES = ("lmcore", "huggingface")
+"""Names of the formats, as in `lmcore.conversion.formats.FORMATS`."""
+
+_EPILOG = """\
+One tensor at a time is in memory. OUT is a new directory, which appears when it is complete.
+
+  lmcore checkpoint convert runs/my-run my-model --to huggingface --dtype bfloat16
+  lmcore checkpoint convert downloads/Llama-3.2-1B runs/llama --to lmcore"""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ConvertSection(TokenizerSection):
+    """Write a checkpoint in another format."""
+
+    source: str = option(
+        REQUIRED,
+        "Checkpoint to read: a run directory, its `checkpoints`, one `iter_XXXXXXX`, or the "
+        "directory of another program.",
+        metavar="IN",
+    )
+    target: str = option(REQUIRED, "New directory to write.", metavar="OUT")
+    to: str = option(REQUIRED, "Format to write.", choices=FORMAT_NAMES)
+    source_format: str | None = option(
+        None, "Format of IN; default: recognized by its files.", choices=FORMAT_NAMES
+    )
+    dtype: str = option(
+        "float32",
+        "Dtype of the weights in other formats; lmcore's own are float32.",
+        choices=("float32", "bfloat16", "float16"),
+    )
+    max_file_size_gb: float = option(
+        5.0,
+        "Largest size of a weight file, in units of 10^9 bytes; a larger tensor has a file of its "
+        "own.",
+        above=0,
+    )
+    tokenizer_type: str | None = option(
+        None, "Type of the tokenizer; default: the checkpoint's own.", metavar="TYPE"
+    )
+    vocab_size: int | None = option(None, "Vocabulary size of a NullTokenizer.", minimum=1)
+    json: bool = option(False, "Print the summary as JSON.")
+    plugin_off: tuple[str, ...] = plugin_off_option()
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore checkpoint convert` and return the exit status."""
+    section = parse_section(
+        ConvertSection,
+        argv,
+        command="lmcore checkpoint convert",
+        positionals=("source", "target"),
+        epilog=_EPILOG,
+    )
+    if section.to == "lmcore" and section.dtype != "float32":
+        raise ConfigError(
+            f"`--dtype {section.dtype}` has no effect with `--to lmcore`",
+            why="lmcore keeps weights in float32 and rounds them where `--precision` says so",
+            hint="leave `--dtype` out",
+        )
+    plugins = find_plugins(argv, probe=False)
+    from lmcore.checkpoint.dcp_metadata import dtype_of
+    from lmcore.conversion.convert import convert
+    from lmcore.conversion.formats import WriteOptions
+    from lmcore.data.tokenizer.build import registered_types
+
+    with clean_termination():
+        done = convert(
+            Path(section.source),
+            Path(section.target),
+            section.to,
+            source_format=section.source_format,
+            options=WriteOptions(
+                dtype=dtype_of(section.dtype),
+                largest_file=max(1, int(section.max_file_size_gb * 1e9)),
+            ),
+            choice=TokenizerSettings.of(section),
+            extra=registered_types(plugins),
+        )
+    print(json.dumps(done.to_json(), indent=2) if section.json else printable(_summary(done)))
+    return 0
+
+
+def _summary(done: Conversion) -> str:
+    state = "weights and optimizer state" if done.optimizer else "weights"
+    speed = size_text(done.size / max(done.seconds, 1e-9))
+    lines = [
+        f"{done.directory}",
+        f"  {done.source} -> {done.target}: {done.num_parameters:,} parameters, {state}",
+        f"  {size_text(done.size)} in {done.seconds:.1f} s ({speed}/s)",
+        *(f"  note: {note}" for note in done.notes),
+    ]
+    directory = shlex.quote(str(done.directory))
+    if done.target == "lmcore":
+        lines += ["", f"next: lmcore generate --load {directory} --prompt TEXT"]
+    return "\n".join(lines)

@@ -1,0 +1,143 @@
+"""Conversion of a checkpoint from one format to another, tensor by tensor."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from lmcore.conversion.formats import FORMATS, WriteOptions, read_state
+from lmcore.conversion.tokenizer import NO_CHOICE, tokenizer_of
+from lmcore.durable import atomic_directory
+from lmcore.errors import CheckpointArgumentError, CheckpointError
+
+if TYPE_CHECKING:
+    from lmcore.config.tokenizer import TokenizerSettings
+    from lmcore.conversion.state import ModelState
+    from lmcore.data.tokenizer import TokenizerFactory
+
+__all__ = ["Conversion", "convert"]
+
+_NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Result of a conversion.
+
+    Attributes:
+        source: Title of the format that was read.
+        target: Title of the format that was written.
+        directory: Directory that was written.
+        num_parameters: Number of parameters.
+        optimizer: True if the optimizer's state was written, too.
+        size: Size of the written files in bytes.
+        seconds: Time it took.
+        notes: Differences that the user should know.
+    """
+
+    source: str
+    target: str
+    directory: Path
+    num_parameters: int
+    optimizer: bool
+    size: int
+    seconds: float
+    notes: Sequence[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values for JSON."""
+        return {**vars(self), "directory": str(self.directory), "notes": list(self.notes)}
+
+
+def convert(
+    source: Path,
+    target: Path,
+    to: str,
+    *,
+    source_format: str | None = None,
+    options: WriteOptions | None = None,
+    choice: TokenizerSettings = NO_CHOICE,
+    extra: Mapping[str, TokenizerFactory] = _NONE,
+) -> Conversion:
+    """Write the checkpoint in *source* to the new directory *target* in another format.
+
+    One tensor at a time is in memory.  *target* appears when it is complete.
+
+    Args:
+        source: Directory of a checkpoint of any format.
+        target: Directory that does not exist yet, or is empty.
+        to: Name of the format to write.
+        source_format: Name of the format to read; None: recognized by its files.
+        options: Settings of the written checkpoint; None: the defaults.
+        choice: Tokenizer chosen by the user instead of the checkpoint's own.
+        extra: Tokenizer types that plugins registered.
+
+    Raises:
+        CheckpointError: *source* is damaged or has no counterpart in the other format, *target*
+            exists, or the disk is full or refuses; nothing was written.
+        ConfigError, DataError: The tokenizer is not the checkpoint's, or its files are invalid.
+    """
+    begin = time.perf_counter()
+    options = options or WriteOptions()
+    _require_absent(target)
+    state = read_state(source, source_format)
+    tokenizer = tokenizer_of(state, choice, extra)
+    if state.vocab_size is None and tokenizer is not None:
+        state.vocab_size = tokenizer.vocab_size
+    needed = _weight_bytes(state, options)
+    with _explained(target, needed):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(target.parent).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with atomic_directory(target) as temporary:
+            notes = FORMATS[to].write(state, temporary, tokenizer, options)
+            size = sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
+    return Conversion(
+        source=state.format,
+        target=FORMATS[to].title,
+        directory=target,
+        num_parameters=sum(math.prod(shape) for shape in state.parameters.values()),
+        optimizer=len(state.kinds) > 1 and to != "huggingface",
+        size=size,
+        seconds=time.perf_counter() - begin,
+        notes=[*state.notes, *notes],
+    )
+
+
+def _require_absent(target: Path) -> None:
+    there = target.is_symlink() or target.exists()
+    if there and not (target.is_dir() and not any(target.iterdir())):
+        raise CheckpointArgumentError(
+            f"`{target}` exists already",
+            why="a conversion writes a new directory, and replaces nothing",
+            hint="give another path, or remove it first",
+        )
+
+
+def _weight_bytes(state: ModelState, options: WriteOptions) -> int:
+    elements = sum(math.prod(shape) for shape in state.parameters.values())
+    return elements * options.dtype.itemsize
+
+
+@contextlib.contextmanager
+def _explained(target: Path, needed: int) -> Iterator[None]:
+    """Turn an error of the file system into one with the directory and the bytes needed."""
+    try:
+        yield
+    except OSError as error:
+        why, hint = error.strerror or str(error), "check the path and its permissions"
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            why += f": it needs at least {needed:,} bytes"
+            hint = "free some space, or choose another disk"
+            with contextlib.suppress(OSError):
+                why += f", {shutil.disk_usage(target.parent).free:,} are free there"
+        raise CheckpointError(f"cannot write `{target}`", why=why, hint=hint) from error

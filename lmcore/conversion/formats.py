@@ -1,0 +1,112 @@
+"""Formats of checkpoints: recognized by their files, read as a `ModelState`, written from one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from lmcore.checkpoint import survey
+from lmcore.conversion.huggingface.read import HuggingFaceState, is_huggingface
+from lmcore.conversion.huggingface.write import LARGEST_FILE, write_huggingface
+from lmcore.conversion.native import LmcoreState, write_lmcore
+from lmcore.conversion.state import ModelState
+from lmcore.errors import CheckpointArgumentError, CheckpointError
+
+if TYPE_CHECKING:
+    from lmcore.data.tokenizer import Tokenizer
+
+__all__ = ["FORMATS", "CheckpointFormat", "WriteOptions", "format_of", "read_state"]
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """Settings of a written checkpoint; a format ignores a setting that it does not have.
+
+    Attributes:
+        dtype: Dtype of the weights.
+        largest_file: Largest size of a file in bytes.
+    """
+
+    dtype: torch.dtype = torch.float32
+    largest_file: int = LARGEST_FILE
+
+
+@dataclass(frozen=True)
+class CheckpointFormat:
+    """Format of checkpoints.
+
+    Attributes:
+        title: Name of the format in messages.
+        matches: Returns True if a directory has the format's files.
+        read: Returns the state in a directory.
+        write: Writes a state with its tokenizer, if there is one, into an empty directory; returns
+            what the user should know.
+    """
+
+    title: str
+    matches: Callable[[Path], bool]
+    read: Callable[[Path], ModelState]
+    write: Callable[[ModelState, Path, Tokenizer | None, WriteOptions], list[str]]
+
+
+def _is_lmcore(directory: Path) -> bool:
+    try:
+        return bool(survey(directory).readable)
+    except CheckpointError:
+        return False
+
+
+def _write_huggingface(
+    state: ModelState, directory: Path, tokenizer: Tokenizer | None, options: WriteOptions
+) -> list[str]:
+    return write_huggingface(
+        state, directory, tokenizer, dtype=options.dtype, largest_file=options.largest_file
+    )
+
+
+FORMATS = {
+    "lmcore": CheckpointFormat(
+        "lmcore",
+        _is_lmcore,
+        LmcoreState,
+        lambda state, directory, tokenizer, _options: write_lmcore(state, directory, tokenizer),
+    ),
+    "huggingface": CheckpointFormat(
+        "Hugging Face", is_huggingface, HuggingFaceState, _write_huggingface
+    ),
+}
+"""Every format by the name that `lmcore checkpoint convert` takes."""
+
+
+def format_of(directory: Path) -> str | None:
+    """Return the name of the format of the checkpoint in *directory*; None if none matches."""
+    return next((name for name, one in FORMATS.items() if one.matches(directory)), None)
+
+
+def read_state(directory: Path, name: str | None = None) -> ModelState:
+    """Return the state of a checkpoint.
+
+    Args:
+        directory: Directory of the checkpoint.
+        name: Name of its format; None: recognized by its files.
+
+    Raises:
+        CheckpointError: There is no checkpoint of a known format, or it is damaged.
+    """
+    known = name or (format_of(directory) if directory.is_dir() else None)
+    if known is None:
+        found = survey(directory)  # explains a path that does not exist, or is a file
+        if found.unreadable:
+            found.newest()  # explains the damage
+        listed = ", ".join(one.title for one in FORMATS.values())
+        raise CheckpointArgumentError(
+            f"no checkpoint in `{directory}`",
+            why=f"it has no files of any known format: {listed}",
+            hint="give the directory that has the weights; for lmcore a run directory, its "
+            "`checkpoints`, or one `iter_XXXXXXX`",
+        )
+    return FORMATS[known].read(directory)

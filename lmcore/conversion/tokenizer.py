@@ -1,0 +1,123 @@
+"""Tokenizer of a checkpoint: the user's choice, the run's copy, or the files of another format."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.conversion.native import LmcoreState
+from lmcore.data.tokenizer import Tokenizer, TokenizerFactory, tokenizer_from
+from lmcore.data.tokenizer.saved import load_tokenizer
+from lmcore.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lmcore.checkpoint import Manifest
+    from lmcore.conversion.state import ModelState
+
+__all__ = ["NO_CHOICE", "find_tokenizer", "tokenizer_of"]
+
+NO_CHOICE = TokenizerSettings()
+"""Settings that leave the choice to the checkpoint."""
+_DIRECTORY = "tokenizer"
+_NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
+
+
+def tokenizer_of(
+    state: ModelState,
+    choice: TokenizerSettings = NO_CHOICE,
+    extra: Mapping[str, TokenizerFactory] = _NONE,
+) -> Tokenizer | None:
+    """Return the tokenizer of a checkpoint of any format; None if it has none.
+
+    Args:
+        state: State of the checkpoint.
+        choice: Tokenizer chosen by the user.
+        extra: Tokenizer types that plugins registered.
+
+    Raises:
+        ConfigError: It has more ids than the model, or is not the tokenizer of the run.
+        DataError: Its files are missing or invalid.
+    """
+    if isinstance(state, LmcoreState):
+        has_copy = (state.checkpoint.resolve().parent.parent / _DIRECTORY).is_dir()
+        if choice == NO_CHOICE and not has_copy and "tokenizer" not in state.manifest.meta:
+            return None
+        tokenizer = find_tokenizer(state.checkpoint, state.manifest, choice, extra)
+    else:
+        settings = choice if choice != NO_CHOICE else state.tokenizer
+        if settings is None:
+            return None
+        tokenizer = tokenizer_from(settings, extra=extra)
+    rows = state.shape.padded_vocab_size
+    if tokenizer.vocab_size > rows:
+        raise ConfigError(
+            f"tokenizer `{tokenizer.name}` has {tokenizer.vocab_size} ids; the model in "
+            f"`{state.path}` has {rows}",
+            hint="give the tokenizer that the model was trained with",
+        )
+    return tokenizer
+
+
+def find_tokenizer(
+    checkpoint: Path,
+    manifest: Manifest,
+    choice: TokenizerSettings,
+    extra: Mapping[str, TokenizerFactory],
+) -> Tokenizer:
+    """Return the tokenizer of a run: the chosen one, the run's copy, or a type without files.
+
+    Args:
+        checkpoint: Directory of the checkpoint.
+        manifest: Manifest of the checkpoint.
+        choice: Tokenizer chosen by the user.
+        extra: Tokenizer types that plugins registered.
+
+    Raises:
+        ConfigError: It is not the tokenizer of the run, or its options are wrong.
+        DataError: No tokenizer was saved, or its files are invalid.
+    """
+    trained = manifest.meta.get("tokenizer")
+    described = trained.get("describe") if isinstance(trained, Mapping) else None
+    kind = described.get("type") if isinstance(described, Mapping) else None
+    directory = checkpoint.resolve().parent.parent / _DIRECTORY
+    if choice != NO_CHOICE:
+        tokenizer = _chosen(choice, kind, extra)
+    elif not directory.is_dir() and isinstance(described, Mapping) and _fileless(described):
+        tokenizer = tokenizer_from(TokenizerSettings.described(described), extra=extra)
+    else:
+        tokenizer = load_tokenizer(directory, extra=extra)
+    fingerprint = trained.get("fingerprint") if isinstance(trained, Mapping) else None
+    if fingerprint is not None and tokenizer.fingerprint() != fingerprint:
+        raise ConfigError(
+            f"tokenizer `{tokenizer.name}` is not the tokenizer of `{checkpoint}`",
+            why=f"its fingerprint is {tokenizer.fingerprint()[:16]}; the run's `{kind}` has "
+            f"{str(fingerprint)[:16]}",
+            hint="give the files that the data was prepared with",
+        )
+    return tokenizer
+
+
+def _chosen(
+    choice: TokenizerSettings, kind: object, extra: Mapping[str, TokenizerFactory]
+) -> Tokenizer:
+    named = choice.tokenizer_type or (kind if isinstance(kind, str) else None)
+    if named is None:
+        raise ConfigError(
+            "the checkpoint does not record its tokenizer",
+            hint="add `--tokenizer-type TYPE`",
+        )
+    return tokenizer_from(dataclasses.replace(choice, tokenizer_type=named), extra=extra)
+
+
+def _fileless(described: Mapping[str, Any]) -> bool:
+    size = described.get("vocab_size")
+    plain = size is None or (isinstance(size, int) and not isinstance(size, bool))
+    return (
+        set(described) <= {"type", "vocab_size"}
+        and isinstance(described.get("type"), str)
+        and plain
+    )

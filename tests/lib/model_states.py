@@ -1,0 +1,69 @@
+"""States in memory: every tensor random, biases and gains too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from lmcore.conversion.state import WEIGHT, ModelState, Progress
+from lmcore.model.shape import ModelShape
+
+GPT2 = ModelShape(2, 24, 3, 40, 32, 384)
+LLAMA = replace(
+    GPT2,
+    num_attention_heads=6,
+    num_query_groups=2,
+    head_dim=4,
+    normalization="RMSNorm",
+    swiglu=True,
+    position_embedding_type="rope",
+    untie_embeddings_and_output_weights=True,
+    add_bias_linear=False,
+)
+SHAPES = {
+    "gpt2": GPT2,
+    "gpt2 untied": replace(GPT2, untie_embeddings_and_output_weights=True),
+    "llama": LLAMA,
+    "llama tied, biases": replace(
+        LLAMA, untie_embeddings_and_output_weights=False, add_bias_linear=True
+    ),
+    "llama scaled, wide heads": replace(
+        LLAMA, rope_scaling_factor=8.0, rotary_base=500000, head_dim=8
+    ),
+    "qwen2": replace(LLAMA, add_qkv_bias=True),
+}
+
+
+class RandomState(ModelState):
+    """State with random tensors."""
+
+    format = "random"
+
+    def __init__(self, shape: ModelShape, kinds: tuple[str, ...] = (WEIGHT,)) -> None:
+        self.shape, self.kinds, self.path = shape, kinds, Path("random")
+        generator = torch.Generator().manual_seed(5)
+        self.tensors = {
+            (name, kind): torch.randn(size, generator=generator) * 0.3
+            for name, size in self.parameters.items()
+            for kind in kinds
+        }
+        if len(kinds) > 1:
+            self.progress = Progress(7, 56, optimizer_step=7)
+
+    def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
+        return self.tensors[name, kind].dtype
+
+    def read(self, name: str, kind: str = WEIGHT) -> torch.Tensor:
+        return self.tensors[name, kind].clone()
+
+
+def same_state(found: ModelState, expected: ModelState) -> None:
+    """Compare the weights of two states bit by bit, as far as they have tokens."""
+    rows = min(found.shape.padded_vocab_size, expected.shape.padded_vocab_size)
+    for name in expected.parameters:
+        ours, theirs = found.read(name), expected.read(name)
+        if name.endswith("embedding.weight") and not name.startswith("position"):
+            ours, theirs = ours[:rows], theirs[:rows]
+        assert torch.equal(ours, theirs), name

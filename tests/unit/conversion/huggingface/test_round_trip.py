@@ -1,0 +1,136 @@
+"""Round trips of Hugging Face directories without transformers; see `test_transformers.py`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from model_states import GPT2, LLAMA, SHAPES, RandomState, same_state
+from safetensors.torch import load_file, save_file
+
+from lmcore.conversion.huggingface.read import HuggingFaceState, is_huggingface
+from lmcore.conversion.huggingface.write import write_huggingface
+from lmcore.data.tokenizer import ByteTokenizer, tokenizer_from
+from lmcore.errors import CheckpointError
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("largest_file", [10**9, 9000], ids=["one file", "several"])
+def test_what_is_written_is_read(tmp_path: Path, name: str, largest_file: int) -> None:
+    state = RandomState(SHAPES[name])
+    write_huggingface(state, tmp_path, None, largest_file=largest_file)
+    assert is_huggingface(tmp_path)
+    files = list(tmp_path.glob("*.safetensors"))
+    assert len(files) == 1 if largest_file == 10**9 else len(files) > 4
+    found = HuggingFaceState(tmp_path)
+    assert found.shape == state.shape
+    same_state(found, state)
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    state = RandomState(LLAMA)
+    write_huggingface(state, tmp_path, None, dtype=torch.bfloat16)
+    found = HuggingFaceState(tmp_path)
+    for name in state.parameters:
+        assert found.dtype(name) == torch.bfloat16
+        assert torch.equal(found.read(name), state.read(name).bfloat16()), name
+
+
+def test_padding_rows_are_left_out_and_the_tokenizer_comes_along(tmp_path: Path) -> None:
+    state = RandomState(GPT2)
+    state.vocab_size = 257
+    notes = write_huggingface(state, tmp_path, ByteTokenizer())
+    assert any("127 rows that pad the vocabulary" in note for note in notes)
+    found = HuggingFaceState(tmp_path)
+    assert found.shape.padded_vocab_size == 257
+    assert torch.equal(
+        found.read("token_embedding.weight"), state.read("token_embedding.weight")[:257]
+    )
+    assert found.tokenizer is not None
+    tokenizer = tokenizer_from(found.tokenizer)
+    text = "Ein Döner, 価格 5 €\n\tend  "
+    assert tokenizer.encode(text) == list(text.encode())
+    assert (tokenizer.vocab_size, tokenizer.eod) == (257, 256)
+
+
+@pytest.mark.parametrize(
+    "change,reason",
+    [
+        ({"position_embedding_type": "none"}, "no positions"),
+        ({"add_bias_linear": False}, "no biases"),
+        ({"normalization": "RMSNorm"}, "RMSNorm"),
+    ],
+)
+def test_a_model_that_transformers_lacks(
+    tmp_path: Path, change: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(CheckpointError, match="no supported architecture") as caught:
+        write_huggingface(RandomState(replace(GPT2, **change)), tmp_path, None)  # type: ignore[arg-type]
+    assert reason in str(caught.value.why)
+    assert list(tmp_path.iterdir()) == []
+
+
+def changed(directory: Path, **values: object) -> Path:
+    path = directory / "config.json"
+    config = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({k: v for k, v in config.items() if v != "absent"}))
+    return directory
+
+
+@pytest.mark.parametrize(
+    "kind,values,reason",
+    [
+        ("gpt2", {"activation_function": "relu"}, '`activation_function` is `"relu"`'),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ("gpt2", {"n_layer": "two"}, "`num_layers` is `two`, not an integer"),
+        ("gpt2", {"n_head": 5}, "not divisible"),
+        ("llama", {"hidden_act": "gelu"}, "`hidden_act`"),
+        ("llama", {"mlp_bias": True}, "feed-forward layers have biases"),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ("llama", {"rope_theta": 10000.5}, "whole numbers"),
+        ("llama", {"hidden_size": "absent"}, "`hidden_size` is missing"),
+        ("llama", {"num_hidden_layers": 10**9}, "from 1 to"),
+        ("llama", {"model_type": "mixtral"}, "`mixtral`"),
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window"),
+    ],
+)
+def test_a_configuration_that_lmcore_lacks(
+    tmp_path: Path, kind: str, values: dict[str, object], reason: str
+) -> None:
+    write_huggingface(RandomState(SHAPES[kind]), tmp_path, None)
+    with pytest.raises(CheckpointError) as caught:
+        HuggingFaceState(changed(tmp_path, **values))
+    assert reason in f"{caught.value.what} {caught.value.why}"
+
+
+def test_both_spellings_of_the_rotary_settings(tmp_path: Path) -> None:
+    """Transformers 5 writes `rope_parameters`, 4 wrote `rope_theta` and `rope_scaling`."""
+    state = RandomState(SHAPES["llama scaled, wide heads"])
+    write_huggingface(state, tmp_path, None)
+    config = json.loads((tmp_path / "config.json").read_text())
+    settings = config["rope_scaling"] | {"rope_theta": config["rope_theta"]}
+    changed(tmp_path, rope_parameters=settings, rope_scaling="absent", rope_theta="absent")
+    assert HuggingFaceState(tmp_path).shape == state.shape
+
+
+def test_biases_of_the_attention_only(tmp_path: Path) -> None:
+    state = RandomState(SHAPES["llama tied, biases"])
+    write_huggingface(state, tmp_path, None)
+    with pytest.raises(CheckpointError, match="not those of its"):
+        HuggingFaceState(changed(tmp_path, mlp_bias=False))
+    for name, weight in state.tensors.items():
+        if ".feed_forward." in name[0] and name[0].endswith("bias"):
+            weight.zero_()
+
+    kept = {
+        n: t
+        for n, t in load_file(tmp_path / "model.safetensors").items()
+        if "mlp" not in n or "bias" not in n
+    }
+    save_file(kept, tmp_path / "model.safetensors")
+    found = HuggingFaceState(tmp_path)
+    same_state(found, state)
+    assert any("biases of 0" in note for note in found.notes)

@@ -1,0 +1,116 @@
+"""Weight files from others: missing, surplus, damaged and hostile ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from model_states import GPT2, LLAMA, RandomState, same_state
+from safetensors.torch import load_file, save_file
+
+from lmcore.conversion.huggingface.read import HuggingFaceState
+from lmcore.conversion.huggingface.write import write_huggingface
+from lmcore.errors import CheckpointError
+
+SINGLE = "model.safetensors"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Return a Hugging Face directory of a small Llama."""
+    write_huggingface(RandomState(LLAMA), tmp_path, None)
+    return tmp_path
+
+
+def refused(directory: Path) -> str:
+    """Return the error of reading a directory."""
+    with pytest.raises(CheckpointError) as caught:
+        HuggingFaceState(directory)
+    return str(caught.value)
+
+
+def test_missing_surplus_and_misshapen_tensors_are_listed(directory: Path) -> None:
+    tensors = load_file(directory / SINGLE)
+    del tensors["model.norm.weight"]
+    tensors["model.layers.9.mlp.up_proj.weight"] = torch.zeros(3)
+    tensors["lm_head.weight"] = torch.zeros(384, 25)
+    tensors["model.layers.0.input_layernorm.weight"] = torch.zeros(24, dtype=torch.int8)
+    save_file(tensors, directory / SINGLE)
+    text = refused(directory)
+    assert "`model.norm.weight` is missing" in text
+    assert "`model.layers.9.mlp.up_proj.weight` is not part of such a model" in text
+    assert "`lm_head.weight` has shape [384, 25] instead of [384, 24]" in text
+    assert "`model.layers.0.input_layernorm.weight` is quantized" in text
+
+
+@pytest.mark.parametrize("cut", [0, 4, 100, -1])
+def test_truncated(directory: Path, cut: int) -> None:
+    path = directory / SINGLE
+    path.write_bytes(path.read_bytes()[:cut])
+    assert "is damaged" in refused(directory)
+
+
+def test_an_index_that_leads_elsewhere_or_is_not_complete(directory: Path) -> None:
+    (directory / SINGLE).rename(directory / "part.safetensors")
+    index = directory / "model.safetensors.index.json"
+    for name, reason in (
+        ("../part.safetensors", "no file beside it"),
+        ("other.safetensors", "`other.safetensors`, which is missing"),
+        (7, "is damaged"),
+    ):
+        index.write_text(json.dumps({"weight_map": {"a": name}}))
+        assert reason in refused(directory)
+    index.write_text("[" * 100_000)
+    assert "is damaged" in refused(directory)
+    index.write_text(json.dumps({"weight_map": {"a": "part.safetensors"}}))
+    same_state(HuggingFaceState(directory), RandomState(LLAMA))
+
+
+def test_a_named_pipe_is_not_waited_for(directory: Path) -> None:
+    (directory / "config.json").unlink()
+    os.mkfifo(directory / "config.json")
+    assert "named pipe" in refused(directory)
+
+
+def test_pickles_of_tensors(tmp_path: Path) -> None:
+    """Older directories have `pytorch_model.bin`, with buffers, without the prefix of the head."""
+    state = RandomState(GPT2)
+    write_huggingface(state, tmp_path, None)
+    tensors = load_file(tmp_path / SINGLE)
+    (tmp_path / SINGLE).unlink()
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    bare["h.0.attn.bias"] = torch.ones(1, 1, 32, 32)
+    bare["lm_head.weight"] = bare["wte.weight"]
+    torch.save(bare, tmp_path / "pytorch_model.bin")
+    same_state(HuggingFaceState(tmp_path), state)
+
+
+def test_code_in_a_pickle_is_not_run(directory: Path, tmp_path: Path) -> None:
+    target = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {target}",)
+
+    (directory / SINGLE).unlink()
+    path = directory / "pytorch_model.bin"
+    torch.save({"model.norm.weight": Evil()}, path)
+    text = refused(directory)
+    assert "is refused" in text
+    assert "posix.system" in text
+    assert "weights_only" not in text, "torch's advice to load without the restriction"
+    path.write_bytes(pickle.dumps(Evil()))
+    assert "refused" in refused(directory)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"0" * 10**6)
+    assert "compressed" in refused(directory)
+    torch.save([1, 2], path)
+    assert "no mapping" in refused(directory)
+    torch.save({"a": {"b": torch.ones(2)}}, path)
+    assert "`a` is no tensor" in refused(directory)
+    assert not target.exists()

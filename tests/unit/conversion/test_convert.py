@@ -1,0 +1,111 @@
+"""Conversions as a whole: the new directory is complete or absent, and nothing else is touched."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from model_states import GPT2, LLAMA, RandomState, same_state
+
+from lmcore.checkpoint import read_manifest, save_checkpoint
+from lmcore.cli.checkpoint.convert import FORMAT_NAMES
+from lmcore.conversion import convert as module
+from lmcore.conversion.convert import convert
+from lmcore.conversion.formats import FORMATS, format_of, read_state
+from lmcore.conversion.native import LmcoreState
+from lmcore.conversion.state import ADAM, WEIGHT, ModelState
+from lmcore.errors import CheckpointError
+
+RunOf = Callable[[ModelState], Path]
+
+
+def test_the_command_has_every_format() -> None:
+    assert tuple(FORMATS) == FORMAT_NAMES
+
+
+def test_there_and_back(tmp_path: Path, run_of: RunOf) -> None:
+    state = RandomState(LLAMA)
+    run = run_of(state)
+    assert format_of(run) == "lmcore"
+    done = convert(run, tmp_path / "hf", "huggingface")
+    assert (done.source, done.target, done.optimizer) == ("lmcore", "Hugging Face", False)
+    assert format_of(tmp_path / "hf") == "huggingface"
+    convert(tmp_path / "hf", tmp_path / "deep/er/back", "lmcore")
+    back = LmcoreState(tmp_path / "deep/er/back")
+    assert back.vocab_size == 257
+    same_state(back, state)
+    tokenizer = back.manifest.meta["tokenizer"]
+    assert isinstance(tokenizer, dict)
+    assert tokenizer["describe"]["type"] == "HuggingFaceTokenizer"
+    assert (tmp_path / "deep/er/back/tokenizer/pretrained/tokenizer.json").is_file()
+
+
+def test_the_optimizer_comes_along(tmp_path: Path, run_of: RunOf) -> None:
+    state = RandomState(GPT2, (WEIGHT, *ADAM))
+    run = run_of(state)
+    found = LmcoreState(run)
+    assert found.kinds == (WEIGHT, *ADAM)
+    assert found.progress == state.progress
+    for (name, kind), tensor in state.tensors.items():
+        assert torch.equal(found.read(name, kind), tensor)
+    done = convert(run, tmp_path / "again", "lmcore")
+    assert done.optimizer
+    again = LmcoreState(tmp_path / "again")
+    assert again.progress == state.progress
+    assert read_manifest(again.checkpoint).tensors == found.manifest.tensors
+
+
+def test_nothing_is_replaced(tmp_path: Path, run_of: RunOf) -> None:
+    run = run_of(RandomState(GPT2))
+    target = tmp_path / "there"
+    target.mkdir()
+    (target / "precious").write_text("x")
+    with pytest.raises(CheckpointError, match="exists already"):
+        convert(run, target, "huggingface")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="exists already"):
+        convert(run, tmp_path / "link", "huggingface")
+    assert [path.name for path in target.iterdir()] == ["precious"]
+
+
+def test_damage_and_a_full_disk_leave_nothing(
+    tmp_path: Path, run_of: RunOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(RandomState(GPT2))
+    out = tmp_path / "out"
+    out.mkdir()
+
+    def full(*_arguments: object, **_options: object) -> list[str]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lmcore.conversion.formats.write_huggingface", full)
+        with pytest.raises(CheckpointError, match="No space left") as caught:
+            convert(run, out / "hf", "huggingface")
+        assert "bytes" in str(caught.value.why)
+    with monkeypatch.context() as patch:
+        usage = module.shutil.disk_usage(tmp_path)
+        patch.setattr(module.shutil, "disk_usage", lambda _path: usage._replace(free=10))
+        with pytest.raises(CheckpointError, match="10 are free there"):
+            convert(run, out / "hf", "huggingface")
+    (shard,) = run.glob("checkpoints/*/__0_0.distcp")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(CheckpointError, match="every one there is damaged"):
+        convert(run, out / "hf", "huggingface")
+    assert list(out.iterdir()) == []
+
+
+def test_a_directory_of_no_format(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no files of any known format"):
+        read_state(tmp_path)
+    with pytest.raises(CheckpointError, match="no such directory"):
+        read_state(tmp_path / "absent")
+    save_checkpoint(tmp_path / "x/checkpoints", 1, {"w": torch.ones(2)}, {}, model_shape={})
+    with pytest.raises(CheckpointError, match="cannot be built"):
+        read_state(tmp_path / "x")
