@@ -21,6 +21,7 @@ from lmcore.accelerator.op.records import load_target
 from lmcore.accelerator.registry import CommandRegistry
 from lmcore.cli.main import COMMANDS, main
 from lmcore.cli.plugin.plugin_commands import find_commands
+from lmcore.config.continued import CONTINUE_OPTION
 from lmcore.config.derived.model_math import num_query_groups, pad_vocab_size, parameter_count
 from lmcore.config.foreign import megatron
 from lmcore.config.load import load_config
@@ -232,7 +233,12 @@ def commands_page() -> str:
 
 def flags_list() -> str:
     """Return every flag of a run, one a line; those of the CPU's plugin are among them."""
-    options = [PRESET_OPTION, *run_options().values(), *_cpu_sections().options.values()]
+    options = [
+        PRESET_OPTION,
+        CONTINUE_OPTION,
+        *run_options().values(),
+        *_cpu_sections().options.values(),
+    ]
     return "".join(f"{flag}\n" for flag in sorted(one.flag for one in options))
 
 

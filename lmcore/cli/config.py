@@ -19,6 +19,7 @@ from lmcore.config.settings import LoadedConfig
 from lmcore.config.validate import problems_of
 from lmcore.errors import ConfigError, printable, suggestion
 from lmcore.plugin.registrations import plugin_sections
+from lmcore.train.resume.saved_settings import read_saved_settings
 from lmcore.train.torch_needs import torch_problems
 
 __all__ = ["SUMMARY", "run"]
@@ -53,7 +54,11 @@ def _show(argv: list[str]) -> int:
         print(render_run_help("lmcore config show", SUMMARY, plugins=sections, epilog=epilog))
         return 0
     rest = [word for word in argv if word != "--json"]
-    loaded = load_config(rest, plugins=plugin_sections(find_plugins(rest, probe=False)))
+    loaded = load_config(
+        rest,
+        plugins=plugin_sections(find_plugins(rest, probe=False)),
+        saved_settings=read_saved_settings,
+    )
     # Without `--nproc-per-node` the number of processes is not known before a run.
     processes = loaded.config.parallel.nproc_per_node
     problems = [*problems_of(loaded, world_size=processes), *torch_problems(loaded)]

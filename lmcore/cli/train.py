@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lmcore import log
 from lmcore.cli.device_count import default_process_count
+from lmcore.cli.schedule_question import ask_schedule
 from lmcore.cli.selection import find_plugins
 from lmcore.config.load import load_config
 from lmcore.config.options.command_line import wants_help
@@ -22,6 +23,7 @@ from lmcore.errors import ConfigError, DeviceError, LmcoreError, RunError, count
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.runtime.device_choice import prepare_environment, select_device
 from lmcore.signals import clean_termination
+from lmcore.train.resume.saved_settings import read_saved_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +71,7 @@ def _train(argv: list[str]) -> int:
     rank = rank_info(os.environ)
     log.configure(rank=rank.rank, world_size=rank.world_size)
     plugins = find_plugins(argv)
-    loaded = load_config(argv, plugins=plugin_sections(plugins))
+    loaded = load_config(argv, plugins=plugin_sections(plugins), saved_settings=read_saved_settings)
     config = loaded.config
     plugins = plugins.without(config.accelerator.plugin_off)  # a file's, too
     sources, problems = inspect_sources(loaded.sources[0])
@@ -96,6 +98,8 @@ def _train(argv: list[str]) -> int:
     if _is_finished(plan, rank):
         return 0
     _refuse_kill_switch(config.training.kill_switch_path)
+    if (answer := ask_schedule(plan, os.environ)) is not None:
+        return _train(["--schedule", answer, *argv])
     if world_size > rank.world_size:
         return _start_processes(argv, world_size, plugins, selection)
     prepare_environment(plugins, selection, rank)
@@ -107,16 +111,21 @@ def _train(argv: list[str]) -> int:
     result = run_training(plan, tokenizer, plugins, selection, rank, clock, texts=texts)
     if rank.rank == 0:
         _report(result)
-        _require_training(result)
     if rank.world_size > 1:
         _leave()
     return 0
 
 
 def _is_finished(plan: RunPlan, rank: RankInfo) -> bool:
-    """Return True if the same run is finished, and print that on rank 0."""
-    from lmcore.train.resume.finished import finished_run
+    """Return True if the same run is finished, and print that on rank 0.
 
+    Raises:
+        ConfigError: A flag gives fewer steps than the run has done.
+    """
+    from lmcore.train.resume.finished import finished_run
+    from lmcore.train.resume.resume_point import refuse_fewer_steps
+
+    refuse_fewer_steps(plan)
     message = finished_run(plan)
     if message is not None and rank.rank == 0:
         print(message)
@@ -241,21 +250,12 @@ def _import_torch() -> None:
             gc.enable()
 
 
-def _require_training(result: RunResult) -> None:
-    """Raise an error about a run that came to its end and never updated its weights.
+def _report(result: RunResult) -> None:
+    """Print the result of a run.
 
     Raises:
-        RunError: All steps were skipped.
+        RunError: All steps were skipped: the run came to its end and never updated its weights.
     """
-    if result.untrained:
-        raise RunError(
-            "no step updated the weights",
-            why="loss or gradients overflowed in each step at its loss scale, which began too high",
-            hint="give a lower `--initial-loss-scale`, more steps, or `--precision bf16`",
-        )
-
-
-def _report(result: RunResult) -> None:
     from lmcore.train.resume.finished import nothing_left
 
     summary = result.summary
@@ -292,3 +292,9 @@ def _report(result: RunResult) -> None:
         directory = shlex.quote(str(result.directory))
         lines.append(f"more text       lmcore generate --load {directory} --prompt TEXT")
     sys.stdout.write(printable("\n".join(lines)) + "\n")
+    if result.untrained:
+        raise RunError(
+            "no step updated the weights",
+            why="loss or gradients overflowed in each step at its loss scale, which began too high",
+            hint="give a lower `--initial-loss-scale`, more steps, or `--precision bf16`",
+        )

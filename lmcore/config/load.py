@@ -1,4 +1,4 @@
-"""Merge of a run's settings: defaults < preset < YAML files < flags.
+"""Merge of a run's settings: defaults < preset < run of `--continue` < YAML files < flags.
 
 If two options exclude each other (`train_iters` and `train_samples`), a value from a higher source
 resets the other option from a lower one.  Both in one source are a conflict, which `validate`
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lmcore.config.continued import CONTINUE_OPTION, ContinuedRun
 from lmcore.config.file.paths import map_paths, path_exists
 from lmcore.config.file.run_file import RunFile
+from lmcore.config.file.saved_settings import SavedSettings
 from lmcore.config.file.yaml_file import Entry, read_file
 from lmcore.config.foreign.deepspeed_file import DeepSpeedFile
 from lmcore.config.foreign.megatron_flags import train_flags
@@ -50,6 +52,7 @@ EXCLUSIVE: tuple[tuple[str, ...], ...] = (
     ("train_iters", "train_samples"),
     ("lr_decay_iters", "lr_decay_samples"),
     ("lr_warmup_fraction", "lr_warmup_iters", "lr_warmup_samples"),
+    ("schedule", "use_checkpoint_opt_param_scheduler", "override_opt_param_scheduler"),
 )
 """Groups of options that exclude each other."""
 
@@ -62,19 +65,25 @@ _CORE_OPTIONS = run_options()
 _Layer = dict[str, tuple[Any, Provenance]]
 """Values of one source with their provenance, by option name."""
 
+_SOURCES = (PRESET_OPTION, CONTINUE_OPTION)
+"""Options that name a source of settings."""
+
 
 def load_config(
     argv: Sequence[str],
     *,
     plugins: PluginSections = NO_PLUGINS,
+    saved_settings: Callable[[Path], SavedSettings] | None = None,
 ) -> LoadedConfig:
     """Return the settings that the arguments of `lmcore train` describe; `validate` checks them.
 
     Megatron's flags that were translated are logged in one message, as are those without effect.
 
     Args:
-        argv: YAML files, flags, `--preset`.
+        argv: YAML files, flags, `--preset`, `--continue`.
         plugins: Sections that plugins add.
+        saved_settings: Returns the settings in the newest checkpoint at a path, for a run that is
+            continued and has no `config.yaml`; None if checkpoints are not read.
 
     Raises:
         ConfigError: Every setting that cannot be read, at once.  Flags of Megatron that are not
@@ -83,28 +92,29 @@ def load_config(
     options = {**_CORE_OPTIONS, **plugins.options}
     parsed = parse_flags(
         argv,
-        {"preset": PRESET_OPTION, **options},
+        {**{option.name: option for option in _SOURCES}, **options},
         positionals=(_CONFIG_FILES,),
         foreign=train_flags(),
         reasons=plugins.reasons(),
     )
-    problems, warnings = list(parsed.problems), list[str]()
-    preset, run_directories = None, list[Path]()
-    layers: list[_Layer] = []
-    files = parsed.positionals[_CONFIG_FILES.name]
-    for path in files:
-        file = _SettingsFile(path, options, plugins)
+    problems = list(parsed.problems)
+    continued = _continued_run(parsed, problems)
+    paths = parsed.positionals[_CONFIG_FILES.name]
+    if continued is not None and continued.settings_file is not None:
+        paths = (str(continued.settings_file), *paths)
+    files = [_SettingsFile(path, options, plugins) for path in paths]
+    for file in files:
         file.read(problems)
-        layers.append(file.layer)
-        warnings += file.notices
-        run_directories += file.run_directories
-        preset = file.preset or preset
-    preset = parsed.values.get("preset") or preset
+    warnings = [notice for file in files for notice in file.notices]
+    layers = [*(file.layer for file in files), _flag_layer(parsed)]
+    if continued is not None:
+        layers = _continued_layers(continued, options, layers, saved_settings, problems)
+    presets = [parsed.values.get("preset"), *(file.preset for file in reversed(files))]
+    preset = next((name for name in presets if name is not None), None)
     below_files = []
     if preset is not None:
         origin = Provenance("preset", preset)
         below_files.append({key: (v, origin) for key, v in PRESETS[preset].values.items()})
-    layers.append(_flag_layer(parsed))
     deepspeed = _deepspeed_file(layers)
     accumulation_steps = None
     if deepspeed is not None:
@@ -117,20 +127,50 @@ def load_config(
     if not problems:
         for notice in parsed.notices:
             logger.info("%s", notice)
-        warnings += _new_directory(config, run_directories)
+        warnings += _new_directory(config, [one for file in files for one in file.run_directories])
         for warning in warnings:
             logger.warning("%s", warning)
     return LoadedConfig(
         config,
         provenance,
         preset,
-        files,
+        paths,
         (*parsed.notices, *warnings),
         parsed.texts,
         plugins,
         accumulation_steps,
         tuple(problems),
     )
+
+
+def _continued_run(parsed: ParsedFlags, problems: list[LmcoreError]) -> ContinuedRun | None:
+    """Return the run of `--continue`; add to *problems* what is wrong with it."""
+    path = parsed.values.get(CONTINUE_OPTION.name)
+    if path is None:
+        return None
+    try:
+        run = ContinuedRun.at(path)
+    except ConfigError as problem:
+        problems.append(problem)
+        return None
+    problems += run.conflicts(parsed.values, parsed.texts)
+    return run
+
+
+def _continued_layers(
+    run: ContinuedRun,
+    options: Mapping[str, Option],
+    layers: list[_Layer],
+    saved_settings: Callable[[Path], SavedSettings] | None,
+    problems: list[LmcoreError],
+) -> list[_Layer]:
+    """Return the layers of a run that is continued; the first is its file's, if there is one."""
+    own: _Layer = {}
+    if run.settings_file is not None:
+        own, *layers = layers
+    elif saved_settings is not None:
+        own = saved_settings(run.load).layer(options, problems)
+    return run.layers(own, options, layers)
 
 
 def _new_directory(config: Config, run_directories: Sequence[Path]) -> Iterator[str]:
@@ -154,7 +194,7 @@ def _flag_layer(parsed: ParsedFlags) -> _Layer:
     return {
         name: (value, Provenance("flag", parsed.texts[name].partition(" ")[0]))
         for name, value in parsed.values.items()
-        if name != PRESET_OPTION.name
+        if name not in {option.name for option in _SOURCES}
     }
 
 

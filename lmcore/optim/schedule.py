@@ -24,8 +24,9 @@ class LearningRateSchedule:
         highest: Rate at the end of the warm-up.
         lowest: Rate once the decay is over.
         warmup_samples: Samples of the warm-up.
-        decay_samples: Samples at which the decay is over, the warm-up included.
+        decay_samples: Samples, from the start, at which the decay is over, the warm-up included.
         cooldown_fraction: Share of decay_samples in which "constant-cooldown" goes down.
+        start_samples: Samples of the run before the warm-up begins; above 0 after a restart.
     """
 
     style: str
@@ -34,6 +35,7 @@ class LearningRateSchedule:
     warmup_samples: float
     decay_samples: int
     cooldown_fraction: float = 0.2
+    start_samples: int = 0
 
     @classmethod
     def from_plan(cls, plan: RunPlan) -> LearningRateSchedule:
@@ -50,6 +52,7 @@ class LearningRateSchedule:
 
     def __call__(self, samples: int) -> float:
         """Return the rate of a step after which *samples* have been consumed."""
+        samples -= self.start_samples
         if self.warmup_samples > 0 and samples <= self.warmup_samples:
             return self.highest * samples / self.warmup_samples
         if self.style == "constant":

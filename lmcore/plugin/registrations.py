@@ -229,12 +229,13 @@ def _collect(
 
 def _core_flags() -> dict[str, str]:
     """Return the flags that no plugin may take, each with its owner."""
+    from lmcore.config.continued import CONTINUE_OPTION
     from lmcore.config.foreign.megatron import FIXED, RENAMED, UNSUPPORTED
     from lmcore.config.preset import PRESET_OPTION
     from lmcore.config.section import run_options
 
     flags = dict.fromkeys([*RENAMED, *FIXED, *UNSUPPORTED], "Megatron")
-    return flags | _flags_of((PRESET_OPTION, *run_options().values()))
+    return flags | _flags_of((PRESET_OPTION, CONTINUE_OPTION, *run_options().values()))
 
 
 def _flags_of(options: Iterable[Option]) -> dict[str, str]:

@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Any
 from lmcore.config.derived.data_source import BUNDLED, DataSource, Part, RunSources
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.blend.cyclic_sampler import CyclicDataset
-from lmcore.data.blend.resume import blend_record, changed_blend, continued_blend
+from lmcore.data.blend.resume import (
+    blend_record,
+    changed_blend,
+    continued_blend,
+    extended_blend,
+)
 from lmcore.data.blend.sources import (
     OpenSource,
     SampleSettings,
@@ -59,6 +64,8 @@ class RunDatasets:
         test: Test samples; None if the run has no test.
         sources: Open data sources of each part that has documents.
         title: Description of the sources in a few words.
+        continued_order: Fingerprint of the checkpoint's order, if the samples of a longer run
+            continue it; None otherwise.
     """
 
     tokenizer: Tokenizer
@@ -68,6 +75,7 @@ class RunDatasets:
     test: TrainingSamples | None
     sources: Mapping[Part, tuple[OpenSource, ...]]
     title: str = ""
+    continued_order: str | None = None
     _sets: tuple[IndexedDataset, ...] = field(default=(), repr=False)
 
     def verify_files(self, share: tuple[int, int]) -> None:
@@ -100,6 +108,11 @@ class RunDatasets:
     def order(self) -> str:
         """Fingerprint of the training samples in their order."""
         return self.train.order
+
+    @property
+    def resumed_order(self) -> str:
+        """Fingerprint to compare with the checkpoint's: its own if the samples continue it."""
+        return self.continued_order or self.order
 
     @property
     def indexed(self) -> IndexedDataset:
@@ -284,14 +297,16 @@ def _build(
         if count > 0 and part in parts
     }
     sets = {id(source.indexed): source.indexed for opened in parts.values() for source in opened}
+    training, is_longer = _training(plan, parts["train"], common, saved)
     return RunDatasets(
         tokenizer,
         samples.collation,
-        _training(plan, parts["train"], common, saved),
+        training,
         further.get("valid"),
         further.get("test"),
         parts,
         _title(sources),
+        saved.order if is_longer and saved is not None else None,
         tuple(sets.values()),
     )
 
@@ -301,15 +316,16 @@ def _training(
     sources: tuple[OpenSource, ...],
     common: SampleSettings,
     saved: SavedData | None,
-) -> TrainingSamples | CyclicDataset:
+) -> tuple[TrainingSamples | CyclicDataset, bool]:
+    """Return the training samples, and True if they continue the order of a shorter run."""
     wanted = plan.train_samples
     if plan.config.data.dataloader_type == "cyclic":
         every = build_samples(sources, wanted, common, name="train", one_pass=True)
-        return CyclicDataset(every, wanted)
+        return CyclicDataset(every, wanted), False
     record = saved.record if saved is not None else None
     changes = plan.config.checkpoint.change_blend
     if saved is None or record is None:
-        return build_samples(sources, wanted, common, name="train")
+        return build_samples(sources, wanted, common, name="train"), False
     try:
         if record.start:
             same: TrainingSamples = continued_blend(sources, record, wanted, common)
@@ -319,13 +335,39 @@ def _training(
         if not changes:
             raise
     else:
-        if same.order == saved.order or not changes:
-            return same
+        if same.order == saved.order:
+            return same, False
+        if not changes:
+            longer = _longer(plan, sources, common, saved)
+            return (same, False) if longer is None else (longer, True)
     logger.info(
         "after %d samples, each data source continues at its position in the checkpoint",
         saved.consumed_samples,
     )
-    return changed_blend(sources, record, saved.consumed_samples, wanted, common)
+    return changed_blend(sources, record, saved.consumed_samples, wanted, common), False
+
+
+def _longer(
+    plan: RunPlan, sources: tuple[OpenSource, ...], common: SampleSettings, saved: SavedData
+) -> TrainingSamples | None:
+    """Return the samples of a run whose length alone differs from the checkpoint's run.
+
+    More epochs shuffled together would be in another order; the run continues in its own instead.
+    None if more than the length differs.
+    """
+    rules = plan.resume.data_rules if plan.resume is not None else {}
+    if saved.record is None or any(getattr(plan.config.data, n) != r for n, r in rules.items()):
+        return None
+    longer = extended_blend(
+        sources, saved.record, saved.consumed_samples, plan.train_samples, common
+    )
+    if longer is not None:
+        logger.info(
+            "the run has another number of epochs: the order of its first %d samples is kept, and "
+            "each data source continues from there",
+            saved.consumed_samples,
+        )
+    return longer
 
 
 def _test_samples(plan: RunPlan, parts: Mapping[Part, tuple[OpenSource, ...]]) -> int:

@@ -81,7 +81,9 @@ def run_training(
         ):
             state, order_fingerprint, saving = engine.state, datasets.order, plan.config.checkpoint
             planner = WritePlanner(rendezvous)
-            checkpoint = restore(state, plan, runtime, order=order_fingerprint, planner=planner)
+            checkpoint = restore(
+                state, plan, runtime, order=datasets.resumed_order, planner=planner
+            )
             check_learning_rate(plan, state.schedule, state.scheduled_samples)
             engine.begin()
             if rendezvous is not None:

@@ -132,5 +132,11 @@ class TrainState:
             setattr(self, name, int(counters[name] if name in counters else plain[name]))
 
     def schedule_settings(self) -> dict[str, Any]:
-        """Return the fields of the learning-rate schedule, which a resumed run must share."""
-        return asdict(self.schedule)
+        """Return the fields of the learning-rate schedule, which a resumed run must share.
+
+        The start is left out if it is 0: versions before restarts do not know it.
+        """
+        fields = asdict(self.schedule)
+        if not self.schedule.start_samples:
+            del fields["start_samples"]
+        return fields

@@ -101,6 +101,7 @@ CHANGES: Mapping[str, tuple[str, str]] = {
     "load_rng": ("gpt", "--no-load-rng"),
     "exit_on_missing_checkpoint": ("gpt", "--no-exit-on-missing-checkpoint"),
     "use_checkpoint_opt_param_scheduler": ("gpt", "--use-checkpoint-opt-param-scheduler"),
+    "schedule": ("gpt", "--schedule keep"),
     "override_opt_param_scheduler": ("gpt", "--override-opt-param-scheduler"),
     "change_blend": ("gpt", "--change-blend"),
     "override_data_order": ("gpt", "--override-data-order"),

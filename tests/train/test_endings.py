@@ -11,22 +11,19 @@ def test_the_command_that_continues(train: Any, capsys: Any) -> None:
     """A run that ends early prints the command that continues it; the command works."""
     first = train("a run", "--train-iters 6 --exit-interval 3")
     (line,) = [line for line in first.out.splitlines() if line.startswith("continue ")]
-    run = f"'{first.directory}'"
-    assert line.split(maxsplit=1)[1] == (
-        f"lmcore train '{first.directory}/config.yaml' --load {run} --save {run}"
-    )
-    directory = str(first.directory)
-    argv = ["train", f"{directory}/config.yaml", "--load", directory, "--save", directory]
-    assert main(argv) == 0
+    assert line.split(maxsplit=1)[1] == f"lmcore train --continue '{first.directory}'"
+    assert main(["train", "--continue", str(first.directory)]) == 0
     assert [row["step"] for row in first.rows] == [1, 2, 3, 4, 5, 6]
     assert "continue  " not in capsys.readouterr().out, "it is complete"
 
 
 def test_continuing_a_fine_tuned_run(train: Any, train_once: Any) -> None:
-    """The command does not begin the fine-tuning again."""
+    """`--continue` does not begin the fine-tuning again."""
     base = train_once("--train-iters 4")
     flags = f"--train-iters 4 --finetune --load {base.directory} --exit-interval 2 --seed 9"
-    assert " --no-finetune\n" in train("tuned", flags).out
+    tuned = train("tuned", flags)
+    assert main(["train", "--continue", str(tuned.directory)]) == 0
+    assert [row["step"] for row in tuned.rows] == [1, 2, 3, 4]
 
 
 def test_a_complete_run_has_nothing_to_continue(train_once: Any) -> None:

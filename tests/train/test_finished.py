@@ -33,7 +33,8 @@ def test_it_changes_nothing(train: Any, train_once: Any, copy_of: Any, more: str
     again = train("run", f"{FLAGS} --load {first.directory} {more}")
     assert again.status == 0, again.err
     assert again.out == (
-        f"nothing is left to train: `{first.directory}` is complete at step 4; nothing changed\n"
+        f"nothing is left to train: `{first.directory}` is complete at step 4; nothing changed; "
+        f"`lmcore train --continue {first.directory} --train-iters N` trains longer\n"
     )
     assert files_of(first.directory) == before
     assert again.summary["loss"] == first.rows[-1]["loss"]

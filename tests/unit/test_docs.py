@@ -66,7 +66,7 @@ def test_guide_names_real_options() -> None:
     known |= {f"--no-{one.flag[2:]}" for one in run_options().values() if one.type is bool}
     known |= {flag for one in GENERATOR._cpu_sections().options.values() for flag in one.flags}
     known |= {*megatron.RENAMED, *megatron.FIXED, *megatron.UNSUPPORTED}
-    known |= {"--preset", "--help", "--json", "--no"}
+    known |= {"--preset", "--continue", "--help", "--json", "--no"}
     assert set(re.findall(r"--[a-z][a-z-]*[a-z]", text)) <= known
 
 

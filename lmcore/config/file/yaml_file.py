@@ -129,7 +129,7 @@ def _file_of_a_run(path: str) -> ConfigError | None:
     if settings is not None:
         hint = f"the settings of the run are in `{settings}`"
         if is_directory:
-            hint += f"; `--load {path}` loads its checkpoint"
+            hint += f"; `--continue {path}` continues it"
     if is_directory:
         return ConfigError(f"`{path}` is a directory, not a file of settings", hint=hint)
     return ConfigError(f"`{path}` is not a file of settings", why=f"it is {written}", hint=hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lmcore.config.continued import CONTINUE_OPTION
 from lmcore.config.option import options_of
 from lmcore.config.options.help import Group, render_help
 from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, summary_of
@@ -22,7 +23,7 @@ def render_run_help(
         plugins: Sections that plugins add, each a separate group.
         epilog: Text printed below the options, before the presets.
     """
-    groups: list[Group] = [("start from", "", (PRESET_OPTION,))]
+    groups: list[Group] = [("start from", "", (PRESET_OPTION, CONTINUE_OPTION))]
     for name, section in SECTIONS.items():
         groups.append((name, summary_of(section), options_of(section, name=name)))
     groups += plugins.groups()

@@ -119,9 +119,10 @@ def _micro_batch(loaded: LoadedConfig) -> Problems:
 
 
 def _saved_schedule(loaded: LoadedConfig) -> Problems:
-    return _exclude_each_other(
-        loaded, "use_checkpoint_opt_param_scheduler", "override_opt_param_scheduler"
-    )
+    names = ("schedule", "use_checkpoint_opt_param_scheduler", "override_opt_param_scheduler")
+    given = [name for name in names if loaded.value(name)]
+    if len(given) > 1:
+        yield from _exclude_each_other(loaded, *given[:2])
 
 
 TRAINING_RULES: tuple[Rule, ...] = (

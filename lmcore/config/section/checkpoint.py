@@ -82,15 +82,25 @@ class CheckpointSection:
         on_resume=FREE,
         needs=_LOAD,
     )
+    schedule: str | None = option(
+        None,
+        "Learning-rate schedule of a run whose length or schedule differs from the checkpoint's: "
+        "extend: that of a run of the new length from its first step; keep: the checkpoint's; "
+        "restart: a new warm-up and decay over the remaining steps.",
+        choices=("extend", "keep", "restart"),
+        on_resume=FREE,
+        needs=(_LOAD, _RESUME),
+    )
     use_checkpoint_opt_param_scheduler: bool = option(
         False,
-        "Continue with the checkpoint's learning-rate schedule.",
+        "Megatron's --schedule keep: continue with the checkpoint's learning-rate schedule.",
         on_resume=FREE,
         needs=(_LOAD, _RESUME),
     )
     override_opt_param_scheduler: bool = option(
         False,
-        "Continue with this run's learning-rate schedule even if the checkpoint's differs.",
+        "Continue with the learning-rate schedule of this run's settings, as they are, even if the "
+        "checkpoint's differs.",
         on_resume=FREE,
         needs=(_LOAD, _RESUME),
         one_start=True,

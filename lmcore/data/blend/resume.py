@@ -18,7 +18,7 @@ from lmcore.data.cache.index_cache import index_cache_dir
 from lmcore.data.indexed.fingerprint import content_fingerprint
 from lmcore.errors import ConfigError
 
-__all__ = ["blend_record", "changed_blend", "continued_blend"]
+__all__ = ["blend_record", "changed_blend", "continued_blend", "extended_blend"]
 
 
 def blend_record(samples: TrainingSamples, position: int, name: str) -> BlendRecord:
@@ -50,12 +50,8 @@ def continued_blend(
         ConfigError: Sources or weights differ from the record.
     """
     sources, weights = weigh_sources(sources, settings)
-    known = [
-        source for source, weight in zip(record.sources, record.weights, strict=True) if weight > 0
-    ]
-    known_weights = [weight for weight in record.weights if weight > 0]
-    same_sources = [_key(source) for source in sources] == [source.key for source in known]
-    if not same_sources or weights.order != known_weights:
+    known, known_weights = _weighted(record)
+    if not _is_same(sources, weights, record):
         raise ConfigError(
             "sources or weights differ from the checkpoint's",
             why=f"checkpoint: {_show([source.name for source in known], known_weights)}; "
@@ -99,6 +95,43 @@ def changed_blend(
     sources, weights = weigh_sources(sources, settings)
     taken = [known.consumed if (known := _known(one, record)) else 0 for one in sources]
     return _blend(sources, weights, record, num_samples, settings, start=position, taken=taken)
+
+
+def extended_blend(
+    sources: Sequence[OpenSource],
+    record: BlendRecord,
+    position: int,
+    num_samples: int,
+    settings: SampleSettings,
+) -> BlendedDataset | None:
+    """Return the blend of a run that is longer than the checkpoint's, with the same sources.
+
+    From *position* each source continues with its next sample, as in `changed_blend`.  None if the
+    sources, their weights or the order of their samples differ from the record.
+    """
+    if not _is_same(*weigh_sources(sources, settings), record):
+        return None
+    try:
+        return changed_blend(sources, record, position, num_samples, settings)
+    except ConfigError:
+        return None
+
+
+def _weighted(record: BlendRecord) -> tuple[list[SourceRecord], list[float]]:
+    """Return the sources of a record with a weight above 0, and their weights."""
+    pairs = [
+        (source, weight)
+        for source, weight in zip(record.sources, record.weights, strict=True)
+        if weight > 0
+    ]
+    return [source for source, _ in pairs], [weight for _, weight in pairs]
+
+
+def _is_same(sources: Sequence[OpenSource], weights: BlendWeights, record: BlendRecord) -> bool:
+    """Return True if weighed sources and their weights equal a record's."""
+    known, known_weights = _weighted(record)
+    same_sources = [_key(source) for source in sources] == [source.key for source in known]
+    return same_sources and weights.order == known_weights
 
 
 def _blend(

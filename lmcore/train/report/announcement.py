@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lmcore.accelerator.products import ModelProducts
     from lmcore.config.plan import RunPlan
     from lmcore.config.section.model import ModelSection
+    from lmcore.optim.schedule import LearningRateSchedule
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.datasets import RunDatasets
 
@@ -37,6 +38,7 @@ def announcement(
     directory: Path,
     checkpoint: Path | None,
     step: int,
+    schedule: LearningRateSchedule,
     products: ModelProducts | None = None,
 ) -> Iterator[str]:
     """Yield the lines that describe device, layout, model, data and length of a run.
@@ -48,6 +50,7 @@ def announcement(
         directory: The run directory.
         checkpoint: The checkpoint that was loaded; None if the weights are initial.
         step: Number of steps that the run has behind it.
+        schedule: Learning-rate schedule in force.
         products: Products of the model.
     """
     yield from _hardware(plan, runtime, products)
@@ -70,7 +73,7 @@ def announcement(
         f"training  {counted(plan.train_iters, 'step')} of {growing}{sizes.final} x "
         f"{model.seq_length} tokens{start}"
     )
-    yield f"schedule  {_schedule(plan, resumed=checkpoint is not None)}"
+    yield f"schedule  {_schedule(plan, schedule)}"
     yield f"writing   {directory}{os.sep}"
     saving = plan.config.checkpoint
     times = [f"every {saving.save_interval} steps"] if saving.save_interval else []
@@ -118,20 +121,26 @@ def _hardware(plan: RunPlan, runtime: Runtime, products: ModelProducts | None) -
         yield "graph     forward and backward of a micro-batch, captured once and replayed"
 
 
-def _schedule(plan: RunPlan, *, resumed: bool) -> str:
+def _schedule(plan: RunPlan, schedule: LearningRateSchedule) -> str:
     """Return learning rate, warm-up and decay in words."""
-    settings = plan.config.optimizer
-    asked = plan.config.checkpoint
-    if resumed and asked.use_checkpoint_opt_param_scheduler and not asked.finetune:
-        return "the checkpoint's learning-rate schedule"
-    warmup, unit = plan.lr_warmup_samples, "samples"
-    if not plan.batch_sizes.ramp_samples:
-        warmup, unit = warmup / plan.global_batch_size, "steps"
-    words = f"learning rate {settings.lr:g}, warm-up "
-    words += f"over {warmup:,.6g} {unit if warmup != 1 else unit[:-1]}" if warmup else "none"
-    if settings.lr_decay_style == "constant":
+    own = plan.lr_decay_samples, plan.lr_warmup_samples, schedule.start_samples
+    kept = own != (schedule.decay_samples, schedule.warmup_samples, 0)
+
+    def counted_steps(samples: float) -> str:
+        unit = "sample"
+        if not plan.batch_sizes.ramp_samples:
+            samples, unit = samples / plan.global_batch_size, "step"
+        return f"{samples:,.6g} {unit}{'' if samples == 1 else 's'}"
+
+    words = f"learning rate {schedule.highest:g}, "
+    if schedule.start_samples:
+        words += f"restarted after {counted_steps(schedule.start_samples)}, "
+    warmup = schedule.warmup_samples
+    words += f"warm-up over {counted_steps(warmup)}" if warmup else "warm-up none"
+    if schedule.style == "constant":
         return f"{words}, then constant"
-    return f"{words}, {settings.lr_decay_style} decay to {settings.min_lr:g}"
+    end = f" after {counted_steps(schedule.start_samples + schedule.decay_samples)}" if kept else ""
+    return f"{words}, {schedule.style} decay to {schedule.lowest:g}{end}"
 
 
 def _heads(model: ModelSection) -> str:

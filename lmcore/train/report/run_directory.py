@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.config.continued import continue_command
 from lmcore.durable import write_atomically
 from lmcore.errors import ConfigError, RunError
 from lmcore.lock import SILENT_SECONDS, LockFile
@@ -126,7 +127,7 @@ class RunDirectory:
         if goes_on or not self.has_checkpoints():
             return
         path, why = self.path, "a new run would mix with it"
-        hint = f"continue it with `--load {path} --save {path}`, or choose another directory"
+        hint = f"continue it by `{continue_command(path)}`, or choose another directory"
         if finetune:
             why = "fine-tuning is a new run, which would mix with it"
             hint = "choose a new directory with `--save`; to continue the run, omit `--finetune`"

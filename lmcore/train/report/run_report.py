@@ -10,7 +10,6 @@ import contextlib
 import functools
 import logging
 import os
-import shlex
 import signal
 import statistics
 import sys
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.config.continued import continue_command
 from lmcore.config.file.run_file import write_run_file
 from lmcore.config.rules.needs import note_without_effect
 from lmcore.data.tokenizer.saved import save_tokenizer
@@ -276,6 +276,7 @@ class RunReport:
             directory=self.directory.path,
             checkpoint=checkpoint,
             step=state.iteration,
+            schedule=state.schedule,
             products=state.model.products,
         ):
             width = self.display.width
@@ -413,10 +414,7 @@ class RunReport:
         """Return the command that continues a run that ended early, if it has a checkpoint."""
         if self.reason is None or not self.directory.has_checkpoints():
             return None
-        run = shlex.quote(str(self.directory.path))
-        file = shlex.quote(str(self.directory.path / "config.yaml"))
-        again = " --no-finetune" if self.plan.config.checkpoint.finetune else ""
-        return f"lmcore train {file} --load {run} --save {run}{again}"
+        return continue_command(self.directory.path)
 
     def _summary(self, state: TrainState, checkpoint: Path | None) -> dict[str, Any]:
         memory, seconds = self.runtime.device.memory_stats, time.monotonic() - self._began

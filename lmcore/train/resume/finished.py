@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.bounded_file import read_bounded_file
 from lmcore.checkpoint.verify import own_problems
+from lmcore.config.continued import continue_command
 from lmcore.config.option import FREE
 from lmcore.runtime.process.channel import Channel
-from lmcore.train.resume.saved_meta import part_of
+from lmcore.train.resume.saved_meta import part_of, setting_pair
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -69,15 +70,17 @@ def nothing_left(directory: Path, step: int) -> str:
         directory: The run directory.
         step: Number of steps done.
     """
-    return f"nothing is left to train: `{directory}` is complete at step {step:,}; nothing changed"
+    return (
+        f"nothing is left to train: `{directory}` is complete at step {step:,}; nothing changed; "
+        f"`{continue_command(directory)} --train-iters N` trains longer"
+    )
 
 
 def _differs(plan: RunPlan, meta: Mapping[str, Any]) -> bool:
     """Return True if a setting that matters when a run resumes is not the checkpoint's."""
     config = part_of(meta, "config", "config")
     for option in plan.options.values():
-        path = ("plugins", option.plugin) if option.plugin else (option.section,)
-        saved, now = part_of(config, *path).get(option.key, option.default), plan.value(option)
-        if option.on_resume != FREE and saved != (list(now) if isinstance(now, tuple) else now):
+        saved, now = setting_pair(plan, option, config)
+        if option.on_resume != FREE and saved != now:
             return True
     return False

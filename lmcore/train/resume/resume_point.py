@@ -7,15 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmcore.config.option import flag_of
 from lmcore.config.plan import ResumePoint
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.config.section import CheckpointSection
     from lmcore.runtime.process.rendezvous import Rendezvous
 
-__all__ = ["find_resume_point", "verify_resume_point"]
+__all__ = ["find_resume_point", "refuse_fewer_steps", "verify_resume_point"]
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,31 @@ def verify_resume_point(plan: RunPlan, rendezvous: Rendezvous | None) -> ResumeP
         verified=True,
         damaged=tuple(found.passed_over),
     )
+
+
+def refuse_fewer_steps(plan: RunPlan) -> None:
+    """Refuse a length by flag that the run has passed already.
+
+    Args:
+        plan: The run; `plan.resume` is from `find_resume_point`.
+
+    Raises:
+        ConfigError: The run has done more steps than it is to have.
+    """
+    resume, name = plan.resume, "train_iters"
+    if plan.config.training.train_samples is not None:
+        name = "train_samples"
+    if resume is None or plan.config.checkpoint.finetune or plan.provenance[name].kind != "flag":
+        return
+    done = resume.manifest.iteration
+    if plan.train_iters < done:
+        raise ConfigError(
+            f"the run has done {done:,} steps already, more than the {plan.train_iters:,} of "
+            f"`{flag_of(name)} {getattr(plan.config.training, name)}`",
+            why=f"the checkpoint is `{resume.checkpoint}`",
+            hint="give the number of all steps, those done included; or go back to an earlier "
+            "checkpoint, if there is one",
+        )
 
 
 def _holds_any(path: Path) -> bool:

@@ -7,20 +7,25 @@ of these applies.
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import logging
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint import check_shape
+from lmcore.config.continued import continue_command
 from lmcore.config.option import DROPOUT, flag_of
 from lmcore.errors import CheckpointError, ConfigError, LmcoreError
 from lmcore.log import ALL_RANKS
 from lmcore.optim.schedule import LearningRateSchedule
-from lmcore.train.resume.saved_meta import part_of
+from lmcore.train.resume.saved_meta import part_of, setting_pair
+from lmcore.train.resume.schedule_change import (
+    changed_fields,
+    saved_schedule,
+    schedule_choices,
+    schedule_is_open,
+)
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
@@ -120,9 +125,7 @@ def _together(plan: RunPlan, checkpoint: Path, differences: list[_Difference]) -
         length = ""
         if plan.provenance["train_iters"].kind == "flag":
             length = f" --train-iters {plan.config.training.train_iters}"
-        directory = shlex.quote(str(run))
-        command = f"lmcore train {shlex.quote(str(run / 'config.yaml'))} --load {directory}"
-        hint = f"take the settings of that run: `{command} --save {directory}{length}"
+        hint = f"take the settings of that run: `{continue_command(run)}{length}"
         hint += "".join(f" {flag}" for flag in flags) + "`"
     problems[-1].hint = hint or differences[-1].problem.hint
     return ConfigError.collect(problems)
@@ -213,15 +216,21 @@ def resumed_schedule(
         manifest: Manifest of the checkpoint, checked by `check_saved_run`.
         schedule: Learning-rate schedule of the run's own settings.
     """
-    if not plan.config.checkpoint.use_checkpoint_opt_param_scheduler:
+    asked, saved = plan.config.checkpoint, saved_schedule(manifest)
+    if asked.override_opt_param_scheduler:
         return schedule
-    saved = LearningRateSchedule(**manifest.meta["schedule"])
+    changed = changed_fields(manifest, schedule)
+    if asked.schedule in {"extend", "restart"} and changed:
+        choices = schedule_choices(plan, manifest, schedule)
+        (chosen,) = (choice for choice in choices if choice.name == asked.schedule)
+        logger.info("learning rate: %s", chosen.words)
+        return chosen.schedule
     replaced = [
         f"`{option}` {getattr(schedule, name):g} -> {getattr(saved, name):g}"
         if name != "style"
         else f"`{option}` {schedule.style} -> {saved.style}"
         for name, option in _SCHEDULE_OPTIONS.items()
-        if getattr(schedule, name) != getattr(saved, name)
+        if name in changed and getattr(schedule, name) != getattr(saved, name)
     ]
     if replaced:
         logger.info("the checkpoint's learning-rate schedule is used: %s", ", ".join(replaced))
@@ -231,28 +240,26 @@ def resumed_schedule(
 def _schedule_difference(
     plan: RunPlan, manifest: Manifest, schedule: LearningRateSchedule
 ) -> _Difference | None:
-    asked, saved = plan.config.checkpoint, manifest.meta["schedule"]
-    now = dataclasses.asdict(schedule)
-    differing = [name for name, value in now.items() if saved.get(name, value) != value]
-    accepted = asked.use_checkpoint_opt_param_scheduler or asked.override_opt_param_scheduler
-    if not differing or accepted:
+    """Return the difference of the schedules, if no setting says which one follows."""
+    if not schedule_is_open(plan, manifest):
         return None
+    changed = changed_fields(manifest, schedule)
     rows = (
-        "`{}`: checkpoint {}, this run {}".format(
-            _SCHEDULE_OPTIONS[name], *_rounded(saved.get(name), now[name])
-        )
-        for name in differing
+        "`{}`: checkpoint {}, this run {}".format(_SCHEDULE_OPTIONS[name], *_rounded(*values))
+        for name, values in changed.items()
     )
-    hint = "`--override-opt-param-scheduler` continues with this run's schedule"
-    if saved["decay_samples"] >= plan.train_samples or saved["lowest"] > 0:
-        hint += ", `--use-checkpoint-opt-param-scheduler` with the checkpoint's"
-    problem = ConfigError(
-        "the learning-rate schedule is not the checkpoint's",
-        why="; ".join(rows),
-        hint=f"{hint}; or give the first run's settings (`--lr-decay-iters` if only the length "
-        "changed)",
-    )
-    return _Difference(problem, "--override-opt-param-scheduler")
+    what, why = "the learning-rate schedule is not the checkpoint's", "; ".join(rows)
+    settings = "the first run's settings (`--lr-decay-iters` if only the length changed)"
+    if plan.train_iters <= manifest.iteration:
+        why += f"; no step remains after the {manifest.iteration:,} of the checkpoint"
+        hint = f"give {settings}, or more steps"
+        return _Difference(ConfigError(what, why=why, hint=hint), "--schedule extend")
+    choices = schedule_choices(plan, manifest, schedule)
+    why = "\n".join([why, *(f"`{choice.name}` is {choice.words}" for choice in choices)])
+    names = [f"`--schedule {choice.name}`" for choice in choices if not choice.is_zero]
+    choose = f"choose one by {' or '.join(names)}; or " if names else ""
+    hint = f"{choose}give {settings}"
+    return _Difference(ConfigError(what, why=why, hint=hint), "--schedule extend")
 
 
 def _rounded(*values: Any) -> list[str]:
@@ -284,8 +291,8 @@ def check_learning_rate(plan: RunPlan, schedule: LearningRateSchedule, scheduled
         raise ConfigError(
             "the learning rate of every remaining step is 0",
             why=ended,
-            hint="`--override-opt-param-scheduler` continues with this run's schedule, whose "
-            "decay `--lr-decay-iters` or `--lr-decay-samples` makes longer; or give `--min-lr`",
+            hint="`--schedule extend` or `--schedule restart` continues above 0, if the run is "
+            "longer now or another setting of the schedule differs, such as `--min-lr`",
         )
     logger.warning("the last %d steps have learning rate 0: %s", count, ended, extra=ALL_RANKS)
 
@@ -365,21 +372,14 @@ def changed_settings(plan: RunPlan, manifest: Manifest, *, precision: str) -> li
     for option in plan.options.values() if config else ():
         if option.on_resume not in named:
             continue
-        path = ("plugins", option.plugin) if option.plugin else (option.section,)
-        saved, now = part_of(config, *path).get(option.key, option.default), plan.value(option)
+        saved, now = setting_pair(plan, option, config)
         if option.name == "precision":
             saved, now = manifest.meta.get("precision", saved), precision
             if saved is None:  # lmcore 2026.11 did not record the default that it chose
                 continue
-        saved, now = _listed(saved), _listed(now)
         if saved != now:
             found.append(f"`{option.name}` {_shown(saved)} -> {_shown(now)}")
     return found
-
-
-def _listed(value: Any) -> Any:
-    """Return *value* as JSON returns it: a tuple as a list."""
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _shown(value: Any) -> str:

@@ -5,6 +5,7 @@ A checkpoint may come from any program: any part of `meta` may be missing or hav
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
@@ -12,14 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.config.derived.layout import ParallelLayout
+from lmcore.config.file.paths import absolute_paths
 from lmcore.config.section.data import BLEND_RULES, OLDER_RULES, SPLIT_RULES
 from lmcore.errors import CheckpointError
 from lmcore.optim.schedule import LearningRateSchedule
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
+    from lmcore.config.option import Option
+    from lmcore.config.plan import RunPlan
 
-__all__ = ["check_saved_run", "data_rules", "part_of"]
+__all__ = ["check_saved_run", "data_rules", "part_of", "setting_pair"]
 
 _COUNTERS = ("iteration", "consumed_samples", "consumed_tokens")
 
@@ -69,12 +73,35 @@ def data_rules(checkpoint: Path, manifest: Manifest) -> dict[str, str]:
     return rules
 
 
+def setting_pair(plan: RunPlan, option: Option, config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the value of an option in a checkpoint's settings, and in the run that resumes.
+
+    Both are in the form of JSON, with absolute paths; a value that is not recorded is the default.
+
+    Args:
+        plan: The run that resumes.
+        option: One of the run's options.
+        config: The `config.config` of the checkpoint's `meta`.
+    """
+    path = ("plugins", option.plugin) if option.plugin else (option.section,)
+    saved = part_of(config, *path).get(option.key, option.default)
+    with contextlib.suppress(TypeError, AttributeError):  # another type is a difference
+        saved = absolute_paths(option, saved)
+    now = absolute_paths(option, plan.value(option))
+    return _listed(saved), _listed(now)
+
+
 def part_of(meta: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     """Return the nested mapping in *meta* under *names*; empty if there is none."""
     found: Any = meta
     for name in names:
         found = found.get(name) if isinstance(found, Mapping) else None
     return found if isinstance(found, Mapping) else {}
+
+
+def _listed(value: Any) -> Any:
+    """Return *value* as JSON returns it: a tuple as a list."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _problems(meta: Mapping[str, Any]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.accelerator.staging import stage_tensors
 from lmcore.checkpoint import WritePlanner, save_checkpoint
+from lmcore.config.file.paths import absolute_paths
 from lmcore.parallel.random_states import named_random_states
 from lmcore.train.diagnose.non_finite import check_weights
 
@@ -119,7 +120,7 @@ def take_snapshot(
         "seed": plan.config.training.seed,
         "layout": dataclasses.asdict(plan.layout),
         "precision": runtime.precision.name,
-        "config": plan.to_dict(),
+        "config": plan.to_dict() | {"config": _settings(plan)},
         "tokenizer": {"describe": tokenizer.describe(), "fingerprint": tokenizer.fingerprint()},
     }
     return Snapshot(
@@ -133,3 +134,14 @@ def take_snapshot(
         write_plan,
         planner.saves,
     )
+
+
+def _settings(plan: RunPlan) -> dict[str, Any]:
+    """Return every setting by section, with absolute paths as in the run's `config.yaml`."""
+    settings = dataclasses.asdict(plan.config)
+    for option in plan.options.values():
+        if option.paths is not None:
+            plugin, section = option.plugin, option.section
+            values = settings["plugins"][plugin] if plugin else settings[section]
+            values[option.key] = absolute_paths(option, plan.value(option))
+    return settings

@@ -150,6 +150,7 @@ CASES = [
         "--load RUN --finetune",
         "--no-load-rng, --use-checkpoint-opt-param-scheduler, --override-data-order",
     ),
+    ("--load RUN", "--load RUN --finetune", "--schedule extend"),
     ("--load RUN --finetune", "", "--change-tokenizer"),
     ("--precision fp16", "--precision bf16", "--loss-scale 8, --initial-loss-scale 8"),
     ("--precision fp16", "--precision fp32", "--min-loss-scale 8, --hysteresis 8"),

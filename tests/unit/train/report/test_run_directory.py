@@ -36,7 +36,7 @@ def test_another_runs_directory(tmp_path: Path) -> None:
     path = occupied(tmp_path / "run")
     with pytest.raises(ConfigError, match="holds checkpoints of another run") as caught:
         RunDirectory.create(str(path), "x", load=None)
-    assert f"`--load {path} --save {path}`" in str(caught.value.hint)
+    assert f"`lmcore train --continue {path}`" in str(caught.value.hint)
     other = occupied(tmp_path / "other")
     with pytest.raises(ConfigError):
         RunDirectory.create(str(path), "x", load=str(other))

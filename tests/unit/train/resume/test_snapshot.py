@@ -132,16 +132,16 @@ def test_changed_schedule(trained: Any, resume: Any) -> None:
     base = "--lr 2e-2 --lr-decay-iters 30 --hidden-dropout 0.1"
     with pytest.raises(ConfigError, match="schedule is not the checkpoint's") as caught:
         resume(folder, order, base=base)
-    assert caught.value.why == (
+    first, *choices = str(caught.value.why).splitlines()
+    assert first == (
         "`lr`: checkpoint 0.01, this run 0.02; `lr_warmup_samples`: checkpoint 4, this run 6; "
         "`lr_decay_samples`: checkpoint 80, this run 120"
     )
-    for flag in (
-        "--lr-decay-iters",
-        "--use-checkpoint-opt-param-scheduler",
-        "--override-opt-param-scheduler",
-    ):
-        assert flag in str(caught.value.hint)
+    for name, choice in zip(("extend", "keep", "restart"), choices, strict=True):
+        assert choice.startswith(f"`{name}` is ")
+        assert "at the next step" in choice
+        assert f"--schedule {name}" in str(caught.value.hint)
+    assert "--lr-decay-iters" in str(caught.value.hint)
 
 
 def test_numbers_of_a_changed_schedule() -> None:

@@ -1,0 +1,84 @@
+"""Settings that a checkpoint records: the values of the run that wrote it, as a layer of settings.
+
+The layer above reads them from the checkpoint's manifest; every value is checked like one of a
+file, since a checkpoint may come from anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmcore.config.file.paths import map_paths
+from lmcore.config.option import Option
+from lmcore.config.settings import Provenance
+from lmcore.errors import ConfigError, LmcoreError
+
+__all__ = ["SavedSettings"]
+
+
+@dataclass(frozen=True)
+class SavedSettings:
+    """The settings of the run that wrote a checkpoint.
+
+    Attributes:
+        checkpoint: Directory of the checkpoint.
+        config: Values by section and key; of a plugin's section below `plugins` and its name.
+        sources: Source of each value by option name, as `Provenance` writes it.
+    """
+
+    checkpoint: str
+    config: Mapping[str, Any]
+    sources: Mapping[str, Any]
+
+    def layer(
+        self,
+        options: Mapping[str, Option],
+        problems: list[LmcoreError],
+        *,
+        names: Collection[str] | None = None,
+    ) -> dict[str, tuple[Any, Provenance]]:
+        """Return the values that the run's user set, with their provenance, by option name.
+
+        Derived values are left out, and defaults that are the same in this version.
+
+        Args:
+            options: Options by name.
+            problems: List to which wrong values are added.
+            names: Options to take; None for all.
+        """
+        found: dict[str, tuple[Any, Provenance]] = {}
+        for name, option in options.items():
+            if option.one_start or (names is not None and name not in names):
+                continue
+            source = str(self.sources.get(name, ""))
+            section = self._section(option)
+            if option.key not in section or source.startswith("derived"):
+                continue
+            where = f"checkpoint `{self.checkpoint}`: `{name}: {section[option.key]}`"
+            try:
+                value = option.convert(_typed(section[option.key]), where=where)
+            except ConfigError as problem:
+                problems.append(problem)
+                continue
+            if source == "default" and value == option.default:
+                continue
+            value = map_paths(option, value, os.path.abspath)
+            found[name] = (value, Provenance("checkpoint", self.checkpoint))
+        return found
+
+    def _section(self, option: Option) -> Mapping[str, Any]:
+        keys = ("plugins", option.plugin) if option.plugin else (option.section,)
+        found: Any = self.config
+        for key in keys:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
+
+
+def _typed(value: Any) -> Any:
+    """Return a JSON value in a form that an option converts; an object becomes its text."""
+    if isinstance(value, list):
+        return [item if isinstance(item, (str, int, float)) else str(item) for item in value]
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)

@@ -1,0 +1,192 @@
+"""Learning-rate schedule of a run that resumes: the checkpoint's, or one that the user chooses.
+
+The schedule in force is saved in each checkpoint.  It continues as long as the settings from which
+a schedule is made equal the settings of the run that wrote the checkpoint.  If they differ, most
+often because the run is longer now, `--schedule` says which of three schedules follows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lmcore.optim.schedule import LearningRateSchedule
+from lmcore.train.resume.saved_meta import part_of
+
+if TYPE_CHECKING:
+    from lmcore.checkpoint import Manifest
+    from lmcore.config.plan import RunPlan
+
+__all__ = [
+    "ScheduleChoice",
+    "changed_fields",
+    "saved_schedule",
+    "schedule_choices",
+    "schedule_is_open",
+    "scheduled_samples",
+]
+
+_WITHOUT_EFFECT = {
+    "constant": ("lowest", "decay_samples"),
+    "inverse-square-root": ("decay_samples",),
+}
+"""Fields of a schedule that do not change its rates, by style."""
+
+
+@dataclass(frozen=True)
+class ScheduleChoice:
+    """One answer to the question which schedule follows.
+
+    Attributes:
+        name: Value of `--schedule`.
+        meaning: The schedule in words.
+        schedule: The schedule.
+        next_rate: Rate of the next step.
+        last_rate: Rate of the last step of the run.
+    """
+
+    name: str
+    meaning: str
+    schedule: LearningRateSchedule
+    next_rate: float
+    last_rate: float
+
+    @property
+    def is_zero(self) -> bool:
+        """True if the rate of every remaining step is 0: only a warm-up raises it, from above 0."""
+        return self.next_rate == 0
+
+    @property
+    def words(self) -> str:
+        """Meaning and consequences, one line."""
+        if self.is_zero:
+            return f"{self.meaning}: not possible, the rate of every remaining step would be 0"
+        return (
+            f"{self.meaning}: rate {self.next_rate:.3g} at the next step, "
+            f"{self.last_rate:.3g} at the end"
+        )
+
+
+def saved_schedule(manifest: Manifest) -> LearningRateSchedule:
+    """Return the schedule in force in a checkpoint, which `check_saved_run` has checked."""
+    return LearningRateSchedule(**manifest.meta["schedule"])
+
+
+def scheduled_samples(manifest: Manifest) -> int:
+    """Return the position of a checkpoint in its learning-rate schedule, in samples."""
+    counters = manifest.meta["counters"]
+    return int(counters.get("scheduled_samples", counters["consumed_samples"]))
+
+
+def changed_fields(manifest: Manifest, own: LearningRateSchedule) -> dict[str, tuple[Any, Any]]:
+    """Return the fields of the schedule that the settings change: value before, value now.
+
+    Empty if the checkpoint's schedule continues.
+
+    Args:
+        manifest: Manifest of the checkpoint, checked by `check_saved_run`.
+        own: Schedule of the run's own settings.
+    """
+    before, now = dataclasses.asdict(_schedule_of_settings(manifest)), dataclasses.asdict(own)
+    ignored = set(_WITHOUT_EFFECT.get(own.style, ()) if before["style"] == own.style else ())
+    position = scheduled_samples(manifest)
+    if own.style == "constant" and position >= max(before["warmup_samples"], own.warmup_samples):
+        ignored.add("warmup_samples")
+    return {
+        name: (before[name], value)
+        for name, value in now.items()
+        if name not in ignored and before[name] != value
+    }
+
+
+def schedule_is_open(plan: RunPlan, manifest: Manifest) -> bool:
+    """Return True if the schedule changes and no setting says which one follows.
+
+    Args:
+        plan: The run that resumes.
+        manifest: Manifest of the checkpoint, checked by `check_saved_run`.
+    """
+    asked = plan.config.checkpoint
+    answered = asked.schedule or asked.use_checkpoint_opt_param_scheduler
+    if answered or asked.override_opt_param_scheduler or asked.finetune:
+        return False
+    return bool(changed_fields(manifest, LearningRateSchedule.from_plan(plan)))
+
+
+def schedule_choices(
+    plan: RunPlan, manifest: Manifest, own: LearningRateSchedule
+) -> tuple[ScheduleChoice, ...]:
+    """Return the three schedules that may follow, with their consequences.
+
+    Args:
+        plan: The run that resumes.
+        manifest: Manifest of the checkpoint, checked by `check_saved_run`.
+        own: Schedule of the run's own settings.
+    """
+    position, consumed = scheduled_samples(manifest), manifest.meta["counters"]["consumed_samples"]
+    end = position + max(plan.train_samples - consumed, 0)
+    saved, longer = saved_schedule(manifest), _extended(plan, own)
+    again = _restarted(plan, own, position, end)
+    next_step = position + plan.batch_sizes.at(consumed)
+
+    def choice(name: str, meaning: str, schedule: LearningRateSchedule) -> ScheduleChoice:
+        return ScheduleChoice(name, meaning, schedule, schedule(next_step), schedule(end))
+
+    steps = f"{plan.train_iters:,} steps"
+    left = f"{max(plan.train_iters - manifest.iteration, 0):,} steps"
+    return (
+        choice("extend", f"the schedule of a run of {steps} from its first step", longer),
+        choice("keep", "the checkpoint's schedule as it is", saved),
+        choice("restart", f"a new warm-up and decay over the remaining {left}", again),
+    )
+
+
+def _schedule_of_settings(manifest: Manifest) -> LearningRateSchedule:
+    """Return the schedule of the settings of the run that wrote a checkpoint.
+
+    It is not always the schedule in force, which is returned if the settings are not recorded.
+    """
+    config, derived = (part_of(manifest.meta, "config", name) for name in ("config", "derived"))
+    optimizer = part_of(config, "optimizer")
+    try:
+        return LearningRateSchedule(
+            style=optimizer["lr_decay_style"],
+            highest=optimizer["lr"],
+            lowest=optimizer["min_lr"],
+            warmup_samples=derived["lr_warmup_samples"],
+            decay_samples=derived["lr_decay_samples"],
+            cooldown_fraction=optimizer["lr_cooldown_fraction"],
+        )
+    except KeyError:
+        return saved_schedule(manifest)
+
+
+def _extended(plan: RunPlan, own: LearningRateSchedule) -> LearningRateSchedule:
+    """Return the run's schedule with its decay until the end, unless a flag gives its length."""
+    if any(_is_flag(plan, name) for name in ("lr_decay_iters", "lr_decay_samples")):
+        return own
+    warmup = _warmup_samples(plan, own, plan.train_samples)
+    return dataclasses.replace(own, warmup_samples=warmup, decay_samples=plan.train_samples)
+
+
+def _restarted(
+    plan: RunPlan, own: LearningRateSchedule, position: int, end: int
+) -> LearningRateSchedule:
+    """Return a schedule that begins at *position* and ends at *end*, in samples."""
+    length = max(end - position, 1)
+    warmup = min(_warmup_samples(plan, own, length), length)
+    return dataclasses.replace(
+        own, warmup_samples=warmup, decay_samples=length, start_samples=position
+    )
+
+
+def _warmup_samples(plan: RunPlan, own: LearningRateSchedule, decay: int) -> float:
+    fraction = plan.config.optimizer.lr_warmup_fraction
+    return own.warmup_samples if fraction is None else fraction * decay
+
+
+def _is_flag(plan: RunPlan, name: str) -> bool:
+    origin: Mapping[str, Any] = plan.provenance
+    return name in origin and origin[name].kind == "flag"

@@ -1,0 +1,148 @@
+"""`--continue RUN` as a source of settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmcore.config.continued import ContinuedRun, continue_command
+from lmcore.config.file.saved_settings import SavedSettings
+from lmcore.config.load import load_config
+from lmcore.config.section import run_options
+from lmcore.errors import ConfigError
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run directory below the working directory, with a checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/a/checkpoints/iter_0000007").mkdir(parents=True)
+    (tmp_path / "runs/a/config.yaml").write_text(
+        "training:\n  train_iters: 8\ncheckpoint:\n  schedule: keep\n  load: elsewhere\n"
+        "data:\n  data_path: [text]\n"
+    )
+    return Path("runs/a")
+
+
+@pytest.mark.parametrize(
+    "path, load",
+    [
+        ("runs/a", "runs/a"),
+        ("runs/a/config.yaml", "runs/a"),
+        ("runs/a/checkpoints", "runs/a/checkpoints"),
+        ("runs/a/checkpoints/iter_0000007", "runs/a/checkpoints/iter_0000007"),
+    ],
+)
+def test_the_directory_of_a_run(run: Path, path: str, load: str) -> None:
+    """Any path of a run names its directory, for a run that continues in place."""
+    found = ContinuedRun.at(path)
+    assert (found.load, found.directory) == (Path(load), run)
+    loaded = load_config(["--continue", path])
+    checkpoint = loaded.config.checkpoint
+    assert (checkpoint.load, checkpoint.save) == (load, "runs/a")
+    assert str(loaded.provenance["load"]) == "--continue"
+    assert loaded.config.data.data_path == ("runs/a/text",)
+
+
+def test_from_within(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory may be the run, its checkpoints, or one of them."""
+    for inside, path, directory in (
+        ("runs/a", ".", "."),
+        ("runs/a", "checkpoints/iter_0000007", "."),
+        ("runs/a/checkpoints", "iter_0000007", ".."),
+    ):
+        with monkeypatch.context() as patch:
+            patch.chdir(inside)
+            assert ContinuedRun.at(path).directory == Path(directory)
+
+
+def test_flags_and_files_override(run: Path, tmp_path: Path) -> None:
+    """Further files and flags are above the run's settings; `--save` may be another directory."""
+    (tmp_path / "more.yaml").write_text("training:\n  seed: 7\n")
+    config = load_config(["more.yaml", "--continue", "runs/a", "--save", "b"]).config
+    assert (config.training.seed, config.training.train_iters) == (7, 8)
+    assert (config.checkpoint.load, config.checkpoint.save) == ("runs/a", "b")
+
+
+@pytest.mark.parametrize(
+    "flags, answer",
+    [
+        ("", "keep"),
+        ("--train-iters 8 --seed 5", "keep"),
+        ("--train-iters 9", None),
+        ("--lr 0.5", None),
+        ("--train-iters 9 --schedule extend", "extend"),
+        ("--override-opt-param-scheduler", None),
+    ],
+)
+def test_an_answer_is_for_one_length(run: Path, flags: str, answer: str | None) -> None:
+    """The recorded choice of a schedule does not answer for a further change."""
+    config = load_config(["--continue", "runs/a", *flags.split()]).config
+    assert config.checkpoint.schedule == answer
+
+
+def test_flags_that_contradict(run: Path) -> None:
+    """All of them are one error."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(["--continue", "runs/a", "--load", "x", "--finetune", "--preset", "gpt2-124m"])
+    assert len(caught.value.others) == 2
+
+
+def test_a_checkpoint_outside_of_a_run(tmp_path: Path) -> None:
+    """It has no directory to continue in; the hint takes its settings."""
+    (tmp_path / "iter_0000007").mkdir()
+    with pytest.raises(ConfigError, match="not in a run directory") as caught:
+        ContinuedRun.at(str(tmp_path / "iter_0000007"))
+    assert "--use-checkpoint-args" in str(caught.value.hint)
+
+
+def test_a_misspelt_run(run: Path) -> None:
+    """The nearest name is suggested."""
+    with pytest.raises(ConfigError, match="no such directory") as caught:
+        ContinuedRun.at("run/a")
+    with pytest.raises(ConfigError, match="no such directory") as caught:
+        ContinuedRun.at("runs/b1")
+    (run.parent / "second").mkdir()
+    with pytest.raises(ConfigError) as caught:
+        ContinuedRun.at("runs/secnd")
+    assert "did you mean `runs/second`?" in str(caught.value.hint)
+
+
+def test_the_command_is_quoted() -> None:
+    """A path with a space is one word of the shell."""
+    assert continue_command(Path("a run")) == "lmcore train --continue 'a run'"
+
+
+def test_settings_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values that were set are taken, derived ones and defaults are not, wrong ones are errors."""
+    monkeypatch.chdir(tmp_path)
+    config: dict[str, Any] = {
+        "model": {"hidden_size": 32, "ffn_hidden_size": 128, "num_layers": "many", "swiglu": False},
+        "data": {"data_path": ["0.5", "text"]},
+        "optimizer": {"lr": 0.5, "min_lr": 0.25},
+        "checkpoint": {"load": "x", "schedule": "keep"},
+        "plugins": {"absent": {"threads": 3}},
+        "training": [],
+    }
+    sources = {
+        "ffn_hidden_size": "derived: 4 * hidden_size",
+        "swiglu": "default",
+        "min_lr": "default",  # of another version
+        "lr": 7,
+    }
+    problems: list[Any] = []
+    layer = SavedSettings("iter_0000007", config, sources).layer(run_options(), problems)
+    assert {name: value for name, (value, _) in layer.items()} == {
+        "hidden_size": 32,
+        "data_path": ("0.5", str(tmp_path / "text")),
+        "lr": 0.5,
+        "min_lr": 0.25,
+        "schedule": "keep",
+    }
+    assert [str(origin) for _, origin in layer.values()] == ["checkpoint: iter_0000007"] * 5
+    (problem,) = problems
+    assert "`num_layers: many`: expected an integer" in problem.what
+    names = SavedSettings("x", config, {}).layer(run_options(), [], names={"lr"})
+    assert list(names) == ["lr"]
