@@ -1,0 +1,1 @@
+"""Checkpoints of Megatron-LM and of forks with its files, read and written."""

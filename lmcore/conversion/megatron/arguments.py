@@ -1,0 +1,279 @@
+"""Megatron's saved arguments and the model shape of lmcore, both ways.
+
+A checkpoint has the `argparse.Namespace` of the run that wrote it.  Arguments have been renamed
+over the years, and forks have names of their own; what an older version did not have has its
+default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmcore.conversion.megatron.records import Record
+from lmcore.errors import CheckpointError
+from lmcore.model.saved_shape import read_shape
+from lmcore.model.shape import ModelShape
+
+__all__ = ["MegatronModel", "architecture_arguments", "read_model"]
+
+_HINT = "convert it with the program that wrote it, or use a supported model"
+
+# Arguments that change the model into one that lmcore does not have, with the values that do not.
+_OFF = (None, False, 0, "", ())
+_REFUSED: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        (
+            "multi_latent_attention",
+            "qk_layernorm",
+            "qk_l2_norm",
+            "softmax_scale",
+            "attention_output_gate",
+            "experimental_attention_variant",
+            "linear_attention_freq",
+            "window_size",
+            "apply_layernorm_1p",
+            "layernorm_zero_centered_gamma",
+            "apply_residual_connection_post_layernorm",
+            "squared_relu",
+            "quick_geglu",
+            "glu_activation",
+            "glu_linear_offset",
+            "activation_func_clamp_value",
+            "embed_layernorm",
+            "rotary_interleaved",
+            "no_rope_freq",
+            "mtp_num_layers",
+            "heterogeneous_layers_config_path",
+            "heterogeneous_layers_config_encoded_json",
+            "hybrid_override_pattern",
+            "hybrid_layer_pattern",
+            "is_hybrid_model",
+            "retro_add_retriever",
+            "fp8_param_gather",
+            "fp4_param",
+        ),
+        _OFF,
+    ),
+    "num_experts": (*_OFF, 1, (1,)),
+    "rotary_seq_len_interpolation_factor": (None, 1),
+    "softmax_type": (None, "vanilla"),
+    "mlp_type": (None, "standard"),
+}
+_POSITIONS = {
+    "learned_absolute": "learned_absolute",
+    "absolute": "learned_absolute",
+    "rope": "rope",
+    "rotary": "rope",
+    "none": "none",
+    # Values of BigScience's enum, which a file stores instead of its names.
+    "1": "rope",
+    "2": "learned_absolute",
+}
+_NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
+
+
+@dataclass(frozen=True)
+class MegatronModel:
+    """Model described by saved arguments.
+
+    Attributes:
+        shape: Shape of the model.
+        vocab_size: Number of tokens without padding rows; None if it is not known.
+        notes: Differences between the model and lmcore's, for the user.
+    """
+
+    shape: ModelShape
+    vocab_size: int | None
+    notes: tuple[str, ...]
+
+
+def read_model(args: Mapping[str, Any], checkpoint: Path, rows: int) -> MegatronModel:
+    """Return the model that saved arguments describe.
+
+    Args:
+        args: Arguments by their names in Megatron.
+        checkpoint: Directory of the checkpoint, for messages.
+        rows: Number of rows of the token embedding, over all ranks.
+
+    Raises:
+        CheckpointError: An argument is missing, or lmcore does not have such a model.
+    """
+    reader = _Reader(args, checkpoint)
+    for name, allowed in _REFUSED.items():
+        reader.refuse(name, allowed)
+    shape = read_shape(reader.shape_values(rows), checkpoint)
+    known = reader.get("true_vocab_size", None)
+    usable = type(known) is int and 0 < known <= rows
+    return MegatronModel(shape, known if usable else None, tuple(reader.notes(shape)))
+
+
+class _Reader:
+    """Saved arguments, with the defaults of what older versions left out."""
+
+    def __init__(self, args: Mapping[str, Any], checkpoint: Path) -> None:
+        self._args, self._checkpoint = args, checkpoint
+
+    def get(self, name: str, default: Any) -> Any:
+        value = self._args.get(name)
+        return default if value is None else value
+
+    def first(self, *names: str, default: Any) -> Any:
+        """Return the value of the first name that has one."""
+        return next(
+            (value for name in names if (value := self.get(name, None)) is not None), default
+        )
+
+    def needed(self, name: str) -> Any:
+        value = self.get(name, None)
+        if value is None:
+            raise self._unsupported(f"its arguments lack `{name}`")
+        return value
+
+    def refuse(self, name: str, allowed: tuple[Any, ...]) -> None:
+        value = self._args.get(name)
+        plain = tuple(value) if isinstance(value, list) else value
+        if plain is True or plain not in allowed:
+            raise self._unsupported(f"`{name}` is `{value}`")
+
+    def _unsupported(self, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"lmcore does not have the model of `{self._checkpoint}`", why=why, hint=_HINT
+        )
+
+    def shape_values(self, rows: int) -> dict[str, Any]:
+        hidden, heads = self.needed("hidden_size"), self.needed("num_attention_heads")
+        if type(hidden) is not int or type(heads) is not int or heads < 1:
+            raise self._unsupported(f"`hidden_size` is `{hidden}`, the number of heads `{heads}`")
+        positions = self._positions()
+        normalization = str(self.get("normalization", "LayerNorm"))
+        values = {
+            "num_layers": self.first("num_layers", "encoder_num_layers", default=0),
+            "hidden_size": hidden,
+            "num_attention_heads": heads,
+            "ffn_hidden_size": self.get("ffn_hidden_size", 4 * hidden),
+            "max_position_embeddings": self.first(
+                "max_position_embeddings", "seq_length", default=0
+            ),
+            "padded_vocab_size": rows,
+            "layernorm_epsilon": self.first("norm_epsilon", "layernorm_epsilon", default=1e-5),
+            "init_method_std": self.get("init_method_std", 0.02),
+            "attention_dropout": self.get("attention_dropout", 0.1),
+            "hidden_dropout": self.get("hidden_dropout", 0.1),
+            "num_query_groups": self._groups(heads),
+            "normalization": _NORMS.get(normalization.lower(), normalization),
+            "swiglu": self._flag("swiglu", default=False),
+            "position_embedding_type": positions,
+            "untie_embeddings_and_output_weights": self._flag(
+                "untie_embeddings_and_output_weights", default=False
+            ),
+            "add_bias_linear": self._flag(
+                "add_bias_linear", default=not self._flag("disable_bias_linear", default=False)
+            ),
+            "add_qkv_bias": self._flag("add_qkv_bias", default=False),
+        }
+        if self.get("kv_channels", None) is not None:
+            values["head_dim"] = self.get("kv_channels", None)
+        if positions == "rope":
+            values["rotary_base"] = self._whole(
+                self.first("rotary_base", "rope_theta", default=10000)
+            )
+            values["rotary_percent"] = self.get("rotary_percent", 1.0)
+            if self._flag("use_rope_scaling", default=False):
+                values["rope_scaling_factor"] = self.get("rope_scaling_factor", 8.0)
+        return values
+
+    def _flag(self, name: str, *, default: bool) -> bool:
+        return bool(self.get(name, default))
+
+    def _whole(self, value: Any) -> Any:
+        return int(value) if isinstance(value, float) and value == int(value) else value
+
+    def _groups(self, heads: int) -> Any:
+        if self._flag("group_query_attention", default=False):
+            return self.needed("num_query_groups")
+        return self.get("num_key_value_heads", heads)
+
+    def _positions(self) -> str:
+        rotary = self._flag("use_rotary_position_embeddings", default=False)
+        named = self.get("position_embedding_type", None)
+        if named is None:
+            learned = self._flag("add_position_embedding", default=True)
+            return "rope" if rotary else "learned_absolute" if learned else "none"
+        if isinstance(named, Record):
+            named = named.__dict__.get("args", ("",))[-1]
+        found = _POSITIONS.get(str(named))
+        if found is None:
+            raise self._unsupported(f"`position_embedding_type` is `{named}`")
+        learned = self._flag("add_position_embedding", default=True)
+        return (
+            "rope" if rotary else "none" if found == "learned_absolute" and not learned else found
+        )
+
+    def notes(self, shape: ModelShape) -> list[str]:
+        found = []
+        exact = self.get("bias_gelu_fusion", True) is False
+        if exact and not shape.swiglu and not self._flag("openai_gelu", default=False):
+            found.append(
+                "the run computed GELU exactly (`--no-bias-gelu-fusion`), lmcore computes its tanh "
+                "approximation"
+            )
+        if shape.head_dim * shape.num_attention_heads != shape.hidden_size:
+            found.append(
+                f"attention heads have {shape.head_dim} channels: `--kv-channels {shape.head_dim}`"
+            )
+        tokenizer = self.get("tokenizer_type", None)
+        if isinstance(tokenizer, str):
+            found.append(f"its tokenizer, `{tokenizer}`, is not part of the checkpoint")
+        return found
+
+
+def architecture_arguments(shape: ModelShape) -> dict[str, Any]:
+    """Return the arguments of Megatron that describe a model.
+
+    Args:
+        shape: Shape of the model.
+    """
+    groups = shape.num_query_groups
+    arguments: dict[str, Any] = {
+        "num_layers": shape.num_layers,
+        "encoder_num_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "ffn_hidden_size": shape.ffn_hidden_size,
+        "num_attention_heads": shape.num_attention_heads,
+        "kv_channels": shape.head_dim,
+        "group_query_attention": groups != shape.num_attention_heads,
+        "num_query_groups": groups if groups != shape.num_attention_heads else 1,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "seq_length": shape.max_position_embeddings,
+        "encoder_seq_length": shape.max_position_embeddings,
+        "padded_vocab_size": shape.padded_vocab_size,
+        "norm_epsilon": shape.layernorm_epsilon,
+        "layernorm_epsilon": shape.layernorm_epsilon,
+        "init_method_std": shape.init_method_std,
+        "attention_dropout": shape.attention_dropout,
+        "hidden_dropout": shape.hidden_dropout,
+        "normalization": shape.normalization,
+        "swiglu": shape.swiglu,
+        "position_embedding_type": shape.position_embedding_type,
+        "add_position_embedding": shape.learned_positions,
+        "use_rotary_position_embeddings": shape.rotary,
+        "rotary_base": shape.rotary_base,
+        "rotary_percent": shape.rotary_percent,
+        "rotary_interleaved": False,
+        "use_rope_scaling": shape.rope_scaling_factor != 1.0,
+        "rope_scaling_factor": shape.rope_scaling_factor,
+        "untie_embeddings_and_output_weights": shape.untie_embeddings_and_output_weights,
+        "add_bias_linear": shape.add_bias_linear,
+        "add_qkv_bias": shape.add_qkv_bias,
+        "openai_gelu": False,
+        "squared_relu": False,
+        "apply_layernorm_1p": False,
+        "apply_residual_connection_post_layernorm": False,
+        "qk_layernorm": False,
+        "num_experts": None,
+        "multi_latent_attention": False,
+    }
+    return arguments

@@ -1,0 +1,172 @@
+"""Directories of Megatron's checkpoints: which checkpoint is the newest, and which files it has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmcore.bounded_file import read_bounded_file
+from lmcore.errors import CheckpointError
+
+__all__ = [
+    "TRACKER_NAME",
+    "MegatronDirectory",
+    "find_checkpoint",
+    "rank_files",
+    "rank_name",
+    "require_ranks",
+]
+
+TRACKER_NAME = "latest_checkpointed_iteration.txt"
+_FILES = ("model_optim_rng.pt", "model_rng.pt")
+"""Names of a rank's file; the second with the first versions of the distributed optimizer."""
+_ITERATION = re.compile(r"^(?:iter_\d{7,}|release)$")
+_RANK = re.compile(r"^mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?$")
+_MAX_TRACKER_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class MegatronDirectory:
+    """Files of one checkpoint.
+
+    Attributes:
+        path: Directory `iter_XXXXXXX` or `release`.
+        ranks: Path of the file of each pair of tensor and pipeline rank.
+    """
+
+    path: Path
+    ranks: Mapping[tuple[int, int], Path]
+
+    @property
+    def tensor_size(self) -> int:
+        """Number of ranks of tensor parallelism."""
+        return 1 + max(tensor for tensor, _ in self.ranks)
+
+    @property
+    def pipeline_size(self) -> int:
+        """Number of stages."""
+        return 1 + max(stage for _, stage in self.ranks)
+
+
+def rank_name(tensor: int, stage: int, *, pipeline: bool) -> str:
+    """Return the name of the directory of one rank.
+
+    Args:
+        tensor: Rank of tensor parallelism.
+        stage: Stage of the pipeline.
+        pipeline: True if there is more than one stage.
+    """
+    return f"mp_rank_{tensor:02d}_{stage:03d}" if pipeline else f"mp_rank_{tensor:02d}"
+
+
+def find_checkpoint(path: Path) -> Path | None:
+    """Return the newest checkpoint at *path*, which may be one itself; None if there is none.
+
+    Args:
+        path: Directory that Megatron saved to, or one `iter_XXXXXXX` or `release` in it.
+
+    Raises:
+        CheckpointError: There are several, and no file names the newest.
+    """
+    if _is_checkpoint(path):
+        return path
+    tracker = path / TRACKER_NAME
+    if tracker.is_file():
+        named = path / _tracked(tracker)
+        return named if _is_checkpoint(named) else None
+    found = [one for one in _entries(path) if _ITERATION.match(one.name) and _is_checkpoint(one)]
+    if len(found) > 1:
+        raise CheckpointError(
+            f"`{path}` does not say which checkpoint is the newest",
+            why=f"it has {len(found)} and no `{TRACKER_NAME}`",
+            hint=f"name one of them, such as `{max(found)}`",
+        )
+    return found[0] if found else None
+
+
+def rank_files(path: Path) -> MegatronDirectory:
+    """Return the files of all ranks of a checkpoint.
+
+    Args:
+        path: Directory of the checkpoint.
+
+    Raises:
+        CheckpointError: Ranks are missing, or it is of a model with experts.
+    """
+    ranks: dict[tuple[int, int], Path] = {}
+    for entry in _entries(path):
+        match = _RANK.match(entry.name)
+        file = next((entry / name for name in _FILES if (entry / name).is_file()), None)
+        if match is None or file is None:
+            continue
+        if match[3] is not None:
+            raise CheckpointError(
+                f"lmcore does not have the model of `{path}`",
+                why=f"`{entry.name}` is a part of a model with experts",
+            )
+        ranks[int(match[1]), int(match[2] or 0)] = file
+    if not ranks:
+        raise CheckpointError(
+            f"`{path}` has no rank files", why=f"looked for `mp_rank_*/{_FILES[0]}`"
+        )
+    found = MegatronDirectory(path, ranks)
+    require_ranks(found, found.tensor_size, found.pipeline_size)
+    return found
+
+
+def require_ranks(directory: MegatronDirectory, tensor: int, pipeline: int) -> None:
+    """Raise a `CheckpointError` that names the ranks whose files are missing.
+
+    Args:
+        directory: Files that exist.
+        tensor: Number of ranks of tensor parallelism.
+        pipeline: Number of stages.
+    """
+    wanted = {(rank, stage) for rank in range(tensor) for stage in range(pipeline)}
+    if wanted == directory.ranks.keys():
+        return
+    missing = sorted(wanted - directory.ranks.keys())
+    names = [rank_name(*one, pipeline=pipeline > 1) for one in missing]
+    surplus = sorted(directory.ranks[one].parent.name for one in directory.ranks.keys() - wanted)
+    why = [f"missing: {', '.join(names[:10])}"] if names else []
+    why += [f"surplus: {', '.join(surplus[:10])}"] if surplus else []
+    raise CheckpointError(
+        f"`{directory.path}` is not complete",
+        why=f"tensor parallelism has {tensor} ranks, the pipeline {pipeline} stages; "
+        + "; ".join(why),
+        hint="copy the directories of all ranks into one; each node of a cluster may have its own",
+    )
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return any(
+        _RANK.match(entry.name) and any((entry / name).is_file() for name in _FILES)
+        for entry in _entries(path)
+    )
+
+
+def _tracked(tracker: Path) -> str:
+    """Return the name of the checkpoint that the tracker file names."""
+    try:
+        content = read_bounded_file(tracker, _MAX_TRACKER_BYTES).decode(errors="replace").strip()
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise CheckpointError(f"cannot read `{tracker}`", why=why) from error
+    if content == "release":
+        return content
+    if not content.isascii() or not content.isdigit():
+        raise CheckpointError(
+            f"`{tracker}` is damaged",
+            why=f"it has `{content[:80]}` instead of an iteration or `release`",
+            hint="name a checkpoint in the directory",
+        )
+    return f"iter_{int(content):07d}"
+
+
+def _entries(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir())
+    except OSError:
+        return []

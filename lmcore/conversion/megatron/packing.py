@@ -1,0 +1,124 @@
+"""Joining of one parameter's parts, of the ranks of tensor parallelism, and the way back.
+
+Shapes: H hidden, F feed-forward channels, V rows of the embedding, N query heads, K heads of keys
+and values, D channels of a head, T ranks.
+
+parameter | on each rank
+--- | ---
+embeddings | V/T rows
+`attention.qkv` | K/T heads of keys and values, each as (N/K + 2) D rows: queries, key, value
+`feed_forward.up` | F/T rows; SwiGLU: F/T rows of the gate, then F/T rows of the other projection
+`attention.output.weight`, `feed_forward.down.weight` | columns
+norms, positions, biases of the two above | all of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lmcore.conversion.recipe import Recipe, grouped_qkv
+from lmcore.model.parameters import parameter_shapes
+from lmcore.model.shape import ModelShape
+
+__all__ = ["Packing"]
+
+_ROWS = ("token_embedding.weight", "output_embedding.weight")
+_COLUMNS = ("attention.output.weight", "feed_forward.down.weight")
+_OLDEST, _OLD = 0.0, 1.0
+"""Checkpoint versions whose rows of queries, keys and values have another order."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Rules by which tensors of several ranks make one of lmcore.
+
+    Attributes:
+        shape: Shape of the model.
+        ranks: Number of ranks of tensor parallelism.
+        version: Version of the checkpoint, which says how queries, keys and values are ordered.
+    """
+
+    shape: ModelShape
+    ranks: int
+    version: float = 3.0
+
+    def part_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a parameter on one rank.
+
+        Args:
+            name: Name in lmcore.
+        """
+        size = list(parameter_shapes(self.shape)[name])
+        dim = self.split_dim(name)
+        if dim is not None:
+            size[dim] //= self.ranks
+        return tuple(size)
+
+    def split_dim(self, name: str) -> int | None:
+        """Return the dim along which a parameter is split; None if every rank has all of it."""
+        if name in _ROWS or ".attention.qkv." in name or ".feed_forward.up" in name:
+            return 0
+        return 1 if name.endswith(_COLUMNS) else None
+
+    def join(self, name: str, parts: Sequence[Tensor]) -> Tensor:
+        """Return the tensor of lmcore from the tensors of all ranks.
+
+        Args:
+            name: Name of the parameter in lmcore.
+            parts: Tensors in the order of the ranks, each [*part_shape*].
+        """
+        dim = self.split_dim(name)
+        if dim is None:
+            return parts[0]
+        if ".feed_forward.up" in name and self.shape.swiglu:
+            halves = [part.chunk(2) for part in parts]
+            return torch.cat([half[side] for side in (0, 1) for half in halves])
+        if ".attention.qkv." in name:
+            return self._qkv(name).join([torch.cat([self._ordered(part) for part in parts])])
+        return torch.cat(list(parts), dim) if len(parts) > 1 else parts[0]
+
+    def split(self, name: str, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, in their order, from the tensor of lmcore.
+
+        Args:
+            name: Name of the parameter in lmcore.
+            tensor: Tensor of lmcore.
+        """
+        dim = self.split_dim(name)
+        if dim is None:
+            return [tensor] * self.ranks
+        if ".feed_forward.up" in name and self.shape.swiglu:
+            gate, up = (half.chunk(self.ranks) for half in tensor.chunk(2))
+            return [torch.cat(pair) for pair in zip(gate, up, strict=True)]
+        if ".attention.qkv." in name:
+            tensor = self._qkv(name).split(tensor)[0]
+        return list(tensor.chunk(self.ranks, dim))
+
+    def _qkv(self, name: str) -> Recipe:
+        shape = self.shape
+        return grouped_qkv(
+            name,
+            parameter_shapes(shape)[name],
+            groups=shape.num_query_groups,
+            queries=shape.num_attention_heads // shape.num_query_groups,
+            channels=shape.head_dim,
+        )
+
+    def _ordered(self, part: Tensor) -> Tensor:
+        """Return one rank's queries, keys and values by head, from the order of the version.
+
+        Version 0 has all queries, all keys, all values of the rank; version 1 has, for each
+        channel of each head, its query, its key and its value.
+        """
+        heads, channels = self.shape.num_attention_heads // self.ranks, self.shape.head_dim
+        if self.version == _OLDEST:
+            by_kind = part.reshape(3, heads, channels, *part.shape[1:])
+            return by_kind.transpose(0, 1).reshape(part.shape)
+        if self.version == _OLD:
+            by_channel = part.reshape(heads, channels, 3, *part.shape[1:])
+            return by_channel.transpose(1, 2).reshape(part.shape)
+        return part

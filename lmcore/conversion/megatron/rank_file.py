@@ -1,0 +1,124 @@
+"""One rank's file of Megatron: the parts of the model that it holds, under lmcore's names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from lmcore.conversion.megatron.names import TIED, UNUSED, parameter_of
+from lmcore.conversion.megatron.records import load_content, values_of
+from lmcore.errors import CheckpointError
+
+__all__ = ["Part", "RankFile"]
+
+_VERSIONS = (0, 1.0, 2.0, 3.0, 4.0)
+
+
+class Part:
+    """One part of the model in a rank file: a stage, or one of several with a virtual pipeline.
+
+    Attributes:
+        tensors: Tensors by lmcore's names, with the number of their layer in this part.
+        order: Names of all parameters in the order of the file; `TIED` for the tied copy.
+        foreign: Names in the file.
+        surplus: Names in the file that no model of lmcore has.
+        layers: Number of layers.
+        first_layer: Number of the first one in the whole model.
+    """
+
+    def __init__(self, path: Path, content: object, *, swiglu: bool, tied: bool) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.order: list[tuple[str, Tensor]] = []
+        self.foreign: dict[str, str] = {}
+        self.surplus: list[str] = []
+        self.first_layer = 0
+        for name, tensor in _flat(path, content):
+            ours = parameter_of(name, swiglu=swiglu)
+            if tied and ours == "output_embedding.weight":
+                ours = TIED
+            if ours == UNUSED:
+                continue
+            if ours is None:
+                self.surplus.append(name)
+                continue
+            self.order.append((ours, tensor))
+            if ours == TIED:
+                continue
+            if ours in self.tensors:
+                raise CheckpointError(
+                    f"`{path}` has a parameter twice",
+                    why=f"`{self.foreign[ours]}` and `{name}` are the same",
+                )
+            self.tensors[ours], self.foreign[ours] = tensor, name
+        numbers = {int(name.split(".")[1]) for name in self.tensors if name.startswith("blocks.")}
+        if numbers != set(range(len(numbers))):
+            raise CheckpointError(
+                f"`{path}` does not have all of its layers",
+                why=f"layers {sorted(numbers)[:50]} are there",
+            )
+        self.layers = len(numbers)
+
+    def global_name(self, name: str) -> str:
+        """Return a name with the number of its layer in the whole model."""
+        if not name.startswith("blocks."):
+            return name
+        _, layer, inside = name.split(".", 2)
+        return f"blocks.{self.first_layer + int(layer)}.{inside}"
+
+    def global_names(self) -> Sequence[tuple[str, str]]:
+        """Return the name in the whole model and the name in this part of each tensor."""
+        return [(self.global_name(name), name) for name in self.tensors]
+
+
+class RankFile:
+    """File of one rank.
+
+    Attributes:
+        path: Path of the file.
+        content: Content of the file.
+        args: Arguments of the run that wrote it.
+        version: Version of the checkpoint.
+        parts: Parts of the model.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.content = load_content(path)
+        args = values_of(self.content.get("args"))
+        if args is None:
+            raise CheckpointError(
+                f"`{path}` does not say which model it has",
+                why="it lacks the arguments of the run that wrote it",
+            )
+        self.args = args
+        version = self.content.get("checkpoint_version", 0)
+        if version not in _VERSIONS:
+            raise CheckpointError(
+                f"`{path}` is of a version that lmcore does not know",
+                why=f"`checkpoint_version` is `{version}`",
+            )
+        self.version = float(version)
+        swiglu = bool(args.get("swiglu"))
+        tied = not args.get("untie_embeddings_and_output_weights")
+        keys = ["model"] if "model" in self.content else []
+        while not keys or f"model{len(keys)}" in self.content:
+            key = f"model{len(keys)}"
+            if key not in self.content:
+                raise CheckpointError(f"`{path}` has no model")
+            keys.append(key)
+        self.parts = [Part(path, self.content[key], swiglu=swiglu, tied=tied) for key in keys]
+
+
+def _flat(path: Path, content: object) -> list[tuple[str, Tensor]]:
+    """Return the tensors of nested mappings in their order, with their names joined by dots."""
+    if not isinstance(content, dict):
+        raise CheckpointError(f"`{path}` is damaged", why="its model is no mapping")
+    found: list[tuple[str, Tensor]] = []
+    for name, value in content.items():
+        if isinstance(value, dict):
+            found += [(f"{name}.{inner}", tensor) for inner, tensor in _flat(path, value)]
+        elif isinstance(value, Tensor):
+            found.append((str(name), value.detach()))
+    return found

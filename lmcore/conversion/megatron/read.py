@@ -1,0 +1,156 @@
+"""`MegatronState`: a model in rank files of Megatron, under lmcore's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmcore.conversion.megatron.arguments import read_model
+from lmcore.conversion.megatron.directory import find_checkpoint, rank_files, require_ranks
+from lmcore.conversion.megatron.packing import Packing
+from lmcore.conversion.megatron.rank_file import Part, RankFile
+from lmcore.conversion.state import WEIGHT, ModelState, Progress
+from lmcore.errors import CheckpointError
+from lmcore.model.parameters import parameter_shapes
+
+__all__ = ["MegatronState", "is_megatron"]
+
+_SHOWN = 10
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def is_megatron(directory: Path) -> bool:
+    """Return True if *directory* has rank files of Megatron, or checkpoints that have them."""
+    return find_checkpoint(directory) is not None
+
+
+class MegatronState(ModelState):
+    """Model, and the state of Adam if it is there, in rank files; see `ModelState`.
+
+    Attributes:
+        checkpoint: Directory of the checkpoint, `iter_XXXXXXX` or `release`.
+    """
+
+    format = "Megatron-LM"
+
+    def __init__(self, path: Path) -> None:
+        """Open the files of all ranks and compare their tensors with the saved arguments.
+
+        Args:
+            path: Directory that Megatron saved to, or one checkpoint in it.
+
+        Raises:
+            CheckpointError: A file is missing or damaged, lmcore does not have the model, or the
+                tensors do not fit the arguments.
+        """
+        self.path = path
+        checkpoint = find_checkpoint(path)
+        if checkpoint is None:
+            raise CheckpointError(f"`{path}` has no checkpoint of Megatron")
+        self.checkpoint = checkpoint
+        files = rank_files(checkpoint)
+        self._files = [
+            [RankFile(files.ranks[rank, stage]) for rank in range(files.tensor_size)]
+            for stage in range(files.pipeline_size)
+            if all((rank, stage) in files.ranks for rank in range(files.tensor_size))
+        ]
+        args = self._files[0][0].args if self._files else {}
+        require_ranks(
+            files,
+            args.get("tensor_model_parallel_size")
+            or args.get("model_parallel_size")
+            or files.tensor_size,
+            args.get("pipeline_model_parallel_size") or files.pipeline_size,
+        )
+        self._number_layers()
+        model = read_model(args, checkpoint, self._rows())
+        self.shape, self.vocab_size, self.notes = model.shape, model.vocab_size, model.notes
+        self._packing = Packing(self.shape, files.tensor_size, self._files[0][0].version)
+        self._parts = {WEIGHT: self._matched()}
+        self.progress = self._progress(args)
+
+    def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
+        """Return the dtype of a tensor; see `ModelState`."""
+        return self._parts[kind][name][0].dtype
+
+    def read(self, name: str, kind: str = WEIGHT) -> Tensor:
+        """Return a whole tensor; see `ModelState`."""
+        return self._packing.join(name, self._parts[kind][name]).contiguous()
+
+    def _number_layers(self) -> None:
+        """Give each part of a stage the number of its first layer.
+
+        With a virtual pipeline the first parts of all stages come first, then the second ones.
+        """
+        first = 0
+        for part in range(max(len(ranks[0].parts) for ranks in self._files)):
+            for ranks in self._files:
+                for rank in ranks:
+                    if len(rank.parts) != len(self._files[0][0].parts):
+                        raise CheckpointError(
+                            f"`{rank.path}` is not of this checkpoint",
+                            why=f"it has {len(rank.parts)} parts of the model, others have "
+                            f"{len(self._files[0][0].parts)}",
+                        )
+                    rank.parts[part].first_layer = first
+                first += ranks[0].parts[part].layers
+
+    def _rows(self) -> int:
+        """Return the number of rows of the token embedding."""
+        rows = 0
+        for rank in self._files[0]:
+            part = rank.parts[0].tensors.get("token_embedding.weight")
+            if part is None or part.ndim != 2:
+                raise CheckpointError(f"`{rank.path}` has no token embedding")
+            rows += part.shape[0]
+        return rows
+
+    def _matched(self) -> dict[str, list[Tensor]]:
+        """Return the tensors of all ranks of each parameter.
+
+        Raises:
+            CheckpointError: Tensors are missing or surplus, or have another shape.
+        """
+        found: dict[str, list[Tensor]] = {name: [] for name in parameter_shapes(self.shape)}
+        problems = []
+        for rank, part in self._all_parts():
+            where = rank.path.parent.name
+            problems += [f"`{name}` in `{where}` is surplus" for name in part.surplus]
+            for name, local in part.global_names():
+                foreign, tensor = f"`{part.foreign[local]}` in `{where}`", part.tensors[local]
+                if name not in found:
+                    problems.append(f"{foreign} is surplus")
+                    continue
+                found[name].append(tensor)
+                expected = self._packing.part_shape(name)
+                if tuple(tensor.shape) != expected:
+                    shapes = f"{list(tensor.shape)} instead of {list(expected)}"
+                    problems.append(f"{foreign} has shape {shapes}")
+                elif tensor.dtype not in _DTYPES:
+                    problems.append(f"{foreign} has dtype {tensor.dtype}")
+        for name, parts in found.items():
+            if len(parts) != self._packing.ranks:
+                count = "is missing" if not parts else f"is there {len(parts)} times"
+                problems.append(f"`{name}` {count}")
+        if problems:
+            more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+            raise CheckpointError(
+                f"the tensors of `{self.checkpoint}` do not fit its arguments",
+                why="\n".join(problems[:_SHOWN] + more),
+                hint="copy the directories of all ranks again",
+            )
+        return found
+
+    def _all_parts(self) -> Iterator[tuple[RankFile, Part]]:
+        return ((rank, part) for ranks in self._files for rank in ranks for part in rank.parts)
+
+    def _progress(self, args: Mapping[str, Any]) -> Progress | None:
+        iteration = self._files[0][0].content.get("iteration", args.get("iteration"))
+        samples = args.get("consumed_train_samples", 0)
+        if not all(type(value) is int and value >= 0 for value in (iteration, samples)):
+            return None
+        return Progress(iteration, samples)

@@ -1,0 +1,90 @@
+"""Small models of both families, held in memory, for tests of conversions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
+from lmcore.model.parameters import parameter_shapes
+from lmcore.model.shape import ModelShape
+
+GPT = ModelShape(
+    num_layers=4,
+    hidden_size=16,
+    num_attention_heads=4,
+    ffn_hidden_size=24,
+    max_position_embeddings=12,
+    padded_vocab_size=24,
+)
+LLAMA = ModelShape(
+    num_layers=4,
+    hidden_size=16,
+    num_attention_heads=4,
+    ffn_hidden_size=20,
+    max_position_embeddings=12,
+    padded_vocab_size=24,
+    layernorm_epsilon=1e-6,
+    num_query_groups=2,
+    head_dim=6,
+    normalization="RMSNorm",
+    swiglu=True,
+    position_embedding_type="rope",
+    rotary_base=50000,
+    untie_embeddings_and_output_weights=True,
+    add_bias_linear=False,
+)
+BIASED_LLAMA = ModelShape(
+    num_layers=2,
+    hidden_size=16,
+    num_attention_heads=4,
+    ffn_hidden_size=20,
+    max_position_embeddings=12,
+    padded_vocab_size=24,
+    normalization="RMSNorm",
+    swiglu=True,
+    position_embedding_type="rope",
+    rope_scaling_factor=8.0,
+    rotary_percent=0.5,
+)
+
+
+class MemoryState(ModelState):
+    """Model with random weights, and with the state of Adam if *optimizer* is true."""
+
+    format = "memory"
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        *,
+        optimizer: bool = False,
+        progress: Progress | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.path, self.shape, self.progress = Path("memory"), shape, progress
+        self.vocab_size = vocab_size
+        self.kinds = (WEIGHT, *ADAM) if optimizer else (WEIGHT,)
+        self.tensors = {
+            (name, kind): torch.randn(size, generator=generator)
+            for name, size in parameter_shapes(shape).items()
+            for kind in self.kinds
+        }
+
+    def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
+        return self.tensors[name, kind].dtype
+
+    def read(self, name: str, kind: str = WEIGHT) -> Tensor:
+        return self.tensors[name, kind]
+
+
+def assert_same(found: ModelState, expected: ModelState) -> None:
+    """Compare shapes, kinds and every tensor bit by bit."""
+    assert found.shape == expected.shape
+    assert found.kinds == expected.kinds
+    for name in expected.parameters:
+        for kind in expected.kinds:
+            assert torch.equal(found.read(name, kind), expected.read(name, kind)), (name, kind)

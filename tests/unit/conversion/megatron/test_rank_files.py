@@ -1,0 +1,342 @@
+"""Rank files: round trips over layouts and names, older orders by hand, and bad files."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from memory_state import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
+
+from lmcore.conversion.megatron import records
+from lmcore.conversion.megatron.layout import Layout
+from lmcore.conversion.megatron.names import STYLES
+from lmcore.conversion.megatron.packing import Packing
+from lmcore.conversion.megatron.read import MegatronState, is_megatron
+from lmcore.conversion.megatron.write import write_megatron
+from lmcore.conversion.state import Progress
+from lmcore.errors import CheckpointError
+from lmcore.model.shape import ModelShape
+
+LAYOUTS = [(1, 1, 1), (2, 1, 1), (1, 4, 1), (2, 2, 1), (2, 2, 2)]
+FILE = "model_optim_rng.pt"
+
+
+def edit(path: Path, change: Any) -> None:
+    """Replace a rank file by its content after *change*, which may return another content."""
+    content = torch.load(path, weights_only=False)
+    torch.save(change(content) or content, path)
+
+
+def plain(tmp_path: Path, shape: ModelShape = GPT, style: str = "local") -> Path:
+    """Write a checkpoint of one rank and return its file."""
+    write_megatron(MemoryState(shape), tmp_path, None, style=style)
+    return tmp_path / "release" / "mp_rank_00" / FILE
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_round_trip(
+    shape: ModelShape, layout: tuple[int, int, int], style: str, tmp_path: Path
+) -> None:
+    """Every layout and every set of names gives back the same tensors, bit by bit."""
+    progress = Progress(iteration=7, consumed_samples=70)
+    state = MemoryState(shape, progress=progress, vocab_size=23)
+    write_megatron(state, tmp_path, None, layout=Layout(*layout), style=style)
+    found = MegatronState(tmp_path)
+    assert_same(found, state)
+    assert (found.vocab_size, found.progress) == (23, progress)
+    assert is_megatron(tmp_path)
+    assert is_megatron(tmp_path / "iter_0000007")
+    tensor, pipeline, _ = layout
+    files = sorted(one.parent.name for one in tmp_path.glob(f"iter_0000007/*/{FILE}"))
+    assert len(files) == tensor * pipeline
+    assert files[0] == ("mp_rank_00_000" if pipeline > 1 else "mp_rank_00")
+
+
+def test_biases_and_scaled_rotary(tmp_path: Path) -> None:
+    """Biases of a gated model, partial and scaled rotary embeddings come back."""
+    state = MemoryState(BIASED_LLAMA)
+    write_megatron(state, tmp_path, None, layout=Layout(2, 2))
+    assert_same(MegatronState(tmp_path), state)
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    """Weights can be written in bfloat16, and are read in it."""
+    state = MemoryState(GPT)
+    write_megatron(state, tmp_path, None, dtype=torch.bfloat16)
+    found = MegatronState(tmp_path)
+    for name in state.parameters:
+        assert found.dtype(name) == torch.bfloat16
+        assert torch.equal(found.read(name), state.read(name).bfloat16())
+
+
+def test_ranks_of_a_gated_layer_by_hand(tmp_path: Path) -> None:
+    """Each rank has its rows of the gate, then its rows of the other projection."""
+    packing = Packing(replace(LLAMA, ffn_hidden_size=4), ranks=2)
+    gate, up = torch.tensor([0, 1, 2, 3]), torch.tensor([10, 11, 12, 13])
+    ours = torch.cat([gate, up])[:, None].expand(8, 16)
+    parts = packing.split("blocks.0.feed_forward.up.weight", ours)
+    assert [part[:, 0].tolist() for part in parts] == [[0, 1, 10, 11], [2, 3, 12, 13]]
+    assert torch.equal(packing.join("blocks.0.feed_forward.up.weight", parts), ours)
+
+
+def test_ranks_of_attention_by_hand() -> None:
+    """Each rank has whole groups: the queries of one head of keys, that head, its values."""
+    shape = replace(LLAMA, head_dim=1)
+    # Queries 0..3, keys 10, 11, values 20, 21; queries 0 and 1 share keys 10.
+    ours = torch.tensor([0, 1, 2, 3, 10, 11, 20, 21])[:, None].expand(8, 16)
+    parts = Packing(shape, ranks=2).split("blocks.0.attention.qkv.weight", ours)
+    assert [part[:, 0].tolist() for part in parts] == [[0, 1, 10, 20], [2, 3, 11, 21]]
+
+
+@pytest.mark.parametrize(
+    "version, rows",
+    [
+        # One rank's rows for 2 heads of 2 channels: q0 q1 of head 0 are 0 1, of head 1 2 3.
+        (0, [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]),
+        (1.0, [0, 10, 20, 1, 11, 21, 2, 12, 22, 3, 13, 23]),
+        (2.0, [0, 1, 10, 11, 20, 21, 2, 3, 12, 13, 22, 23]),
+        (3.0, [0, 1, 10, 11, 20, 21, 2, 3, 12, 13, 22, 23]),
+    ],
+)
+def test_orders_of_older_versions_by_hand(version: float, rows: list[int]) -> None:
+    """Versions 0 and 1.0 order queries, keys and values differently on each rank."""
+    shape = replace(GPT, num_attention_heads=4, num_query_groups=4, head_dim=2)
+    first = torch.tensor(rows)
+    parts = [first, first + 100]
+    joined = Packing(shape, 2, version).join("blocks.0.attention.qkv.bias", parts)
+    heads = [0, 1, 2, 3, 100, 101, 102, 103]
+    assert joined.tolist() == [base + row for base in (0, 10, 20) for row in heads]
+
+
+def test_names_of_the_oldest_version(tmp_path: Path) -> None:
+    """`transformer` stacks, `attention` modules, nested embeddings and few arguments are read."""
+    path = plain(tmp_path, style="legacy")
+    state = MemoryState(GPT)
+
+    def age(content: dict[str, Any]) -> None:
+        model = content["model"]["language_model"]
+        stack = model.pop("encoder")
+        renamed = {
+            "input_norm": "input_layernorm",
+            "post_attention_norm": "post_attention_layernorm",
+        }
+        renamed |= {"self_attention": "attention", "final_norm": "final_layernorm"}
+        model["transformer"] = {
+            ".".join(renamed.get(part, part) for part in name.split(".")): tensor
+            for name, tensor in stack.items()
+        }
+        for name, tensor in model["transformer"].items():
+            if "query_key_value" in name:
+                by_head = tensor.reshape(4, 3, 4, *tensor.shape[1:])
+                model["transformer"][name] = by_head.transpose(0, 1).reshape(tensor.shape)
+        kept = ("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size")
+        args = {name: getattr(content["args"], name) for name in kept}
+        args |= {"max_position_embeddings": 12, "model_parallel_size": 1}
+        args |= {"attention_dropout": 0.0, "hidden_dropout": 0.0}
+        content["args"] = argparse.Namespace(**args)
+        del content["checkpoint_version"]
+
+    edit(path, age)
+    assert_same(MegatronState(tmp_path), state)
+
+
+def test_objects_of_other_programs_become_records(tmp_path: Path) -> None:
+    """Enum members, objects of Megatron and states of generators are read as records."""
+    path = plain(tmp_path)
+
+    def add(content: dict[str, Any]) -> None:
+        content["args"].exit_signal = Signals.TERM
+        content["args"].attention_backend = AttnBackend.auto
+        content["rng_state"] = [{"np_rng_state": ("MT19937", os_array(), 3, 0, 0.0)}]
+        content["rerun_state_machine"] = Machine()
+
+    edit(path, add)
+    assert_same(MegatronState(tmp_path), MemoryState(GPT))
+    args = records.values_of(records.load_content(path)["args"])
+    assert args is not None
+    assert str(args["attention_backend"]) == "megatron.core.enums.AttnBackend(5)"
+
+
+def os_array() -> Any:
+    import numpy as np
+
+    return np.arange(3, dtype=np.uint32)
+
+
+class AttnBackend(enum.Enum):
+    """Enum of megatron-core."""
+
+    auto = 5
+
+
+class Signals(enum.IntEnum):
+    """Stand-in of the standard library's enum, which Megatron saves."""
+
+    TERM = 15
+
+
+class Machine:
+    """Object of megatron-core with a state."""
+
+    def __init__(self) -> None:
+        self.mode = "disabled"
+
+
+AttnBackend.__module__ = Machine.__module__ = "megatron.core.enums"
+Signals.__module__ = "signal"
+
+
+@pytest.fixture(autouse=True)
+def importable_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pickle find the stand-ins under the names that files of Megatron have."""
+    import sys
+    import types
+
+    for name in ("megatron", "megatron.core", "megatron.core.enums"):
+        if name not in sys.modules:
+            monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    enums = sys.modules["megatron.core.enums"]
+    monkeypatch.setattr(enums, "AttnBackend", AttnBackend, raising=False)
+    monkeypatch.setattr(enums, "Machine", Machine, raising=False)
+    monkeypatch.setattr("signal.Signals", Signals)
+
+
+class Evil:
+    """Object that runs a command when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch evil",)
+
+
+def test_code_is_refused_and_named(tmp_path: Path) -> None:
+    """A file that would run code is refused with the name of the function."""
+    path = plain(tmp_path)
+    edit(path, lambda content: content.update(rng_state=Evil()))
+    with pytest.raises(CheckpointError, match="is refused") as caught:
+        MegatronState(tmp_path)
+    assert "system" in (caught.value.why or "")
+    assert not Path("evil").exists()
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("num_experts", 8),
+        ("multi_latent_attention", True),
+        ("position_embedding_type", "alibi"),
+        ("apply_layernorm_1p", True),
+        ("qk_layernorm", True),
+        ("rotary_interleaved", True),
+        ("normalization", "DeepNorm"),
+    ],
+)
+def test_models_that_lmcore_lacks(field: str, value: object, tmp_path: Path) -> None:
+    """The argument and its value are named."""
+    path = plain(tmp_path)
+    edit(path, lambda content: setattr(content["args"], field, value))
+    with pytest.raises(CheckpointError) as caught:
+        MegatronState(tmp_path)
+    assert field in (caught.value.why or "")
+    assert str(value) in (caught.value.why or "")
+
+
+def refusal(tmp_path: Path) -> str:
+    """Return the whole message with which a directory is refused."""
+    with pytest.raises(CheckpointError) as caught:
+        MegatronState(tmp_path)
+    return f"{caught.value}\n{caught.value.why}\n{caught.value.hint}"
+
+
+def test_missing_and_surplus_tensors_are_listed(tmp_path: Path) -> None:
+    """Each is named; so is a wrong shape."""
+    path = plain(tmp_path)
+
+    def spoil(content: dict[str, Any]) -> None:
+        model = content["model"]
+        del model["decoder.layers.1.mlp.linear_fc2.bias"]
+        model["decoder.layers.2.mlp.router.weight"] = torch.zeros(2)
+        model["decoder.final_layernorm.weight"] = torch.zeros(3)
+        model["decoder.layers.0.input_layernorm.weight"] = torch.zeros(16, dtype=torch.int8)
+
+    edit(path, spoil)
+    text = refusal(tmp_path)
+    assert "`blocks.1.feed_forward.down_bias` is missing" in text
+    assert "`decoder.layers.2.mlp.router.weight` in `mp_rank_00` is surplus" in text
+    assert "`decoder.final_layernorm.weight` in `mp_rank_00` has shape [3] instead of [16]" in text
+    assert "`decoder.layers.0.input_layernorm.weight` in `mp_rank_00` has dtype torch.int8" in text
+
+
+def test_missing_ranks_are_named(tmp_path: Path) -> None:
+    """A directory that was not copied is named, also the last one."""
+    write_megatron(MemoryState(GPT), tmp_path, None, layout=Layout(2, 2))
+    release = tmp_path / "release"
+    (release / "mp_rank_01_001" / FILE).unlink()
+    assert "missing: mp_rank_01_001" in refusal(tmp_path)
+    (release / "mp_rank_00_001" / FILE).unlink()
+    assert "missing: mp_rank_00_001, mp_rank_01_001" in refusal(tmp_path)
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    """A truncated file, a file of something else, and a wrong tracker are errors."""
+    path = plain(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert str(path) in refusal(tmp_path)
+    torch.save([1, 2], path)
+    assert "is no mapping" in refusal(tmp_path)
+    torch.save({"model": {}}, path)
+    assert "lacks the arguments" in refusal(tmp_path)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("best\n")
+    assert "instead of an iteration" in refusal(tmp_path)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("12\n")
+    assert "has no checkpoint of Megatron" in refusal(tmp_path)
+    assert not is_megatron(tmp_path)
+    assert not is_megatron(tmp_path / "nothing")
+
+
+def test_files_of_several_checkpoints(tmp_path: Path) -> None:
+    """Without a tracker the user says which of several checkpoints is meant."""
+    for iteration in (1, 2):
+        state = MemoryState(GPT, progress=Progress(iteration, iteration))
+        write_megatron(state, tmp_path, None)
+    assert MegatronState(tmp_path).progress == Progress(2, 2)
+    assert MegatronState(tmp_path / "iter_0000001").progress == Progress(1, 1)
+    (tmp_path / "latest_checkpointed_iteration.txt").unlink()
+    assert "does not say which checkpoint is the newest" in refusal(tmp_path)
+
+
+def test_older_torch_format(tmp_path: Path) -> None:
+    """Files of torch before 1.6, which cannot be memory-mapped, are read as well."""
+    path = plain(tmp_path)
+    content = torch.load(path, weights_only=False)
+    torch.save(content, path, _use_new_zipfile_serialization=False)
+    assert_same(MegatronState(tmp_path), MemoryState(GPT))
+
+
+@pytest.mark.parametrize("layout", [(3, 1, 1), (1, 3, 1), (4, 1, 1), (1, 1, 2)], ids=str)
+def test_layouts_that_do_not_divide(layout: tuple[int, int, int], tmp_path: Path) -> None:
+    """A layout that cannot divide the model is refused before anything is written."""
+    with pytest.raises(CheckpointError, match="cannot be written in this layout"):
+        write_megatron(MemoryState(LLAMA), tmp_path, None, layout=Layout(*layout))
+    assert not list(tmp_path.iterdir())
+
+
+def test_vocabulary_that_ranks_cannot_divide(tmp_path: Path) -> None:
+    """Rows of 0 are added to Megatron's number for the layout, and a note says so."""
+    shape = replace(GPT, padded_vocab_size=23)
+    state = MemoryState(shape, vocab_size=23)
+    notes = write_megatron(state, tmp_path, None, layout=Layout(2))
+    assert any("233 rows of 0 are added" in note for note in notes)
+    found = MegatronState(tmp_path)
+    assert (found.shape.padded_vocab_size, found.vocab_size) == (256, 23)
+    rows = found.read("token_embedding.weight")
+    assert torch.equal(rows[:23], state.read("token_embedding.weight"))
+    assert not rows[23:].any()
