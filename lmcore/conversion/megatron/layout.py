@@ -14,7 +14,7 @@ __all__ = ["Layout"]
 _BEFORE = ("token_embedding", "position_embedding")
 _AFTER = ("final_norm", "output_embedding")
 _ORDER = {
-    "transformer-engine": (
+    "core": (
         "attention.output",
         "attention_norm",
         "attention.qkv",
@@ -22,7 +22,7 @@ _ORDER = {
         "feed_forward.up",
         "feed_forward.down",
     ),
-    "local": (
+    "core-local": (
         "attention_norm",
         "attention.output",
         "attention.qkv",

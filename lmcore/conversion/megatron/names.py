@@ -1,7 +1,7 @@
 """Names of Megatron's parameters, in megatron-core and in the models before it.
 
-megatron-core has two sets.  Its `local` layers have norms of their own; the layers of Transformer
-Engine, its default, hold the weight of a norm in the projection that follows.
+megatron-core has two sets.  By default a projection holds the weight of the norm before it; the
+layers of `--transformer-impl local` have norms of their own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FEED_FORWARD = ("mlp.",)
 _NORM_INSIDE = {"layer_norm_weight": "weight", "layer_norm_bias": "bias"}
 _UNUSED_ENDINGS = ("_extra_state", ".inv_freq", "attention.bias", "attention.masked_bias")
 
-STYLES = ("transformer-engine", "local", "legacy")
+STYLES = ("core", "core-local", "legacy")
 """Sets of names that can be written."""
 _CORE = {
     "token_embedding": "embedding.word_embeddings",
@@ -141,7 +141,7 @@ def foreign_name(name: str, style: str) -> str:
         module, parameter = inside.removesuffix("_bias"), "bias"
     else:
         module, _, parameter = inside.rpartition(".")
-    if style == "transformer-engine" and prefix and module.endswith("_norm"):
+    if style == "core" and prefix and module.endswith("_norm"):
         holder = "attention.qkv" if module == "attention_norm" else "feed_forward.up"
         return f"{prefix}{table[holder]}.layer_norm_{parameter}"
     return f"{prefix}{table[module]}.{parameter}"

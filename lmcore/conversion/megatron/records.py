@@ -7,6 +7,7 @@ which keeps what was stored and runs nothing; any other name is refused.
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -75,6 +76,9 @@ class Record:
 
 def values_of(record: object) -> Mapping[str, Any] | None:
     """Return the values of a stored namespace or configuration; None if it is something else."""
+    if isinstance(record, argparse.Namespace):
+        # A process that has imported megatron-core lets torch make namespaces.
+        return vars(record)
     if isinstance(record, Record):
         record = record.__dict__.get("state")
     return record if isinstance(record, dict) else None

@@ -195,9 +195,9 @@ def _notes(state: ModelState, rows: int, multiple: int, style: str) -> list[str]
         notes.append(f"{added} rows of 0 are added to the vocabulary, which the ranks divide")
     if multiple != _USUAL_MULTIPLE:
         notes.append(f"start Megatron with `--make-vocab-size-divisible-by {multiple}`")
-    implementation = {"transformer-engine": "transformer_engine", "local": "local"}.get(style)
+    layers = {"core-local": " --transformer-impl local", "legacy": " --use-legacy-models"}
     notes.append(
         "start Megatron with `--use-checkpoint-args --ckpt-format torch --no-load-rng"
-        + (f" --transformer-impl {implementation}`" if implementation else " --use-legacy-models`")
+        f"{layers.get(style, '')}`"
     )
     return notes

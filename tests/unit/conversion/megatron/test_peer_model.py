@@ -98,7 +98,7 @@ def tanh_gelu(x: torch.Tensor) -> torch.Tensor:
 def test_logits(megatron: Any, shape: ModelShape, tmp_path: Path) -> None:
     """Its strict loader takes every tensor and no other, and its logits are lmcore's."""
     state = MemoryState(shape)
-    write_megatron(state, tmp_path, None, layout=Layout(), style="local")
+    write_megatron(state, tmp_path, None, layout=Layout(), style="core-local")
     content = load_content(tmp_path / "release/mp_rank_00/model_optim_rng.pt")
     theirs = core_model(shape)
     missing = theirs.load_state_dict(content["model"], strict=False)

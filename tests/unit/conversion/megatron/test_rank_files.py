@@ -33,7 +33,7 @@ def edit(path: Path, change: Any) -> None:
     torch.save(change(content) or content, path)
 
 
-def plain(tmp_path: Path, shape: ModelShape = GPT, style: str = "local") -> Path:
+def plain(tmp_path: Path, shape: ModelShape = GPT, style: str = "core-local") -> Path:
     """Write a checkpoint of one rank and return its file."""
     write_megatron(MemoryState(shape), tmp_path, None, style=style)
     return tmp_path / "release" / "mp_rank_00" / FILE
@@ -162,7 +162,7 @@ def test_objects_of_other_programs_become_records(tmp_path: Path) -> None:
     assert_same(MegatronState(tmp_path), MemoryState(GPT))
     args = records.values_of(records.load_content(path)["args"])
     assert args is not None
-    assert str(args["attention_backend"]) == "megatron.core.enums.AttnBackend(5)"
+    assert str(args["attention_backend"]) == "megatron.test_objects.AttnBackend(5)"
 
 
 def os_array() -> Any:
@@ -190,7 +190,7 @@ class Machine:
         self.mode = "disabled"
 
 
-AttnBackend.__module__ = Machine.__module__ = "megatron.core.enums"
+AttnBackend.__module__ = Machine.__module__ = "megatron.test_objects"
 Signals.__module__ = "signal"
 
 
@@ -200,10 +200,10 @@ def importable_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
     import types
 
-    for name in ("megatron", "megatron.core", "megatron.core.enums"):
+    for name in ("megatron", "megatron.test_objects"):
         if name not in sys.modules:
             monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    enums = sys.modules["megatron.core.enums"]
+    enums = sys.modules["megatron.test_objects"]
     monkeypatch.setattr(enums, "AttnBackend", AttnBackend, raising=False)
     monkeypatch.setattr(enums, "Machine", Machine, raising=False)
     monkeypatch.setattr("signal.Signals", Signals)
