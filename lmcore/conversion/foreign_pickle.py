@@ -11,7 +11,8 @@ import os
 import pickle
 import warnings
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from lmcore.bounded_file import open_regular
 from lmcore.errors import CheckpointError
 
-__all__ = ["load_tensors"]
+__all__ = ["load_tensors", "only_allowed"]
 
 _HINT = "lmcore runs no code of a checkpoint; convert it with the program that wrote it"
 
@@ -39,7 +40,7 @@ def load_tensors(path: Path, *, allowed: Iterable[Any] = ()) -> Any:
     try:
         os.close(open_regular(path))
         mapped = _is_zip(path)
-        with torch.serialization.safe_globals(list(allowed)), warnings.catch_warnings():
+        with only_allowed(allowed), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
@@ -56,6 +57,23 @@ def load_tensors(path: Path, *, allowed: Iterable[Any] = ()) -> Any:
             why=f"reading it failed: `{type(error).__name__}`",
             hint="copy the file again",
         ) from error
+
+
+@contextmanager
+def only_allowed(names: Iterable[Any]) -> Iterator[None]:
+    """Let torch's unpickler make *names* and no others that this process has registered with it.
+
+    Args:
+        names: Classes, and pairs of a class and the name that it replaces.
+    """
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals(list(names))
+    try:
+        yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
 
 
 def _is_zip(path: Path) -> bool:

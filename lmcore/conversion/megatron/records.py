@@ -7,7 +7,6 @@ which keeps what was stored and runs nothing; any other name is refused.
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, Self
 import torch
 
 from lmcore.bounded_file import open_regular
-from lmcore.conversion.foreign_pickle import load_tensors
+from lmcore.conversion.foreign_pickle import load_tensors, only_allowed
 from lmcore.errors import CheckpointError
 
 __all__ = ["Record", "load_content", "values_of"]
@@ -76,9 +75,6 @@ class Record:
 
 def values_of(record: object) -> Mapping[str, Any] | None:
     """Return the values of a stored namespace or configuration; None if it is something else."""
-    if isinstance(record, argparse.Namespace):
-        # A process that has imported megatron-core lets torch make namespaces.
-        return vars(record)
     if isinstance(record, Record):
         record = record.__dict__.get("state")
     return record if isinstance(record, dict) else None
@@ -118,6 +114,7 @@ def _names_in(path: Path) -> list[str]:
     """
     try:
         os.close(open_regular(path))
-        return torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
+        with only_allowed(()):
+            return torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
     except Exception:  # noqa: BLE001 - a damaged file fails in many ways
         return []
