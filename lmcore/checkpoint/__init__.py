@@ -6,6 +6,7 @@ do (and torch's distributed checkpoint package with them, at the first call).
 
 from __future__ import annotations
 
+from lmcore.checkpoint.choice import chosen_checkpoint
 from lmcore.checkpoint.layout import find_checkpoint, survey
 from lmcore.checkpoint.load import load_checkpoint
 from lmcore.checkpoint.manifest import Manifest, TensorEntry, check_shape, read_manifest
@@ -21,6 +22,7 @@ __all__ = [
     "WritePlan",
     "WritePlanner",
     "check_shape",
+    "chosen_checkpoint",
     "find_checkpoint",
     "load_checkpoint",
     "newest_verified",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import os
@@ -62,6 +63,12 @@ class GenerateSection(TokenizerSection):
         REQUIRED,
         "Run directory, its `checkpoints`, one `iter_XXXXXXX`, or a Hugging Face directory.",
         metavar="DIR",
+    )
+    ckpt_step: str | None = option(
+        None,
+        "Step of the checkpoint to load instead of the newest, or `best`: the one of lowest "
+        "validation loss.",
+        metavar="STEP",
     )
     prompt: str | None = option(
         None,
@@ -137,7 +144,7 @@ def run(argv: list[str]) -> int:
         foreign=generate_flags({option.flag for option in options_of(GenerateSection)}),
         epilog=_EPILOG,
     )
-    from lmcore.checkpoint import survey
+    from lmcore.checkpoint import chosen_checkpoint, survey
     from lmcore.generation.sampling_options import SamplingOptions
 
     options = SamplingOptions(
@@ -151,6 +158,9 @@ def run(argv: list[str]) -> int:
         check_output_file(Path(section.sample_output_file))
     if not Path(section.load).is_dir():
         survey(Path(section.load))  # explains it, before torch is loaded
+    if section.ckpt_step is not None:
+        chosen = chosen_checkpoint(Path(section.load), section.ckpt_step)
+        section = dataclasses.replace(section, load=str(chosen))
     prompts = _read_prompts(section)
     with (
         _memory_explained(section),

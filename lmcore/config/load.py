@@ -8,19 +8,15 @@ reports.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lmcore.config.continued import CONTINUE_OPTION, ContinuedRun
-from lmcore.config.file.paths import map_paths, path_exists
-from lmcore.config.file.run_file import RunFile
 from lmcore.config.file.saved_settings import SavedSettings
-from lmcore.config.file.yaml_file import Entry, read_file
 from lmcore.config.foreign.deepspeed_file import DeepSpeedFile
 from lmcore.config.foreign.megatron_flags import train_flags
-from lmcore.config.option import OUTPUT_PATH, Option
+from lmcore.config.option import Option
 from lmcore.config.options.flags import (
     CONFIG_FILES,
     ParsedFlags,
@@ -28,11 +24,12 @@ from lmcore.config.options.flags import (
     UnsupportedFlagError,
     parse_flags,
 )
-from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, PluginSettings, section_name
+from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, PluginSettings
 from lmcore.config.preset import PRESET_OPTION, PRESETS
 from lmcore.config.section import SECTIONS, Config, run_options
 from lmcore.config.settings import LoadedConfig, Provenance
-from lmcore.errors import ConfigError, LmcoreError, nearest, suggestion
+from lmcore.config.settings_file import SettingsFile
+from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["EXCLUSIVE", "load_config"]
 
@@ -65,6 +62,9 @@ _CORE_OPTIONS = run_options()
 _Layer = dict[str, tuple[Any, Provenance]]
 """Values of one source with their provenance, by option name."""
 
+SavedReader = Callable[[Path, str | None], SavedSettings]
+"""Returns the settings in the checkpoint at a path, or of the step that `--ckpt-step` names."""
+
 _SOURCES = (PRESET_OPTION, CONTINUE_OPTION)
 """Options that name a source of settings."""
 
@@ -73,7 +73,7 @@ def load_config(
     argv: Sequence[str],
     *,
     plugins: PluginSections = NO_PLUGINS,
-    saved_settings: Callable[[Path], SavedSettings] | None = None,
+    saved_settings: SavedReader | None = None,
 ) -> LoadedConfig:
     """Return the settings that the arguments of `lmcore train` describe; `validate` checks them.
 
@@ -82,8 +82,8 @@ def load_config(
     Args:
         argv: YAML files, flags, `--preset`, `--continue`.
         plugins: Sections that plugins add.
-        saved_settings: Returns the settings in the newest checkpoint at a path, for a run that is
-            continued and has no `config.yaml`; None if checkpoints are not read.
+        saved_settings: Reads settings from a checkpoint, for `--use-checkpoint-args` and a run
+            without `config.yaml` that is continued; None if checkpoints are not read.
 
     Raises:
         ConfigError: Every setting that cannot be read, at once.  Flags of Megatron that are not
@@ -102,19 +102,17 @@ def load_config(
     paths = parsed.positionals[_CONFIG_FILES.name]
     if continued is not None and continued.settings_file is not None:
         paths = (str(continued.settings_file), *paths)
-    files = [_SettingsFile(path, options, plugins) for path in paths]
+    files = [SettingsFile(path, options, plugins) for path in paths]
     for file in files:
         file.read(problems)
     warnings = [notice for file in files for notice in file.notices]
     layers = [*(file.layer for file in files), _flag_layer(parsed)]
-    if continued is not None:
-        layers = _continued_layers(continued, options, layers, saved_settings, problems)
+    layers = _continued_layers(continued, options, layers, saved_settings, problems)
     presets = [parsed.values.get("preset"), *(file.preset for file in reversed(files))]
     preset = next((name for name in presets if name is not None), None)
-    below_files = []
-    if preset is not None:
-        origin = Provenance("preset", preset)
-        below_files.append({key: (v, origin) for key, v in PRESETS[preset].values.items()})
+    below_files = [] if preset is None else [_preset_layer(preset)]
+    if (saved := _saved_model(layers, saved_settings)) is not None:
+        below_files.append(saved.model_layer(options, problems))
     deepspeed = _deepspeed_file(layers)
     accumulation_steps = None
     if deepspeed is not None:
@@ -158,19 +156,46 @@ def _continued_run(parsed: ParsedFlags, problems: list[LmcoreError]) -> Continue
 
 
 def _continued_layers(
-    run: ContinuedRun,
+    run: ContinuedRun | None,
     options: Mapping[str, Option],
     layers: list[_Layer],
-    saved_settings: Callable[[Path], SavedSettings] | None,
+    saved_settings: SavedReader | None,
     problems: list[LmcoreError],
 ) -> list[_Layer]:
-    """Return the layers of a run that is continued; the first is its file's, if there is one."""
+    """Return the layers of a run that is continued; the first is its file's, if there is one.
+
+    Without such a run they stay as they are.
+    """
+    if run is None:
+        return layers
     own: _Layer = {}
     if run.settings_file is not None:
         own, *layers = layers
     elif saved_settings is not None:
-        own = saved_settings(run.load).layer(options, problems)
+        step = _highest(layers, "ckpt_step")
+        own = saved_settings(run.load, step).layer(options, problems)
     return run.layers(own, options, layers)
+
+
+def _saved_model(layers: Sequence[_Layer], reader: SavedReader | None) -> SavedSettings | None:
+    """Return the settings of the checkpoint of `--use-checkpoint-args`; None without it.
+
+    None also at the first start of a run that saves and loads in one directory.
+
+    Raises:
+        LmcoreError: The checkpoint cannot be read.
+    """
+    load = _highest(layers, "load")
+    if reader is None or load is None or not _highest(layers, "use_checkpoint_args"):
+        return None
+    if load == _highest(layers, "save") and not Path(load).exists():
+        return None
+    return reader(Path(load), _highest(layers, "ckpt_step"))
+
+
+def _highest(layers: Sequence[_Layer], name: str) -> Any:
+    """Return the value of an option in the highest of *layers* that has it; None if none has."""
+    return next((layer[name][0] for layer in reversed(layers) if name in layer), None)
 
 
 def _new_directory(config: Config, run_directories: Sequence[Path]) -> Iterator[str]:
@@ -190,6 +215,11 @@ def _new_directory(config: Config, run_directories: Sequence[Path]) -> Iterator[
             )
 
 
+def _preset_layer(name: str) -> _Layer:
+    origin = Provenance("preset", name)
+    return {key: (value, origin) for key, value in PRESETS[name].values.items()}
+
+
 def _flag_layer(parsed: ParsedFlags) -> _Layer:
     return {
         name: (value, Provenance("flag", parsed.texts[name].partition(" ")[0]))
@@ -200,11 +230,8 @@ def _flag_layer(parsed: ParsedFlags) -> _Layer:
 
 def _deepspeed_file(layers: Sequence[_Layer]) -> DeepSpeedFile | None:
     """Return DeepSpeed's file that the highest of *layers* names; it is not read yet."""
-    for layer in reversed(layers):
-        if "deepspeed_config" in layer:
-            path = layer["deepspeed_config"][0]
-            return None if path is None else DeepSpeedFile(path)
-    return None
+    path = _highest(layers, "deepspeed_config")
+    return None if path is None else DeepSpeedFile(path)
 
 
 def _deepspeed_layer(
@@ -228,146 +255,6 @@ def _deepspeed_layer(
     problems += file.problems()
     taken = file.layer(options, given, problems)
     return {name: (value, Provenance("file", where)) for name, (value, where) in taken.items()}
-
-
-class _SettingsFile:
-    """One YAML file and the settings read from it."""
-
-    def __init__(self, path: str, options: Mapping[str, Option], plugins: PluginSections) -> None:
-        self.path = path
-        self.options = options
-        self.keys = {(option.section, option.key): option for option in options.values()}
-        self.sections = tuple(dict.fromkeys(option.section for option in options.values()))
-        self.left_out = {section_name(name): (name, out) for name, out in plugins.left_out.items()}
-        self.layer: _Layer = {}
-        self.preset: str | None = None
-        self.notices: list[str] = []
-        self.run_directories: list[Path] = []
-
-    def read(self, problems: list[LmcoreError]) -> None:
-        """Fill layer, preset and notices; add every problem to *problems*."""
-        names = (*self.sections, *self.left_out, *self.options, PRESET_OPTION.name)
-        file = read_file(self.path, problems, names)
-        run_file = RunFile.of(file.text)
-        if run_file is not None and not run_file.earlier:
-            self.run_directories.append(Path(self.path).parent)
-        for entry in file.entries:
-            where = f"{self.path}:{entry.line}"
-            values = entry.value if isinstance(entry.value, list) else [entry.value]
-            words = ["" if value is None else str(value) or '""' for value in values]
-            shown = f"{where}: `{entry.key}: {' '.join(words)}`"
-            try:
-                if (entry.section, entry.key) == ("", PRESET_OPTION.name):
-                    self.preset = PRESET_OPTION.convert(entry.value, where=shown)
-                elif option := self._option_of(entry, where):
-                    value, origin = option.convert(entry.value, where=shown), ""
-                    if run_file is not None:
-                        if run_file.is_default(option, value, entry.comment):
-                            continue
-                        origin = run_file.origin(option, value, entry.comment)
-                    if run_file is None or not run_file.earlier:
-                        value = self._located(option, value, shown)
-                    self.layer[option.name] = (value, Provenance("file", where, origin))
-            except ConfigError as problem:
-                problems.append(problem)
-
-    def _located(self, option: Option, value: Any, shown: str) -> Any:
-        """Return the value with its relative paths taken as relative to the file.
-
-        Raises:
-            ConfigError: A path to read is there relative to the working directory only.
-        """
-        folder = Path(self.path).parent
-
-        def locate(path: str) -> str:
-            located = path if folder == Path() else str(folder / path)
-            if located != path and path_exists(path) and not path_exists(located):
-                if option.paths != OUTPUT_PATH:
-                    raise ConfigError(
-                        f"{shown}: there is no `{located}`",
-                        why="a relative path in a file is relative to the file",
-                        hint=f"`{path}` is in the working directory: write "
-                        f"`{os.path.relpath(path, folder)}`",
-                    )
-                self.notices.append(f"{shown} is `{located}`: relative to the file")
-            return located
-
-        return map_paths(option, value, locate)
-
-    def _option_of(self, entry: Entry, where: str) -> Option | None:
-        """Return the option that an entry sets; None for the entry of a section."""
-        name = entry.section or entry.key
-        if name not in self.sections:
-            if not (entry.section and entry.key):  # else reported at the section's own entry
-                self._unknown_section(name, entry, where)
-            return None
-        if not entry.section:
-            if entry.value is None:
-                return None
-            raise ConfigError(
-                f"{where}: section `{name}` holds no settings",
-                why="it is a value, not a mapping",
-                hint="write its settings below it, indented",
-            )
-        if entry.key == "":
-            return None
-        option = self.keys.get((entry.section, entry.key))
-        if option is not None:
-            return option
-        owner = _CORE_OPTIONS.get(entry.key)
-        if owner is not None:
-            hint = f"move it below `{owner.section}:`"
-            raise ConfigError(f"{where}: `{entry.key}` is not in `{entry.section}`", hint=hint)
-        raise ConfigError(f"{where}: unknown key `{entry.key}`", hint=self._key_hint(entry))
-
-    def _unknown_section(self, name: str, entry: Entry, where: str) -> None:
-        """Ignore the section of a plugin that the user has turned off.
-
-        Raises:
-            ConfigError: Any other section that is not known here.
-        """
-        if not entry.section and name in self.options:
-            option = self.options[name]
-            key = f" as `{option.key}`" if option.key != name else ""
-            hint = f"move it below `{option.section}:`{key}"
-            raise ConfigError(f"{where}: `{name}` is outside its section", hint=hint)
-        delete = f"delete the section `{name}:` from `{self.path}`"
-        if name in self.left_out:
-            plugin, out = self.left_out[name]
-            if out.wanted:
-                self.notices.append(f"{where}: section `{name}` is ignored: {out.reason}")
-                return
-            raise ConfigError(
-                f"{where}: the settings of plugin `{plugin}` cannot be read",
-                why=f"plugin `{plugin}` {out.reason}",
-                hint=f"fix the plugin; to continue without it, {delete}",
-            )
-        known = [*self.sections, PRESET_OPTION.name]
-        hint = suggestion(name, known)
-        longer = [section for section in known if len(name) > 2 and section.startswith(name)]
-        if longer and nearest(name, known) is None:
-            hint = f"did you mean `{longer[0]}`? {hint}"
-        elif entry.section:
-            hint += f"; if it belongs to a plugin `{name}`, install that, or {delete}"
-        raise ConfigError(
-            f"{where}: unknown section `{name}`",
-            why="neither lmcore nor an installed plugin has a section of this name",
-            hint=hint,
-        )
-
-    def _key_hint(self, entry: Entry) -> str:
-        foreign = train_flags().get("--" + entry.key.replace("_", "-"))
-        if foreign is not None and foreign.replacement:
-            return f"here it is `{foreign.replacement.removeprefix('--').replace('-', '_')}`"
-        own = [key for section, key in self.keys if section == entry.section]
-        close = nearest(entry.key, own)
-        if close is not None:
-            return f"did you mean `{close}`?"
-        elsewhere = nearest(entry.key, [key for _, key in self.keys])
-        if elsewhere is None:
-            return suggestion(entry.key, own)
-        section = next(section for section, key in self.keys if key == elsewhere)
-        return f"did you mean `{elsewhere}` of `{section}`?"
 
 
 def _merge(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.rules import Rule
+from lmcore.config.rules.checkpoint import CHECKPOINT_RULES
 from lmcore.config.rules.data import DATA_RULES
 from lmcore.config.rules.deepspeed import DEEPSPEED_RULES
 from lmcore.config.rules.model import MODEL_RULES
@@ -36,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     *DEEPSPEED_RULES,
     *PARALLEL_RULES,
     *PATH_RULES,
+    *CHECKPOINT_RULES,
     *NEED_RULES,
 )
 """Rules that need only the settings, in the order in which problems are shown."""

@@ -173,6 +173,40 @@ def test_more_epochs_keep_the_order_of_the_samples(
     assert_same(part.saved(), whole.saved())
 
 
+def test_an_earlier_checkpoint(train: Any, go_on: Any, assert_same: Any, capsys: Any) -> None:
+    """`--ckpt-step` returns to it, in training and for `generate`; a wrong step names the steps."""
+    run = train("run", f"{BASE} --save-interval 4")
+    curve, saved = run.curve(), run.saved(12)
+    again = go_on(run, "--ckpt-step 8")
+    assert again.status == 0, again.err
+    assert "from step 8" in again.err.replace("\n", " ")
+    assert again.curve() == curve
+    assert_same(again.saved(), saved)
+    wrong = go_on(run, "--load-tag global_step7")
+    assert wrong.status == 2
+    assert "there are checkpoints of steps 4, 8, 12" in wrong.err
+    argv = ["generate", "--load", str(run.directory), "--tokens", "2", "--ckpt-step"]
+    assert main([*argv, "4"]) == 0
+    assert f"loaded {run.directory}/checkpoints/iter_0000004" in capsys.readouterr().err
+    assert main([*argv, "5"]) == 2
+
+
+def test_the_model_of_the_checkpoint(train_once: Any, tmp_path: Path, capsys: Any) -> None:
+    """`--use-checkpoint-args` takes model and tokenizer; flags that contradict are refused."""
+    run = train_once(BASE)
+    argv = ["train", "--load", str(run.directory), "--use-checkpoint-args", "--finetune"]
+    argv += ["--train-iters", "1", "--eval-iters", "0", "--sample-tokens", "0", "--save"]
+    capsys.readouterr()
+    assert main([*argv, str(tmp_path / "tuned")]) == 0
+    text = (tmp_path / "tuned/config.yaml").read_text()
+    assert re.search(r"\n  hidden_size: 16 +# checkpoint: ", text)
+    assert re.search(r"\n  hidden_dropout: 0.1 +# checkpoint: ", text)
+    assert re.search(r"\n  tokenizer_type: ByteTokenizer +# checkpoint: ", text)
+    assert re.search(r"\n  # lr: 0.002 +# default", text), "the optimizer is this run's"
+    assert main([*argv, str(tmp_path / "other"), "--num-layers", "3"]) != 0
+    assert "num_layers: checkpoint 2, model 3" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "make, words",
     [

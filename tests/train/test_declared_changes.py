@@ -204,6 +204,8 @@ WITHOUT_PREFIX = ("parts", "weighted", "names")
 SPECIAL: Mapping[str, str] = {
     "load": "every case gives it",
     "finetune": "it is no resume: test_resume.py, test_changed_settings.py",
+    "ckpt_step": "it chooses the checkpoint: test_continue.py",
+    "use_checkpoint_args": "it takes the checkpoint's settings: test_continue.py",
     "load_optim": "the state that it leaves out changes the steps: test_endings.py",
     "make_vocab_size_divisible_by": "a warning of its own: test_changed_settings.py",
     "vocab_size": "it is part of a tokenizer, which is compared: test_changed_settings.py",

@@ -6,6 +6,7 @@ file, since a checkpoint may come from anywhere.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 from lmcore.config.file.paths import map_paths
 from lmcore.config.option import Option
 from lmcore.config.settings import Provenance
+from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["SavedSettings"]
@@ -27,11 +29,35 @@ class SavedSettings:
         checkpoint: Directory of the checkpoint.
         config: Values by section and key; of a plugin's section below `plugins` and its name.
         sources: Source of each value by option name, as `Provenance` writes it.
+        tokenizer: Settings of the run's own copy of its tokenizer; None if there is none.
     """
 
     checkpoint: str
     config: Mapping[str, Any]
     sources: Mapping[str, Any]
+    tokenizer: TokenizerSettings | None = None
+
+    def model_layer(
+        self, options: Mapping[str, Option], problems: list[LmcoreError]
+    ) -> dict[str, tuple[Any, Provenance]]:
+        """Return the settings of model and tokenizer; see `layer`.
+
+        The tokenizer is the run's own copy, if there is one.
+        """
+        fields = [field.name for field in dataclasses.fields(TokenizerSettings)]
+        names = {name for name, option in options.items() if option.section == "model"} | {*fields}
+        found = self.layer(options, problems, names=names)
+        if self.tokenizer is not None:
+            origin = Provenance("checkpoint", self.checkpoint)
+            vocab_size = found.get("vocab_size")  # also the size that a model is padded to
+            found = {name: value for name, value in found.items() if name not in fields}
+            if vocab_size is not None:
+                found["vocab_size"] = vocab_size
+            for name in fields:
+                value = getattr(self.tokenizer, name)
+                if value != options[name].default:
+                    found[name] = (value, origin)
+        return found
 
     def layer(
         self,

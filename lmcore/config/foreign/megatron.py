@@ -73,6 +73,7 @@ RENAMED: Mapping[str, Renamed] = {
     "--vocab": Renamed("--vocab-file"),
     **_TOKENIZER_RENAMED,
     "--fine-tune": Renamed("--finetune"),
+    "--load-tag": Renamed("--ckpt-step"),
     "--deepspeed": Renamed("--engine deepspeed"),
     "--cpu-optimizer": Renamed("--cpu-offload"),
     "--num-gpus": Renamed("--nproc-per-node"),
@@ -233,7 +234,6 @@ _LAUNCHER = "it belongs to the launcher, before the command"
 _EVALUATION = f"evaluation tasks are {_LATER}"
 _ENGINE_FILE = "use `--engine deepspeed`, and `--deepspeed-config FILE` for a file"
 _CONVERSION = f"converting checkpoints is {_LATER}"
-_RUN_CONFIG = "start from the run's settings: `lmcore train RUN/config.yaml --load RUN`"
 _RAW_TEXT = "prepare the text with `lmcore data prepare --json-keys KEY`, then give `--data-path`"
 _NOT_LOGGED = "leave it out: this is not measured"
 _MEMORY = "use `--profile --profile-memory`, which records allocations in the trace"
@@ -280,8 +280,6 @@ UNSUPPORTED: Mapping[str, str] = {
     **_TOKENIZER_UNSUPPORTED,
     **_all(_RAW_TEXT, "--loose-json", "--text-key", "--eval-text-key", "--delim"),
     **_all(_RAW_TEXT, "--presplit-sentences"),
-    **_all(_RUN_CONFIG, "--use-checkpoint-args"),
-    **_all("give `--load` one `iter_XXXXXXX` directory", "--load-tag", "--ckpt-step"),
     **_all(_CONVERSION, "--universal-checkpoint", "--load-dir", "--save-dir"),
     **_all(_CONVERSION, "--target-tensor-parallel-size", "--target-pipeline-parallel-size"),
     **_all(_CONVERSION, "--target-pipeline-model-parallel-size"),

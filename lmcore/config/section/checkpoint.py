@@ -31,6 +31,23 @@ class CheckpointSection:
         paths=INPUT_PATH,
         one_start=True,
     )
+    ckpt_step: str | None = option(
+        None,
+        "Step of the checkpoint to load instead of the newest, or `best`: the one of lowest "
+        "validation loss that --save-best marked.",
+        metavar="STEP",
+        on_resume=FREE,
+        needs=_LOAD.else_error("it chooses among the checkpoints of that directory"),
+        one_start=True,
+    )
+    use_checkpoint_args: bool = option(
+        False,
+        "Take the settings of model and tokenizer from the checkpoint of --load; files and flags "
+        "override them.",
+        on_resume=FREE,
+        needs=_LOAD.else_error("it takes settings from that checkpoint"),
+        one_start=True,
+    )
     save_interval: int | None = option(
         None,
         "Steps between checkpoints, all of which are kept; default: none by steps.",

@@ -26,7 +26,7 @@ from lmcore.data.tokenizer.file_tokenizer import FileTokenizer
 from lmcore.durable import atomic_directory
 from lmcore.errors import ConfigError, DataError
 
-__all__ = ["RECORD_NAME", "load_tokenizer", "save_tokenizer"]
+__all__ = ["RECORD_NAME", "load_tokenizer", "save_tokenizer", "saved_tokenizer_settings"]
 
 RECORD_NAME = "tokenizer.json"
 
@@ -87,11 +87,7 @@ def load_tokenizer(directory: Path, *, extra: Mapping[str, TokenizerFactory] = _
         ConfigError: the type belongs to a plugin that is not installed.
     """
     record = _read_record(directory)
-    described = {key: value for key, value in record.items() if key != "fingerprint"}
-    for option in _NAMES:
-        if described.get(option) is not None:
-            described[option] = str(directory / described[option])
-    tokenizer = tokenizer_from(TokenizerSettings.described(described), extra=extra)
+    tokenizer = tokenizer_from(_settings_of(record, directory), extra=extra)
     found = tokenizer.fingerprint()
     if found != record["fingerprint"]:
         raise DataError(
@@ -101,6 +97,28 @@ def load_tokenizer(directory: Path, *, extra: Mapping[str, TokenizerFactory] = _
             hint="restore the directory from the run's original",
         )
     return tokenizer
+
+
+def saved_tokenizer_settings(directory: Path) -> TokenizerSettings | None:
+    """Return the settings of the tokenizer that `save_tokenizer` wrote; None if there is none.
+
+    Args:
+        directory: `tokenizer/` of a run directory.
+
+    Raises:
+        DataError: its record is broken.
+    """
+    if not directory.is_dir():
+        return None
+    return _settings_of(_read_record(directory), directory)
+
+
+def _settings_of(record: Mapping[str, Any], directory: Path) -> TokenizerSettings:
+    described = {key: value for key, value in record.items() if key != "fingerprint"}
+    for option in _NAMES:
+        if described.get(option) is not None:
+            described[option] = str(directory / described[option])
+    return TokenizerSettings.described(described)
 
 
 def _record_of(tokenizer: Tokenizer) -> dict[str, Any]:

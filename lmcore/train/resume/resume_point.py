@@ -34,9 +34,11 @@ def find_resume_point(settings: CheckpointSection) -> ResumePoint | None:
     """
     if settings.load is None:
         return None
-    from lmcore.checkpoint import survey  # only if needed: it takes time
+    from lmcore.checkpoint import chosen_checkpoint, survey  # only if needed: it takes time
 
     path = Path(settings.load)
+    if settings.ckpt_step is not None:
+        path = chosen_checkpoint(path, settings.ckpt_step)
     try:
         found = survey(path)
         checkpoint, manifest = found.newest()
@@ -123,8 +125,8 @@ def refuse_fewer_steps(plan: RunPlan) -> None:
             f"the run has done {done:,} steps already, more than the {plan.train_iters:,} of "
             f"`{flag_of(name)} {getattr(plan.config.training, name)}`",
             why=f"the checkpoint is `{resume.checkpoint}`",
-            hint="give the number of all steps, those done included; or go back to an earlier "
-            "checkpoint, if there is one",
+            hint="give the number of all steps of the run; `--ckpt-step N` goes back to an earlier "
+            "checkpoint",
         )
 
 

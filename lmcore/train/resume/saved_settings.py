@@ -11,17 +11,22 @@ from lmcore.train.resume.saved_meta import part_of
 __all__ = ["read_saved_settings"]
 
 
-def read_saved_settings(path: Path) -> SavedSettings:
-    """Return the settings in the newest checkpoint at *path*.
+def read_saved_settings(path: Path, step: str | None) -> SavedSettings:
+    """Return the settings in a checkpoint, with the tokenizer that its run directory holds.
 
     Args:
         path: A run directory, its `checkpoints`, or one `iter_XXXXXXX`.
+        step: Value of `--ckpt-step`; None for the newest checkpoint.
 
     Raises:
         CheckpointError: There is no checkpoint, or it records no settings.
+        ConfigError: The step is not a number or `best`.
     """
-    from lmcore.checkpoint import survey  # only if needed: it takes time
+    from lmcore.checkpoint import chosen_checkpoint, survey  # only if needed: it takes time
+    from lmcore.data.tokenizer.saved import saved_tokenizer_settings
 
+    if step is not None:
+        path = chosen_checkpoint(path, step)
     checkpoint, manifest = survey(path).newest()
     config, sources = (part_of(manifest.meta, "config", name) for name in ("config", "sources"))
     if not config:
@@ -30,4 +35,5 @@ def read_saved_settings(path: Path) -> SavedSettings:
             why="its manifest has no `meta.config`",
             hint="give the settings as flags or in a file, and the checkpoint by `--load`",
         )
-    return SavedSettings(str(checkpoint), config, sources)
+    tokenizer = saved_tokenizer_settings(checkpoint.parent.parent / "tokenizer")
+    return SavedSettings(str(checkpoint), config, sources, tokenizer)

@@ -145,6 +145,7 @@ CASES = [
         "--no-load-optim, --finetune, --override-opt-param-scheduler, --change-blend",
     ),
     ("--load RUN", "", "--no-exit-on-missing-checkpoint"),
+    ("--load RUN", "", "--ckpt-step 5, --use-checkpoint-args"),
     (
         "--load RUN",
         "--load RUN --finetune",
