@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ __all__ = ["LmcoreState", "require_weights", "write_lmcore"]
 logger = logging.getLogger(__name__)
 
 _PREFIX = "model."
+_ADAM_SETTINGS = ("beta1", "beta2", "eps", "weight_decay")
 
 
 class LmcoreState(ModelState):
@@ -94,7 +96,17 @@ class LmcoreState(ModelState):
             if f"optimizer.step.{first}" in self.manifest.tensors:
                 steps = int(self._reader.read(f"optimizer.step.{first}"))
         schedule = _mapping(self.manifest.meta.get("schedule")) or None
-        return Progress(int(values[0] or 0), int(values[1] or 0), steps, schedule)
+        adam = _adam(self.manifest.meta) if len(self.kinds) > 1 else None
+        return Progress(int(values[0] or 0), int(values[1] or 0), steps, schedule, adam)
+
+
+def _adam(meta: Mapping[str, Any]) -> dict[str, float] | None:
+    """Return the settings of Adam of the run that wrote a checkpoint."""
+    saved = _mapping(_mapping(_mapping(meta.get("config")).get("config")).get("optimizer"))
+    names = {name: name if name == "weight_decay" else f"adam_{name}" for name in _ADAM_SETTINGS}
+    found = {name: saved.get(option) for name, option in names.items()}
+    known = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    return known or None
 
 
 def require_weights(shape: ModelShape, manifest: Manifest, checkpoint: Path) -> None:

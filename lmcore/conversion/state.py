@@ -35,12 +35,14 @@ class Progress:
         optimizer_step: Number of updates by the optimizer; None without its state.
         schedule: Learning-rate schedule, with the fields of
             `lmcore.optim.schedule.LearningRateSchedule`; None if it is not known.
+        adam: Settings of Adam: `beta1`, `beta2`, `eps` and `weight_decay`; None if not known.
     """
 
     iteration: int
     consumed_samples: int
     optimizer_step: int | None = None
     schedule: Mapping[str, float | str] | None = None
+    adam: Mapping[str, float] | None = None
 
 
 class ModelState(ABC):

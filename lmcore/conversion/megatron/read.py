@@ -11,9 +11,12 @@ from torch import Tensor
 
 from lmcore.conversion.megatron.arguments import read_model
 from lmcore.conversion.megatron.directory import find_checkpoint, rank_files, require_ranks
+from lmcore.conversion.megatron.names import TIED
+from lmcore.conversion.megatron.optimizer import UnreadOptimizer, read_moments, require_rounded
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.rank_file import Part, RankFile
-from lmcore.conversion.state import WEIGHT, ModelState, Progress
+from lmcore.conversion.megatron.schedule import read_schedule
+from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
 from lmcore.errors import CheckpointError
 from lmcore.model.parameters import parameter_shapes
 
@@ -70,8 +73,13 @@ class MegatronState(ModelState):
         model = read_model(args, checkpoint, self._rows())
         self.shape, self.vocab_size, self.notes = model.shape, model.vocab_size, model.notes
         self._packing = Packing(self.shape, files.tensor_size, self._files[0][0].version)
-        self._parts = {WEIGHT: self._matched()}
-        self.progress = self._progress(args)
+        self._weights = self._matched()
+        self._parts, step, adam = self._with_optimizer()
+        self.kinds = tuple(self._parts)
+        self._compared: set[str] = set()
+        schedule, unread = read_schedule(self._files[0][0].content, args)
+        self.notes = [*self.notes, *([unread] if unread else [])]
+        self.progress = self._progress(args, step, schedule, adam)
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
@@ -79,6 +87,10 @@ class MegatronState(ModelState):
 
     def read(self, name: str, kind: str = WEIGHT) -> Tensor:
         """Return a whole tensor; see `ModelState`."""
+        if name not in self._compared:
+            for main, weight in zip(self._parts[WEIGHT][name], self._weights[name], strict=True):
+                require_rounded(self.checkpoint, name, main, weight)
+            self._compared.add(name)
         return self._packing.join(name, self._parts[kind][name]).contiguous()
 
     def _number_layers(self) -> None:
@@ -148,9 +160,47 @@ class MegatronState(ModelState):
     def _all_parts(self) -> Iterator[tuple[RankFile, Part]]:
         return ((rank, part) for ranks in self._files for rank in ranks for part in rank.parts)
 
-    def _progress(self, args: Mapping[str, Any]) -> Progress | None:
+    def _with_optimizer(
+        self,
+    ) -> tuple[dict[str, dict[str, list[Tensor]]], int | None, Mapping[str, float] | None]:
+        """Return the parts of each kind by name, and step and settings of the optimizer."""
+        weights = {WEIGHT: self._weights}
+        ranks = [rank for ranks in self._files for rank in ranks]
+        try:
+            read = [read_moments(rank) for rank in ranks]
+        except UnreadOptimizer as reason:
+            self.notes = [*self.notes, f"the state of its optimizer is not read: {reason}"]
+            return weights, None, None
+        moments = [one for one in read if one is not None]
+        if not moments:
+            return weights, None, None
+        if len(moments) != len(ranks):
+            lacking = ranks[read.index(None)].path
+            raise CheckpointError(
+                f"`{self.checkpoint}` is not complete",
+                why=f"`{lacking}` has no optimizer, other ranks have one",
+            )
+        parts: dict[str, dict[str, list[Tensor]]] = {
+            kind: {name: [] for name in self._weights} for kind in (WEIGHT, *ADAM)
+        }
+        for rank, held in zip(ranks, moments, strict=True):
+            names = [part.global_name(name) for part in rank.parts for name, _ in part.order]
+            for kind, tensors in held.tensors.items():
+                for name, tensor in zip(names, tensors, strict=True):
+                    if name != TIED:
+                        parts[kind][name].append(tensor)
+        steps = [held.step for held in moments if held.step is not None]
+        return parts, max(steps, default=None), moments[0].settings
+
+    def _progress(
+        self,
+        args: Mapping[str, Any],
+        step: int | None,
+        schedule: Mapping[str, float | str] | None,
+        adam: Mapping[str, float] | None,
+    ) -> Progress | None:
         iteration = self._files[0][0].content.get("iteration", args.get("iteration"))
         samples = args.get("consumed_train_samples", 0)
         if not all(type(value) is int and value >= 0 for value in (iteration, samples)):
             return None
-        return Progress(iteration, samples)
+        return Progress(iteration, samples, step, schedule, adam)

@@ -18,7 +18,10 @@ from lmcore.conversion.megatron.arguments import architecture_arguments
 from lmcore.conversion.megatron.directory import TRACKER_NAME, rank_name
 from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.names import STYLES
+from lmcore.conversion.megatron.optimizer import moments_content
 from lmcore.conversion.megatron.packing import Packing
+from lmcore.conversion.megatron.schedule import schedule_arguments, schedule_content
+from lmcore.conversion.state import WEIGHT
 from lmcore.durable import write_atomically
 
 if TYPE_CHECKING:
@@ -76,6 +79,7 @@ def write_megatron(
             path.mkdir(parents=True, exist_ok=True)
             content = {"args": argparse.Namespace(**arguments), "checkpoint_version": _VERSION}
             content |= {"iteration": progress.iteration if progress else 0, **writer.content()}
+            content |= schedule_content(progress)
             torch.save(content, path / "model_optim_rng.pt")
     iteration = "release" if progress is None else str(progress.iteration)
     write_atomically(directory / TRACKER_NAME, iteration.encode())
@@ -100,18 +104,31 @@ class _Rank:
         self._packing = Packing(shape, layout.tensor)
 
     def content(self) -> dict[str, Any]:
-        """Return the model, by part."""
-        found = {}
+        """Return the model by part, and the state of Adam if there is any."""
+        found: dict[str, Any] = {}
+        shares = []
         for part in range(self._layout.virtual):
-            names = self._layout.parameters(self._shape, self._stage, part, self._style)
-            flat = {foreign: self._share(name).to(self._dtype) for foreign, name in names}
+            flat = {}
+            for foreign, name in self._layout.parameters(
+                self._shape, self._stage, part, self._style
+            ):
+                share = {kind: self._share(name, kind) for kind in self._state.kinds}
+                flat[foreign] = share[WEIGHT].to(self._dtype)
+                shares.append(share)
             key = "model" if self._layout.virtual == 1 else f"model{part}"
             found[key] = _nested(flat) if self._style == "legacy" else flat
+        if len(self._state.kinds) > 1:
+            found["optimizer"] = moments_content(
+                shares,
+                self._dtype,
+                self._state.progress,
+                step_of_parameters=self._style != "core",
+            )
         return found
 
-    def _share(self, name: str, kind: str = "weight") -> Tensor:
-        """Return the rank's part of a tensor, with memory of its own."""
-        tensor = self._state.read(name, kind)
+    def _share(self, name: str, kind: str) -> Tensor:
+        """Return the rank's part of a tensor in float32, with memory of its own."""
+        tensor = self._state.read(name, kind).float()
         if name in _ROWS:
             tensor = _with_rows(tensor, self._shape.padded_vocab_size)
         return self._packing.split(name, tensor)[self._rank].clone(
@@ -161,31 +178,35 @@ def _arguments(
 ) -> dict[str, Any]:
     parts = layout.virtual
     progress = state.progress
-    return architecture_arguments(shape) | {
-        "tensor_model_parallel_size": layout.tensor,
-        "pipeline_model_parallel_size": layout.pipeline,
-        "virtual_pipeline_model_parallel_size": parts if parts > 1 else None,
-        "num_layers_per_virtual_pipeline_stage": (
-            shape.num_layers // (layout.pipeline * parts) if parts > 1 else None
-        ),
-        "world_size": layout.tensor * layout.pipeline,
-        "data_parallel_size": 1,
-        "context_parallel_size": 1,
-        "expert_model_parallel_size": 1,
-        "sequence_parallel": False,
-        "apply_query_key_layer_scaling": False,
-        "data_parallel_random_init": False,
-        "phase_transition_iterations": None,
-        "use_distributed_optimizer": False,
-        "ckpt_format": "torch",
-        "params_dtype": dtype,
-        "bf16": dtype == torch.bfloat16,
-        "fp16": dtype == torch.float16,
-        "iteration": progress.iteration if progress else 0,
-        "consumed_train_samples": progress.consumed_samples if progress else 0,
-        "consumed_valid_samples": 0,
-        "skipped_train_samples": 0,
-    }
+    return (
+        architecture_arguments(shape)
+        | schedule_arguments(progress)
+        | {
+            "tensor_model_parallel_size": layout.tensor,
+            "pipeline_model_parallel_size": layout.pipeline,
+            "virtual_pipeline_model_parallel_size": parts if parts > 1 else None,
+            "num_layers_per_virtual_pipeline_stage": (
+                shape.num_layers // (layout.pipeline * parts) if parts > 1 else None
+            ),
+            "world_size": layout.tensor * layout.pipeline,
+            "data_parallel_size": 1,
+            "context_parallel_size": 1,
+            "expert_model_parallel_size": 1,
+            "sequence_parallel": False,
+            "apply_query_key_layer_scaling": False,
+            "data_parallel_random_init": False,
+            "phase_transition_iterations": None,
+            "use_distributed_optimizer": False,
+            "ckpt_format": "torch",
+            "params_dtype": dtype,
+            "bf16": dtype == torch.bfloat16,
+            "fp16": dtype == torch.float16,
+            "iteration": progress.iteration if progress else 0,
+            "consumed_train_samples": progress.consumed_samples if progress else 0,
+            "consumed_valid_samples": 0,
+            "skipped_train_samples": 0,
+        }
+    )
 
 
 def _notes(state: ModelState, rows: int, multiple: int, style: str) -> list[str]:

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from memory_state import BIASED_LLAMA, GPT, LLAMA, MemoryState
+from memory_state import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
 from suite.selection import peer
 
 from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.conversion.megatron.layout import Layout
+from lmcore.conversion.megatron.packing import Packing
+from lmcore.conversion.megatron.read import MegatronState
 from lmcore.conversion.megatron.records import load_content
 from lmcore.conversion.megatron.write import write_megatron
+from lmcore.conversion.state import Progress
 from lmcore.model import gpt
 from lmcore.model.op_binding import OpBinding
 from lmcore.model.recompute import KEEP_ALL
@@ -114,3 +117,59 @@ def test_logits(megatron: Any, shape: ModelShape, tmp_path: Path) -> None:
         expected = theirs(tokens, torch.arange(length).expand_as(tokens), mask)
         found = ours.logits(ours(tokens))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_optimizer(
+    megatron: Any,
+    shape: ModelShape,
+    dtype: torch.dtype,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its optimizer takes the state; each parameter has its own; what it saves is read back."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    half = dtype == torch.bfloat16
+    make, name_of = torch.tensor, torch.Tensor.type
+    monkeypatch.setattr(
+        torch, "tensor", lambda data, *, dtype=None, device=None: make(data, dtype=dtype)
+    )
+    if half:  # it asks for the type of a tensor on its accelerator
+        monkeypatch.setattr(
+            torch.Tensor,
+            "type",
+            lambda tensor, *to: name_of(tensor, *to) if to else "torch.cuda.BFloat16Tensor",
+        )
+    progress = Progress(6, 48, 5, adam={"beta1": 0.85, "beta2": 0.95, "eps": 1e-6})
+    state = MemoryState(shape, optimizer=True, progress=progress)
+    write_megatron(state, tmp_path, None, style="core-local", dtype=dtype)
+    path = tmp_path / "iter_0000006/mp_rank_00/model_optim_rng.pt"
+    content = torch.load(path, weights_only=False)
+    model = core_model(shape).to(dtype)
+    model.load_state_dict(content["model"], strict=False)
+    model.ddp_config = DistributedDataParallelConfig()
+    config = OptimizerConfig(optimizer="adam", lr=1e-3, bf16=half, params_dtype=dtype)
+    optimizer = get_megatron_optimizer(config, [model])
+    optimizer.load_state_dict(content["optimizer"])
+    names = Layout().parameters(shape, 0, 0, "core-local")
+    packing = Packing(shape, 1)
+    parameters = dict(model.named_parameters())
+    for foreign, name in names:
+        main = parameters[foreign].main_param if half else parameters[foreign]
+        held = optimizer.chained_optimizers[0].optimizer.state[main]
+        for kind in ("exp_avg", "exp_avg_sq"):
+            (expected,) = packing.split(name, state.read(name, kind))
+            assert torch.equal(held[kind], expected), (name, kind)
+        (expected,) = packing.split(name, state.read(name))
+        assert torch.equal(main.data, expected)
+        assert held["step"] == 5
+    content["model"] = model.state_dict()
+    content["optimizer"] = optimizer.state_dict()
+    torch.save(content, path)
+    found = MegatronState(tmp_path)
+    assert_same(found, state)
+    assert found.progress is not None
+    assert found.progress.optimizer_step == 5

@@ -1,0 +1,255 @@
+"""State of Adam in Megatron's rank files, both ways.
+
+Megatron numbers parameters by group: first the ones with weight decay, then biases and gains, each
+in the order in which the model makes them.  The number is all that its file has, so the mapping is
+made as Megatron makes it, and checked by the shapes; main parameters are also compared with the
+weights of the model when they are read.
+
+A run in half precision has float32 main parameters beside the state of torch's optimizer; in
+float32 the model has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmcore.conversion.megatron.rank_file import RankFile
+from lmcore.conversion.state import ADAM, WEIGHT, Progress
+from lmcore.errors import CheckpointError
+
+__all__ = ["Moments", "UnreadOptimizer", "moments_content", "read_moments", "require_rounded"]
+
+_MAIN = ("fp32_from_fp16_params", "fp32_from_fp16")
+_INNER = ("optimizer", "optimizer_state_dict")
+_HALF = (torch.float16, torch.bfloat16)
+_DEFAULTS = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
+"""Megatron's defaults of Adam."""
+
+
+class UnreadOptimizer(Exception):  # noqa: N818 - no error: the weights can still be read
+    """Reason for which the state of an optimizer is left out."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """State of Adam in one rank's file.
+
+    Attributes:
+        tensors: Tensors of each kind, in the order of the file's parameters.
+        step: Number of updates; None if the file does not say.
+        settings: Settings of Adam, with the names of `Progress.adam`.
+    """
+
+    tensors: Mapping[str, Sequence[Tensor]]
+    step: int | None
+    settings: Mapping[str, float]
+
+
+def read_moments(rank: RankFile) -> Moments | None:
+    """Return the state of Adam of one rank; None if its file has no optimizer.
+
+    Args:
+        rank: File of the rank.
+
+    Raises:
+        UnreadOptimizer: The optimizer is another one, or kept in another way.
+        CheckpointError: The state does not fit the model.
+    """
+    content = rank.content.get("optimizer")
+    if isinstance(content, list) and len(content) == 1:
+        content = content[0]
+    if not content:
+        return None
+    if not isinstance(content, dict):
+        raise UnreadOptimizer("the run had several optimizers")
+    inner = next((content[name] for name in _INNER if name in content), content)
+    groups = inner.get("param_groups") if isinstance(inner, dict) else None
+    if not isinstance(groups, list) or not all(isinstance(one, dict) for one in groups):
+        raise UnreadOptimizer("it is of an unknown form")
+    if not all("params" in group for group in groups):
+        raise UnreadOptimizer("it was distributed")
+    main = next((content[name] for name in _MAIN if name in content), None)
+    return _Reader(rank, groups, inner.get("state"), main).read()
+
+
+class _Reader:
+    """Mapping of the optimizer's numbers to the parameters of one rank."""
+
+    def __init__(self, rank: RankFile, groups: Sequence[Any], state: Any, main: Any) -> None:
+        self._rank, self._groups, self._state, self._main = rank, groups, state, main
+        self._names = [name for part in rank.parts for name, _ in part.order]
+        self._weights = [tensor for part in rank.parts for _, tensor in part.order]
+
+    def read(self) -> Moments:
+        if not isinstance(self._state, dict) or not self._state:
+            raise UnreadOptimizer("it has no state yet")
+        tensors: dict[str, list[Tensor]] = {
+            WEIGHT: list(self._weights),
+            **{kind: [torch.empty(0)] * len(self._weights) for kind in ADAM},
+        }
+        expected = self._expected()
+        steps: list[int | None] = []
+        for number, group in enumerate(self._groups):
+            places = expected.pop(self._key(group), [])
+            numbers = group["params"]
+            if not isinstance(numbers, list) or len(numbers) != len(places):
+                found = len(numbers) if isinstance(numbers, list) else "no list of"
+                raise self._unfit(f"a group has {found} parameters, the model {len(places)}")
+            mains = self._mains(number, places)
+            for place, key in zip(places, numbers, strict=True):
+                held = self._state.get(key)
+                if not isinstance(held, dict) or not set(ADAM) <= held.keys():
+                    raise UnreadOptimizer("it is not Adam's")
+                steps.append(
+                    _step(held.get("step", group.get("step", self._state.get("common_step"))))
+                )
+                for kind, tensor in (
+                    *((kind, held[kind]) for kind in ADAM),
+                    (WEIGHT, mains[place]),
+                ):
+                    self._check(place, kind, tensor)
+                    tensors[kind][place] = tensor.detach()
+        if any(expected.values()):
+            raise self._unfit("parameters are in no group")
+        known = [step for step in steps if step is not None]
+        return Moments(tensors, max(known, default=None), self._settings())
+
+    def _expected(self) -> dict[tuple[bool, bool], list[int]]:
+        """Return the places of the parameters of each group."""
+        separate = any(group.get("is_decoupled_lr") for group in self._groups)
+        found: dict[tuple[bool, bool], list[int]] = {}
+        for place, (name, tensor) in enumerate(zip(self._names, self._weights, strict=True)):
+            embedding = separate and not name.startswith(("blocks.", "final_norm", "position"))
+            found.setdefault((tensor.ndim > 1, embedding), []).append(place)
+        return found
+
+    def _key(self, group: Mapping[str, Any]) -> tuple[bool, bool]:
+        """Return if a group has weight decay, and if it has a learning rate of its own."""
+        scale = group.get("wd_mult", group.get("pre_wd_mult"))
+        if scale is None:
+            held = self._state.get(next(iter(group["params"]), None))
+            tensor = held.get(ADAM[0]) if isinstance(held, dict) else None
+            decays = isinstance(tensor, Tensor) and tensor.ndim > 1
+        else:
+            decays = bool(scale)
+        return decays, bool(group.get("is_decoupled_lr"))
+
+    def _mains(self, group: int, places: Sequence[int]) -> dict[int, Tensor]:
+        """Return the main parameter of each place; parameters in float32 are their own."""
+        found = {place: self._weights[place] for place in places}
+        half = [place for place in places if found[place].dtype in _HALF]
+        if not half:
+            return found
+        saved = self._main[group] if isinstance(self._main, list) else None
+        if not isinstance(saved, list) or len(saved) != len(half):
+            raise self._unfit(f"it lacks float32 parameters for {len(half)} weights")
+        return found | dict(zip(half, saved, strict=True))
+
+    def _check(self, place: int, kind: str, tensor: object) -> None:
+        expected = tuple(self._weights[place].shape)
+        if isinstance(tensor, Tensor) and tuple(tensor.shape) == expected:
+            return
+        found = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise self._unfit(f"{kind} of `{self._names[place]}` is {found}, not {list(expected)}")
+
+    def _settings(self) -> dict[str, float]:
+        found: dict[str, Any] = {}
+        for group in self._groups:
+            betas = group.get("betas")
+            if isinstance(betas, list | tuple) and len(betas) == 2:
+                found |= {"beta1": betas[0], "beta2": betas[1]}
+            found |= {name: group[name] for name in ("eps",) if name in group}
+            if group.get("weight_decay"):
+                found["weight_decay"] = group["weight_decay"]
+        return {name: float(value) for name, value in found.items() if isinstance(value, float)}
+
+    def _unfit(self, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"the optimizer's state in `{self._rank.path}` does not fit the model",
+            why=why,
+            hint="copy the directories of all ranks again",
+        )
+
+
+def _step(value: object) -> int | None:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    return int(value) if isinstance(value, int | float) and value >= 0 else None
+
+
+def require_rounded(path: Path, name: str, main: Tensor, weight: Tensor) -> None:
+    """Raise a `CheckpointError` unless *weight* is the rounded main parameter.
+
+    Args:
+        path: Directory of the checkpoint.
+        name: Name of the parameter.
+        main: Parameter of the optimizer.
+        weight: Parameter of the model.
+    """
+    if main.dtype != weight.dtype and not torch.equal(main.to(weight.dtype), weight):
+        raise CheckpointError(
+            f"the optimizer's state in `{path}` does not fit the model",
+            why=f"its parameter in the place of `{name}` is not the model's",
+            hint="convert another checkpoint of the run",
+        )
+
+
+def moments_content(
+    shares: Sequence[Mapping[str, Tensor]],
+    dtype: torch.dtype,
+    progress: Progress | None,
+    *,
+    step_of_parameters: bool,
+) -> dict[str, Any]:
+    """Return Megatron's value of `optimizer` in one rank's file.
+
+    Args:
+        shares: Tensors of each kind, of each parameter in the order of the file.
+        dtype: Dtype of the model's weights.
+        progress: Position of the run.
+        step_of_parameters: True if the state of each parameter has the number of updates, as
+            torch's Adam needs; the groups have it in any case, as fused ones need.
+    """
+    settings = {**_DEFAULTS, **((progress.adam or {}) if progress else {})}
+    schedule = (progress.schedule or {}) if progress else {}
+    step = (progress.optimizer_step or progress.iteration) if progress else 0
+    rate = float(schedule.get("highest", 0.0))
+    groups: list[dict[str, Any]] = []
+    state: dict[int, dict[str, Tensor]] = {}
+    mains: list[list[Tensor]] = []
+    for decays in (True, False):
+        members = [one for one in shares if (one[WEIGHT].ndim > 1) == decays]
+        first = len(state)
+        for number, share in enumerate(members, start=first):
+            state[number] = {kind: share[kind] for kind in ADAM}
+            if step_of_parameters:
+                state[number]["step"] = torch.tensor(float(step))
+        mains.append([share[WEIGHT] for share in members])
+        groups.append(
+            {
+                "lr": rate,
+                "bias_correction": True,
+                "betas": (settings["beta1"], settings["beta2"]),
+                "eps": settings["eps"],
+                "weight_decay": settings["weight_decay"] if decays else 0.0,
+                "wd_mult": 1.0 if decays else 0.0,
+                "lr_mult": 1.0,
+                "is_expert_parallel": False,
+                "is_decoupled_lr": False,
+                "default_config": True,
+                "max_lr": rate,
+                "min_lr": float(schedule.get("lowest", 0.0)),
+                "step": step,
+                "params": list(range(first, first + len(members))),
+            }
+        )
+    inner = {"state": state, "param_groups": groups}
+    if dtype == torch.float32:
+        return inner
+    return {"optimizer": inner, "fp32_from_fp16_params": mains}

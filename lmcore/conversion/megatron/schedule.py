@@ -1,0 +1,108 @@
+"""Megatron's learning-rate schedule and lmcore's, both ways; both count samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmcore.conversion.state import Progress
+
+__all__ = ["read_schedule", "schedule_arguments", "schedule_content"]
+
+_STYLES = ("constant", "linear", "cosine", "inverse-square-root")
+_COOLDOWN = "constant-cooldown"
+_KEYS = ("opt_param_scheduler", "lr_scheduler")
+_NAMES = {
+    "highest": ("max_lr", "start_lr"),
+    "lowest": ("min_lr",),
+    "warmup_samples": ("lr_warmup_steps", "warmup_steps"),
+    "decay_samples": ("lr_decay_steps", "decay_steps"),
+    "style": ("lr_decay_style", "decay_style"),
+}
+
+
+def read_schedule(
+    content: Mapping[str, Any], args: Mapping[str, Any]
+) -> tuple[dict[str, float | str] | None, str | None]:
+    """Return the schedule of a checkpoint, and what the user should know if it is left out.
+
+    Args:
+        content: Content of a rank's file.
+        args: Arguments of the run.
+    """
+    saved = next((content[key] for key in _KEYS if isinstance(content.get(key), dict)), None)
+    if saved is None:
+        return None, None
+    found: dict[str, Any] = {
+        ours: next((saved[name] for name in names if name in saved), None)
+        for ours, names in _NAMES.items()
+    }
+    style = found["style"]
+    if style == "WSD" and args.get("lr_wsd_decay_style") == "minus_sqrt":
+        found["style"], found["cooldown_fraction"] = _COOLDOWN, _cooldown(args, found)
+    elif style not in _STYLES:
+        return None, f"its learning-rate schedule, `{style}`, is not read"
+    numbers = {name: value for name, value in found.items() if name != "style"}
+    valid = all(type(value) in {int, float} and value >= 0 for value in numbers.values())
+    if not valid or args.get("lr_warmup_init"):
+        return None, "its learning-rate schedule is not read: lmcore does not have such a one"
+    found |= {name: float(value) for name, value in numbers.items()}
+    return found | {"decay_samples": int(numbers["decay_samples"])}, None
+
+
+def _cooldown(args: Mapping[str, Any], found: Mapping[str, Any]) -> float | None:
+    """Return the share of the decay in which the rate goes down; None if it is not known."""
+    samples = args.get("lr_wsd_decay_samples")
+    if samples is None and args.get("lr_wsd_decay_iters") and args.get("global_batch_size"):
+        samples = args["lr_wsd_decay_iters"] * args["global_batch_size"]
+    return samples / found["decay_samples"] if samples and found["decay_samples"] else None
+
+
+def schedule_content(progress: Progress | None) -> dict[str, Any]:
+    """Return the part of a rank's file that has the schedule; empty if it is not known.
+
+    Args:
+        progress: Position of the run.
+    """
+    if progress is None or progress.schedule is None:
+        return {}
+    schedule = progress.schedule
+    style = schedule["style"]
+    return {
+        "opt_param_scheduler": {
+            "max_lr": schedule["highest"],
+            "min_lr": schedule["lowest"],
+            "lr_warmup_steps": _whole(schedule["warmup_samples"]),
+            "lr_decay_steps": _whole(schedule["decay_samples"]),
+            "lr_decay_style": "WSD" if style == _COOLDOWN else style,
+            "num_steps": progress.consumed_samples,
+        }
+    }
+
+
+def schedule_arguments(progress: Progress | None) -> dict[str, Any]:
+    """Return the arguments of the run that belong to the schedule.
+
+    Args:
+        progress: Position of the run.
+    """
+    schedule = progress.schedule if progress is not None else None
+    if schedule is None:
+        return {}
+    found = {
+        "lr": schedule["highest"],
+        "min_lr": schedule["lowest"],
+        "lr_warmup_samples": _whole(schedule["warmup_samples"]),
+        "lr_decay_samples": _whole(schedule["decay_samples"]),
+        "lr_decay_style": schedule["style"],
+    }
+    if schedule["style"] == _COOLDOWN:
+        share = float(schedule["cooldown_fraction"]) * float(schedule["decay_samples"])
+        found |= {"lr_decay_style": "WSD", "lr_wsd_decay_style": "minus_sqrt"}
+        found["lr_wsd_decay_samples"] = _whole(share)
+    return found
+
+
+def _whole(value: float | str) -> int | float:
+    number = float(value)
+    return int(number) if number == int(number) else number

@@ -1,0 +1,207 @@
+"""State of Adam in rank files: round trips, Megatron's numbers by hand, and what does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from memory_state import GPT, LLAMA, MemoryState, assert_same
+
+from lmcore.conversion.megatron.layout import Layout
+from lmcore.conversion.megatron.names import STYLES
+from lmcore.conversion.megatron.read import MegatronState
+from lmcore.conversion.megatron.schedule import read_schedule
+from lmcore.conversion.megatron.write import write_megatron
+from lmcore.conversion.state import WEIGHT, Progress
+from lmcore.errors import CheckpointError
+from lmcore.model.shape import ModelShape
+
+SCHEDULE = {
+    "style": "cosine",
+    "highest": 3e-4,
+    "lowest": 3e-5,
+    "warmup_samples": 12.5,
+    "decay_samples": 1000,
+    "cooldown_fraction": 0.25,
+}
+ADAM = {"beta1": 0.85, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.1}
+FILE = "model_optim_rng.pt"
+
+
+def progress(**changes: Any) -> Progress:
+    values = {"optimizer_step": 5, "schedule": SCHEDULE, "adam": ADAM} | changes
+    return Progress(iteration=6, consumed_samples=48, **values)
+
+
+def only_file(path: Path) -> Path:
+    (found,) = path.glob(f"*/*/{FILE}")
+    return found
+
+
+def content_of(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = torch.load(only_file(path), weights_only=False)
+    return content
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", [(1, 1, 1), (2, 2, 1), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_round_trip(
+    shape: ModelShape, layout: tuple[int, int, int], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Weights in float32, both moments, steps, settings and schedule come back, bit by bit."""
+    state = MemoryState(shape, optimizer=True, progress=progress())
+    write_megatron(state, tmp_path, None, layout=Layout(*layout), dtype=dtype)
+    found = MegatronState(tmp_path)
+    assert_same(found, state)
+    expected = dict(SCHEDULE)
+    del expected["cooldown_fraction"]
+    assert found.progress == progress(schedule=expected)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_set_of_names(style: str, tmp_path: Path) -> None:
+    """The order of the parameters differs between the sets; the state does not."""
+    state = MemoryState(LLAMA, optimizer=True, progress=progress())
+    write_megatron(state, tmp_path, None, style=style, dtype=torch.bfloat16)
+    assert_same(MegatronState(tmp_path), state)
+
+
+def test_numbers_by_hand(tmp_path: Path) -> None:
+    """Number 0 is the embedding, then matrices; gains and biases follow from their own group."""
+    state = MemoryState(GPT, optimizer=True, progress=progress())
+    write_megatron(state, tmp_path, None, style="legacy", dtype=torch.bfloat16)
+    optimizer = content_of(tmp_path)["optimizer"]
+    held, (decayed, others) = (
+        optimizer["optimizer"]["state"],
+        optimizer["optimizer"]["param_groups"],
+    )
+    assert (decayed["wd_mult"], decayed["weight_decay"]) == (1.0, 0.1)
+    assert (others["wd_mult"], others["weight_decay"]) == (0.0, 0.0)
+    # Two embeddings and 4 matrices in each of 4 layers; 8 vectors in each, and 2 of the last norm.
+    assert decayed["params"] == list(range(18))
+    assert others["params"] == list(range(18, 52))
+    by_hand = {
+        0: "token_embedding.weight",
+        1: "position_embedding.weight",
+        3: "blocks.0.attention.output.weight",
+        18: "blocks.0.attention_norm.weight",
+        21: "blocks.0.attention.output_bias",
+        51: "final_norm.bias",
+    }
+    for number, name in by_hand.items():
+        assert torch.equal(held[number]["exp_avg"], state.read(name, "exp_avg"))
+    assert torch.equal(optimizer["fp32_from_fp16_params"][1][3], state.read(by_hand[21]))
+
+
+def test_groups_in_another_order(tmp_path: Path) -> None:
+    """Stages of older versions may have the group without weight decay first."""
+    state = MemoryState(GPT, optimizer=True, progress=progress())
+    write_megatron(state, tmp_path, None, dtype=torch.bfloat16)
+    content = content_of(tmp_path)
+    content["optimizer"]["optimizer"]["param_groups"].reverse()
+    content["optimizer"]["fp32_from_fp16_params"].reverse()
+    torch.save(content, only_file(tmp_path))
+    assert_same(MegatronState(tmp_path), state)
+    for group in content["optimizer"]["optimizer"]["param_groups"]:
+        del group["wd_mult"]
+    torch.save(content, only_file(tmp_path))
+    assert_same(MegatronState(tmp_path), state)
+
+
+def test_main_parameters_of_another_model(tmp_path: Path) -> None:
+    """Main parameters that do not round to the weights are refused when they are read."""
+    state = MemoryState(GPT, optimizer=True, progress=progress())
+    write_megatron(state, tmp_path, None, dtype=torch.bfloat16)
+    content = content_of(tmp_path)
+    mains = content["optimizer"]["fp32_from_fp16_params"][0]
+    mains[2], mains[6] = mains[6], mains[2]  # the same matrix of two layers
+    torch.save(content, only_file(tmp_path))
+    found = MegatronState(tmp_path)
+    assert torch.equal(found.read("token_embedding.weight"), state.read("token_embedding.weight"))
+    for kind in found.kinds:
+        with pytest.raises(CheckpointError, match="does not fit the model"):
+            found.read("blocks.0.attention.output.weight", kind)
+
+
+def test_state_that_does_not_fit(tmp_path: Path) -> None:
+    """A missing parameter and a wrong shape are errors that say where."""
+    state = MemoryState(GPT, optimizer=True, progress=progress())
+    write_megatron(state, tmp_path, None)
+    content = content_of(tmp_path)
+    last = content["optimizer"]["param_groups"][1]["params"].pop()
+    torch.save(content, only_file(tmp_path))
+    with pytest.raises(CheckpointError) as caught:
+        MegatronState(tmp_path)
+    assert caught.value.why == "a group has 33 parameters, the model 34"
+    content["optimizer"]["param_groups"][1]["params"].append(last)
+    content["optimizer"]["state"][3]["exp_avg_sq"] = torch.zeros(2, 2)
+    torch.save(content, only_file(tmp_path))
+    with pytest.raises(CheckpointError) as caught:
+        MegatronState(tmp_path)
+    assert "exp_avg_sq of" in (caught.value.why or "")
+    assert "is [2, 2], not" in (caught.value.why or "")
+
+
+def test_a_rank_without_its_optimizer(tmp_path: Path) -> None:
+    """All ranks have the state, or none has."""
+    state = MemoryState(GPT, optimizer=True, progress=progress())
+    write_megatron(state, tmp_path, None, layout=Layout(2))
+    path = tmp_path / "iter_0000006" / "mp_rank_01" / FILE
+    content = torch.load(path, weights_only=False)
+    del content["optimizer"]
+    torch.save(content, path)
+    with pytest.raises(CheckpointError) as caught:
+        MegatronState(tmp_path)
+    assert "`" + str(path) + "` has no optimizer" in (caught.value.why or "")
+
+
+@pytest.mark.parametrize(
+    "optimizer, reason",
+    [
+        ({"state": {}, "param_groups": [{"params": [0]}]}, "it has no state yet"),
+        ({"state": {0: {"momentum_buffer": torch.zeros(1)}}}, "it is of an unknown form"),
+        ({"optimizer": {"param_groups": [{"lr": 1.0}]}}, "it was distributed"),
+        ([{"a": 1}, {"b": 2}], "the run had several optimizers"),
+    ],
+)
+def test_optimizers_that_are_not_read(optimizer: Any, reason: str, tmp_path: Path) -> None:
+    """The weights are read, and a note says why the state is not."""
+    write_megatron(MemoryState(GPT, progress=progress()), tmp_path, None)
+    content = content_of(tmp_path)
+    content["optimizer"] = optimizer
+    torch.save(content, only_file(tmp_path))
+    found = MegatronState(tmp_path)
+    assert found.kinds == (WEIGHT,)
+    assert f"the state of its optimizer is not read: {reason}" in found.notes
+
+
+def test_cooldown_is_wsd(tmp_path: Path) -> None:
+    """A constant rate with a cool-down is Megatron's WSD with the decay `minus_sqrt`."""
+    schedule = SCHEDULE | {"style": "constant-cooldown"}
+    state = MemoryState(GPT, optimizer=True, progress=progress(schedule=schedule))
+    write_megatron(state, tmp_path, None)
+    saved = content_of(tmp_path)["opt_param_scheduler"]
+    assert (saved["lr_decay_style"], saved["num_steps"]) == ("WSD", 48)
+    found = MegatronState(tmp_path).progress
+    assert found is not None
+    assert found.schedule == schedule
+
+
+def test_schedules_that_lmcore_lacks() -> None:
+    """Another style is named; a file without a schedule needs no note."""
+    saved = {"max_lr": 1.0, "min_lr": 0.0, "lr_warmup_steps": 0, "lr_decay_steps": 10}
+    wsd = {"opt_param_scheduler": saved | {"lr_decay_style": "WSD"}}
+    assert read_schedule(wsd, {"lr_wsd_decay_style": "linear"}) == (
+        None,
+        "its learning-rate schedule, `WSD`, is not read",
+    )
+    old = {"lr_scheduler": {"start_lr": 1.0, "min_lr": 0.0, "warmup_steps": 2, "decay_steps": 8}}
+    old["lr_scheduler"]["decay_style"] = "linear"
+    found, note = read_schedule(old, {})
+    assert note is None
+    assert found is not None
+    assert (found["style"], found["highest"], found["decay_samples"]) == ("linear", 1.0, 8)
+    assert read_schedule({}, {}) == (None, None)
