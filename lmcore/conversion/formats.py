@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,10 @@ import torch
 from lmcore.checkpoint import survey
 from lmcore.conversion.huggingface.read import HuggingFaceState, is_huggingface
 from lmcore.conversion.huggingface.write import LARGEST_FILE, write_huggingface
+from lmcore.conversion.megatron.layout import Layout
+from lmcore.conversion.megatron.names import STYLES
+from lmcore.conversion.megatron.read import MegatronState, is_megatron
+from lmcore.conversion.megatron.write import write_megatron
 from lmcore.conversion.native import LmcoreState, write_lmcore
 from lmcore.conversion.state import ModelState
 from lmcore.errors import CheckpointArgumentError, CheckpointError
@@ -29,10 +33,14 @@ class WriteOptions:
     Attributes:
         dtype: Dtype of the weights.
         largest_file: Largest size of a file in bytes.
+        layout: Parallel layout of the run that will load the checkpoint.
+        names: Set of parameter names, one of `lmcore.conversion.megatron.names.STYLES`.
     """
 
     dtype: torch.dtype = torch.float32
     largest_file: int = LARGEST_FILE
+    layout: Layout = field(default_factory=Layout)
+    names: str = STYLES[0]
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,19 @@ def _write_huggingface(
     )
 
 
+def _write_megatron(
+    state: ModelState, directory: Path, tokenizer: Tokenizer | None, options: WriteOptions
+) -> list[str]:
+    return write_megatron(
+        state,
+        directory,
+        tokenizer,
+        layout=options.layout,
+        style=options.names,
+        dtype=options.dtype,
+    )
+
+
 FORMATS = {
     "lmcore": CheckpointFormat(
         "lmcore",
@@ -78,6 +99,7 @@ FORMATS = {
     "huggingface": CheckpointFormat(
         "Hugging Face", is_huggingface, HuggingFaceState, _write_huggingface
     ),
+    "megatron": CheckpointFormat("Megatron-LM", is_megatron, MegatronState, _write_megatron),
 }
 """Every format by the name that `lmcore checkpoint convert` takes."""
 

@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT_NAMES", "ConvertSection", "run"]
 
-FORMAT_NAMES = ("lmcore", "huggingface")
+FORMAT_NAMES = ("lmcore", "huggingface", "megatron")
 """Names of the formats, as in `lmcore.conversion.formats.FORMATS`."""
 
 _EPILOG = """\
 One tensor at a time is in memory. OUT is a new directory, which appears when it is complete.
 
   lmcore checkpoint convert runs/my-run my-model --to huggingface --dtype bfloat16
-  lmcore checkpoint convert downloads/Llama-3.2-1B runs/llama --to lmcore"""
+  lmcore checkpoint convert downloads/Llama-3.2-1B runs/llama --to lmcore
+  lmcore checkpoint convert runs/my-run for-megatron --to megatron --tensor-model-parallel-size 2"""
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,21 @@ class ConvertSection(TokenizerSection):
         "own.",
         above=0,
     )
+    tensor_model_parallel_size: int = option(
+        1, "Ranks of tensor parallelism, for Megatron's files.", minimum=1
+    )
+    pipeline_model_parallel_size: int = option(
+        1, "Stages of the pipeline, for Megatron's files.", minimum=1
+    )
+    num_virtual_stages_per_pipeline_rank: int = option(
+        1, "Parts of the model on each stage of an interleaved pipeline, likewise.", minimum=1
+    )
+    megatron_names: str = option(
+        "core",
+        "Names in Megatron's files: `core` for its default layers, `core-local` for "
+        "`--transformer-impl local`, `legacy` for the models before megatron-core.",
+        choices=("core", "core-local", "legacy"),
+    )
     tokenizer_type: str | None = option(
         None, "Type of the tokenizer; default: the checkpoint's own.", metavar="TYPE"
     )
@@ -89,6 +105,7 @@ def run(argv: list[str]) -> int:
     from lmcore.checkpoint.dcp_metadata import dtype_of
     from lmcore.conversion.convert import convert
     from lmcore.conversion.formats import WriteOptions
+    from lmcore.conversion.megatron.layout import Layout
     from lmcore.data.tokenizer.build import registered_types
 
     with clean_termination():
@@ -100,6 +117,12 @@ def run(argv: list[str]) -> int:
             options=WriteOptions(
                 dtype=dtype_of(section.dtype),
                 largest_file=max(1, int(section.max_file_size_gb * 1e9)),
+                layout=Layout(
+                    section.tensor_model_parallel_size,
+                    section.pipeline_model_parallel_size,
+                    section.num_virtual_stages_per_pipeline_rank,
+                ),
+                names=section.megatron_names,
             ),
             choice=TokenizerSettings.of(section),
             extra=registered_types(plugins),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmcore.conversion.megatron.names import foreign_name
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointArgumentError
 from lmcore.model.parameters import parameter_shapes
 from lmcore.model.shape import ModelShape
 
@@ -104,9 +104,9 @@ class Layout:
         return found
 
     def check(self, shape: ModelShape) -> None:
-        """Raise a `CheckpointError` if a model cannot be divided so."""
+        """Raise a `CheckpointArgumentError` if a model cannot be divided so."""
         if self.virtual > 1 and self.pipeline == 1:
-            raise CheckpointError(
+            raise CheckpointArgumentError(
                 "the checkpoint cannot be written in this layout",
                 why="a virtual pipeline needs several stages",
             )
@@ -117,7 +117,7 @@ class Layout:
             ("layers", shape.num_layers, self.pipeline * self.virtual),
         ):
             if size < 1 or count % size:
-                raise CheckpointError(
+                raise CheckpointArgumentError(
                     "the checkpoint cannot be written in this layout",
                     why=f"{count} {what} cannot be divided into {size} equal parts",
                 )

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from model_states import GPT2, RandomState
+from model_states import GPT2, RandomState, same_state
 
 from lmcore.cli.main import main
+from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.data.tokenizer import ByteTokenizer
 
@@ -55,3 +56,15 @@ def test_json_and_errors(model: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "convert" in capsys.readouterr().err
     assert main(["checkpoint"]) == 0
     assert "convert" in capsys.readouterr().out
+
+
+def test_a_run_goes_to_megatron_and_back(model: Path, tmp_path: Path) -> None:
+    """Through a layout of several ranks, with the same weights; a wrong layout is a usage error."""
+    there, back = tmp_path / "megatron", tmp_path / "back"
+    command = ["checkpoint", "convert", str(model), str(there), "--to", "megatron"]
+    assert main([*command, "--tensor-model-parallel-size", "2"]) == 2
+    stages = ["--pipeline-model-parallel-size", "2"]
+    assert main([*command, *stages, "--megatron-names", "legacy"]) == 0
+    assert len(list(there.glob("release/mp_rank_00_00*/model_optim_rng.pt"))) == 2
+    assert main(["checkpoint", "convert", str(there), str(back), "--to", "huggingface"]) == 0
+    same_state(HuggingFaceState(back), HuggingFaceState(model))

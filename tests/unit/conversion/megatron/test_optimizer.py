@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from memory_state import GPT, LLAMA, MemoryState, assert_same
+from megatron_models import GPT, LLAMA, MemoryState, assert_same
 
 from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.names import STYLES

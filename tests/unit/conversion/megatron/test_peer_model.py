@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from memory_state import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
+from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
 from suite.selection import peer
 
 from lmcore.accelerator import OP_SPECS, OpTable

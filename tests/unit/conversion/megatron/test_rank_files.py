@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from memory_state import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
+from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
 
 from lmcore.conversion.megatron import records
 from lmcore.conversion.megatron.layout import Layout

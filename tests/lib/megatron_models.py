@@ -1,14 +1,11 @@
-"""Small models of both families, held in memory, for tests of conversions."""
+"""Small models that parallel layouts divide, for tests of Megatron's files."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
-from torch import Tensor
+from model_states import RandomState
 
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
-from lmcore.model.parameters import parameter_shapes
 from lmcore.model.shape import ModelShape
 
 GPT = ModelShape(
@@ -51,10 +48,8 @@ BIASED_LLAMA = ModelShape(
 )
 
 
-class MemoryState(ModelState):
+class MemoryState(RandomState):
     """Model with random weights, and with the state of Adam if *optimizer* is true."""
-
-    format = "memory"
 
     def __init__(
         self,
@@ -64,21 +59,8 @@ class MemoryState(ModelState):
         progress: Progress | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.path, self.shape, self.progress = Path("memory"), shape, progress
-        self.vocab_size = vocab_size
-        self.kinds = (WEIGHT, *ADAM) if optimizer else (WEIGHT,)
-        self.tensors = {
-            (name, kind): torch.randn(size, generator=generator)
-            for name, size in parameter_shapes(shape).items()
-            for kind in self.kinds
-        }
-
-    def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
-        return self.tensors[name, kind].dtype
-
-    def read(self, name: str, kind: str = WEIGHT) -> Tensor:
-        return self.tensors[name, kind]
+        super().__init__(shape, (WEIGHT, *ADAM) if optimizer else (WEIGHT,))
+        self.progress, self.vocab_size = progress, vocab_size
 
 
 def assert_same(found: ModelState, expected: ModelState) -> None:
