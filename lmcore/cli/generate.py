@@ -61,7 +61,8 @@ class GenerateSection(TokenizerSection):
 
     load: str = option(
         REQUIRED,
-        "Run directory, its `checkpoints`, one `iter_XXXXXXX`, or a Hugging Face directory.",
+        "Run directory, its `checkpoints`, one `iter_XXXXXXX`, or a Hugging Face or Megatron "
+        "directory.",
         metavar="DIR",
     )
     ckpt_step: str | None = option(
@@ -144,7 +145,8 @@ def run(argv: list[str]) -> int:
         foreign=generate_flags({option.flag for option in options_of(GenerateSection)}),
         epilog=_EPILOG,
     )
-    from lmcore.checkpoint import chosen_checkpoint, survey
+    from lmcore.checkpoint import chosen_checkpoint, find_checkpoint
+    from lmcore.conversion.detect import format_of
     from lmcore.generation.sampling_options import SamplingOptions
 
     options = SamplingOptions(
@@ -156,11 +158,17 @@ def run(argv: list[str]) -> int:
     _check_flags(section)
     if section.sample_output_file is not None:
         check_output_file(Path(section.sample_output_file))
-    if not Path(section.load).is_dir():
-        survey(Path(section.load))  # explains it, before torch is loaded
-    if section.ckpt_step is not None:
-        chosen = chosen_checkpoint(Path(section.load), section.ckpt_step)
-        section = dataclasses.replace(section, load=str(chosen))
+    if format_of(Path(section.load)) in {None, "lmcore"}:
+        chosen = find_checkpoint(Path(section.load))  # fails before torch is loaded
+        if section.ckpt_step is not None:
+            chosen = chosen_checkpoint(Path(section.load), section.ckpt_step)
+            section = dataclasses.replace(section, load=str(chosen))
+    elif section.ckpt_step is not None:
+        raise ConfigError(
+            f"`--ckpt-step` cannot be used with `{section.load}`",
+            why="it is no run of lmcore",
+            hint="name the directory of the checkpoint by `--load`",
+        )
     prompts = _read_prompts(section)
     with (
         _memory_explained(section),

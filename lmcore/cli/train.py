@@ -23,7 +23,7 @@ from lmcore.errors import ConfigError, DeviceError, LmcoreError, RunError, count
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.runtime.device_choice import prepare_environment, select_device
 from lmcore.signals import clean_termination
-from lmcore.train.resume.saved_settings import read_saved_settings
+from lmcore.train.resume.saved_settings import foreign_settings, read_saved_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,7 +71,12 @@ def _train(argv: list[str]) -> int:
     rank = rank_info(os.environ)
     log.configure(rank=rank.rank, world_size=rank.world_size)
     plugins = find_plugins(argv)
-    loaded = load_config(argv, plugins=plugin_sections(plugins), saved_settings=read_saved_settings)
+    loaded = load_config(
+        argv,
+        plugins=plugin_sections(plugins),
+        saved_settings=read_saved_settings,
+        foreign_settings=foreign_settings,
+    )
     config = loaded.config
     plugins = plugins.without(config.accelerator.plugin_off)  # a file's, too
     sources, problems = inspect_sources(loaded.sources[0])

@@ -7,6 +7,7 @@ reports.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from lmcore.config.preset import PRESET_OPTION, PRESETS
 from lmcore.config.section import SECTIONS, Config, run_options
 from lmcore.config.settings import LoadedConfig, Provenance
 from lmcore.config.settings_file import SettingsFile
+from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["EXCLUSIVE", "load_config"]
@@ -62,8 +64,13 @@ _CORE_OPTIONS = run_options()
 _Layer = dict[str, tuple[Any, Provenance]]
 """Values of one source with their provenance, by option name."""
 
+_TOKENIZER = {field.name for field in dataclasses.fields(TokenizerSettings)} - {"vocab_size"}
+"""Options that choose a tokenizer."""
+
 SavedReader = Callable[[Path, str | None], SavedSettings]
 """Returns the settings in the checkpoint at a path, or of the step that `--ckpt-step` names."""
+ForeignReader = Callable[[Path], SavedSettings | None]
+"""Returns model and tokenizer in another program's checkpoint at a path; None if there is none."""
 
 _SOURCES = (PRESET_OPTION, CONTINUE_OPTION)
 """Options that name a source of settings."""
@@ -74,6 +81,7 @@ def load_config(
     *,
     plugins: PluginSections = NO_PLUGINS,
     saved_settings: SavedReader | None = None,
+    foreign_settings: ForeignReader | None = None,
 ) -> LoadedConfig:
     """Return the settings that the arguments of `lmcore train` describe; `validate` checks them.
 
@@ -84,6 +92,8 @@ def load_config(
         plugins: Sections that plugins add.
         saved_settings: Reads settings from a checkpoint, for `--use-checkpoint-args` and a run
             without `config.yaml` that is continued; None if checkpoints are not read.
+        foreign_settings: Reads another program's checkpoint of `--load`; None if checkpoints
+            are not read.
 
     Raises:
         ConfigError: Every setting that cannot be read, at once.  Flags of Megatron that are not
@@ -113,6 +123,7 @@ def load_config(
     below_files = [] if preset is None else [_preset_layer(preset)]
     if (saved := _saved_model(layers, saved_settings)) is not None:
         below_files.append(saved.model_layer(options, problems))
+    below_files.append(_foreign_layer(foreign_settings, options, layers, problems))
     deepspeed = _deepspeed_file(layers)
     accumulation_steps = None
     if deepspeed is not None:
@@ -196,6 +207,27 @@ def _saved_model(layers: Sequence[_Layer], reader: SavedReader | None) -> SavedS
 def _highest(layers: Sequence[_Layer], name: str) -> Any:
     """Return the value of an option in the highest of *layers* that has it; None if none has."""
     return next((layer[name][0] for layer in reversed(layers) if name in layer), None)
+
+
+def _foreign_layer(
+    reader: ForeignReader | None,
+    options: Mapping[str, Option],
+    layers: list[_Layer],
+    problems: list[LmcoreError],
+) -> _Layer:
+    """Return model and tokenizer of `--load`, if it names a checkpoint of another program.
+
+    Its weights are all that it has, so that the run begins at step 0; and a tokenizer in another
+    source replaces all of its own.
+    """
+    load = _highest(layers, "load")
+    saved = reader(Path(load)) if reader is not None and load is not None else None
+    if saved is None:
+        return {}
+    found = saved.model_layer(options, problems)
+    if any(layer.keys() & _TOKENIZER for layer in layers):
+        found = {name: value for name, value in found.items() if name not in _TOKENIZER}
+    return found | {"finetune": (True, Provenance("checkpoint", saved.checkpoint))}
 
 
 def _new_directory(config: Config, run_directories: Sequence[Path]) -> Iterator[str]:

@@ -35,6 +35,7 @@ class ResumePoint:
         data_rules: Values of `split_rule` and `blend_rule` by which its run ordered the samples;
             empty with `--finetune`.
         global_batch_size: Samples in a step of its run; None with `--finetune` or if unknown.
+        foreign: True for a checkpoint of another program, which has weights only.
     """
 
     checkpoint: Path
@@ -44,6 +45,7 @@ class ResumePoint:
     damaged: tuple[Path, ...] = ()
     data_rules: Mapping[str, str] = field(default_factory=dict)
     global_batch_size: int | None = None
+    foreign: bool = False
 
 
 @dataclass(frozen=True)

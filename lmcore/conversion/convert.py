@@ -106,7 +106,7 @@ def convert(
         target=FORMATS[to].title,
         directory=target,
         num_parameters=sum(math.prod(shape) for shape in state.parameters.values()),
-        optimizer=len(state.kinds) > 1 and to != "huggingface",
+        optimizer=len(state.kinds) > 1 and FORMATS[to].optimizer,
         size=size,
         seconds=time.perf_counter() - begin,
         notes=[*state.notes, *notes],

@@ -1,4 +1,4 @@
-"""Formats of checkpoints: recognized by their files, read as a `ModelState`, written from one."""
+"""Formats of checkpoints: each is read as a `ModelState`, and written from one."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING
 import torch
 
 from lmcore.checkpoint import survey
-from lmcore.conversion.huggingface.read import HuggingFaceState, is_huggingface
+from lmcore.conversion.detect import format_of
+from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import LARGEST_FILE, write_huggingface
 from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.names import STYLES
-from lmcore.conversion.megatron.read import MegatronState, is_megatron
+from lmcore.conversion.megatron.read import MegatronState
 from lmcore.conversion.megatron.write import write_megatron
 from lmcore.conversion.native import LmcoreState, write_lmcore
 from lmcore.conversion.state import ModelState
-from lmcore.errors import CheckpointArgumentError, CheckpointError
+from lmcore.errors import CheckpointArgumentError
 
 if TYPE_CHECKING:
     from lmcore.data.tokenizer import Tokenizer
 
-__all__ = ["FORMATS", "CheckpointFormat", "WriteOptions", "format_of", "read_state"]
+__all__ = ["FORMATS", "CheckpointFormat", "WriteOptions", "read_state"]
 
 
 @dataclass(frozen=True)
@@ -49,23 +50,16 @@ class CheckpointFormat:
 
     Attributes:
         title: Name of the format in messages.
-        matches: Returns True if a directory has the format's files.
         read: Returns the state in a directory.
         write: Writes a state with its tokenizer, if there is one, into an empty directory; returns
             what the user should know.
+        optimizer: True if the optimizer's state is written, too.
     """
 
     title: str
-    matches: Callable[[Path], bool]
     read: Callable[[Path], ModelState]
     write: Callable[[ModelState, Path, Tokenizer | None, WriteOptions], list[str]]
-
-
-def _is_lmcore(directory: Path) -> bool:
-    try:
-        return bool(survey(directory).readable)
-    except CheckpointError:
-        return False
+    optimizer: bool = False
 
 
 def _write_huggingface(
@@ -92,21 +86,14 @@ def _write_megatron(
 FORMATS = {
     "lmcore": CheckpointFormat(
         "lmcore",
-        _is_lmcore,
         LmcoreState,
         lambda state, directory, tokenizer, _options: write_lmcore(state, directory, tokenizer),
+        optimizer=True,
     ),
-    "huggingface": CheckpointFormat(
-        "Hugging Face", is_huggingface, HuggingFaceState, _write_huggingface
-    ),
-    "megatron": CheckpointFormat("Megatron-LM", is_megatron, MegatronState, _write_megatron),
+    "huggingface": CheckpointFormat("Hugging Face", HuggingFaceState, _write_huggingface),
+    "megatron": CheckpointFormat("Megatron-LM", MegatronState, _write_megatron, optimizer=True),
 }
-"""Every format by the name that `lmcore checkpoint convert` takes."""
-
-
-def format_of(directory: Path) -> str | None:
-    """Return the name of the format of the checkpoint in *directory*; None if none matches."""
-    return next((name for name, one in FORMATS.items() if one.matches(directory)), None)
+"""Every format by the name that `lmcore checkpoint convert` takes; see `detect.MATCHES`."""
 
 
 def read_state(directory: Path, name: str | None = None) -> ModelState:

@@ -20,7 +20,7 @@ from lmcore.checkpoint.layout import CHECKPOINTS_NAME
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import CheckpointError
-from lmcore.model.parameters import parameter_shapes
+from lmcore.model.parameters import has_known_parameters, parameter_shapes
 from lmcore.model.saved_shape import read_shape
 from lmcore.model.shape import ModelShape
 
@@ -64,14 +64,16 @@ class LmcoreState(ModelState):
         self.path, self.checkpoint, self.manifest = path, found.path, found.manifest
         self.shape = read_shape(self.manifest.model_shape, self.checkpoint)
         self._reader = CheckpointReader(self.checkpoint, self.manifest)
-        require_weights(self.shape, self.manifest, self.checkpoint)
+        if has_known_parameters(self.shape):
+            require_weights(self.shape, self.manifest, self.checkpoint)
         meta = self.manifest.meta
         derived = _mapping(_mapping(meta.get("config")).get("derived"))
-        size = derived.get("vocab_size", meta.get("vocab_size"))
+        size = derived.get("vocab_size")
         known = isinstance(size, int) and 0 < size <= self.shape.padded_vocab_size
         self.vocab_size = size if known else None
         held = self.manifest.tensors
-        if all(f"optimizer.{kind}.{name}" in held for kind in ADAM for name in self.parameters):
+        names = self.parameters if has_known_parameters(self.shape) else {}
+        if names and all(f"optimizer.{kind}.{name}" in held for kind in ADAM for name in names):
             self.kinds = (WEIGHT, *ADAM)
         self.progress = self._progress()
 
@@ -171,9 +173,16 @@ def write_lmcore(state: ModelState, directory: Path, tokenizer: Tokenizer | None
         return state.read(*names[stored]).float()
 
     directory.mkdir(parents=True, exist_ok=True)
+    tokens = state.vocab_size or (tokenizer.vocab_size if tokenizer else None)
     meta: dict[str, Any] = {
         "converted_from": {"format": state.format, "name": state.path.absolute().name},
-        "vocab_size": state.vocab_size or (tokenizer.vocab_size if tokenizer else None),
+        "config": {
+            "config": {
+                "model": state.shape.settings(),
+                "data": {"vocab_size": state.shape.padded_vocab_size},
+            },
+            "derived": {"vocab_size": tokens},
+        },
     }
     if state.progress is not None:
         meta["counters"] = {

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.model.parameters import parameter_shapes
+from lmcore.errors import CheckpointError
+from lmcore.model.parameters import has_known_parameters, parameter_shapes
 from lmcore.model.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -70,7 +71,16 @@ class ModelState(ABC):
 
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each parameter by its name in lmcore."""
+        """Shape of each parameter by its name in lmcore.
+
+        Raises:
+            CheckpointError: The model is of another family than GPT and Llama.
+        """
+        if not has_known_parameters(self.shape):
+            raise CheckpointError(
+                f"the {self.shape.family} model of `{self.path}` cannot be converted",
+                why="only models of the families GPT and Llama can",
+            )
         return parameter_shapes(self.shape)
 
     @abstractmethod

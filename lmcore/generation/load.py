@@ -89,7 +89,8 @@ def load_model(
     if isinstance(state, LmcoreState):
         model = load_weights(state.checkpoint, state.manifest, runtime)
         return LoadedModel(model, tokenizer, state.checkpoint)
-    model = _allocated(state.shape, runtime, path)
+    model = _described(state.shape, runtime, path)
+    _allocate(model, runtime)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(state.read(name))
@@ -108,22 +109,27 @@ def load_weights(checkpoint: Path, manifest: Manifest, runtime: Runtime) -> Caus
         CheckpointError: The checkpoint is damaged, or its model cannot generate.
     """
     shape = read_shape(manifest.model_shape, checkpoint)
+    model = _described(shape, runtime, checkpoint)
     require_weights(shape, manifest, checkpoint)
-    model = _allocated(shape, runtime, checkpoint)
+    _allocate(model, runtime)
     tensors = {_PREFIX + name: tensor for name, tensor in model.named_parameters()}
     load_checkpoint(checkpoint, tensors, manifest, verify=False)
     return model.eval()
 
 
-def _allocated(shape: ModelShape, runtime: Runtime, path: Path) -> CausalLM:
-    """Return a model without values, on the run's device."""
+def _described(shape: ModelShape, runtime: Runtime, path: Path) -> CausalLM:
+    """Return a model whose parameters have no memory."""
     with torch.device("meta"):
         model = create_model(shape, op_binding(runtime))
     if not isinstance(model, CausalLM) or not model.causal:
         raise CheckpointError(f"the {shape.family} model of `{path}` cannot generate text")
+    return model
+
+
+def _allocate(model: CausalLM, runtime: Runtime) -> None:
+    """Give the parameters of a model memory on the run's device, without values."""
     model.to_empty(device=runtime.device.torch_device)
     runtime.precision.apply(model)
-    return model
 
 
 def weight_bytes(manifest: Manifest) -> int:

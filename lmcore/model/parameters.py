@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from lmcore.model.shape import ModelShape
 
-__all__ = ["parameter_shapes"]
+__all__ = ["has_known_parameters", "parameter_shapes"]
+
+_FAMILIES = {"GPT", "Llama"}
+
+
+def has_known_parameters(shape: ModelShape) -> bool:
+    """Return True if `parameter_shapes` knows the model's family."""
+    return shape.family in _FAMILIES
 
 
 def parameter_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:

@@ -150,6 +150,33 @@ class ModelShape:
             add_qkv_bias=model.add_qkv_bias,
         )
 
+    def settings(self) -> dict[str, Any]:
+        """Return the options of the `model` section that give this shape, by name.
+
+        The vocabulary is not padded: `vocab_size` has to be its number of rows.
+        """
+        names = {
+            *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size"),
+            *("max_position_embeddings", "layernorm_epsilon", "init_method_std"),
+            *("attention_dropout", "hidden_dropout", "normalization", "swiglu"),
+            *("position_embedding_type", "untie_embeddings_and_output_weights"),
+            *("add_bias_linear",),
+        }
+        if not self.add_bias_linear:
+            names.add("add_qkv_bias")
+        if self.rotary:
+            names |= {"rotary_base", "rotary_percent"}
+        found = {name: getattr(self, name) for name in names}
+        found["make_vocab_size_divisible_by"] = 1
+        if self.attention_size != self.hidden_size:
+            found["kv_channels"] = self.head_dim
+        if self.num_query_groups != self.num_attention_heads:
+            found |= {"group_query_attention": True, "num_query_groups": self.num_query_groups}
+        if self.rotary and self.rope_scaling_factor != 1.0:
+            found["use_rope_scaling"] = True
+            found["rope_scaling_factor"] = self.rope_scaling_factor
+        return dict(sorted(found.items()))
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values for a checkpoint's manifest, without later fields at their default."""
         values = {name: getattr(self, name) for name in self.saved_types()}

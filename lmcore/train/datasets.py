@@ -410,5 +410,6 @@ def _made_with_another(prefix: str, made_with: TokenizerIdentity, asked: str) ->
     return ConfigError(
         f"`{prefix}` was not prepared with this tokenizer",
         why=f"its token ids come from {maker}",
-        hint="leave `--tokenizer-type` out, or prepare the dataset again",
+        hint=f"prepare the dataset again with this run's `{asked}`, or leave `--tokenizer-type` "
+        "out",
     )

@@ -17,9 +17,26 @@ from lmcore.errors import CheckpointError
 from lmcore.model.saved_shape import read_shape
 from lmcore.model.shape import ModelShape
 
-__all__ = ["CONFIG_NAME", "HFConfig", "config_of", "model_type_of", "read_config"]
+__all__ = [
+    "CONFIG_NAME",
+    "INDEX_NAME",
+    "SINGLE_NAME",
+    "WEIGHT_FILES",
+    "HFConfig",
+    "config_of",
+    "is_huggingface",
+    "model_type_of",
+    "read_config",
+]
 
 CONFIG_NAME = "config.json"
+SINGLE_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+WEIGHT_FILES = (
+    (INDEX_NAME, SINGLE_NAME),
+    ("pytorch_model.bin.index.json", "pytorch_model.bin"),
+)
+"""Names of the weight files: the index of several files, and a single file."""
 _MAX_BYTES = 16 * 1024 * 1024
 _HINT = "convert it with the program that it belongs to, or use a supported model"
 
@@ -45,6 +62,12 @@ class HFConfig:
     shape: ModelShape
     notes: tuple[str, ...] = ()
     attention_bias_only: bool = False
+
+
+def is_huggingface(directory: Path) -> bool:
+    """Return True if *directory* has the files of a Hugging Face model."""
+    weights = any((directory / name).is_file() for names in WEIGHT_FILES for name in names)
+    return weights and (directory / CONFIG_NAME).is_file()
 
 
 def read_config(directory: Path) -> HFConfig:

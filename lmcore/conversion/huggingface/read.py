@@ -12,7 +12,7 @@ import torch
 from lmcore.conversion.huggingface.config import CONFIG_NAME, read_config
 from lmcore.conversion.huggingface.recipes import UNUSED, recipes_of
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
-from lmcore.conversion.huggingface.weights import WeightFiles, has_weights
+from lmcore.conversion.huggingface.weights import WeightFiles
 from lmcore.conversion.state import WEIGHT, ModelState
 from lmcore.errors import CheckpointError
 
@@ -20,14 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-__all__ = ["HuggingFaceState", "is_huggingface"]
+__all__ = ["HuggingFaceState"]
 
 _SHOWN = 10
-
-
-def is_huggingface(directory: Path) -> bool:
-    """Return True if *directory* has the files of a Hugging Face model."""
-    return (directory / CONFIG_NAME).is_file() and has_weights(directory)
 
 
 class HuggingFaceState(ModelState):

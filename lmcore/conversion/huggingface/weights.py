@@ -19,16 +19,11 @@ from torch import Tensor
 
 from lmcore.bounded_file import open_regular, read_bounded_file
 from lmcore.conversion.foreign_pickle import load_tensors
+from lmcore.conversion.huggingface.config import WEIGHT_FILES
 from lmcore.errors import CheckpointError
 
-__all__ = ["INDEX_NAME", "SINGLE_NAME", "StoredTensor", "WeightFiles", "has_weights"]
+__all__ = ["StoredTensor", "WeightFiles"]
 
-SINGLE_NAME = "model.safetensors"
-INDEX_NAME = "model.safetensors.index.json"
-_LAYOUTS = (
-    (INDEX_NAME, SINGLE_NAME),
-    ("pytorch_model.bin.index.json", "pytorch_model.bin"),
-)
 _MAX_INDEX_BYTES = 64 * 1024 * 1024
 _DTYPES = {
     "F64": torch.float64,
@@ -53,11 +48,6 @@ class StoredTensor:
     dtype: torch.dtype | None
     shape: tuple[int, ...]
     file: Path
-
-
-def has_weights(directory: Path) -> bool:
-    """Return True if *directory* has weight files of a Hugging Face model."""
-    return any((directory / name).is_file() for names in _LAYOUTS for name in names)
 
 
 class WeightFiles:
@@ -146,7 +136,7 @@ class _Pickle:
 
 
 def _paths(directory: Path) -> Iterator[Path]:
-    for index, single in _LAYOUTS:
+    for index, single in WEIGHT_FILES:
         if (directory / index).is_file():
             yield from _indexed(directory / index)
             return
@@ -155,7 +145,7 @@ def _paths(directory: Path) -> Iterator[Path]:
             return
     raise CheckpointError(
         f"`{directory}` has no weight files",
-        why=f"looked for {', '.join(f'`{name}`' for names in _LAYOUTS for name in names)}",
+        why=f"looked for {', '.join(f'`{name}`' for names in WEIGHT_FILES for name in names)}",
         hint=_HINT,
     )
 

@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lmcore.conversion.huggingface.config import CONFIG_NAME, config_of, model_type_of
+from lmcore.conversion.huggingface.config import (
+    CONFIG_NAME,
+    INDEX_NAME,
+    SINGLE_NAME,
+    config_of,
+    model_type_of,
+)
 from lmcore.conversion.huggingface.recipes import recipes_of
 from lmcore.conversion.huggingface.safetensors_writer import SafetensorsWriter, shards
 from lmcore.conversion.huggingface.tokenizer_files import write_tokenizer
-from lmcore.conversion.huggingface.weights import INDEX_NAME, SINGLE_NAME
 
 if TYPE_CHECKING:
     from torch import Tensor

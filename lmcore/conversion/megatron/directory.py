@@ -14,6 +14,7 @@ __all__ = [
     "TRACKER_NAME",
     "MegatronDirectory",
     "find_checkpoint",
+    "is_megatron",
     "rank_files",
     "rank_name",
     "require_ranks",
@@ -84,6 +85,11 @@ def find_checkpoint(path: Path) -> Path | None:
             hint=f"name one of them, such as `{max(found)}`",
         )
     return found[0] if found else None
+
+
+def is_megatron(directory: Path) -> bool:
+    """Return True if *directory* has rank files of Megatron, or checkpoints that have them."""
+    return find_checkpoint(directory) is not None
 
 
 def rank_files(path: Path) -> MegatronDirectory:

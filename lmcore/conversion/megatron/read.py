@@ -20,15 +20,10 @@ from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
 from lmcore.errors import CheckpointError
 from lmcore.model.parameters import parameter_shapes
 
-__all__ = ["MegatronState", "is_megatron"]
+__all__ = ["MegatronState"]
 
 _SHOWN = 10
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
-
-def is_megatron(directory: Path) -> bool:
-    """Return True if *directory* has rank files of Megatron, or checkpoints that have them."""
-    return find_checkpoint(directory) is not None
 
 
 class MegatronState(ModelState):

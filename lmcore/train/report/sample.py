@@ -121,7 +121,7 @@ def generate_sample(
             options=SamplingOptions(temperature=_TEMPERATURE),
             seed=training.seed,
             eod=tokenizer.eod,
-            vocab_size=plan.vocab_size,
+            vocab_size=tokenizer.vocab_size,
             precision_context=runtime.precision.context,
         )
     return Sample(tokenizer.decode(prompt), tokenizer.decode(continuation.tokens))

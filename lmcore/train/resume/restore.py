@@ -22,6 +22,7 @@ from lmcore.parallel.random_states import (
     seed_everything,
     set_random_states,
 )
+from lmcore.train.resume.foreign import load_foreign
 from lmcore.train.resume.same_run import (
     check_same_run,
     comparable_shape,
@@ -124,6 +125,10 @@ class _Load:
 
     def into(self, tensors: Mapping[str, Tensor], more: Mapping[str, Tensor] | None = None) -> None:
         """Fill the tensors of the state, and the tensors of *more*, which are not divided."""
+        if self.resume.foreign:
+            layouts = self.state.layouts(tensors)
+            load_foreign(self.resume.checkpoint, tensors, layouts, self.channel)
+            return
         load_checkpoint(
             self.resume.checkpoint,
             {**tensors, **(more or {})},

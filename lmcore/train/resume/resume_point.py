@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lmcore.config.option import flag_of
 from lmcore.config.plan import ResumePoint
 from lmcore.errors import CheckpointError, ConfigError
+from lmcore.log import ALL_RANKS
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -34,9 +35,23 @@ def find_resume_point(settings: CheckpointSection) -> ResumePoint | None:
     """
     if settings.load is None:
         return None
-    from lmcore.checkpoint import chosen_checkpoint, survey  # only if needed: it takes time
+    # Only if needed: they take time.
+    from lmcore.checkpoint import chosen_checkpoint, survey
+    from lmcore.conversion.foreign_model import describe_foreign
+    from lmcore.train.resume.foreign import foreign_resume_point
 
     path = Path(settings.load)
+    foreign = describe_foreign(path)
+    if foreign is not None:
+        if settings.ckpt_step is not None:
+            raise ConfigError(
+                f"`--ckpt-step` cannot be used with `--load {path}`",
+                why="it is no run of lmcore",
+                hint="name the directory of the checkpoint by `--load`",
+            )
+        for note in foreign.notes:
+            logger.warning("%s: %s", path, note, extra=ALL_RANKS)
+        return foreign_resume_point(foreign)
     if settings.ckpt_step is not None:
         path = chosen_checkpoint(path, settings.ckpt_step)
     try:
@@ -92,6 +107,9 @@ def verify_resume_point(plan: RunPlan, rendezvous: Rendezvous | None) -> ResumeP
     if plan.resume is None:
         agree("none")
         return None
+    if plan.resume.foreign:
+        agree(f"`{plan.resume.checkpoint.name}`, {dict(plan.resume.manifest.model_shape)}")
+        return replace(plan.resume, verified=True)
     found = newest_verified(plan.resume.survey, channel=channel, agree=agree)
     warning = found.warning()
     if warning is not None and channel.rank == 0:

@@ -1,4 +1,4 @@
-"""Settings of the run that wrote a checkpoint, from its manifest."""
+"""Settings of the run that wrote a checkpoint, and of the model in another program's checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from lmcore.config.file.saved_settings import SavedSettings
 from lmcore.errors import CheckpointError
 from lmcore.train.resume.saved_meta import part_of
 
-__all__ = ["read_saved_settings"]
+__all__ = ["foreign_settings", "read_saved_settings"]
+
+_SEQ_LENGTH = 1024
+"""Longest training sample by default, of a model whose context may be far longer."""
 
 
 def read_saved_settings(path: Path, step: str | None) -> SavedSettings:
@@ -37,3 +40,23 @@ def read_saved_settings(path: Path, step: str | None) -> SavedSettings:
         )
     tokenizer = saved_tokenizer_settings(checkpoint.parent.parent / "tokenizer")
     return SavedSettings(str(checkpoint), config, sources, tokenizer)
+
+
+def foreign_settings(path: Path) -> SavedSettings | None:
+    """Return model and tokenizer of another program's checkpoint; None if there is none at *path*.
+
+    Args:
+        path: Directory of the checkpoint.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or lmcore does not have its model.
+    """
+    from lmcore.conversion.foreign_model import describe_foreign  # only if needed: it takes time
+
+    model = describe_foreign(path) if path.is_dir() else None
+    if model is None:
+        return None
+    shape = model.shape.settings()
+    shape["seq_length"] = min(model.shape.max_position_embeddings, _SEQ_LENGTH)
+    config = {"model": shape, "data": {"vocab_size": model.shape.padded_vocab_size}}
+    return SavedSettings(str(path), config, {}, model.tokenizer)

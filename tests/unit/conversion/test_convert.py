@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,12 @@ from model_states import GPT2, LLAMA, RandomState, same_state
 
 from lmcore.checkpoint import read_manifest, save_checkpoint
 from lmcore.cli.checkpoint.convert import FORMAT_NAMES
+from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion import convert as module
 from lmcore.conversion.convert import convert
-from lmcore.conversion.formats import FORMATS, format_of, read_state
+from lmcore.conversion.detect import MATCHES, format_of
+from lmcore.conversion.foreign_model import describe_foreign
+from lmcore.conversion.formats import FORMATS, read_state
 from lmcore.conversion.native import LmcoreState
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState
 from lmcore.errors import CheckpointError
@@ -24,7 +28,7 @@ RunOf = Callable[[ModelState], Path]
 
 
 def test_the_command_has_every_format() -> None:
-    assert tuple(FORMATS) == FORMAT_NAMES
+    assert tuple(FORMATS) == tuple(MATCHES) == FORMAT_NAMES
 
 
 def test_there_and_back(tmp_path: Path, run_of: RunOf) -> None:
@@ -42,6 +46,23 @@ def test_there_and_back(tmp_path: Path, run_of: RunOf) -> None:
     assert isinstance(tokenizer, dict)
     assert tokenizer["describe"]["type"] == "HuggingFaceTokenizer"
     assert (tmp_path / "deep/er/back/tokenizer/pretrained/tokenizer.json").is_file()
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "lmcore"])
+@pytest.mark.parametrize("state", [RandomState(GPT2), RandomState(LLAMA)], ids=["gpt2", "llama"])
+def test_every_format_there_and_back(
+    tmp_path: Path, run_of: RunOf, name: str, state: RandomState
+) -> None:
+    """The weights are the same, and the shape is known before torch is loaded."""
+    convert(run_of(state), tmp_path / "there", name)
+    assert format_of(tmp_path / "there") == name
+    found = describe_foreign(tmp_path / "there")
+    assert found is not None
+    assert replace(found.shape, padded_vocab_size=384) == state.shape
+    convert(
+        tmp_path / "there", tmp_path / "back", "lmcore", choice=TokenizerSettings("ByteTokenizer")
+    )
+    same_state(LmcoreState(tmp_path / "back"), state)
 
 
 def test_the_optimizer_comes_along(tmp_path: Path, run_of: RunOf) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from model_states import SHAPES
 
 from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.config.preset import PRESETS
+from lmcore.config.section.model import ModelSection
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
@@ -95,3 +98,14 @@ def test_narrow_shape() -> None:
     part = ModelShape(2, 24, 4, 40, 12, 32, head_dim=10, num_query_groups=2).narrowed(2)
     assert (part.num_attention_heads, part.num_query_groups, part.head_dim) == (2, 1, 10)
     assert (part.attention_size, part.key_size, part.hidden_size) == (20, 10, 24)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_settings_give_the_shape_again(name: str) -> None:
+    """The options that `settings` returns are those of a run with that shape."""
+    shape = SHAPES[name]
+    settings = shape.settings()
+    assert settings.pop("make_vocab_size_divisible_by") == 1
+    config = SimpleNamespace(model=ModelSection(**settings))
+    plan: Any = SimpleNamespace(config=config, padded_vocab_size=shape.padded_vocab_size)
+    assert ModelShape.from_plan(plan) == shape

@@ -11,7 +11,8 @@ import torch
 from model_states import GPT2, LLAMA, SHAPES, RandomState, same_state
 from safetensors.torch import load_file, save_file
 
-from lmcore.conversion.huggingface.read import HuggingFaceState, is_huggingface
+from lmcore.conversion.huggingface.config import is_huggingface
+from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.data.tokenizer import ByteTokenizer, tokenizer_from
 from lmcore.errors import CheckpointError

@@ -14,10 +14,11 @@ import torch
 from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
 
 from lmcore.conversion.megatron import records
+from lmcore.conversion.megatron.directory import is_megatron
 from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.names import STYLES
 from lmcore.conversion.megatron.packing import Packing
-from lmcore.conversion.megatron.read import MegatronState, is_megatron
+from lmcore.conversion.megatron.read import MegatronState
 from lmcore.conversion.megatron.write import write_megatron
 from lmcore.conversion.state import Progress
 from lmcore.errors import CheckpointError

@@ -45,6 +45,12 @@ def test_own_prompt(sample: Any) -> None:
     assert found.prompt == "lmnopqrstuvwxyz"
 
 
+def test_rows_without_a_token_are_not_drawn(sample: Any) -> None:
+    """A `--vocab-size` beyond the tokenizer's makes rows that no text has."""
+    found, _ = sample("--sample-tokens 12 --vocab-size 4000", "A")
+    assert found.text
+
+
 def test_same_seed_same_text(sample: Any) -> None:
     """The same run gives the same sample."""
     assert sample("--sample-tokens 6", "A")[0] == sample("--sample-tokens 6", "A")[0]

@@ -1,0 +1,56 @@
+"""Description of a checkpoint whose files need torch, by a process of its own.
+
+`lmcore train` knows the shape of its model before it loads torch, as plugins set the environment
+that torch reads first.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from lmcore.errors import CheckpointError, LmcoreError
+from lmcore.plugin.isolation.subprocess_call import call_isolated
+
+__all__ = ["describe", "describe_isolated"]
+
+_SECONDS = 600.0
+
+
+def describe_isolated(directory: Path, name: str) -> dict[str, Any]:
+    """Return shape and notes of the model in a checkpoint, without loading torch here.
+
+    Args:
+        directory: Directory of the checkpoint.
+        name: Name of its format.
+
+    Raises:
+        CheckpointError: It is damaged, or lmcore does not have the model.
+    """
+    if "torch" in sys.modules:
+        found = describe(str(directory), name)
+    else:
+        outcome = call_isolated(f"{__name__}:describe", str(directory), name, timeout=_SECONDS)
+        if not outcome.complete:
+            raise CheckpointError(f"`{directory}` cannot be read", why=outcome.fault)
+        found = outcome.value
+    if "error" in found:
+        raise CheckpointError(**found["error"])
+    return found
+
+
+def describe(directory: str, name: str) -> dict[str, Any]:
+    """Return shape and notes of the model in a checkpoint, or its error, as JSON values.
+
+    Args:
+        directory: Directory of the checkpoint.
+        name: Name of its format.
+    """
+    from lmcore.conversion.formats import read_state
+
+    try:
+        state = read_state(Path(directory), name)
+    except LmcoreError as error:
+        return {"error": {"what": error.what, "why": error.why, "hint": error.hint}}
+    return {"shape": state.shape.to_dict(), "notes": list(state.notes)}

@@ -1,0 +1,32 @@
+"""Recognition of a checkpoint's format by its files, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from lmcore.checkpoint import survey
+from lmcore.conversion.huggingface.config import is_huggingface
+from lmcore.conversion.megatron.directory import is_megatron
+from lmcore.errors import CheckpointError
+
+__all__ = ["MATCHES", "format_of"]
+
+
+def _is_lmcore(directory: Path) -> bool:
+    try:
+        return bool(survey(directory).readable)
+    except CheckpointError:
+        return False
+
+
+MATCHES: Mapping[str, Callable[[Path], bool]] = MappingProxyType(
+    {"lmcore": _is_lmcore, "huggingface": is_huggingface, "megatron": is_megatron}
+)
+"""Function that recognizes each format, by the format's name."""
+
+
+def format_of(directory: Path) -> str | None:
+    """Return the name of the format of the checkpoint in *directory*; None if none matches."""
+    return next((name for name, matches in MATCHES.items() if matches(directory)), None)

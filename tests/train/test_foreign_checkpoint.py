@@ -1,0 +1,103 @@
+"""Runs that start from another program's checkpoint: the model of its files, in any layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from model_states import GPT2, LLAMA, RandomState
+
+from lmcore.cli.main import main
+from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
+from lmcore.conversion.huggingface.write import write_huggingface
+from lmcore.conversion.native import LmcoreState
+from lmcore.data.prepare.plain_text import prepare_text
+from lmcore.data.tokenizer import ByteTokenizer, tokenizer_from
+
+RUN = (
+    "--train-iters 2 --global-batch-size 4 --micro-batch-size 2 --num-threads 1 --eval-iters 0"
+    " --sample-tokens 0 --log-interval 1 --cpu-peak-seconds 0 --device cpu --lr 1e-3"
+)
+
+
+@pytest.fixture(params=[GPT2, LLAMA], ids=["gpt2", "llama"])
+def state(request: pytest.FixtureRequest) -> RandomState:
+    """Return a model with random weights and the tokens of bytes."""
+    found = RandomState(request.param)
+    found.vocab_size = 257
+    return found
+
+
+@pytest.fixture
+def model(tmp_path: Path, state: RandomState) -> Path:
+    """Return a Hugging Face directory of the model."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    write_huggingface(state, directory, ByteTokenizer())
+    return directory
+
+
+@pytest.fixture
+def data(tmp_path: Path, model: Path) -> str:
+    """Return the prefix of a dataset of the model's tokens."""
+    text = tmp_path / "text.txt"
+    text.write_text("Now is the winter of our discontent made glorious summer. " * 40)
+    settings = tokenizer_settings(model)
+    assert settings is not None
+    prepare_text(text, tokenizer_from(settings), tmp_path / "text", document_characters=256)
+    return str(tmp_path / "text_text_document")
+
+
+def losses(directory: Path) -> list[float]:
+    rows = (directory / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(row)["loss"] for row in rows]
+
+
+def test_the_run_begins_with_its_weights_in_any_layout(
+    tmp_path: Path, model: Path, data: str, state: RandomState
+) -> None:
+    """The shape and the tokenizer are the checkpoint's; on two ranks the losses are the same."""
+    command = ["train", "--load", str(model), "--data-path", data, *RUN.split()]
+    found = []
+    padded = "--make-vocab-size-divisible-by"
+    divided = f"--zero-stage 3 {padded} 4"
+    if state.shape == LLAMA:
+        divided = f"--tensor-model-parallel-size 2 {padded} 2"
+    for name, flags in (("one", f"{padded} 4"), ("two", f"--nproc-per-node 2 {divided}")):
+        assert main([*command, *flags.split(), "--save", str(tmp_path / name)]) == 0
+        found.append(torch.tensor(losses(tmp_path / name)))
+        trained = LmcoreState(tmp_path / name)
+        assert trained.vocab_size == 257
+        for parameter in state.parameters:
+            before, after = state.read(parameter), trained.read(parameter)
+            rows = min(len(before), len(after), 257)
+            changed = (after[:rows] - before[:rows]).abs().max()
+            assert changed < 0.01, parameter  # two steps of Adam
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=0)
+
+
+def test_data_of_another_tokenizer(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Now is the winter of our discontent. " * 40)
+    prepare_text(text, ByteTokenizer(), tmp_path / "text", document_characters=256)
+    command = ["train", "--load", str(model), "--data-path", str(tmp_path / "text_text_document")]
+    save = ["--save", str(tmp_path / "run")]
+    assert main([*command, *RUN.split(), *save]) == 2
+    assert "its token ids come from `ByteTokenizer`" in capsys.readouterr().err
+    assert main([*command, "--tokenizer-type", "ByteTokenizer", *RUN.split(), *save]) == 2
+    said = capsys.readouterr().err
+    assert "the tokenizer is not the checkpoint's" in said
+    assert "`HuggingFaceTokenizer`" in said
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+def test_another_shape_is_named(
+    tmp_path: Path, model: Path, data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", "--load", str(model), "--data-path", data, *RUN.split()]
+    assert main([*command, "--num-layers", "3", "--save", str(tmp_path / "run")]) == 2
+    assert "num_layers: checkpoint 2, model 3" in capsys.readouterr().err
