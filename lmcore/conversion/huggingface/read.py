@@ -12,7 +12,7 @@ import torch
 from lmcore.conversion.huggingface.config import CONFIG_NAME, read_config
 from lmcore.conversion.huggingface.recipes import UNUSED, recipes_of
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
-from lmcore.conversion.huggingface.weights import WeightFiles
+from lmcore.conversion.huggingface.weights import WeightFiles, Weights
 from lmcore.conversion.state import WEIGHT, ModelState
 from lmcore.errors import CheckpointError
 
@@ -30,11 +30,13 @@ class HuggingFaceState(ModelState):
 
     format = "Hugging Face"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, weights: Weights | None = None) -> None:
         """Read configuration and headers of the weight files, and compare them.
 
         Args:
             path: Directory with `config.json` and the weights.
+            weights: Weights of another format, under the names of transformers; None: the files
+                in *path*.
 
         Raises:
             CheckpointError: A file is missing or damaged, lmcore does not have the model, or the
@@ -42,7 +44,7 @@ class HuggingFaceState(ModelState):
         """
         self.path = path
         config = read_config(path)
-        self._files = WeightFiles(path)
+        self._files: Weights = weights or WeightFiles(path)
         self.tokenizer = tokenizer_settings(path)
         self.notes = config.notes
         rows = self._rows(config.shape.padded_vocab_size)

@@ -22,7 +22,7 @@ from lmcore.conversion.foreign_pickle import load_tensors
 from lmcore.conversion.huggingface.config import WEIGHT_FILES
 from lmcore.errors import CheckpointError
 
-__all__ = ["StoredTensor", "WeightFiles"]
+__all__ = ["StoredTensor", "WeightFiles", "Weights"]
 
 _MAX_INDEX_BYTES = 64 * 1024 * 1024
 _DTYPES = {
@@ -48,6 +48,16 @@ class StoredTensor:
     dtype: torch.dtype | None
     shape: tuple[int, ...]
     file: Path
+
+
+class Weights(Protocol):
+    """All tensors of a model, by name; `WeightFiles` is the one of Hugging Face directories."""
+
+    tensors: dict[str, StoredTensor]
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor, on the CPU."""
+        ...
 
 
 class WeightFiles:

@@ -11,7 +11,7 @@ from lmcore.conversion.megatron.names import TIED, UNUSED, parameter_of
 from lmcore.conversion.megatron.records import load_content, values_of
 from lmcore.errors import CheckpointError
 
-__all__ = ["Part", "RankFile"]
+__all__ = ["Part", "RankFile", "flat_tensors"]
 
 _VERSIONS = (0, 1.0, 2.0, 3.0, 4.0)
 
@@ -34,7 +34,7 @@ class Part:
         self.foreign: dict[str, str] = {}
         self.surplus: list[str] = []
         self.first_layer = 0
-        for name, tensor in _flat(path, content):
+        for name, tensor in flat_tensors(path, content):
             ours = parameter_of(name, swiglu=swiglu)
             if tied and ours == "output_embedding.weight":
                 ours = TIED
@@ -111,14 +111,22 @@ class RankFile:
         self.parts = [Part(path, self.content[key], swiglu=swiglu, tied=tied) for key in keys]
 
 
-def _flat(path: Path, content: object) -> list[tuple[str, Tensor]]:
-    """Return the tensors of nested mappings in their order, with their names joined by dots."""
+def flat_tensors(path: Path, content: object) -> list[tuple[str, Tensor]]:
+    """Return the tensors of nested mappings in their order, with their names joined by dots.
+
+    Args:
+        path: Path of the file, for messages.
+        content: Mapping of names to tensors and further mappings.
+
+    Raises:
+        CheckpointError: It is no mapping.
+    """
     if not isinstance(content, dict):
         raise CheckpointError(f"`{path}` is damaged", why="its model is no mapping")
     found: list[tuple[str, Tensor]] = []
     for name, value in content.items():
         if isinstance(value, dict):
-            found += [(f"{name}.{inner}", tensor) for inner, tensor in _flat(path, value)]
+            found += [(f"{name}.{inner}", tensor) for inner, tensor in flat_tensors(path, value)]
         elif isinstance(value, Tensor):
             found.append((str(name), value.detach()))
     return found

@@ -1,0 +1,1 @@
+"""Checkpoints of DeepSpeed's engine: of Megatron-DeepSpeed, and of models of transformers."""

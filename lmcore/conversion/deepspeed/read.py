@@ -1,0 +1,322 @@
+"""States in DeepSpeed's checkpoints, under lmcore's names.
+
+Megatron-DeepSpeed adds the arguments of its run, which describe the model.  A checkpoint without
+them is of a model of transformers, which its `config.json` describes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmcore.conversion.deepspeed.directory import (
+    DeepSpeedDirectory,
+    find_files,
+    require_ranks,
+)
+from lmcore.conversion.deepspeed.names import legacy_names
+from lmcore.conversion.deepspeed.rank_tensors import RankTensors, open_rank, universal_tensors
+from lmcore.conversion.huggingface.config import CONFIG_NAME
+from lmcore.conversion.huggingface.read import HuggingFaceState
+from lmcore.conversion.megatron.arguments import read_model
+from lmcore.conversion.megatron.names import TIED, UNUSED, parameter_of
+from lmcore.conversion.megatron.packing import Packing
+from lmcore.conversion.megatron.records import load_content, values_of
+from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
+from lmcore.errors import CheckpointError
+from lmcore.model.parameters import parameter_shapes
+
+__all__ = ["MegatronDeepSpeedState", "TransformersDeepSpeedState", "read_deepspeed"]
+
+_SHOWN = 10
+_MAX_RANKS = 2**16
+_EMBEDDING = "token_embedding.weight"
+
+
+def read_deepspeed(path: Path) -> ModelState:
+    """Return the state of the newest checkpoint at *path*.
+
+    Args:
+        path: Directory that DeepSpeed saved to, or one checkpoint in it.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, lmcore does not have the model, or nothing
+            describes it.
+    """
+    files = find_files(path)
+    content = load_content(files.first)
+    args = values_of(content.get("args"))
+    if args is not None and "hidden_size" in args and "num_attention_heads" in args:
+        return MegatronDeepSpeedState(path, files, content, args)
+    return TransformersDeepSpeedState(path, files, content)
+
+
+class MegatronDeepSpeedState(ModelState):
+    """Model, and the state of Adam if it is there, of Megatron-DeepSpeed; see `ModelState`.
+
+    Attributes:
+        checkpoint: Directory of the checkpoint, such as `global_step100`.
+    """
+
+    format = "Megatron-DeepSpeed"
+
+    def __init__(
+        self,
+        path: Path,
+        files: DeepSpeedDirectory,
+        content: Mapping[str, Any],
+        args: Mapping[str, Any],
+    ) -> None:
+        """Open the files of all ranks and compare their tensors with the saved arguments.
+
+        Args:
+            path: Directory that DeepSpeed saved to.
+            files: Files of the checkpoint.
+            content: Content of the first rank's file.
+            args: Arguments of the run.
+
+        Raises:
+            CheckpointError: A file is missing or damaged, lmcore does not have the model, or the
+                tensors do not fit the arguments.
+        """
+        self.path, self.checkpoint = path, files.path
+        tensor_size = _count(args, "tensor_model_parallel_size", files)
+        if files.universal is not None:
+            self._ranks = [universal_tensors(files.universal, content)]
+        else:
+            size = tensor_size * _count(args, "pipeline_model_parallel_size", files)
+            self._ranks = _open_ranks(files, tensor_size, size)
+        swiglu = bool(args.get("swiglu"))
+        self._names = [self._named(rank, swiglu=swiglu) for rank in self._ranks]
+        model = read_model(args, self.checkpoint, self._rows())
+        self.shape, self.notes = model.shape, [*model.notes, *_notes(files, self._ranks)]
+        self.vocab_size = self._vocab_size(content, model.vocab_size)
+        self._packing = Packing(self.shape, len(self._ranks), self._version(content))
+        self._require_fit()
+        if all(
+            rank.has(name, kind)
+            for rank, names in zip(self._ranks, self._names, strict=True)
+            for name in names.values()
+            for kind in ADAM
+        ):
+            self.kinds = (WEIGHT, *ADAM)
+        steps = [rank.step for rank in self._ranks] if len(self.kinds) > 1 else []
+        self.progress = _progress(content, args, next(iter(steps), None))
+
+    def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
+        """Return the dtype of a tensor; see `ModelState`."""
+        return self._ranks[0].dtype(self._names[0][name], kind)
+
+    def read(self, name: str, kind: str = WEIGHT) -> Tensor:
+        """Return a whole tensor; see `ModelState`."""
+        parts = [
+            rank.read(names[name], kind)
+            for rank, names in zip(self._ranks, self._names, strict=True)
+        ]
+        return self._packing.join(name, parts).contiguous()
+
+    def _named(self, rank: RankTensors, *, swiglu: bool) -> dict[str, str]:
+        """Return the name in the module of each parameter of lmcore; others keep their names."""
+        found: dict[str, str] = {}
+        for name, legacy in legacy_names(rank.tensors).items():
+            ours = parameter_of(legacy, swiglu=swiglu) or name
+            if ours in {TIED, UNUSED}:
+                continue
+            # The embedding of a pipeline has one name in layer files, another in the optimizer.
+            if ours in found and not name.startswith("tied_modules."):
+                if found[ours].startswith("tied_modules."):
+                    continue
+                raise CheckpointError(
+                    f"`{self.checkpoint}` has a parameter twice",
+                    why=f"`{found[ours]}` and `{name}` are the same",
+                )
+            found[ours] = name
+        return found
+
+    def _rows(self) -> int:
+        rows = 0
+        for rank, names in zip(self._ranks, self._names, strict=True):
+            shape = rank.tensors[names[_EMBEDDING]].shape if _EMBEDDING in names else ()
+            if len(shape) != 2:
+                raise CheckpointError(f"`{self.checkpoint}` has no token embedding")
+            rows += shape[0]
+        return rows
+
+    def _vocab_size(self, content: Mapping[str, Any], known: int | None) -> int | None:
+        info = content.get("universal_checkpoint_info")
+        size = info.get("original_vocab_size") if isinstance(info, dict) else None
+        return size if type(size) is int and 0 < size <= self.shape.padded_vocab_size else known
+
+    def _version(self, content: Mapping[str, Any]) -> float:
+        version = content.get("checkpoint_version", 3.0)
+        if version not in (0, 1.0, 2.0, 3.0, 4.0):
+            raise CheckpointError(
+                f"`{self.checkpoint}` is of a version that lmcore does not know",
+                why=f"`checkpoint_version` is `{version}`",
+            )
+        return float(version)
+
+    def _require_fit(self) -> None:
+        """Raise a `CheckpointError` that lists missing and surplus tensors and wrong shapes."""
+        problems = []
+        for number, (rank, names) in enumerate(zip(self._ranks, self._names, strict=True)):
+            where = f" of rank {number}" if len(self._ranks) > 1 else ""
+            for ours in parameter_shapes(self.shape):
+                if ours not in names:
+                    problems.append(f"`{ours}`{where} is missing")
+                    continue
+                name, expected = names[ours], self._packing.part_shape(ours)
+                stored = rank.tensors[name]
+                if stored.shape != expected:
+                    problems.append(
+                        f"`{name}`{where} has shape {list(stored.shape)} instead of "
+                        f"{list(expected)}"
+                    )
+                elif stored.dtype is None:
+                    problems.append(f"`{name}`{where} has no floating-point values")
+            problems += [
+                f"`{name}`{where} is surplus"
+                for ours, name in names.items()
+                if ours not in parameter_shapes(self.shape)
+            ]
+        if problems:
+            more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+            raise CheckpointError(
+                f"the tensors of `{self.checkpoint}` do not fit its arguments",
+                why="\n".join(problems[:_SHOWN] + more),
+                hint="copy the files of all ranks again",
+            )
+
+
+class TransformersDeepSpeedState(HuggingFaceState):
+    """Model of transformers that DeepSpeed trained, and the state of Adam; see `ModelState`.
+
+    Attributes:
+        checkpoint: Directory of the checkpoint, such as `global_step100`.
+    """
+
+    format = "DeepSpeed"
+
+    def __init__(self, path: Path, files: DeepSpeedDirectory, content: Mapping[str, Any]) -> None:
+        """Open the files of all ranks and compare their tensors with the `config.json` beside.
+
+        Args:
+            path: Directory that DeepSpeed saved to.
+            files: Files of the checkpoint.
+            content: Content of the first rank's file.
+
+        Raises:
+            CheckpointError: There is no `config.json`, a file is missing or damaged, or the
+                tensors do not fit the configuration.
+        """
+        self.checkpoint = files.path
+        places = dict.fromkeys((path, files.path, files.path.parent))
+        described = next((one for one in places if (one / CONFIG_NAME).is_file()), None)
+        if described is None:
+            raise CheckpointError(
+                f"`{files.path}` does not say which model it has",
+                why="it lacks the arguments that Megatron-DeepSpeed saves (`args`), and there is "
+                f"no `{CONFIG_NAME}` of transformers in `{files.path.parent}`",
+                hint=f"copy the model's `{CONFIG_NAME}` and its tokenizer files there",
+            )
+        if files.universal is not None:
+            rank = universal_tensors(files.universal, content)
+        else:
+            size = content.get("mp_world_size", 1)
+            if size != 1 or set(files.models) - {0}:
+                raise CheckpointError(
+                    f"`{files.path}` cannot be read",
+                    why="its model is divided over ranks of tensor parallelism, whose rules for "
+                    "models of transformers are not saved",
+                    hint="convert it to a universal checkpoint with DeepSpeed",
+                )
+            [rank] = _open_ranks(files, 1, 1)
+        self._rank = rank
+        super().__init__(described, weights=rank)
+        self.path = path
+        self.notes = [*self.notes, *_notes(files, [rank])]
+        if all(rank.has(name, kind) for name in self._names.values() for kind in ADAM):
+            self.kinds = (WEIGHT, *ADAM)
+        step = rank.step if len(self.kinds) > 1 else None
+        self.progress = _progress(content, {}, step)
+
+    def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
+        """Return the dtype of a tensor; see `ModelState`."""
+        if kind == WEIGHT:
+            return super().dtype(name)
+        sources = [self._names[source] for source in self._recipes[name].sources]
+        return self._rank.dtype(sources[0], kind) if sources else torch.float32
+
+    def read(self, name: str, kind: str = WEIGHT) -> Tensor:
+        """Return a whole tensor; see `ModelState`."""
+        recipe = self._recipes[name]
+        parts = [self._rank.read(self._names[one], kind) for one in recipe.sources]
+        return recipe.join([part.to(self.dtype(name, kind)) for part in parts]).contiguous()
+
+
+def _open_ranks(files: DeepSpeedDirectory, tensor_size: int, size: int) -> list[RankTensors]:
+    """Return the tensors of all ranks of tensor parallelism.
+
+    Raises:
+        CheckpointError: Files are missing, or damaged.
+    """
+    found = set(files.models) | {rank for _, rank in files.partitions}
+    if files.models and files.partitions:
+        raise CheckpointError(
+            f"`{files.path}` has files of two checkpoints",
+            why="some model files are of ZeRO-3, others are not",
+        )
+    name = "mp_rank_{:02d}_model_states.pt"
+    if files.partitions:
+        name = f"zero_pp_rank_0_{name}"
+    require_ranks(files.path, "model parallelism", found, size, name)
+    for layer in sorted({number for number, _ in files.layers}):
+        owners = {owner for number, owner in files.layers if number == layer}
+        file = f"layer_{layer:02d}-model_{{:02d}}-model_states.pt"
+        require_ranks(
+            files.path, "tensor parallelism", owners, tensor_size, file, f" of layer {layer}"
+        )
+    stray = sorted({rank for _, rank in files.optimizers} - set(range(size)))
+    if stray:
+        raise CheckpointError(
+            f"`{files.path}` has files of two checkpoints",
+            why=f"there are {size} model-parallel ranks, and files of the optimizer of rank "
+            f"{stray[0]}",
+        )
+    return [open_rank(files, rank, tensor_size, size) for rank in range(tensor_size)]
+
+
+def _count(args: Mapping[str, Any], name: str, files: DeepSpeedDirectory) -> int:
+    value = args.get(name)
+    value = 1 if value is None else value
+    if type(value) is not int or not 0 < value < _MAX_RANKS:
+        raise CheckpointError(f"`{files.first}` is damaged", why=f"`{name}` is `{value}`")
+    return value
+
+
+def _progress(
+    content: Mapping[str, Any], args: Mapping[str, Any], step: int | None
+) -> Progress | None:
+    iteration = content.get("iteration", content.get("global_steps"))
+    samples = args.get("consumed_train_samples", content.get("global_samples", 0))
+    if not all(type(value) is int and value >= 0 for value in (iteration, samples)):
+        return None
+    return Progress(int(iteration or 0), samples, step)
+
+
+def _notes(files: DeepSpeedDirectory, ranks: Sequence[RankTensors]) -> list[str]:
+    """Return a note if the weights are those with which the model computed, in 16 bits."""
+    if files.optimizers or files.universal is not None:
+        return []
+    dtypes = {one.dtype for rank in ranks for one in rank.tensors.values()}
+    low = sorted(
+        str(one).removeprefix("torch.") for one in dtypes & {torch.float16, torch.bfloat16}
+    )
+    if not low:
+        return []
+    dtype = " and ".join(low)
+    return [f"the weights are {dtype}: the checkpoint has no partitions of ZeRO in float32"]

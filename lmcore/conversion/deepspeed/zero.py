@@ -1,0 +1,294 @@
+"""ZeRO's partitions of the optimizer, joined to weights in float32 and states of Adam.
+
+Each data-parallel rank has, for each group of parameters, a flat vector of the weights and one of
+each state; a parameter is a list of pieces of these vectors.
+
+stage | pieces of a parameter with n elements over D ranks
+--- | ---
+1, 2 | the group's parameters in a row, divided into D vectors; `param_slice_mappings` has each \
+rank's piece, files of older versions only the order (`param_shapes`)
+3 | ceil(n / D) elements of each rank, the last ones padding
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmcore.conversion.megatron.records import load_content, values_of
+from lmcore.conversion.state import ADAM, WEIGHT
+from lmcore.errors import CheckpointError
+
+__all__ = ["Partitions", "join_pieces", "number", "partition_count", "saved_step"]
+
+Shape = tuple[int, ...]
+Shapes = Sequence[Mapping[str, Shape]]
+"""Shapes of the parameters of each group, by name, in the order of the flat vectors."""
+
+_FP32, _FP32_STAGE_3 = "single_partition_of_fp32_groups", "fp32_flat_groups"
+_HINT = "copy the files of all ranks again"
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Range of a flat vector: rank, group, first element and number of elements."""
+
+    rank: int
+    group: int
+    start: int
+    numel: int
+
+
+class Partitions:
+    """Weights and states of Adam of one model-parallel rank, in the files of its data ranks.
+
+    Attributes:
+        shapes: Shape of each parameter by its name in the module.
+        kinds: Kinds of tensors of every parameter.
+        step: Number of updates by the optimizer; None if it is not known.
+    """
+
+    def __init__(self, files: Mapping[int, Path], shapes: Shapes) -> None:
+        """Open the files of all data-parallel ranks.
+
+        Args:
+            files: File of each data-parallel rank.
+            shapes: Shapes of the parameters of each group.
+
+        Raises:
+            CheckpointError: A file is damaged, or does not have the parameters of *shapes*.
+        """
+        self._paths = [files[rank] for rank in sorted(files)]
+        self._states = [_optimizer_state(path) for path in self._paths]
+        self.shapes = {name: shape for group in shapes for name, shape in group.items()}
+        key = _FP32_STAGE_3 if _FP32_STAGE_3 in self._states[0] else _FP32
+        self._vectors = {
+            WEIGHT: [
+                _vectors(path, state.get(key), key)
+                for path, state in zip(self._paths, self._states, strict=True)
+            ]
+        }
+        groups = {len(vectors) for vectors in self._vectors[WEIGHT]}
+        if len(groups) != 1:
+            raise self._damaged(f"its ranks have {sorted(groups)} groups of parameters")
+        self._read_adam()
+        self._pieces: dict[str, list[_Piece]] = {}
+        if key == _FP32_STAGE_3:
+            self._find_stage_3(shapes)
+        elif self._states[0].get("param_slice_mappings"):
+            self._find_mapped()
+        else:
+            self._find_in_order(shapes)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of tensors of every parameter."""
+        return tuple(self._vectors)
+
+    def dtype(self, name: str, kind: str) -> torch.dtype:
+        """Return the dtype of a tensor."""
+        piece = self._pieces[name][0]
+        return self._vectors[kind][piece.rank][piece.group].dtype
+
+    def read(self, name: str, kind: str) -> Tensor:
+        """Return a whole tensor.
+
+        Args:
+            name: Name of the parameter in the module.
+            kind: Kind of tensor, one of `kinds`.
+        """
+        return join_pieces(
+            (self._vectors[kind][one.rank][one.group].narrow(0, one.start, one.numel))
+            for one in self._pieces[name]
+        )[: math.prod(self.shapes[name])].view(self.shapes[name])
+
+    def _read_adam(self) -> None:
+        """Add the states of Adam if every rank has them for every group."""
+        self.step: int | None = None
+        found: dict[str, list[list[Tensor]]] = {kind: [] for kind in ADAM}
+        for rank, state in enumerate(self._states):
+            groups = _adam_states(state)
+            if len(groups) != len(self._vectors[WEIGHT][rank]):
+                return
+            for kind in ADAM:
+                vectors = [one for group in groups if (one := _vector(group.get(kind))) is not None]
+                weights = self._vectors[WEIGHT][rank]
+                # Padding at the end is left out of the weights alone.
+                if len(vectors) != len(weights) or any(
+                    one.numel() < other.numel() for one, other in zip(vectors, weights, strict=True)
+                ):
+                    return
+                found[kind].append(vectors)
+            self.step = saved_step(state)
+        self._vectors |= found
+
+    def _find_mapped(self) -> None:
+        """Find the pieces that each rank's `param_slice_mappings` states."""
+        for rank, state in enumerate(self._states):
+            mappings = state.get("param_slice_mappings")
+            if not isinstance(mappings, list) or len(mappings) != len(self._vectors[WEIGHT][rank]):
+                raise self._damaged("its `param_slice_mappings` do not fit its groups", rank)
+            for group, mapping in enumerate(mappings):
+                for name, address in mapping.items():
+                    place = values_of(address) or {}
+                    start, numel = place.get("start"), place.get("numel")
+                    if name not in self.shapes or type(start) is not int or type(numel) is not int:
+                        raise self._damaged(f"its piece of `{name}` is not known", rank)
+                    self._add(name, _Piece(rank, group, start, numel))
+        self._require_whole()
+
+    def _find_in_order(self, shapes: Shapes) -> None:
+        """Divide the vectors of each group, one rank's after the other's, in the saved order."""
+        self._require_groups(shapes)
+        ranks = len(self._paths)
+        for group, names in enumerate(shapes):
+            sizes = [vectors[group].numel() for vectors in self._vectors[WEIGHT]]
+            position = 0
+            for name, shape in names.items():
+                for rank, start, numel in _ranges(sizes, position, math.prod(shape)):
+                    self._add(name, _Piece(rank, group, start, numel))
+                position += math.prod(shape)
+            # Vectors are padded to a multiple of two elements for each rank.
+            if not 0 <= sum(sizes) - position < 2 * ranks:
+                raise self._damaged(
+                    f"its vectors have {sum(sizes):,} elements, its parameters {position:,}"
+                )
+        self._require_whole()
+
+    def _find_stage_3(self, shapes: Shapes) -> None:
+        """Find each rank's share of each parameter, in the order of the parameters."""
+        for rank, vectors in enumerate(self._vectors[WEIGHT]):
+            sizes = [vector.numel() for vector in vectors]
+            position = 0
+            for name, shape in ((name, shape) for group in shapes for name, shape in group.items()):
+                share = -(-math.prod(shape) // len(self._paths))
+                for group, start, numel in _ranges(sizes, position, share):
+                    self._add(name, _Piece(rank, group, start, numel))
+                position += share
+            if position != sum(sizes):
+                raise self._damaged(
+                    f"it has {sum(sizes):,} elements, its share of the parameters is {position:,}",
+                    rank,
+                )
+
+    def _add(self, name: str, piece: _Piece) -> None:
+        size = self._vectors[WEIGHT][piece.rank][piece.group].numel()
+        if piece.start < 0 or piece.numel < 0 or piece.start + piece.numel > size:
+            raise self._damaged(f"its piece of `{name}` is outside of its vector", piece.rank)
+        self._pieces.setdefault(name, []).append(piece)
+
+    def _require_whole(self) -> None:
+        """Raise a `CheckpointError` if the pieces of a parameter are not all of it."""
+        for name, shape in self.shapes.items():
+            found = sum(piece.numel for piece in self._pieces.get(name, []))
+            if found != math.prod(shape):
+                raise self._damaged(
+                    f"`{name}` has {math.prod(shape):,} elements, of which {found:,} are there"
+                )
+
+    def _require_groups(self, shapes: Shapes) -> None:
+        found = len(self._vectors[WEIGHT][0])
+        if found != len(shapes):
+            raise self._damaged(f"it has {found} groups of parameters instead of {len(shapes)}")
+
+    def _damaged(self, why: str, rank: int = 0) -> CheckpointError:
+        return CheckpointError(f"`{self._paths[rank]}` does not fit the model", why=why, hint=_HINT)
+
+
+def join_pieces(pieces: Iterable[Tensor]) -> Tensor:
+    """Return one vector of several, without a copy of a single one."""
+    found = list(pieces)
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _optimizer_state(path: Path) -> Mapping[str, Any]:
+    state = load_content(path).get("optimizer_state_dict")
+    if not isinstance(state, dict) or not (_FP32 in state or _FP32_STAGE_3 in state):
+        raise CheckpointError(
+            f"`{path}` has no partition of ZeRO",
+            why=f"it lacks `{_FP32}` and `{_FP32_STAGE_3}`",
+            hint="convert it with the program that wrote it",
+        )
+    return state
+
+
+def partition_count(path: Path) -> int:
+    """Return the number of data-parallel ranks, as one of their files says.
+
+    Args:
+        path: Path of the file.
+
+    Raises:
+        CheckpointError: It is damaged, or lacks the number.
+    """
+    count = _optimizer_state(path).get("partition_count")
+    # Some versions store it for each group of parameters.
+    counts = count if isinstance(count, list) else [count]
+    if not counts or not all(type(one) is int and one > 0 for one in counts):
+        raise CheckpointError(f"`{path}` is damaged", why=f"`partition_count` is `{count}`")
+    return int(max(counts))
+
+
+def _vectors(path: Path, value: object, key: str) -> list[Tensor]:
+    values = value if isinstance(value, list) else [value]
+    vectors = [vector for one in values if (vector := _vector(one)) is not None]
+    if not vectors or len(vectors) != len(values):
+        raise CheckpointError(f"`{path}` is damaged", why=f"its `{key}` are no flat tensors")
+    return vectors
+
+
+def _vector(value: object) -> Tensor | None:
+    """Return *value* if it is a vector of floating-point numbers; None otherwise."""
+    vector = isinstance(value, Tensor) and value.ndim == 1 and value.is_floating_point()
+    return value.detach() if isinstance(value, Tensor) and vector else None
+
+
+def _adam_states(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the state of each group; torch's optimizers number them, elastic ones list them."""
+    base = state.get("base_optimizer_state", state.get("optimizer_state_dict"))
+    if isinstance(base, list):
+        return [group for group in base if isinstance(group, dict)]
+    states = base.get("state") if isinstance(base, dict) else None
+    if not isinstance(states, dict) or not all(type(key) is int for key in states):
+        return []
+    groups = base.get("param_groups") if isinstance(base, dict) else None
+    first = groups[0] if isinstance(groups, list) and groups else {}
+    step = first.get("step") if isinstance(first, dict) else None
+    found = [states[key] for key in sorted(states) if isinstance(states[key], dict)]
+    return [{"step": step, **group} for group in found]
+
+
+def saved_step(state: Mapping[str, Any]) -> int | None:
+    """Return the number of updates in an optimizer's state; None if it is not there."""
+    steps = [number(group.get("step")) for group in _adam_states(state)]
+    steps += [number(state.get("base_optimizer_state_step"))]
+    return next((step for step in steps if step is not None), None)
+
+
+def number(value: object) -> int | None:
+    """Return a stored count, a number or a tensor of one; None if it is neither."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    return int(value) if isinstance(value, int | float) and value >= 0 else None
+
+
+def _ranges(sizes: Sequence[int], position: int, numel: int) -> Iterable[tuple[int, int, int]]:
+    """Yield index, start and length of the ranges of a row of vectors.
+
+    Args:
+        sizes: Sizes of the vectors.
+        position: First element of the row.
+        numel: Number of elements; fewer are found if the row is shorter.
+    """
+    begin = 0
+    for index, size in enumerate(sizes):
+        start, end = max(position, begin), min(position + numel, begin + size)
+        if start < end:
+            yield index, start - begin, end - start
+        begin += size
