@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from lmcore.checkpoint.layout import Survey, survey
@@ -50,7 +51,7 @@ def chosen_checkpoint(path: Path, choice: str) -> Path:
     )
 
 
-def best_of(checkpoints: list[tuple[Path, Manifest]]) -> Path | None:
+def best_of(checkpoints: Sequence[tuple[Path, Manifest]]) -> Path | None:
     """Return the checkpoint that was marked last as the best one; None if none was.
 
     A run marks a checkpoint if its validation loss is the lowest so far, so the last one counts,
@@ -66,7 +67,7 @@ def _is_marked(manifest: Manifest) -> bool:
 
 def _best(found: Survey) -> Path:
     """Return the best of the readable checkpoints, with a warning if others are damaged."""
-    best = best_of(list(found.readable))
+    best = best_of(found.readable)
     damaged = [f"`{path.name}`: {one.what_and_why}" for path, one in found.unreadable.items()]
     listed = "\n".join(damaged[:_SHOWN])
     if best is not None:

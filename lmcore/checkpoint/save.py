@@ -17,6 +17,7 @@ from importlib import metadata as distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.checkpoint.choice import BEST_KEY, best_of
 from lmcore.checkpoint.layout import (
     LATEST_NAME,
     abandoned_notes,
@@ -52,7 +53,8 @@ __all__ = ["TIMED", "save_checkpoint", "save_streamed"]
 logger = logging.getLogger(__name__)
 
 TIMED = "timed"
-"""Key in a manifest's `meta` of a checkpoint by time, which the second save after it deletes."""
+"""Key in a manifest's `meta` of a checkpoint by time, or for its validation loss alone, which the
+second save after it deletes."""
 _MAX_THREADS = 4
 # Below this a second file and thread cost more than they save.
 _BYTES_PER_THREAD = 16 * 1024 * 1024
@@ -70,6 +72,7 @@ def save_checkpoint(
     *,
     model_shape: Mapping[str, ShapeValue],
     keep_last: int | None = None,
+    keep_every: int | None = None,
     damaged: Collection[Path] = (),
     plan: WritePlan | None = None,
     channel: Channel | None = None,
@@ -88,7 +91,9 @@ def save_checkpoint(
         model_shape: Shape of the model, which `check_shape` compares before a load.
         keep_last: Number of checkpoints to keep, with this one; of the others, those with a true
             `TIMED` in their *meta* are deleted first, then the oldest.  None to keep this one, the
-            one before, and all older ones without `TIMED`.
+            one before, and all older ones without `TIMED`.  The best one is kept besides: the last
+            that has a true `BEST_KEY` in its *meta*.
+        keep_every: Checkpoints of multiples of this are kept besides; None for none.
         damaged: Checkpoints that are known to be damaged: they neither count as kept nor are
             deleted.
         plan: Write plan of this rank; None: it writes everything.
@@ -107,7 +112,7 @@ def save_checkpoint(
         tensors = plan.views(tensors)
     channel = channel or Channel(None)
     manifest = _describe(iteration, plan.tensors, meta, model_shape)
-    save = _Save(checkpoints_dir, manifest, plan, keep_last, damaged)
+    save = _Save(checkpoints_dir, manifest, plan, keep_last, keep_every, damaged)
 
     def write(directory: Path) -> Written:
         from lmcore.checkpoint.dcp_writer import write_chunks
@@ -163,7 +168,7 @@ def save_streamed(
         {},
     )
     manifest = _describe(iteration, plan.tensors, meta, model_shape)
-    save = _Save(checkpoints_dir, manifest, plan, None, ())
+    save = _Save(checkpoints_dir, manifest, plan, None, None, ())
 
     def write(directory: Path) -> Written:
         from lmcore.checkpoint.dcp_writer import write_streamed
@@ -217,10 +222,11 @@ class _Save:
         manifest: Manifest,
         plan: WritePlan,
         keep_last: int | None,
+        keep_every: int | None,
         damaged: Collection[Path],
     ) -> None:
         self.directory, self.manifest, self.plan = checkpoints_dir, manifest, plan
-        self.keep_last = keep_last
+        self.keep_last, self.keep_every = keep_last, keep_every
         self.damaged = {path.resolve() for path in damaged}
         self.needed = _needed_bytes(plan.tensors)
         self.target = iteration_path(checkpoints_dir, manifest.iteration)
@@ -275,9 +281,16 @@ class _Save:
             and path.resolve() not in self.damaged
         ]
         if self.keep_last is None:
-            return [path for path, manifest in others[1:] if manifest.meta.get(TIMED)]
-        others.sort(key=lambda item: bool(item[1].meta.get(TIMED)))  # newest first in each kind
-        return [path for path, _manifest in others[self.keep_last - 1 :]]
+            obsolete = [item for item in others[1:] if item[1].meta.get(TIMED)]
+        else:
+            others.sort(key=lambda item: bool(item[1].meta.get(TIMED)))  # newest first of each kind
+            obsolete = others[self.keep_last - 1 :]
+        best = None if self.manifest.meta.get(BEST_KEY) else best_of(earlier)
+        return [
+            path
+            for path, manifest in obsolete
+            if path != best and (not self.keep_every or manifest.iteration % self.keep_every)
+        ]
 
     def _make_space(self, earlier: Sequence[tuple[Path, Manifest]]) -> None:
         """Delete obsolete checkpoints already before this save if it does not fit otherwise.

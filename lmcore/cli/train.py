@@ -7,7 +7,7 @@ import logging
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lmcore import log
 from lmcore.cli.device_count import default_process_count
@@ -26,7 +26,7 @@ from lmcore.signals import clean_termination
 from lmcore.train.resume.saved_settings import foreign_settings, read_saved_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from lmcore.config.plan import RunPlan
     from lmcore.config.settings import LoadedConfig
@@ -265,7 +265,7 @@ def _report(result: RunResult) -> None:
 
     summary = result.summary
     if result.unchanged:
-        print(nothing_left(result.directory, summary["iteration"]))
+        print(nothing_left(result.directory, summary))
         return
     lines = []
     if result.sample is not None:
@@ -279,15 +279,7 @@ def _report(result: RunResult) -> None:
     if skipped:
         ended += f"; {total - skipped:,} of {total:,} steps updated the weights"
     lines.append(f"{counted(result.steps, 'step')} in {summary['duration']}{earlier}{ended}")
-    if summary["valid_loss"] is not None:
-        lines.append(
-            f"validation loss {summary['valid_loss']:.4f}, perplexity "
-            f"{summary['valid_perplexity']:.2f}"
-        )
-    if summary["test_loss"] is not None:
-        lines.append(
-            f"test loss {summary['test_loss']:.4f}, perplexity {summary['test_perplexity']:.2f}"
-        )
+    lines += _losses(summary)
     lines.append(f"run directory   {result.directory}")
     if summary["checkpoint"] is not None:
         lines.append(f"checkpoint      {summary['checkpoint']}")
@@ -303,3 +295,17 @@ def _report(result: RunResult) -> None:
             why="loss or gradients overflowed in each step at its loss scale, which began too high",
             hint="give a lower `--initial-loss-scale`, more steps, or `--precision bf16`",
         )
+
+
+def _losses(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for the last validation, the best one if it is another, and the test."""
+    if summary["valid_loss"] is not None:
+        yield (
+            f"validation loss {summary['valid_loss']:.4f}, perplexity "
+            f"{summary['valid_perplexity']:.2f}"
+        )
+    step = summary["best_valid_step"]
+    if step is not None and step != summary["valid_step"]:
+        yield f"best validation loss {summary['best_valid_loss']:.4f}, at step {step:,}"
+    if summary["test_loss"] is not None:
+        yield f"test loss {summary['test_loss']:.4f}, perplexity {summary['test_perplexity']:.2f}"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lmcore.train.exit_conditions import ExitConditions
     from lmcore.train.report.run_report import RunReport
     from lmcore.train.resume.saver import Saver
+    from lmcore.train.resume.validation_history import ValidationHistory
     from lmcore.train.state import TrainState
 
 __all__ = ["train"]
@@ -33,6 +34,7 @@ def train(
     report: RunReport,
     saver: Saver,
     exits: ExitConditions,
+    history: ValidationHistory,
 ) -> None:
     """Train until the last step or an early exit; save on the way and at the end.
 
@@ -44,6 +46,7 @@ def train(
         report: Receives every step, every checkpoint, and the reason for an early exit.
         saver: Writes checkpoints of the engine's state.
         exits: Conditions for an early exit.
+        history: Validation losses of the run; they may end it, too.
 
     Raises:
         CheckpointError: A checkpoint could not be written; if it was written in the background,
@@ -51,31 +54,22 @@ def train(
         NonFiniteError, ReplicaDriftError: Numbers are not finite, or replicas differ; not saved.
     """
     state, profile, training = engine.state, report.profile, plan.config.training
-    schedule, evaluator = DueSchedule(plan), Evaluator(state, datasets, plan, runtime, exits)
+    schedule = DueSchedule(plan)
+    evaluator = Evaluator(state, datasets, plan, runtime, exits, history)
     replicas = ReplicaCheck(state, runtime, interval=schedule.check_replicas_interval)
     start_step = last_saved = state.iteration
     state.model.train()
     replicas.check()
     with (
-        BatchLoader(
-            datasets.train,
-            micro_batch_size=training.micro_batch_size,
-            consumed_samples=state.consumed_samples,
-            data_parallel_rank=state.parallel.mesh.data_rank,
-            data_parallel_size=plan.layout.data,
-            prefetch=plan.config.data.num_prefetch,
-            pin=runtime.device.pin_memory,
-            collation=datasets.collation,
-            begin=runtime.device.set_current,
-        ) as loader,
+        _loader(state, datasets, plan, runtime) as loader,
         GarbageCollection(
             manual=training.manual_gc, interval=training.manual_gc_interval
         ) as garbage_collection,
     ):
         batches = prefetch_to_device(loader, runtime.device)
-        exit_reason = None
+        exit_reason, stopped_early = None, history.early_stop_reason(plan, state.iteration)
         queue = StepQueue.of(engine, batches, plan, runtime, exits)
-        while state.iteration < plan.train_iters:
+        while state.iteration < plan.train_iters and stopped_early is None:
             saver.raise_background_error()
             profile.on_step(state.iteration)
             queue.submit()
@@ -91,10 +85,12 @@ def train(
                 report.step(record, evaluator.validate(step) if validate else None)
             replicas.after_step(due)
             exit_reason = exits.reason(step, due)
+            stopped_early = history.early_stop_reason(plan, step)
             if exit_reason:
                 report.reason = exit_reason
                 break
-            if due.save or exits.save_is_due(due):
+            is_best = plan.config.checkpoint.save_best and history.best_step == step
+            if due.save or is_best or exits.save_is_due(due):
                 last_saved = _save(state, saver, report, queue, replicas, timed=not due.save)
                 exits.saved()
             garbage_collection.on_step(step)
@@ -104,7 +100,25 @@ def train(
         _save(state, saver, report, queue, replicas)
     profile.on_step(state.iteration, ends=True)
     if exit_reason is None:
+        report.reason = stopped_early
         _test(state, datasets, evaluator, report, exits)
+
+
+def _loader(
+    state: TrainState, datasets: RunDatasets, plan: RunPlan, runtime: Runtime
+) -> BatchLoader:
+    """Return the loader of the training samples that this rank has not seen yet."""
+    return BatchLoader(
+        datasets.train,
+        micro_batch_size=plan.config.training.micro_batch_size,
+        consumed_samples=state.consumed_samples,
+        data_parallel_rank=state.parallel.mesh.data_rank,
+        data_parallel_size=plan.layout.data,
+        prefetch=plan.config.data.num_prefetch,
+        pin=runtime.device.pin_memory,
+        collation=datasets.collation,
+        begin=runtime.device.set_current,
+    )
 
 
 def _test(

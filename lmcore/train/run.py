@@ -22,6 +22,7 @@ from lmcore.train.resume.resume_point import verify_resume_point
 from lmcore.train.resume.same_run import check_learning_rate
 from lmcore.train.resume.saver import Saver
 from lmcore.train.resume.snapshot import Snapshot, take_snapshot
+from lmcore.train.resume.validation_history import ValidationHistory
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -79,12 +80,11 @@ def run_training(
             out_of_memory_explained(plan, runtime),
             build_engine(plan, runtime, report.profile.profiler_range) as engine,
         ):
-            state, order_fingerprint, saving = engine.state, datasets.order, plan.config.checkpoint
-            planner = WritePlanner(rendezvous)
-            checkpoint = restore(
-                state, plan, runtime, order=datasets.resumed_order, planner=planner
-            )
+            state, saving, planner = engine.state, plan.config.checkpoint, WritePlanner(rendezvous)
+            order, resumed = datasets.order, datasets.resumed_order
+            checkpoint = restore(state, plan, runtime, order=resumed, planner=planner)
             check_learning_rate(plan, state.schedule, state.scheduled_samples)
+            history = ValidationHistory.announced(plan)
             engine.begin()
             if rendezvous is not None:
                 rendezvous.watch.activity = lambda: f"step {state.iteration + 1}"
@@ -96,13 +96,14 @@ def run_training(
                     runtime,
                     tokenizer,
                     directory=directory.checkpoints,
-                    order=order_fingerprint,
+                    order=order,
                     data=datasets.record(state.consumed_samples),
+                    history=history,
                     planner=planner,
                 )
 
             with (
-                report.training(engine, datasets, checkpoint),
+                report.training(engine, datasets, checkpoint, history),
                 # Within the outer context: now state and checkpoints are known, and the summary
                 # gets the explanation.
                 out_of_memory_explained(plan, runtime, state, directory.checkpoints),
@@ -113,5 +114,5 @@ def run_training(
                 ) as exits,
                 Saver(snapshot, background=saving.async_save) as saver,
             ):
-                train(engine, datasets, plan, runtime, report, saver, exits)
+                train(engine, datasets, plan, runtime, report, saver, exits, history)
             return report.finish(engine, datasets, checkpoint)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.datasets import RunDatasets
     from lmcore.train.exit_conditions import ExitConditions
+    from lmcore.train.resume.validation_history import ValidationHistory
     from lmcore.train.state import TrainState
 
 __all__ = ["Evaluator", "Validation", "perplexity", "validate"]
@@ -62,6 +63,7 @@ class Evaluator:
         plan: RunPlan,
         runtime: Runtime,
         exits: ExitConditions,
+        history: ValidationHistory,
     ) -> None:
         """Evaluate nothing yet.
 
@@ -71,9 +73,10 @@ class Evaluator:
             plan: The run.
             runtime: Device and processes.
             exits: A signal ends an evaluation.
+            history: Receives the loss of each validation.
         """
         self._state, self._datasets, self._plan = state, datasets, plan
-        self._runtime, self._exits = runtime, exits
+        self._runtime, self._exits, self._history = runtime, exits, history
 
     def validate(self, step: int) -> Validation | None:
         """Return the loss of the validation samples for *step*; None after a signal.
@@ -83,7 +86,10 @@ class Evaluator:
         training = self._plan.config.training
         number = -(-step // training.eval_interval) - 1
         count = training.eval_iters * self._plan.global_batch_size
-        return self._evaluate(self._datasets.valid, number * count)
+        validation = self._evaluate(self._datasets.valid, number * count)
+        if validation is not None:
+            self._history.add(step, validation.loss, delta=training.early_stop_delta)
+        return validation
 
     def test(self) -> Validation | None:
         """Return the loss of the test samples; None without test samples and after a signal."""

@@ -28,6 +28,7 @@ from lmcore.lock import LockOwner
 from lmcore.runtime.launch.worker_protocol import complete_summary
 from lmcore.train.report.metrics import MetricsFile
 from lmcore.train.resume.finished import finished_summary
+from lmcore.train.resume.validation_history import ValidationHistory
 
 
 def read_yaml(path: Path) -> None:
@@ -93,7 +94,7 @@ def test_deeply_nested_records(tmp_path: Path):
     assert LockOwner.parse(deep[:4096].encode()) is None
     (tmp_path / "summary.json").write_text(deep)
     plan: Any = SimpleNamespace(train_iters=1)
-    assert finished_summary(plan, tmp_path, 1) is None
+    assert finished_summary(plan, tmp_path, 1, ValidationHistory()) is None
     (tmp_path / "summary").write_text(str(tmp_path / "summary.json"))
     complete_summary(tmp_path, "failed: memory", replace=True)
     assert (tmp_path / "summary.json").read_text() == deep

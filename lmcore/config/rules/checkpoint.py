@@ -20,4 +20,16 @@ def _step(loaded: LoadedConfig) -> Problems:
         yield problem
 
 
-CHECKPOINT_RULES: tuple[Rule, ...] = (_step,)
+def _keep_every(loaded: LoadedConfig) -> Problems:
+    """Require that there are checkpoints of the steps to keep."""
+    checkpoint = loaded.config.checkpoint
+    every, interval = checkpoint.keep_every, checkpoint.save_interval
+    if every and interval and every % interval:
+        yield ConfigError(
+            f"{loaded.shown('keep_every')} is not a multiple of {loaded.shown('save_interval')}",
+            why="other steps have no checkpoint that could be kept",
+            hint=f"use `--keep-every {-(-every // interval) * interval}`",
+        )
+
+
+CHECKPOINT_RULES: tuple[Rule, ...] = (_step, _keep_every)

@@ -8,6 +8,13 @@ from lmcore.config.need import Need, setting
 from lmcore.config.option import FREE, INPUT_PATH, OUTPUT_PATH, option
 
 _LOAD = setting("--load")
+_KEEP_LAST = setting("--keep-last")
+_BY_STEPS = setting("--save-interval").else_error("checkpoints by time are of any step")
+_VALIDATES = Need(
+    "`--eval-interval` and `--eval-iters` above 0",
+    lambda run: run.config.training.eval_interval > 0 and run.config.training.eval_iters > 0,
+    refused="the run has no validation loss",
+)
 _RESUME = Need("`--no-finetune`", lambda run: not run.config.checkpoint.finetune)
 
 
@@ -68,6 +75,21 @@ class CheckpointSection:
         "the oldest; default: the newest two, and all but those of --save-interval-mins.",
         minimum=1,
         on_resume=FREE,
+    )
+    keep_every: int | None = option(
+        None,
+        "Keep the checkpoints of steps that are multiples of this besides those of --keep-last; a "
+        "multiple of --save-interval.",
+        minimum=1,
+        on_resume=FREE,
+        needs=(_KEEP_LAST, _BY_STEPS),
+    )
+    save_best: bool = option(
+        False,
+        "Save a checkpoint at each validation with the lowest loss so far, and keep the best one; "
+        "`--ckpt-step best` loads it.",
+        on_resume=FREE,
+        needs=_VALIDATES,
     )
     async_save: bool = option(
         False,

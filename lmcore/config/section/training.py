@@ -31,6 +31,11 @@ def _has_replicas(run: Situation) -> bool:
     return bool(count > 1)
 
 
+_VALIDATES = Need(
+    "`--eval-interval` and `--eval-iters` above 0",
+    lambda run: run.config.training.eval_interval > 0 and run.config.training.eval_iters > 0,
+    refused="the run has no validation loss",
+)
 _REPLICAS = Need("parameters that several processes hold, not ZeRO's shards", _has_replicas)
 
 
@@ -83,6 +88,20 @@ class TrainingSection:
     )
     exit_duration_in_mins: float | None = option(
         None, "Save and exit after this many minutes.", above=0, on_resume=FREE
+    )
+    early_stop: int | None = option(
+        None,
+        "Save and end after this many validations without a lower loss; default: never.",
+        minimum=1,
+        on_resume=FREE,
+        needs=_VALIDATES,
+    )
+    early_stop_delta: float = option(
+        0.0,
+        "Least decrease of the validation loss, in nats, that counts as lower for --early-stop.",
+        minimum=0,
+        on_resume=FREE,
+        needs=setting("--early-stop"),
     )
     kill_switch_path: str | None = option(
         None,

@@ -40,6 +40,7 @@ from lmcore.train.report.sample import Sample, can_generate, take_sample
 from lmcore.train.report.speed import Speed
 from lmcore.train.report.startup_clock import PhaseClock
 from lmcore.train.resume.finished import finished_summary
+from lmcore.train.resume.validation_history import ValidationHistory
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -186,6 +187,7 @@ class RunReport:
         self._finished: dict[str, Any] | None = None  # summary of a run that was finished before
         self._last_row: Mapping[str, Any] = {}  # of the run before this session
         self._speed = Speed(plan)
+        self._history = ValidationHistory()
         self._describe: Callable[[], None] = lambda: None
         self._metrics: MetricsFile | None = None
         self._looked = 0.0  # when the directory was last seen in its place
@@ -198,7 +200,11 @@ class RunReport:
 
     @contextlib.contextmanager
     def training(
-        self, engine: Engine, datasets: RunDatasets, checkpoint: Path | None
+        self,
+        engine: Engine,
+        datasets: RunDatasets,
+        checkpoint: Path | None,
+        history: ValidationHistory,
     ) -> Iterator[None]:
         """Report the start of training, each step, and how training ends, failures included.
 
@@ -206,10 +212,12 @@ class RunReport:
             engine: The engine, ready for its first step.
             datasets: Datasets of the run.
             checkpoint: The checkpoint that was loaded; None if the weights are initial.
+            history: Validation losses of the run.
         """
+        self._history = history
         plan, state, rank = self.plan, engine.state, self.runtime.rank
         self._describe = functools.partial(self._write_description, engine, datasets)
-        self._finished = finished_summary(plan, self.directory.path, state.iteration)
+        self._finished = finished_summary(plan, self.directory.path, state.iteration, history)
         if self.is_main_rank and self._finished is None:
             self._describe()
             summary = self.directory.path / "summary.json"
@@ -408,13 +416,18 @@ class RunReport:
             if sample is not None:
                 summary["sample"] = {"prompt": sample.prompt, "text": sample.text}
                 self.directory.write_json("summary.json", summary)
-        return result(summary, sample, generates, self._continue_command())
+        return result(summary, sample, generates, self._continue_command(engine.state.iteration))
 
-    def _continue_command(self) -> str | None:
-        """Return the command that continues a run that ended early, if it has a checkpoint."""
+    def _continue_command(self, step: int) -> str | None:
+        """Return the command that continues a run that ended early, if it has a checkpoint.
+
+        Args:
+            step: Number of steps done.
+        """
         if self.reason is None or not self.directory.has_checkpoints():
             return None
-        return continue_command(self.directory.path)
+        stopped = self.reason == self._history.early_stop_reason(self.plan, step)
+        return continue_command(self.directory.path) + (" --early-stop none" if stopped else "")
 
     def _summary(self, state: TrainState, checkpoint: Path | None) -> dict[str, Any]:
         memory, seconds = self.runtime.device.memory_stats, time.monotonic() - self._began
@@ -432,6 +445,8 @@ class RunReport:
             "valid_perplexity": validation.perplexity
             if validation
             else before.get("valid_perplexity"),
+            "best_valid_loss": self._history.best_loss,
+            "best_valid_step": self._history.best_step,
             "test_loss": self.test.loss if self.test else None,
             "test_perplexity": self.test.perplexity if self.test else None,
             "parameter_count": self.plan.parameter_count,

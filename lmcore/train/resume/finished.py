@@ -11,8 +11,10 @@ from lmcore.bounded_file import read_bounded_file
 from lmcore.checkpoint.verify import own_problems
 from lmcore.config.continued import continue_command
 from lmcore.config.option import FREE
+from lmcore.errors import CheckpointError
 from lmcore.runtime.process.channel import Channel
-from lmcore.train.resume.saved_meta import part_of, setting_pair
+from lmcore.train.resume.saved_meta import check_saved_run, part_of, setting_pair
+from lmcore.train.resume.validation_history import STOPPED_EARLY, ValidationHistory
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -34,15 +36,21 @@ def finished_run(plan: RunPlan) -> str | None:
     if resume is None or plan.config.checkpoint.finetune:
         return None
     manifest, directory = resume.manifest, resume.checkpoint.parent.parent
-    finished = finished_summary(plan, directory, manifest.iteration) is not None
-    if not finished or _differs(plan, manifest.meta):
+    try:
+        check_saved_run(resume.checkpoint, manifest)
+    except CheckpointError:
+        return None  # training names what is wrong
+    summary = finished_summary(plan, directory, manifest.iteration, ValidationHistory.of(plan))
+    if summary is None or _differs(plan, manifest.meta):
         return None
     if own_problems(resume.checkpoint, manifest, Channel(None)):
         return None  # training continues from an earlier checkpoint, or names the damage
-    return nothing_left(directory, manifest.iteration)
+    return nothing_left(directory, summary)
 
 
-def finished_summary(plan: RunPlan, directory: Path, step: int) -> dict[str, Any] | None:
+def finished_summary(
+    plan: RunPlan, directory: Path, step: int, history: ValidationHistory
+) -> dict[str, Any] | None:
     """Return the content of `summary.json` of a run that is finished; None if it is not.
 
     `finished_run` calls it before torch is imported, if no setting differs, and the run report
@@ -52,27 +60,34 @@ def finished_summary(plan: RunPlan, directory: Path, step: int) -> dict[str, Any
         plan: The run.
         directory: The run directory.
         step: Step of the checkpoint from which the run would continue.
+        history: Validation losses in that checkpoint.
     """
+    status = "completed"
     if step < plan.train_iters:
-        return None
+        if history.early_stop_reason(plan, step) is None:
+            return None
+        status = STOPPED_EARLY
     try:
         summary = json.loads(read_bounded_file(directory / "summary.json", _MAX_BYTES))
-        complete = summary["status"] == "completed" and summary["iteration"] == step
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        complete = summary["status"].partition(":")[0] == status and summary["iteration"] == step
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return dict(summary) if complete else None
 
 
-def nothing_left(directory: Path, step: int) -> str:
+def nothing_left(directory: Path, summary: Mapping[str, Any]) -> str:
     """Return the line about a finished run.
 
     Args:
         directory: The run directory.
-        step: Number of steps done.
+        summary: Content of its `summary.json`.
     """
+    state, more = "is complete", "--train-iters N` trains longer"
+    if summary["status"] != "completed":
+        state, more = "stopped early", "--early-stop none` continues it"
     return (
-        f"nothing is left to train: `{directory}` is complete at step {step:,}; nothing changed; "
-        f"`{continue_command(directory)} --train-iters N` trains longer"
+        f"nothing is left to train: `{directory}` {state} at step {summary['iteration']:,}; "
+        f"nothing changed; `{continue_command(directory)} {more}"
     )
 
 

@@ -117,6 +117,8 @@ def _problems(meta: Mapping[str, Any]) -> Iterator[str]:
         yield from _layout(meta["layout"])
     if not isinstance(meta.get("loss_scale", {}), Mapping):
         yield "loss_scale"
+    if "validation" in meta:
+        yield from _validation(meta["validation"])
 
 
 def _schedule(saved: Mapping[str, Any]) -> Iterator[str]:
@@ -138,6 +140,17 @@ def _layout(saved: object) -> Iterator[str]:
         value = saved.get(field.name, field.default)
         if type(value) is not type(field.default) or (type(value) is int and value < 0):
             yield f"layout.{field.name}"
+
+
+def _validation(saved: object) -> Iterator[str]:
+    counts = {"best_step", "without_improvement"}
+    names = counts | {"best_loss", "reference_loss"}
+    if not isinstance(saved, Mapping) or saved.keys() != names:
+        yield "validation"
+        return
+    for name in sorted(names):
+        if not _is_number(saved[name], whole=name in counts):
+            yield f"validation.{name}"
 
 
 def _is_number(value: object, *, whole: bool = False) -> bool:

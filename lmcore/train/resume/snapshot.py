@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.accelerator.staging import stage_tensors
 from lmcore.checkpoint import WritePlanner, save_checkpoint
+from lmcore.checkpoint.choice import BEST_KEY
 from lmcore.config.file.paths import absolute_paths
 from lmcore.parallel.random_states import named_random_states
 from lmcore.train.diagnose.non_finite import check_weights
+from lmcore.train.resume.validation_history import KEY, ValidationHistory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +40,7 @@ class Snapshot:
         meta: State that is not in tensors, for the manifest.
         model_shape: Shape of the model, for the manifest.
         keep_last: Number of checkpoints to keep; None to keep all.
+        keep_every: Checkpoints of multiples of this step are kept besides; None for none.
         damaged: Checkpoints that are known to be damaged and do not count as kept.
         write_plan: Chunks that this rank writes.
         channel: Channel between the ranks for this save.
@@ -49,6 +52,7 @@ class Snapshot:
     meta: Mapping[str, Any]
     model_shape: Mapping[str, Any]
     keep_last: int | None
+    keep_every: int | None
     damaged: tuple[Path, ...]
     write_plan: WritePlan
     channel: Channel
@@ -67,6 +71,7 @@ class Snapshot:
             self.meta,
             model_shape=self.model_shape,
             keep_last=self.keep_last,
+            keep_every=self.keep_every,
             damaged=self.damaged,
             plan=self.write_plan,
             channel=self.channel,
@@ -82,6 +87,7 @@ def take_snapshot(
     directory: Path,
     order: str,
     data: Mapping[str, Any] | None = None,
+    history: ValidationHistory | None = None,
     planner: WritePlanner | None = None,
 ) -> Snapshot:
     """Copy the part of *state* that this rank writes to the host; all processes must call it.
@@ -97,6 +103,7 @@ def take_snapshot(
         directory: Folder of the checkpoints.
         order: Fingerprint of the training samples' order.
         data: Record of the data sources, from `RunDatasets.record`.
+        history: Validation losses of the run; None in a run without validation.
         planner: Write planner of the run, with its channels; None in a run of one process.
 
     Raises:
@@ -123,6 +130,10 @@ def take_snapshot(
         "config": plan.to_dict() | {"config": _settings(plan)},
         "tokenizer": {"describe": tokenizer.describe(), "fingerprint": tokenizer.fingerprint()},
     }
+    if history is not None and history.best_step is not None:
+        meta[KEY] = history.to_dict()
+        if asked.save_best and history.best_step == state.iteration:
+            meta[BEST_KEY] = True
     return Snapshot(
         directory,
         state.iteration,
@@ -130,6 +141,7 @@ def take_snapshot(
         meta,
         state.parallel.shape.to_dict(),
         asked.keep_last,
+        asked.keep_every,
         plan.resume.damaged if plan.resume is not None else (),
         write_plan,
         planner.saves,

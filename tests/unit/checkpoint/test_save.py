@@ -155,6 +155,34 @@ def test_checkpoints_by_time_are_deleted_first(tmp_path: Path):
     assert put(7, timed=True) == ["4", "6", "7"]
 
 
+@pytest.mark.parametrize("keep_last", [1, 2, None])
+def test_the_best_and_multiples_are_kept_besides(tmp_path: Path, keep_last: int | None):
+    """Neither counts: they stay until a better one, and for good."""
+
+    def put(iteration: int, *, best: bool = False) -> set[int]:
+        timed = iteration % 4 != 0
+        meta = {"timed": timed} | ({"best": True} if best else {})
+        save_checkpoint(
+            tmp_path,
+            iteration,
+            SMALL,
+            meta,
+            model_shape=SHAPE,
+            keep_last=keep_last,
+            keep_every=8,
+        )
+        return {int(name[5:]) for name in names(tmp_path) if name.startswith("iter_")}
+
+    put(2, best=True)
+    put(3, best=True)
+    for step in range(4, 17):
+        found = put(step)
+    by_steps = {1: {16}, 2: {12, 16}, None: {4, 12, 16, 15}}[keep_last]
+    assert found == by_steps | {3, 8, 16}
+    assert 3 not in put(17, best=True)
+    assert put(18) >= {17, 8, 16}
+
+
 def test_keep_last_deletes_the_oldest_saves(tmp_path: Path):
     """`keep_last` leaves the newest N checkpoints and everything that is not a checkpoint."""
     foreign = tmp_path / "iter_0000001"

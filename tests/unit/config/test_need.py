@@ -55,6 +55,9 @@ CASES = [
     ("", "--eval-iters 0", "--eval-interval 5"),
     ("", "--eval-interval 0", "--eval-iters 5"),
     ("", "--no-manual-gc", "--manual-gc-interval 5"),
+    ("", "--eval-interval 0", "--early-stop 5, --save-best"),
+    ("--early-stop 5", "", "--early-stop-delta 0.1"),
+    ("--save-interval 5 --keep-last 2", "--keep-last 2", "--keep-every 5"),
     (TWO, "", "--check-replicas-interval 5"),
     (
         f"{TWO} --tensor-model-parallel-size 2",

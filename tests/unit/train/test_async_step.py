@@ -29,6 +29,7 @@ from lmcore.train.report.display import SilentDisplay
 from lmcore.train.report.run_directory import RunDirectory
 from lmcore.train.report.run_report import RunReport
 from lmcore.train.report.startup_clock import PhaseClock
+from lmcore.train.resume.validation_history import ValidationHistory
 from lmcore.train.state import TrainState
 from lmcore.train.step import TrainStep
 from lmcore.train.step_queue import StepQueue
@@ -271,7 +272,16 @@ def run_loop(make_plan: Any, make_state: Any, make_datasets: Any, tmp_path: Path
         with report.recording(after_step=0), ExitConditions(plan.config.training) as exits:
             engine: Any = SimpleNamespace(state=state, step=step)
             saver: Any = SimpleNamespace(save=save, raise_background_error=lambda: None)
-            train(engine, make_datasets(plan), plan, runtime, report, saver, exits)
+            train(
+                engine,
+                make_datasets(plan),
+                plan,
+                runtime,
+                report,
+                saver,
+                exits,
+                ValidationHistory(),
+            )
         rows = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
         return report, rows, [(at, n - first) for at, n in saved], [n - first for n in step.asked]
 

@@ -20,6 +20,7 @@ from lmcore.train.loop import train
 from lmcore.train.report.run_directory import RunDirectory
 from lmcore.train.report.run_report import RunReport, failure_status
 from lmcore.train.report.startup_clock import PhaseClock
+from lmcore.train.resume.validation_history import ValidationHistory
 from lmcore.train.step import TrainStep
 from lmcore.train.step_record import PendingStep, StepRecord
 
@@ -102,7 +103,16 @@ def run_loop(
                     return pending
 
             engine: Any = SimpleNamespace(state=state, step=step)
-            train(engine, make_datasets(plan), plan, runtime, report, saver, exits)
+            train(
+                engine,
+                make_datasets(plan),
+                plan,
+                runtime,
+                report,
+                saver,
+                exits,
+                ValidationHistory(),
+            )
         rows = [json.loads(line) for line in report.directory.metrics.read_text().splitlines()]
         return report, rows, saved, display
 

@@ -28,6 +28,12 @@ META: dict[str, Any] = {
     "data_order": "1f",
     "layout": dataclasses.asdict(ParallelLayout(tensor=2, sequence=True)),
     "loss_scale": {},
+    "validation": {
+        "best_loss": 2.5,
+        "best_step": 2,
+        "reference_loss": 2.5,
+        "without_improvement": 0,
+    },
 }
 
 
@@ -48,7 +54,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     return meta
 
 
-@pytest.mark.parametrize("path", ["layout", "loss_scale", "layout.schedule"])
+@pytest.mark.parametrize("path", ["layout", "loss_scale", "layout.schedule", "validation"])
 def test_what_older_versions_did_not_save(path: str) -> None:
     """It may be missing, and what a later version adds to counts does no harm."""
     check_saved_run(Path("c"), manifest(META))

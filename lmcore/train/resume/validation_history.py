@@ -1,0 +1,109 @@
+"""`ValidationHistory`: the best validation loss of a run, and when it stops early.
+
+All ranks have the same history, as an all-reduce gives each of them the same losses.  It is saved
+in every checkpoint, so a run that resumes continues to count.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from lmcore.train.resume.saved_meta import part_of, setting_pair
+
+if TYPE_CHECKING:
+    from lmcore.config.plan import RunPlan
+
+__all__ = ["KEY", "STOPPED_EARLY", "ValidationHistory"]
+
+logger = logging.getLogger(__name__)
+
+KEY = "validation"
+"""Key of the history in a checkpoint's `meta`."""
+
+STOPPED_EARLY = "stopped early"
+"""Start of the status in `summary.json` of a run that `--early-stop` ended."""
+
+_DATA = (
+    *("corpus", "train_data", "data_path", "data_file_list", "train_data_path"),
+    *("train_weighted_split_paths", "valid_data", "valid_data_path", "valid_weighted_split_paths"),
+    *("split", "split_rule", "seq_length", "eval_iters"),
+)
+"""Options that choose the validation samples: losses of other samples are not compared."""
+
+
+@dataclass
+class ValidationHistory:
+    """The best validation loss of a run.
+
+    Attributes:
+        best_loss: Lowest validation loss; None before the first validation.
+        best_step: Number of steps before that validation.
+        reference_loss: Loss that the next validation must improve by the minimum of
+            `--early-stop-delta`; None before the first validation.
+        without_improvement: Number of validations since the reference loss.
+    """
+
+    best_loss: float | None = None
+    best_step: int | None = None
+    reference_loss: float | None = None
+    without_improvement: int = 0
+
+    @classmethod
+    def of(cls, plan: RunPlan) -> ValidationHistory:
+        """Return the history of the run that the checkpoint continues; empty for a new run.
+
+        It is also empty if the validation samples are other ones now.
+        """
+        saved, changed = cls._saved(plan)
+        return cls() if changed else cls(**saved)
+
+    @classmethod
+    def announced(cls, plan: RunPlan) -> ValidationHistory:
+        """Return the same as `of`, and log if losses of other validation samples are left out."""
+        _, changed = cls._saved(plan)
+        if changed:
+            names = ", ".join(f"`{name}`" for name in changed)
+            logger.info("validation losses before are not compared: %s changed", names)
+        return cls.of(plan)
+
+    @staticmethod
+    def _saved(plan: RunPlan) -> tuple[Mapping[str, Any], list[str]]:
+        """Return the checkpoint's history, and the changed options of the validation samples."""
+        if plan.resume is None or plan.config.checkpoint.finetune:
+            return {}, []
+        meta = plan.resume.manifest.meta
+        saved, config = part_of(meta, KEY), part_of(meta, "config", "config")
+        pairs = [(name, *setting_pair(plan, plan.options[name], config)) for name in _DATA]
+        return saved, [name for name, before, now in pairs if saved and before != now]
+
+    def add(self, step: int, loss: float, *, delta: float = 0.0) -> None:
+        """Count a validation.
+
+        Args:
+            step: Number of steps before it.
+            loss: Mean validation loss in nats.
+            delta: Least improvement that ends the validations without one.
+        """
+        if self.best_loss is None or loss < self.best_loss:
+            self.best_loss, self.best_step = loss, step
+        if self.reference_loss is None or loss < self.reference_loss - delta:
+            self.reference_loss, self.without_improvement = loss, 0
+        else:
+            self.without_improvement += 1
+
+    def early_stop_reason(self, plan: RunPlan, step: int) -> str | None:
+        """Return the reason for an early stop after *step*; None to continue, or at the end."""
+        limit = plan.config.training.early_stop
+        if limit is None or self.without_improvement < limit or step >= plan.train_iters:
+            return None
+        return (
+            f"{STOPPED_EARLY}: {self.without_improvement} validations without a lower loss than "
+            f"{self.reference_loss:.4f} (--early-stop {limit})"
+        )
+
+    def to_dict(self) -> Mapping[str, Any]:
+        """Return the fields, for a checkpoint's `meta`."""
+        return asdict(self)
