@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +21,7 @@ import torch
 from lmcore.accelerator.dtype import dtype_name
 from lmcore.bounded_file import read_bounded_file
 from lmcore.checkpoint.chunks import ChunkBounds, is_inside, is_partition
-from lmcore.checkpoint.manifest import Manifest
+from lmcore.checkpoint.manifest import Manifest, TensorEntry
 from lmcore.errors import CheckpointError
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "STORAGE_MODULE",
     "StoredChunk",
     "dtype_of",
+    "read_foreign_metadata",
     "read_metadata",
 ]
 
@@ -47,6 +49,8 @@ _RECORDS = {
     (METADATA_MODULE, "TensorStorageMetadata"),
     (STORAGE_MODULE, "_StorageInfo"),
 }
+_BYTES = "BytesStorageMetadata"
+_PLAN_PACKAGE = "torch.distributed.checkpoint."
 _MEMORY_FORMATS = {"TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRESERVE_FORMAT"}
 _DTYPES = {
     name: value
@@ -89,14 +93,56 @@ def read_metadata(checkpoint: Path, manifest: Manifest) -> dict[str, list[Stored
     path = checkpoint / METADATA_NAME
     if METADATA_NAME not in manifest.files:
         raise CheckpointError(f"checkpoint `{checkpoint}` has no `{METADATA_NAME}`")
+    sizes = {name: entry.size for name, entry in manifest.files.items()}
+    with _explained(path):
+        record = _IndexUnpickler(io.BytesIO(_content(path))).load()
+        return _Converter(manifest.tensors, sizes).index(record)
+
+
+def read_foreign_metadata(
+    directory: Path,
+) -> tuple[dict[str, TensorEntry], dict[str, list[StoredChunk]]]:
+    """Return tensors and chunks of an index that another program wrote, checked in itself.
+
+    Objects that are not tensors are left out.
+
+    Raises:
+        CheckpointError: it names anything outside the format, or bytes outside the files of
+            *directory*.
+    """
+    path = directory / METADATA_NAME
+    with _explained(path):
+        stream = io.BytesIO(_content(path))
+        record = _ForeignUnpickler(stream).load()
+        fields = _fields(record, "Metadata")
+        stated = _mapping(fields.get("state_dict_metadata"), "state_dict_metadata")
+        stored = _mapping(fields.get("storage_data"), "storage_data")
+        tensors = {name: _entry(name, one) for name, one in stated.items() if not _is_bytes(one)}
+        ranges = {
+            index: one
+            for index, one in stored.items()
+            if _fields(index, "MetadataIndex").get("fqn") not in stated.keys() - tensors.keys()
+        }
+        entries = {name: stated[name] for name in tensors}
+        record.state = {"state_dict_metadata": entries, "storage_data": ranges}
+        sizes = {one.name: one.stat().st_size for one in directory.iterdir() if one.is_file()}
+        return tensors, _Converter(tensors, sizes).index(record)
+
+
+def _content(path: Path) -> bytes:
     try:
-        content = read_bounded_file(path, MAX_METADATA_BYTES)
+        return read_bounded_file(path, MAX_METADATA_BYTES)
     except OSError as error:
         why = error.strerror or str(error)
         raise CheckpointError(f"cannot read `{path}`", why=why) from error
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
     try:
-        record = _IndexUnpickler(io.BytesIO(content)).load()
-        return _Converter(manifest).index(record)
+        yield
+    except CheckpointError:
+        raise
     except Exception as error:
         # A damaged pickle fails in many ways, and none of them is a bug of ours.
         raise CheckpointError(
@@ -104,6 +150,20 @@ def read_metadata(checkpoint: Path, manifest: Manifest) -> dict[str, list[Stored
             why=str(error) or type(error).__name__,
             hint="load checkpoints only from sources you trust; use an earlier one or a copy",
         ) from error
+
+
+def _is_bytes(record: object) -> bool:
+    return isinstance(record, _Record) and record.kind == _BYTES
+
+
+def _entry(name: object, record: object) -> TensorEntry:
+    """Return dtype and shape of a tensor as the index has them."""
+    fields = _fields(record, "TensorStorageMetadata")
+    properties = _state(fields.get("properties"), "TensorProperties")
+    dtype = properties[0] if isinstance(properties, tuple) and properties else None
+    if not isinstance(name, str) or not isinstance(dtype, torch.dtype):
+        _refuse(f"tensor `{name!s:.80}` has no dtype")
+    return TensorEntry(dtype_name(dtype), _sizes(fields.get("size")))
 
 
 class _Record:
@@ -157,6 +217,29 @@ class _IndexUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names `{module_name}.{global_name}`, refused")
 
 
+class _ForeignUnpickler(_IndexUnpickler):
+    """Unpickler that makes records also of what other programs store beside the index.
+
+    These are the plans of the ranks that saved, made of torch's classes, and the path.
+    """
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        try:
+            return super().find_class(module_name, global_name)
+        except pickle.UnpicklingError:
+            inert = module_name.startswith(_PLAN_PACKAGE) or module_name == "pathlib"
+            if not inert or "." in global_name:
+                raise
+        return type(global_name, (_PlanRecord,), {"kind": global_name})
+
+
+class _PlanRecord(_Record):
+    """Record that is made with arguments, such as a member of an enum."""
+
+    def __init__(self, *args: object) -> None:
+        self.args = args
+
+
 @dataclass(frozen=True)
 class _ByteRange:
     file: str
@@ -167,9 +250,8 @@ class _ByteRange:
 class _Converter:
     """Converts records to stored chunks, and refuses all that `save_checkpoint` never writes."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        self._tensors = manifest.tensors
-        self._sizes = {name: entry.size for name, entry in manifest.files.items()}
+    def __init__(self, tensors: Mapping[str, TensorEntry], sizes: Mapping[str, int]) -> None:
+        self._tensors, self._sizes = tensors, sizes
 
     def index(self, record: object) -> dict[str, list[StoredChunk]]:
         fields = _fields(record, "Metadata")

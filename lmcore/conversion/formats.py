@@ -13,9 +13,9 @@ from lmcore.checkpoint import survey
 from lmcore.conversion.detect import format_of
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import LARGEST_FILE, write_huggingface
+from lmcore.conversion.megatron.choose import read_megatron
 from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.names import STYLES
-from lmcore.conversion.megatron.read import MegatronState
 from lmcore.conversion.megatron.write import write_megatron
 from lmcore.conversion.native import LmcoreState, write_lmcore
 from lmcore.conversion.state import ModelState
@@ -91,7 +91,7 @@ FORMATS = {
         optimizer=True,
     ),
     "huggingface": CheckpointFormat("Hugging Face", HuggingFaceState, _write_huggingface),
-    "megatron": CheckpointFormat("Megatron-LM", MegatronState, _write_megatron, optimizer=True),
+    "megatron": CheckpointFormat("Megatron-LM", read_megatron, _write_megatron, optimizer=True),
 }
 """Every format by the name that `lmcore checkpoint convert` takes; see `detect.MATCHES`."""
 

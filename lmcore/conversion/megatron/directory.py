@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from lmcore.bounded_file import read_bounded_file
 from lmcore.errors import CheckpointError
 
 __all__ = [
+    "COMMON_NAME",
     "TRACKER_NAME",
     "MegatronDirectory",
     "find_checkpoint",
+    "is_distributed",
     "is_megatron",
     "rank_files",
     "rank_name",
@@ -21,11 +24,15 @@ __all__ = [
 ]
 
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
+COMMON_NAME = "common.pt"
+_FORMAT_NAME = "metadata.json"
+_INDEX_NAME = ".metadata"
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 """Names of a rank's file; the second with the first versions of the distributed optimizer."""
 _ITERATION = re.compile(r"^(?:iter_\d{7,}|release)$")
 _RANK = re.compile(r"^mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?$")
 _MAX_TRACKER_BYTES = 1024
+_MAX_FORMAT_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -146,8 +153,23 @@ def require_ranks(directory: MegatronDirectory, tensor: int, pipeline: int) -> N
     )
 
 
+def is_distributed(path: Path) -> bool:
+    """Return True if a checkpoint is in Megatron's `torch_dist` format.
+
+    Args:
+        path: Directory of the checkpoint.
+    """
+    if not all((path / name).is_file() for name in (_FORMAT_NAME, _INDEX_NAME, COMMON_NAME)):
+        return False
+    try:
+        content = json.loads(read_bounded_file(path / _FORMAT_NAME, _MAX_FORMAT_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and content.get("sharded_backend") == "torch_dist"
+
+
 def _is_checkpoint(path: Path) -> bool:
-    return any(
+    return is_distributed(path) or any(
         _RANK.match(entry.name) and any((entry / name).is_file() for name in _FILES)
         for entry in _entries(path)
     )

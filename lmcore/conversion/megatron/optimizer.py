@@ -23,7 +23,14 @@ from lmcore.conversion.megatron.rank_file import RankFile
 from lmcore.conversion.state import ADAM, WEIGHT, Progress
 from lmcore.errors import CheckpointError
 
-__all__ = ["Moments", "UnreadOptimizer", "moments_content", "read_moments", "require_rounded"]
+__all__ = [
+    "Moments",
+    "UnreadOptimizer",
+    "group_values",
+    "moments_content",
+    "read_moments",
+    "require_rounded",
+]
 
 _MAIN = ("fp32_from_fp16_params", "fp32_from_fp16")
 _INNER = ("optimizer", "optimizer_state_dict")
@@ -118,7 +125,7 @@ class _Reader:
         if any(expected.values()):
             raise self._unfit("parameters are in no group")
         known = [step for step in steps if step is not None]
-        return Moments(tensors, max(known, default=None), self._settings())
+        return Moments(tensors, max(known, default=None), _settings(self._groups))
 
     def _expected(self) -> dict[tuple[bool, bool], list[int]]:
         """Return the places of the parameters of each group."""
@@ -158,23 +165,44 @@ class _Reader:
         found = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
         raise self._unfit(f"{kind} of `{self._names[place]}` is {found}, not {list(expected)}")
 
-    def _settings(self) -> dict[str, float]:
-        found: dict[str, Any] = {}
-        for group in self._groups:
-            betas = group.get("betas")
-            if isinstance(betas, list | tuple) and len(betas) == 2:
-                found |= {"beta1": betas[0], "beta2": betas[1]}
-            found |= {name: group[name] for name in ("eps",) if name in group}
-            if group.get("weight_decay"):
-                found["weight_decay"] = group["weight_decay"]
-        return {name: float(value) for name, value in found.items() if isinstance(value, float)}
-
     def _unfit(self, why: str) -> CheckpointError:
         return CheckpointError(
             f"the optimizer's state in `{self._rank.path}` does not fit the model",
             why=why,
             hint="copy the directories of all ranks again",
         )
+
+
+def group_values(content: object) -> tuple[int | None, dict[str, float]]:
+    """Return number of updates and settings of Adam from the groups of a saved optimizer.
+
+    Args:
+        content: Value of `optimizer` without the state of the parameters.
+    """
+    inner = content
+    while isinstance(inner, dict) and "param_groups" not in inner:
+        inner = next((inner[name] for name in _INNER if name in inner), None)
+    if not isinstance(inner, dict) or not isinstance(inner["param_groups"], list):
+        return None, {}
+    groups = [group for group in inner["param_groups"] if isinstance(group, dict)]
+    state = inner.get("state")
+    common = state.get("common_step") if isinstance(state, dict) else None
+    steps = [_step(value) for value in (common, *(group.get("step") for group in groups))]
+    known = [step for step in steps if step is not None]
+    return max(known, default=None), _settings(groups)
+
+
+def _settings(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the settings of Adam in an optimizer's groups."""
+    found: dict[str, Any] = {}
+    for group in groups:
+        betas = group.get("betas")
+        if isinstance(betas, list | tuple) and len(betas) == 2:
+            found |= {"beta1": betas[0], "beta2": betas[1]}
+        found |= {name: group[name] for name in ("eps",) if name in group}
+        if group.get("weight_decay"):
+            found["weight_decay"] = group["weight_decay"]
+    return {name: float(value) for name, value in found.items() if isinstance(value, float)}
 
 
 def _step(value: object) -> int | None:

@@ -14,6 +14,7 @@ from lmcore.conversion.megatron.directory import find_checkpoint, rank_files, re
 from lmcore.conversion.megatron.names import TIED
 from lmcore.conversion.megatron.optimizer import UnreadOptimizer, read_moments, require_rounded
 from lmcore.conversion.megatron.packing import Packing
+from lmcore.conversion.megatron.problems import require_no_problems
 from lmcore.conversion.megatron.rank_file import Part, RankFile
 from lmcore.conversion.megatron.schedule import read_schedule
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
@@ -22,7 +23,6 @@ from lmcore.model.parameters import parameter_shapes
 
 __all__ = ["MegatronState"]
 
-_SHOWN = 10
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -143,13 +143,7 @@ class MegatronState(ModelState):
             if len(parts) != self._packing.ranks:
                 count = "is missing" if not parts else f"is there {len(parts)} times"
                 problems.append(f"`{name}` {count}")
-        if problems:
-            more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
-            raise CheckpointError(
-                f"the tensors of `{self.checkpoint}` do not fit its arguments",
-                why="\n".join(problems[:_SHOWN] + more),
-                hint="copy the directories of all ranks again",
-            )
+        require_no_problems(self.checkpoint, problems)
         return found
 
     def _all_parts(self) -> Iterator[tuple[RankFile, Part]]:

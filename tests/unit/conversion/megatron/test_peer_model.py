@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
-from suite.selection import peer
 
 from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.conversion.megatron.layout import Layout
@@ -25,80 +21,13 @@ from lmcore.model.op_binding import OpBinding
 from lmcore.model.recompute import KEEP_ALL
 from lmcore.model.shape import ModelShape
 
+MakeModel = Callable[[ModelShape], torch.nn.Module]
+
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
 
 
-@pytest.fixture(scope="module")
-def megatron() -> Iterator[Any]:
-    """megatron-core in one process on the CPU, which it asks for its accelerator by name."""
-    peer("megatron")
-    from megatron import core
-    from megatron.core import parallel_state, tensor_parallel
-
-    own_group = not dist.is_initialized()
-    if own_group:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    parallel_state.initialize_model_parallel()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
-        tracker = tensor_parallel.get_cuda_rng_tracker()
-        patch.setattr(tracker, "add", lambda name, seed: None)
-        patch.setattr(tracker, "fork", lambda name="": contextlib.nullcontext())
-        yield core
-    parallel_state.destroy_model_parallel()
-    if own_group:
-        dist.destroy_process_group()
-
-
-def core_model(shape: ModelShape) -> torch.nn.Module:
-    """Return megatron-core's model of a shape, with its local layers."""
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.transformer import TransformerConfig
-
-    config = TransformerConfig(
-        num_layers=shape.num_layers,
-        hidden_size=shape.hidden_size,
-        num_attention_heads=shape.num_attention_heads,
-        num_query_groups=shape.num_query_groups,
-        kv_channels=shape.head_dim,
-        ffn_hidden_size=shape.ffn_hidden_size,
-        layernorm_epsilon=shape.layernorm_epsilon,
-        normalization=shape.normalization,
-        gated_linear_unit=shape.swiglu,
-        activation_func=torch.nn.functional.silu if shape.swiglu else tanh_gelu,
-        add_bias_linear=shape.add_bias_linear,
-        add_qkv_bias=shape.add_qkv_bias,
-        use_cpu_initialization=True,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
-        apply_rope_fusion=False,
-    )
-    return GPTModel(
-        config=config,
-        transformer_layer_spec=get_gpt_layer_local_spec(normalization=shape.normalization),
-        vocab_size=shape.padded_vocab_size,
-        max_sequence_length=shape.max_position_embeddings,
-        position_embedding_type=shape.position_embedding_type,
-        rotary_percent=shape.rotary_percent,
-        rotary_base=shape.rotary_base,
-        rope_scaling=shape.rope_scaling_factor != 1.0,
-        rope_scaling_factor=shape.rope_scaling_factor,
-        share_embeddings_and_output_weights=shape.tied,
-    ).eval()
-
-
-def tanh_gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU in the approximation that Megatron's fused kernel computes."""
-    return torch.nn.functional.gelu(x, approximate="tanh")
-
-
 @pytest.mark.parametrize("shape", [GPT, LLAMA, BIASED_LLAMA], ids=["gpt", "llama", "biased"])
-def test_logits(megatron: Any, shape: ModelShape, tmp_path: Path) -> None:
+def test_logits(core_model: MakeModel, shape: ModelShape, tmp_path: Path) -> None:
     """Its strict loader takes every tensor and no other, and its logits are lmcore's."""
     state = MemoryState(shape)
     write_megatron(state, tmp_path, None, layout=Layout(), style="core-local")
@@ -122,7 +51,7 @@ def test_logits(megatron: Any, shape: ModelShape, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
 def test_optimizer(
-    megatron: Any,
+    core_model: MakeModel,
     shape: ModelShape,
     dtype: torch.dtype,
     tmp_path: Path,
@@ -133,10 +62,7 @@ def test_optimizer(
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
     half = dtype == torch.bfloat16
-    make, name_of = torch.tensor, torch.Tensor.type
-    monkeypatch.setattr(
-        torch, "tensor", lambda data, *, dtype=None, device=None: make(data, dtype=dtype)
-    )
+    name_of = torch.Tensor.type
     if half:  # it asks for the type of a tensor on its accelerator
         monkeypatch.setattr(
             torch.Tensor,

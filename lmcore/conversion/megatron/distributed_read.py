@@ -1,0 +1,232 @@
+"""`DistributedState`: a model in Megatron's `torch_dist` format, under lmcore's names.
+
+The tensors are in torch's distributed checkpoint format, the layers stacked in a first dim or each
+under its own name.  The two projections of SwiGLU are one tensor, gate then up, or two, whose names
+end with `_w` and `_v`.  Arguments and counters are in `common.pt`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmcore.checkpoint.dcp_metadata import dtype_of, read_foreign_metadata
+from lmcore.checkpoint.dcp_reader import read_tensors
+from lmcore.conversion.megatron.arguments import read_model
+from lmcore.conversion.megatron.directory import COMMON_NAME, find_checkpoint
+from lmcore.conversion.megatron.names import UNUSED, parameter_of
+from lmcore.conversion.megatron.optimizer import group_values
+from lmcore.conversion.megatron.packing import Packing
+from lmcore.conversion.megatron.problems import require_no_problems
+from lmcore.conversion.megatron.records import load_content, values_of
+from lmcore.conversion.megatron.schedule import read_schedule
+from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
+from lmcore.errors import CheckpointError
+from lmcore.parallel.tensor_layout import Chunk, TensorLayout
+
+__all__ = ["DistributedState"]
+
+_STACKED = re.compile(r"^((?:module\.)*(?:encoder|decoder)\.layers\.)(?!\d+\.)(.+)$")
+_OPTIMIZER = re.compile(r"^optimizer\.state\.(fp32_param|exp_avg|exp_avg_sq)\.(.+)$")
+_KINDS = {"fp32_param": WEIGHT, "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+_MOST_LAYERS = 10_000
+_HALVES = ("_w", "_v")
+"""Endings of the names of gate and up if each has a tensor of its own."""
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Position of a tensor: its name in the files, and its layer if layers are stacked.
+
+    Attributes:
+        name: Name in the files; of gate and up, if they are two tensors, without the ending.
+        layer: Number of the layer in the first dim; None: it is not stacked.
+        halves: True if gate and up are two tensors.
+    """
+
+    name: str
+    layer: int | None = None
+    halves: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tensors."""
+        return tuple(self.name + half for half in _HALVES) if self.halves else (self.name,)
+
+
+class DistributedState(ModelState):
+    """Model, and the state of Adam if it is there, in `torch_dist`; see `ModelState`.
+
+    Attributes:
+        checkpoint: Directory of the checkpoint, `iter_XXXXXXX` or `release`.
+    """
+
+    format = "Megatron-LM (torch_dist)"
+
+    def __init__(self, path: Path) -> None:
+        """Read the index and compare its tensors with the saved arguments.
+
+        Args:
+            path: Directory that Megatron saved to, or one checkpoint in it.
+
+        Raises:
+            CheckpointError: A file is missing or damaged, lmcore does not have the model, or the
+                tensors do not fit the arguments.
+        """
+        self.path = path
+        checkpoint = find_checkpoint(path)
+        if checkpoint is None:
+            raise CheckpointError(f"`{path}` has no checkpoint of Megatron")
+        self.checkpoint = checkpoint
+        content = load_content(checkpoint / COMMON_NAME)
+        args = values_of(content.get("args"))
+        if args is None:
+            raise CheckpointError(
+                f"`{checkpoint}` does not say which model it has",
+                why=f"its `{COMMON_NAME}` lacks the arguments of the run that wrote it",
+            )
+        self._entries, self._index = read_foreign_metadata(checkpoint)
+        layers = args.get("num_layers")
+        self._layers = layers if type(layers) is int and 0 < layers <= _MOST_LAYERS else 0
+        self._swiglu = bool(args.get("swiglu"))
+        problems, stored = self._stored()
+        embedding = stored[WEIGHT].get("token_embedding.weight")
+        if embedding is None or len(self._entries[embedding.name].shape) != 2:
+            raise CheckpointError(f"`{checkpoint}` has no token embedding")
+        model = read_model(args, checkpoint, self._entries[embedding.name].shape[0])
+        self.shape, self.vocab_size = model.shape, model.vocab_size
+        self._packing = Packing(self.shape, 1)
+        problems += self._unfit(stored[WEIGHT], complete=True)
+        require_no_problems(checkpoint, problems)
+        schedule, unread = read_schedule(content, args)
+        self.notes = [*model.notes, *([unread] if unread else [])]
+        self._places = self._with_optimizer(stored)
+        self.kinds = tuple(self._places)
+        self.progress = _progress(content, args, schedule, optimizer=len(self.kinds) > 1)
+
+    def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
+        """Return the dtype of a tensor; see `ModelState`."""
+        return self._dtype_of(self._places[kind][name])
+
+    def read(self, name: str, kind: str = WEIGHT) -> Tensor:
+        """Return a whole tensor; see `ModelState`."""
+        place = self._places[kind][name]
+        parts = [self._read(stored, place.layer) for stored in place.names]
+        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self._packing.join(name, [tensor]).contiguous()
+
+    def _read(self, name: str, layer: int | None) -> Tensor:
+        """Return a stored tensor, or one layer of it."""
+        entry = self._entries[name]
+        size, layout = entry.shape, TensorLayout.whole(entry.shape)
+        if layer is not None:
+            size = (1, *entry.shape[1:])
+            first = (layer, *(0,) * (len(size) - 1))
+            layout = TensorLayout(entry.shape, (Chunk((0,) * len(size), first, size),))
+        tensor = torch.empty(size, dtype=dtype_of(entry.dtype))
+        read_tensors(self.checkpoint, self._index, self._entries, {name: tensor}, {name: layout}, 1)
+        return tensor if layer is None else tensor[0]
+
+    def _stored(self) -> tuple[list[str], dict[str, dict[str, _Stored]]]:
+        """Return what is wrong with names, and the positions of each kind by lmcore's names."""
+        found: dict[str, dict[str, _Stored]] = {kind: {} for kind in (WEIGHT, "main", *ADAM)}
+        problems = []
+        for stored in self._entries:
+            match = _OPTIMIZER.match(stored)
+            kind, name = WEIGHT, stored
+            if match is not None:
+                kind, name = _KINDS[match[1]], match[2]
+                kind = "main" if kind == WEIGHT else kind
+            elif stored.startswith(("optimizer.", "chained_", "rng_state", "rerun_state")):
+                continue
+            bare = stored.removesuffix("_w").removesuffix("_v")
+            halves = bare != stored and all(bare + half in self._entries for half in _HALVES)
+            place = bare if halves else stored
+            for foreign, layer in self._layers_of(name[:-2] if halves else name):
+                ours = parameter_of(foreign, swiglu=self._swiglu)
+                if ours == UNUSED:
+                    continue
+                if ours is None:
+                    problems.append(f"`{stored}` is surplus")
+                    break
+                found[kind][ours] = _Stored(place, layer, halves)
+        return problems, found
+
+    def _layers_of(self, name: str) -> list[tuple[str, int | None]]:
+        """Return the name of each layer of a stacked tensor, or the name alone."""
+        match = _STACKED.match(name)
+        if match is None:
+            return [(name, None)]
+        return [(f"{match[1]}{layer}.{match[2]}", layer) for layer in range(self._layers)]
+
+    def _unfit(self, stored: Mapping[str, _Stored], *, complete: bool) -> list[str]:
+        """Return the tensors that are missing or surplus, or have another shape or dtype."""
+        needed = self.parameters
+        problems = [
+            f"`{place.name}` is surplus" for name, place in stored.items() if name not in needed
+        ]
+        for name, expected in needed.items():
+            place = stored.get(name)
+            if place is None:
+                problems += [f"`{name}` is missing"] if complete else []
+                continue
+            wanted = (expected[0] // len(place.names), *expected[1:])
+            wanted = wanted if place.layer is None else (self._layers, *wanted)
+            for one in place.names:
+                entry = self._entries[one]
+                if entry.shape != wanted:
+                    shapes = f"{list(entry.shape)} instead of {list(wanted)}"
+                    problems.append(f"`{one}` has shape {shapes}")
+                elif dtype_of(entry.dtype) not in _DTYPES:
+                    problems.append(f"`{one}` has dtype {entry.dtype}")
+        return list(dict.fromkeys(problems))
+
+    def _with_optimizer(
+        self, stored: dict[str, dict[str, _Stored]]
+    ) -> dict[str, dict[str, _Stored]]:
+        weights = stored[WEIGHT]
+        has_any = any(name.startswith(("optimizer.", "chained_")) for name in self._entries)
+        held = [stored[kind] for kind in ADAM]
+        if not any(held):
+            if has_any:
+                self.notes = [*self.notes, _UNREAD]
+            return {WEIGHT: weights}
+        for kind in ADAM:
+            require_no_problems(self.checkpoint, self._unfit(stored[kind], complete=True))
+        half = [name for name in weights if self._dtype_of(weights[name]).itemsize < 4]
+        missing = [name for name in half if name not in stored["main"]]
+        problems = [f"the float32 parameter of `{name}` is missing" for name in missing]
+        problems += self._unfit(stored["main"], complete=False)
+        require_no_problems(self.checkpoint, problems)
+        mains = {name: stored["main"].get(name, place) for name, place in weights.items()}
+        return {WEIGHT: mains, **{kind: stored[kind] for kind in ADAM}}
+
+    def _dtype_of(self, place: _Stored) -> torch.dtype:
+        return dtype_of(self._entries[place.names[0]].dtype)
+
+
+_UNREAD = "the state of its optimizer is not read: it is sharded in buffers of data-parallel ranks"
+
+
+def _progress(
+    content: Mapping[str, Any],
+    args: Mapping[str, Any],
+    schedule: Mapping[str, float | str] | None,
+    *,
+    optimizer: bool,
+) -> Progress | None:
+    iteration = content.get("iteration", args.get("iteration"))
+    samples = args.get("consumed_train_samples", 0)
+    if not all(type(value) is int and value >= 0 for value in (iteration, samples)):
+        return None
+    if not optimizer:
+        return Progress(iteration, samples, schedule=schedule)
+    step, settings = group_values(content.get("optimizer"))
+    return Progress(iteration, samples, step, schedule, settings)

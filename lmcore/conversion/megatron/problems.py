@@ -1,0 +1,29 @@
+"""Listing of what does not fit between a checkpoint's tensors and its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lmcore.errors import CheckpointError
+
+__all__ = ["require_no_problems"]
+
+_SHOWN = 10
+
+
+def require_no_problems(checkpoint: Path, problems: Sequence[str]) -> None:
+    """Raise a `CheckpointError` that lists the first of *problems*, if there are any.
+
+    Args:
+        checkpoint: Directory of the checkpoint.
+        problems: Sentences about single tensors.
+    """
+    if not problems:
+        return
+    more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+    raise CheckpointError(
+        f"the tensors of `{checkpoint}` do not fit its arguments",
+        why="\n".join([*problems[:_SHOWN], *more]),
+        hint="copy all of its files again",
+    )

@@ -1,0 +1,96 @@
+"""megatron-core on the CPU, for comparisons with it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from suite.selection import peer
+
+from lmcore.model.shape import ModelShape
+
+MakeModel = Callable[[ModelShape], torch.nn.Module]
+
+
+@pytest.fixture(scope="module")
+def megatron() -> Iterator[Any]:
+    """megatron-core in one process on the CPU, which it asks for its accelerator by name."""
+    peer("megatron")
+    from megatron import core
+    from megatron.core import parallel_state, tensor_parallel
+
+    own_group = not dist.is_initialized()
+    if own_group:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
+        tracker = tensor_parallel.get_cuda_rng_tracker()
+        patch.setattr(tracker, "add", lambda name, seed: None)
+        patch.setattr(tracker, "fork", lambda name="": contextlib.nullcontext())
+        patch.setattr(torch.cuda, "synchronize", lambda: None)
+        make = torch.tensor
+        patch.setattr(
+            torch, "tensor", lambda data, *, dtype=None, device=None: make(data, dtype=dtype)
+        )
+        yield core
+    parallel_state.destroy_model_parallel()
+    if own_group:
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def core_model(megatron: Any) -> MakeModel:
+    """Makes megatron-core's model of a shape, with its local layers."""
+    return make_core_model
+
+
+def make_core_model(shape: ModelShape) -> torch.nn.Module:
+    """Return megatron-core's model of a shape, with its local layers."""
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+
+    config = TransformerConfig(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        num_attention_heads=shape.num_attention_heads,
+        num_query_groups=shape.num_query_groups,
+        kv_channels=shape.head_dim,
+        ffn_hidden_size=shape.ffn_hidden_size,
+        layernorm_epsilon=shape.layernorm_epsilon,
+        normalization=shape.normalization,
+        gated_linear_unit=shape.swiglu,
+        activation_func=torch.nn.functional.silu if shape.swiglu else tanh_gelu,
+        add_bias_linear=shape.add_bias_linear,
+        add_qkv_bias=shape.add_qkv_bias,
+        use_cpu_initialization=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+    )
+    return GPTModel(
+        config=config,
+        transformer_layer_spec=get_gpt_layer_local_spec(normalization=shape.normalization),
+        vocab_size=shape.padded_vocab_size,
+        max_sequence_length=shape.max_position_embeddings,
+        position_embedding_type=shape.position_embedding_type,
+        rotary_percent=shape.rotary_percent,
+        rotary_base=shape.rotary_base,
+        rope_scaling=shape.rope_scaling_factor != 1.0,
+        rope_scaling_factor=shape.rope_scaling_factor,
+        share_embeddings_and_output_weights=shape.tied,
+    ).eval()
+
+
+def tanh_gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU in the approximation that Megatron's fused kernel computes."""
+    return torch.nn.functional.gelu(x, approximate="tanh")

@@ -1,0 +1,69 @@
+"""`torch_dist` against megatron-core: what it writes is read, and it reads what is written."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from megatron_models import GPT, LLAMA
+
+from lmcore.conversion.megatron.arguments import architecture_arguments
+from lmcore.conversion.megatron.choose import read_megatron
+from lmcore.conversion.megatron.directory import is_megatron
+from lmcore.conversion.megatron.distributed_read import DistributedState
+from lmcore.conversion.megatron.names import parameter_of
+from lmcore.conversion.megatron.packing import Packing
+from lmcore.conversion.state import ADAM, WEIGHT, Progress
+from lmcore.model.shape import ModelShape
+
+MakeModel = Callable[[ModelShape], torch.nn.Module]
+
+pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "by layer"])
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_reading(core_model: MakeModel, shape: ModelShape, stacked: bool, tmp_path: Path) -> None:
+    """Weights and the state of Adam are those of its model, its step and settings as well."""
+    from megatron.core import dist_checkpointing, parallel_state
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    model = core_model(shape)
+    model.ddp_config = DistributedDataParallelConfig()
+    optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-3), [model])
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    inner = optimizer.chained_optimizers[0].optimizer
+    inner.step()
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    metadata = {"dp_cp_group": group, "singleton_local_shards": not stacked}
+    tensors = model.sharded_state_dict(metadata=metadata)
+    content = {
+        "args": argparse.Namespace(**architecture_arguments(shape), consumed_train_samples=24),
+        "checkpoint_version": 3.0,
+        "iteration": 3,
+        "model": tensors,
+        "optimizer": optimizer.sharded_state_dict(tensors, metadata=metadata),
+    }
+    (tmp_path / "iter_0000003").mkdir()
+    dist_checkpointing.save(content, str(tmp_path / "iter_0000003"))
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("3")
+
+    assert is_megatron(tmp_path)
+    found = read_megatron(tmp_path)
+    assert isinstance(found, DistributedState)
+    assert (found.shape, found.kinds) == (shape, (WEIGHT, *ADAM))
+    settings = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
+    assert found.progress == Progress(3, 24, 1, adam=settings)
+    packing, compared = Packing(shape, 1), set()
+    for foreign, parameter in model.named_parameters():
+        name = parameter_of(foreign, swiglu=shape.swiglu)
+        expected = {kind: inner.state[parameter][kind] for kind in ADAM} | {WEIGHT: parameter.data}
+        for kind, tensor in expected.items():
+            assert torch.equal(found.read(name, kind), packing.join(name, [tensor])), (name, kind)
+        compared.add(name)
+    assert compared == found.parameters.keys()
