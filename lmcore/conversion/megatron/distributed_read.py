@@ -20,8 +20,8 @@ from lmcore.checkpoint.dcp_metadata import dtype_of, read_foreign_metadata
 from lmcore.checkpoint.dcp_reader import read_tensors
 from lmcore.conversion.megatron.arguments import read_model
 from lmcore.conversion.megatron.directory import COMMON_NAME, find_checkpoint
+from lmcore.conversion.megatron.moments import group_values
 from lmcore.conversion.megatron.names import UNUSED, parameter_of
-from lmcore.conversion.megatron.optimizer import group_values
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.problems import require_no_problems
 from lmcore.conversion.megatron.records import load_content, values_of

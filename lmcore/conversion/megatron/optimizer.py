@@ -12,50 +12,34 @@ float32 the model has them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lmcore.conversion.megatron.distributed_optimizer import read_distributed
+from lmcore.conversion.megatron.moments import (
+    INNER,
+    Moments,
+    UnreadOptimizer,
+    settings_of,
+    step_of,
+)
 from lmcore.conversion.megatron.rank_file import RankFile
 from lmcore.conversion.state import ADAM, WEIGHT, Progress
 from lmcore.errors import CheckpointError
 
 __all__ = [
-    "Moments",
-    "UnreadOptimizer",
-    "group_values",
     "moments_content",
     "read_moments",
     "require_rounded",
 ]
 
 _MAIN = ("fp32_from_fp16_params", "fp32_from_fp16")
-_INNER = ("optimizer", "optimizer_state_dict")
 _HALF = (torch.float16, torch.bfloat16)
 _DEFAULTS = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
 """Megatron's defaults of Adam."""
-
-
-class UnreadOptimizer(Exception):  # noqa: N818 - no error: the weights can still be read
-    """Reason for which the state of an optimizer is left out."""
-
-
-@dataclass(frozen=True)
-class Moments:
-    """State of Adam in one rank's file.
-
-    Attributes:
-        tensors: Tensors of each kind, in the order of the file's parameters.
-        step: Number of updates; None if the file does not say.
-        settings: Settings of Adam, with the names of `Progress.adam`.
-    """
-
-    tensors: Mapping[str, Sequence[Tensor]]
-    step: int | None
-    settings: Mapping[str, float]
 
 
 def read_moments(rank: RankFile) -> Moments | None:
@@ -75,12 +59,12 @@ def read_moments(rank: RankFile) -> Moments | None:
         return None
     if not isinstance(content, dict):
         raise UnreadOptimizer("the run had several optimizers")
-    inner = next((content[name] for name in _INNER if name in content), content)
+    inner = next((content[name] for name in INNER if name in content), content)
     groups = inner.get("param_groups") if isinstance(inner, dict) else None
     if not isinstance(groups, list) or not all(isinstance(one, dict) for one in groups):
         raise UnreadOptimizer("it is of an unknown form")
     if not all("params" in group for group in groups):
-        raise UnreadOptimizer("it was distributed")
+        return read_distributed(rank, content)
     main = next((content[name] for name in _MAIN if name in content), None)
     return _Reader(rank, groups, inner.get("state"), main).read()
 
@@ -114,7 +98,7 @@ class _Reader:
                 if not isinstance(held, dict) or not set(ADAM) <= held.keys():
                     raise UnreadOptimizer("it is not Adam's")
                 steps.append(
-                    _step(held.get("step", group.get("step", self._state.get("common_step"))))
+                    step_of(held.get("step", group.get("step", self._state.get("common_step"))))
                 )
                 for kind, tensor in (
                     *((kind, held[kind]) for kind in ADAM),
@@ -125,7 +109,7 @@ class _Reader:
         if any(expected.values()):
             raise self._unfit("parameters are in no group")
         known = [step for step in steps if step is not None]
-        return Moments(tensors, max(known, default=None), _settings(self._groups))
+        return Moments(tensors, max(known, default=None), settings_of(self._groups))
 
     def _expected(self) -> dict[tuple[bool, bool], list[int]]:
         """Return the places of the parameters of each group."""
@@ -171,44 +155,6 @@ class _Reader:
             why=why,
             hint="copy the directories of all ranks again",
         )
-
-
-def group_values(content: object) -> tuple[int | None, dict[str, float]]:
-    """Return number of updates and settings of Adam from the groups of a saved optimizer.
-
-    Args:
-        content: Value of `optimizer` without the state of the parameters.
-    """
-    inner = content
-    while isinstance(inner, dict) and "param_groups" not in inner:
-        inner = next((inner[name] for name in _INNER if name in inner), None)
-    if not isinstance(inner, dict) or not isinstance(inner["param_groups"], list):
-        return None, {}
-    groups = [group for group in inner["param_groups"] if isinstance(group, dict)]
-    state = inner.get("state")
-    common = state.get("common_step") if isinstance(state, dict) else None
-    steps = [_step(value) for value in (common, *(group.get("step") for group in groups))]
-    known = [step for step in steps if step is not None]
-    return max(known, default=None), _settings(groups)
-
-
-def _settings(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the settings of Adam in an optimizer's groups."""
-    found: dict[str, Any] = {}
-    for group in groups:
-        betas = group.get("betas")
-        if isinstance(betas, list | tuple) and len(betas) == 2:
-            found |= {"beta1": betas[0], "beta2": betas[1]}
-        found |= {name: group[name] for name in ("eps",) if name in group}
-        if group.get("weight_decay"):
-            found["weight_decay"] = group["weight_decay"]
-    return {name: float(value) for name, value in found.items() if isinstance(value, float)}
-
-
-def _step(value: object) -> int | None:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    return int(value) if isinstance(value, int | float) and value >= 0 else None
 
 
 def require_rounded(path: Path, name: str, main: Tensor, weight: Tensor) -> None:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lmcore.conversion.megatron.arguments import read_model
 from lmcore.conversion.megatron.directory import find_checkpoint, rank_files, require_ranks
+from lmcore.conversion.megatron.moments import UnreadOptimizer
 from lmcore.conversion.megatron.names import TIED
-from lmcore.conversion.megatron.optimizer import UnreadOptimizer, read_moments, require_rounded
+from lmcore.conversion.megatron.optimizer import read_moments, require_rounded
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.problems import require_no_problems
 from lmcore.conversion.megatron.rank_file import Part, RankFile

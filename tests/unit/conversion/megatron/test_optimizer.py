@@ -27,6 +27,7 @@ SCHEDULE = {
     "cooldown_fraction": 0.25,
 }
 ADAM = {"beta1": 0.85, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.1}
+UNREAD = "the state of its optimizer is not read: "
 FILE = "model_optim_rng.pt"
 
 
@@ -163,7 +164,7 @@ def test_a_rank_without_its_optimizer(tmp_path: Path) -> None:
     [
         ({"state": {}, "param_groups": [{"params": [0]}]}, "it has no state yet"),
         ({"state": {0: {"momentum_buffer": torch.zeros(1)}}}, "it is of an unknown form"),
-        ({"optimizer": {"param_groups": [{"lr": 1.0}]}}, "it was distributed"),
+        ({"optimizer": {"param_groups": [{"lr": 1.0}]}}, "it was distributed, and there is no"),
         ([{"a": 1}, {"b": 2}], "the run had several optimizers"),
     ],
 )
@@ -175,7 +176,7 @@ def test_optimizers_that_are_not_read(optimizer: Any, reason: str, tmp_path: Pat
     torch.save(content, only_file(tmp_path))
     found = MegatronState(tmp_path)
     assert found.kinds == (WEIGHT,)
-    assert f"the state of its optimizer is not read: {reason}" in found.notes
+    assert any(note.startswith(f"{UNREAD}{reason}") for note in found.notes)
 
 
 def test_cooldown_is_wsd(tmp_path: Path) -> None:

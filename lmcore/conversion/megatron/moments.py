@@ -1,0 +1,76 @@
+"""State of Adam in one rank's file, however Megatron stores it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["INNER", "Moments", "UnreadOptimizer", "group_values", "settings_of", "step_of"]
+
+INNER = ("optimizer", "optimizer_state_dict")
+"""Keys under which the state of torch's optimizer is inside of Megatron's."""
+
+
+class UnreadOptimizer(Exception):  # noqa: N818 - no error: the weights can still be read
+    """Reason for which the state of an optimizer is left out."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """State of Adam in one rank's file.
+
+    Attributes:
+        tensors: Tensors of each kind, in the order of the file's parameters.
+        step: Number of updates; None if the file does not say.
+        settings: Settings of Adam, with the names of `Progress.adam`.
+    """
+
+    tensors: Mapping[str, Sequence[Tensor]]
+    step: int | None
+    settings: Mapping[str, float]
+
+
+def group_values(content: object) -> tuple[int | None, dict[str, float]]:
+    """Return number of updates and settings of Adam from the groups of a saved optimizer.
+
+    Args:
+        content: Value of `optimizer` without the state of the parameters.
+    """
+    inner = content
+    while isinstance(inner, dict) and "param_groups" not in inner:
+        inner = next((inner[name] for name in INNER if name in inner), None)
+    if not isinstance(inner, dict) or not isinstance(inner["param_groups"], list):
+        return None, {}
+    groups = [group for group in inner["param_groups"] if isinstance(group, dict)]
+    state = inner.get("state")
+    common = state.get("common_step") if isinstance(state, dict) else None
+    steps = [step_of(value) for value in (common, *(group.get("step") for group in groups))]
+    known = [step for step in steps if step is not None]
+    return max(known, default=None), settings_of(groups)
+
+
+def settings_of(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the settings of Adam in an optimizer's groups."""
+    found: dict[str, Any] = {}
+    for group in groups:
+        betas = group.get("betas")
+        if isinstance(betas, list | tuple) and len(betas) == 2:
+            found |= {"beta1": betas[0], "beta2": betas[1]}
+        found |= {name: group[name] for name in ("eps",) if name in group}
+        if group.get("weight_decay"):
+            found["weight_decay"] = group["weight_decay"]
+    return {name: float(value) for name, value in found.items() if isinstance(value, float)}
+
+
+def step_of(value: object) -> int | None:
+    """Return a number of updates, saved as a number or as a tensor; None if it is neither.
+
+    Args:
+        value: Value of `step`.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    return int(value) if isinstance(value, int | float) and value >= 0 else None
