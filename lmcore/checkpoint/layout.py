@@ -4,7 +4,7 @@
     checkpoints/.iter_0000200.tmp-<process>/        being written, or left by a killed process
     checkpoints/.iter_0000100.replaced-<process>/   making room for a new save of that iteration
     checkpoints/.iter_0000050.deleted-<process>/    being deleted
-    checkpoints/latest_checkpointed_iteration.txt   for users and scripts; never trusted here
+    checkpoints/latest_checkpointed_iteration.txt   for users and scripts; compared, not trusted
 
 Only the hidden names are ever removed, and only by the next save.
 """
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmcore.bounded_file import read_bounded_file
 from lmcore.checkpoint.manifest import (
     MANIFEST_NAME,
     MEGATRON_FORMAT,
@@ -52,6 +53,7 @@ _ITERATION = re.compile(r"iter_(\d{7,})")
 _HIDDEN = re.compile(r"\.iter_(\d{7,})\.(tmp|replaced|deleted)-([0-9a-f-]+)")
 _HIDDEN_NOTE = re.compile(rf"\.{re.escape(LATEST_NAME)}\.tmp-[0-9a-f-]+")
 _SHOWN = 10
+_MAX_NOTE_BYTES = 64
 _WANTED = "give a run directory, its `checkpoints`, or one `iter_XXXXXXX`"
 
 
@@ -147,6 +149,22 @@ class Survey:
             problems[path] = f"its {problem}"
         raise self.none_complete(problems)
 
+    def note(self) -> str | None:
+        """Return a warning if `latest_checkpointed_iteration.txt` names another checkpoint.
+
+        None if it names the newest one, or none that is there.
+        """
+        if self.explicit or not self.readable:
+            return None
+        noted, newest = _noted_iteration(self.path / LATEST_NAME), self.readable[0][1].iteration
+        other = next((path for path, one in self.readable if one.iteration == noted), None)
+        if other is None or noted == newest:
+            return None
+        return (
+            f"`{self.path / LATEST_NAME}` names step {noted}, but the checkpoint saved last is of "
+            f"step {newest}, and that one is loaded; `{other}` is the path of the other"
+        )
+
     def require_known_format(self) -> None:
         """Raise an error if a newer lmcore wrote the newest checkpoint, which is not damaged.
 
@@ -240,6 +258,15 @@ def file_size_problem(path: Path, entry: FileEntry) -> str | None:
     if found.st_size != entry.size:
         return f"file `{name}` has {found.st_size} bytes instead of {entry.size}"
     return None
+
+
+def _noted_iteration(path: Path) -> int | None:
+    """Return the number in a `latest_checkpointed_iteration.txt`; None if it has none."""
+    try:
+        text = read_bounded_file(path, _MAX_NOTE_BYTES).strip()
+    except OSError:
+        return None
+    return int(text) if text.isascii() and text.isdigit() else None
 
 
 def _survey(directory: Path) -> Survey:

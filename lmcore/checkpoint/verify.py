@@ -44,16 +44,21 @@ class VerifiedCheckpoint:
         path: Directory of the checkpoint.
         manifest: Manifest of the checkpoint.
         passed_over: Damage of each checkpoint that is newer, or may be.
+        note: Warning about a record of another checkpoint; see `Survey.note`.
     """
 
     path: Path
     manifest: Manifest
     passed_over: Mapping[Path, str]
+    note: str | None = None
 
     def warning(self) -> str | None:
-        """Return a warning that names the checkpoints passed over; None if there are none."""
+        """Return a warning that names the checkpoints passed over.
+
+        If there are none, the note about `latest_checkpointed_iteration.txt`; None without one.
+        """
         if not self.passed_over:
-            return None
+            return self.note
         listed = [f"  `{path.name}`: {why}" for path, why in self.passed_over.items()]
         if len(listed) > _SHOWN:
             listed[_SHOWN:] = [f"  and {len(listed) - _SHOWN} more"]
@@ -89,7 +94,7 @@ def newest_verified(
         agree(identity(path, manifest))
         wrong = all_problems(path, channel, partial(own_problems, path, manifest, channel))
         if not wrong:
-            return VerifiedCheckpoint(path, manifest, problems)
+            return VerifiedCheckpoint(path, manifest, problems, found.note())
         if found.explicit:
             raise damaged(path, wrong)
         problems[path] = "; ".join(wrong[:_SHOWN])

@@ -28,6 +28,7 @@ from lmcore.train.resume.saved_settings import foreign_settings, read_saved_sett
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from lmcore.config.derived.data_source import RunSources
     from lmcore.config.plan import RunPlan
     from lmcore.config.settings import LoadedConfig
     from lmcore.data.prepare.named_text import NamedText
@@ -55,12 +56,11 @@ def run(argv: list[str]) -> int:
 def _train(argv: list[str]) -> int:
     """Resolve the plan; start the processes of the run, or train in this one."""
     from lmcore.data.blend.check import inspect_sources
-    from lmcore.data.prepare.named_text import named_texts
     from lmcore.data.tokenizer.build import registered_types
     from lmcore.runtime.launch.rank import rank_info
     from lmcore.runtime.launch.scheduler_env import translate
     from lmcore.runtime.launch.worker_protocol import end_with_launcher
-    from lmcore.train.datasets import choose_texts, choose_tokenizer
+    from lmcore.train.datasets import choose_tokenizer
     from lmcore.train.report.startup_clock import PhaseClock
     from lmcore.train.resume.resume_point import find_resume_point
     from lmcore.train.torch_needs import torch_problems
@@ -85,21 +85,15 @@ def _train(argv: list[str]) -> int:
         selection = select_device(plugins, config.accelerator.device, rank)
     except DeviceError as problem:
         problems.append(problem)
-    texts: Mapping[str, NamedText] = {}
-    try:
-        texts = choose_texts(sources, named_texts(plugins), may_be_gone=config.data.lazy_loader)
-    except LmcoreError as problem:
-        problems += [problem, *getattr(problem, "others", ())]
+    texts = _named_texts(sources, plugins, problems, may_be_gone=config.data.lazy_loader)
     world_size = _process_count(loaded, rank, plugins, selection)
     valid = validate(loaded, world_size=world_size, further=[*problems, *torch_problems(loaded)])
     assert selection is not None  # its absence is among the problems
-    tokenizer = choose_tokenizer(config.data, sources, registered_types(plugins))
-    plan = resolve(
-        valid,
-        tokenizer=TokenizerIdentity.of(tokenizer),
-        sources=sources,
-        resume=find_resume_point(config.checkpoint),
-    )
+    resume = find_resume_point(config.checkpoint)
+    copy = None if resume is None else resume.checkpoint.parent.parent / "tokenizer"
+    tokenizer = choose_tokenizer(config.data, sources, registered_types(plugins), copy=copy)
+    identity = TokenizerIdentity.of(tokenizer)
+    plan = resolve(valid, tokenizer=identity, sources=sources, resume=resume)
     if _is_finished(plan, rank):
         return 0
     _refuse_kill_switch(config.training.kill_switch_path)
@@ -119,6 +113,20 @@ def _train(argv: list[str]) -> int:
     if rank.world_size > 1:
         _leave()
     return 0
+
+
+def _named_texts(
+    sources: RunSources, plugins: PluginSet, problems: list[LmcoreError], *, may_be_gone: bool
+) -> Mapping[str, NamedText]:
+    """Return the named texts that a run reads; add to *problems* the texts that are missing."""
+    from lmcore.data.prepare.named_text import named_texts
+    from lmcore.train.datasets import choose_texts
+
+    try:
+        return choose_texts(sources, named_texts(plugins), may_be_gone=may_be_gone)
+    except LmcoreError as problem:
+        problems += [problem, *getattr(problem, "others", ())]
+        return {}
 
 
 def _is_finished(plan: RunPlan, rank: RankInfo) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lmcore.config.file.moved import follow_moved_paths
 from lmcore.config.file.paths import map_paths, path_exists
 from lmcore.config.file.run_file import RunFile
 from lmcore.config.file.yaml_file import Entry, read_file
@@ -42,8 +43,6 @@ class SettingsFile:
         names = (*self.sections, *self.left_out, *self.options, PRESET_OPTION.name)
         file = read_file(self.path, problems, names)
         run_file = RunFile.of(file.text)
-        if run_file is not None and not run_file.earlier:
-            self.run_directories.append(Path(self.path).parent)
         for entry in file.entries:
             where = f"{self.path}:{entry.line}"
             values = entry.value if isinstance(entry.value, list) else [entry.value]
@@ -63,6 +62,16 @@ class SettingsFile:
                     self.layer[option.name] = (value, Provenance("file", where, origin))
             except ConfigError as problem:
                 problems.append(problem)
+        self._follow_moved(run_file)
+
+    def _follow_moved(self, run_file: RunFile | None) -> None:
+        """Find files that were moved together with the run directory that has this file."""
+        if run_file is not None and not run_file.earlier:
+            directory = Path(self.path).parent
+            self.run_directories.append(directory)
+            self.notices += follow_moved_paths(
+                self.layer, self.options, run_file.directory, directory
+            )
 
     def _located(self, option: Option, value: Any, shown: str) -> Any:
         """Return the value with its relative paths taken as relative to the file.

@@ -15,7 +15,13 @@ from typing import Protocol
 from lmcore.config.option import flag_of
 from lmcore.errors import ConfigError
 
-__all__ = ["BUILT_IN_TYPES", "TokenizerIdentity", "TokenizerSettings", "TypeOptions"]
+__all__ = [
+    "BUILT_IN_TYPES",
+    "COPIED_FILES",
+    "TokenizerIdentity",
+    "TokenizerSettings",
+    "TypeOptions",
+]
 
 Value = str | int | None
 
@@ -227,6 +233,16 @@ BUILT_IN_TYPES: Mapping[str, TypeOptions] = MappingProxyType(
     }
 )
 """Built-in tokenizer types, by name."""
+
+COPIED_FILES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "vocab_file": ("vocab.json", "vocab.txt"),
+        "merge_file": ("merges.txt",),
+        "tokenizer_model": ("tokenizer.model",),
+        "tokenizer_name_or_path": ("pretrained",),
+    }
+)
+"""Names of files and directories in a run's copy of its tokenizer, by option."""
 
 _FIELDS = dataclasses.fields(TokenizerSettings)
 _KINDS: Mapping[str, type] = {

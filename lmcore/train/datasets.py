@@ -33,6 +33,7 @@ from lmcore.data.indexed.metadata import verify_files
 from lmcore.data.indexed.tokenizer import dataset_tokenizer
 from lmcore.data.prepare.named_text import NamedText, bundled_text, find_text, prepare_named_text
 from lmcore.data.tokenizer import tokenizer_from
+from lmcore.data.tokenizer.saved import load_tokenizer
 from lmcore.errors import ConfigError, LmcoreError, counted
 from lmcore.log import ALL_RANKS
 from lmcore.runtime.launch.rank import RankInfo
@@ -169,7 +170,11 @@ def choose_texts(
 
 
 def choose_tokenizer(
-    settings: DataSection, sources: RunSources, extra: Mapping[str, TokenizerFactory]
+    settings: DataSection,
+    sources: RunSources,
+    extra: Mapping[str, TokenizerFactory],
+    *,
+    copy: Path | None = None,
 ) -> Tokenizer:
     """Return the tokenizer of a run.
 
@@ -180,6 +185,8 @@ def choose_tokenizer(
         settings: The `data` section.
         sources: Data sources with their metadata, from `inspect_sources`.
         extra: Tokenizer types that plugins registered.
+        copy: Copy of the tokenizer in the run directory of the checkpoint to load, which is used
+            if the files that made the datasets are gone; None without a checkpoint.
 
     Raises:
         ConfigError: Nothing says which, or flags and datasets disagree.
@@ -208,7 +215,23 @@ def choose_tokenizer(
             hint="add `--tokenizer-type`, with its `--vocab-file` and `--merge-file`",
         )
     prefix, first = next(iter(known.items()))
-    return dataset_tokenizer(first, prefix, extra=extra)
+    try:
+        return dataset_tokenizer(first, prefix, extra=extra)
+    except LmcoreError:
+        kept = None if copy is None else _kept(copy, first.fingerprint, extra)
+        if kept is None:
+            raise
+        logger.info("the tokenizer's files are gone: its copy `%s` is used", copy)
+        return kept
+
+
+def _kept(copy: Path, fingerprint: str, extra: Mapping[str, TokenizerFactory]) -> Tokenizer | None:
+    """Return the tokenizer of a run's copy if it has this fingerprint, else None."""
+    try:
+        kept = load_tokenizer(copy, extra=extra)
+    except LmcoreError:
+        return None
+    return kept if kept.fingerprint() == fingerprint else None
 
 
 def build_datasets(

@@ -305,7 +305,12 @@ def test_another_tokenizer_needs_a_flag(
     assert run.status == 2, run.err
     assert "tokenizer is not the checkpoint's" in run.err
     assert "--make-vocab-size-divisible-by" not in run.err
+    more = train("more", f"{other} --hidden-size 32")
+    assert more.err.count("error:") == 2
+    assert "--change-tokenizer" not in more.err, "no command accepts it beside another difference"
     if way == "finetune":
+        (given,) = re.findall(r"hint: use the checkpoint's, `(.*?)`", run.err)
+        assert train("same", changed(other, given)).status == 0
         assert train("other", f"{other} --change-tokenizer").status == 0
 
 

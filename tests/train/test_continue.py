@@ -240,6 +240,21 @@ def test_the_data_of_a_moved_run_is_named(
     assert len(more.rows) == 12
 
 
+def test_a_moved_project(train: Any, go_on: Any, data_prefix: str, tmp_path: Path) -> None:
+    """Data that was moved together with the run is found at its place beside it."""
+    (tmp_path / "old/data").mkdir(parents=True)
+    for suffix in (".bin", ".idx", ".meta.json"):
+        shutil.copy(data_prefix + suffix, tmp_path / f"old/data/text{suffix}")
+    part = train("old/runs/a", f"{BASE} --exit-interval 6", str(tmp_path / "old/data/text"))
+    (tmp_path / "old").rename(tmp_path / "new")
+    moved = type(part)(0, "", "", tmp_path / "new/runs/a")
+    more = go_on(moved, "--exit-interval none")
+    assert more.status == 0, more.err
+    assert f"`{tmp_path / 'new/data/text'}` is used" in more.err
+    assert len(more.rows) == 12
+    assert not (tmp_path / "old").exists()
+
+
 def test_the_question_on_a_terminal(train_once: Any, copy_of: Any) -> None:
     """The choices come with their rates; one that trains at rate 0 is not among the answers."""
     run = copy_of(train_once(BASE), "run")

@@ -6,9 +6,11 @@ of one start are comments, so that flags beside the file change what is derived 
 
 from __future__ import annotations
 
+import os
 import shlex
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.config.file.paths import absolute_paths
@@ -24,11 +26,18 @@ _HEADER = "# Settings of a run, written by lmcore; "
 _EARLIER_HEADER = "# The settings of a run; `lmcore train"
 """First line of the files of lmcore 2026.11, in which defaults and derived values are settings and
 paths are relative to the working directory."""
+_DIRECTORY = "# directory: "
+_HEADER_LINES = 3
 _DIGESTS = "# digests of the settings above, by which an edited one is recognized:"
 
 
-def write_run_file(plan: RunPlan) -> str:
-    """Return the text of a run's `config.yaml`; `load_config` reads it back to the same plan."""
+def write_run_file(plan: RunPlan, directory: Path | None = None) -> str:
+    """Return the text of a run's `config.yaml`; `load_config` reads it back to the same plan.
+
+    Args:
+        plan: The run.
+        directory: The run directory, which the file records; None to record none.
+    """
     sections: dict[str, list[Option]] = {}
     for option in plan.options.values():
         sections.setdefault(option.section, []).append(option)
@@ -36,6 +45,8 @@ def write_run_file(plan: RunPlan) -> str:
         f"{_HEADER}`lmcore train THIS_FILE --save NEW_DIR{_start(plan)}` repeats it.",
         "# Lines in comments set nothing: defaults, derived values, and options of one start only.",
     ]
+    if directory is not None:
+        lines.append(f"{_DIRECTORY}{_printable(os.path.abspath(directory))}")  # noqa: PTH100
     digests = []
     for section, options in sections.items():
         rows = []
@@ -94,10 +105,13 @@ class RunFile:
     Attributes:
         earlier: True if lmcore 2026.11 wrote the file.
         digests: Digests of the settings as they were written.
+        directory: Absolute path of the run directory when the file was written; None if the file
+            does not record it.
     """
 
     earlier: bool
     digests: frozenset[str]
+    directory: str | None = None
 
     @classmethod
     def of(cls, text: str) -> RunFile | None:
@@ -106,7 +120,10 @@ class RunFile:
         if not earlier and not text.startswith(_HEADER):
             return None
         _, _, digests = text.partition(_DIGESTS)
-        return cls(earlier, frozenset(digests.replace("#", " ").split()))
+        lines = text.split("\n", _HEADER_LINES)[:_HEADER_LINES]
+        found = [line.removeprefix(_DIRECTORY) for line in lines if line.startswith(_DIRECTORY)]
+        directory = found[0] if found and os.path.isabs(found[0]) else None  # noqa: PTH117
+        return cls(earlier, frozenset(digests.replace("#", " ").split()), directory)
 
     def origin(self, option: Option, value: Any, comment: str) -> str:
         """Return where a setting came from when the file was written; empty if it was edited."""

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lmcore.bounded_file import read_bounded_file
-from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
+from lmcore.config.tokenizer import BUILT_IN_TYPES, COPIED_FILES, TokenizerSettings
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory, tokenizer_from
 from lmcore.data.tokenizer.file_tokenizer import FileTokenizer
 from lmcore.durable import atomic_directory
@@ -30,16 +30,6 @@ __all__ = ["RECORD_NAME", "load_tokenizer", "save_tokenizer", "saved_tokenizer_s
 
 RECORD_NAME = "tokenizer.json"
 
-_VOCABULARIES = ("vocab.json", "vocab.txt")
-_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "vocab_file": _VOCABULARIES,
-        "merge_file": ("merges.txt",),
-        "tokenizer_model": ("tokenizer.model",),
-        "tokenizer_name_or_path": ("pretrained",),
-    }
-)
-"""Names of files and directories in the copy, by option."""
 # Keys of every record; the others are optional.
 _KEYS = ("type", "vocab_file", "merge_file", "vocab_size", "fingerprint")
 _ALL_KEYS = {*_KEYS, *(field.name for field in fields(TokenizerSettings)[1:])}
@@ -115,7 +105,7 @@ def saved_tokenizer_settings(directory: Path) -> TokenizerSettings | None:
 
 def _settings_of(record: Mapping[str, Any], directory: Path) -> TokenizerSettings:
     described = {key: value for key, value in record.items() if key != "fingerprint"}
-    for option in _NAMES:
+    for option in COPIED_FILES:
         if described.get(option) is not None:
             described[option] = str(directory / described[option])
     return TokenizerSettings.described(described)
@@ -139,7 +129,7 @@ def _record_of(tokenizer: Tokenizer) -> dict[str, Any]:
                 hint="the plugin's tokenizer must be described by these three",
             )
         record = dict.fromkeys(_KEYS) | described
-    for option, names in _NAMES.items():
+    for option, names in COPIED_FILES.items():
         if record.get(option) is not None:
             suffix = Path(str(record[option])).suffix
             record[option] = next((name for name in names if name.endswith(suffix)), names[0])
@@ -160,7 +150,7 @@ def _copies(tokenizer: Tokenizer, record: Mapping[str, Any]) -> dict[str, str]:
     described = tokenizer.describe()
     return {
         record[option]: str(described[option])
-        for option in _NAMES
+        for option in COPIED_FILES
         if record.get(option) is not None
     }
 
@@ -184,7 +174,7 @@ def _is_saved(directory: Path, record: Mapping[str, Any], *, refuse: bool) -> bo
             f"`{record['type']}` with {record['fingerprint'][:16]}",
             hint="save the run in another directory",
         )
-    names = [there[option] for option in _NAMES if there.get(option) is not None]
+    names = [there[option] for option in COPIED_FILES if there.get(option) is not None]
     paths = [f"{name}/tokenizer.json" if name == "pretrained" else name for name in names]
     return all((directory / path).is_file() for path in paths)
 
@@ -222,4 +212,4 @@ def _well_formed(record: object) -> bool:
         TokenizerSettings.described({k: v for k, v in record.items() if k != "fingerprint"})
     except ConfigError:
         return False
-    return all(record.get(option) in {None, *names} for option, names in _NAMES.items())
+    return all(record.get(option) in {None, *names} for option, names in COPIED_FILES.items())

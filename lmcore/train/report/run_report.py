@@ -255,7 +255,7 @@ class RunReport:
     def _write_description(self, engine: Engine, datasets: RunDatasets) -> None:
         """Write the files that are known before the first step."""
         directory, plan = self.directory, self.plan
-        directory.write_text("config.yaml", write_run_file(plan))
+        directory.write_text("config.yaml", write_run_file(plan, directory.path))
         plugins = plugins_of_run(plan, self.runtime, self.plugins, datasets.tokenizer.name)
         directory.write_json("environment.json", self.runtime.environment() | {"plugins": plugins})
         products = engine.state.model.products

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.checkpoint import check_shape
 from lmcore.config.continued import continue_command
 from lmcore.config.option import DROPOUT, flag_of
+from lmcore.data.tokenizer.saved import saved_tokenizer_settings
 from lmcore.errors import CheckpointError, ConfigError, LmcoreError
 from lmcore.log import ALL_RANKS
 from lmcore.optim.schedule import LearningRateSchedule
@@ -99,9 +100,17 @@ def check_same_run(
         CheckpointError: The checkpoint is of another model, and nothing else differs.
         ConfigError: All differences at once, with the command that accepts them.
     """
-    found = [_tokenizer_difference(plan, manifest)]
-    found.append(_model_difference(plan, manifest, shape, same_tokenizer=found[0] is None))
+    found = [_tokenizer_difference(plan, checkpoint, manifest)]
     asked = plan.config.checkpoint
+    saved, now = part_of(manifest.meta, "tokenizer").get("fingerprint"), plan.tokenizer.fingerprint
+    same = asked.change_tokenizer or saved == now or not now
+    found.append(_model_difference(plan, manifest, shape, same_tokenizer=same))
+    if saved is None and now:
+        logger.warning(
+            "the checkpoint does not record its tokenizer: it is not compared with this run's `%s`",
+            plan.tokenizer.type,
+            extra=ALL_RANKS,
+        )
     if not asked.finetune:
         if asked.load_optim:
             found.append(_optimizer_difference(plan, manifest))
@@ -121,7 +130,9 @@ def _together(plan: RunPlan, checkpoint: Path, differences: list[_Difference]) -
     problems = [ConfigError(each.problem.what, why=each.problem.why) for each in differences]
     hint = f"to accept the differences, add `{' '.join(flags)}`" if flags else ""
     run = checkpoint.parent.parent
-    if len(flags) < len(differences) and (run / "config.yaml").is_file():
+    if len(flags) < len(differences) and plan.config.checkpoint.finetune:
+        hint = "`--use-checkpoint-args` takes model and tokenizer from the checkpoint"
+    elif len(flags) < len(differences) and (run / "config.yaml").is_file():
         length = ""
         if plan.provenance["train_iters"].kind == "flag":
             length = f" --train-iters {plan.config.training.train_iters}"
@@ -131,7 +142,9 @@ def _together(plan: RunPlan, checkpoint: Path, differences: list[_Difference]) -
     return ConfigError.collect(problems)
 
 
-def _tokenizer_difference(plan: RunPlan, manifest: Manifest) -> _Difference | None:
+def _tokenizer_difference(
+    plan: RunPlan, checkpoint: Path, manifest: Manifest
+) -> _Difference | None:
     """Return the difference of the tokenizers; None if they are equal or it is accepted."""
     saved = part_of(manifest.meta, "tokenizer")
     fingerprint, now = saved.get("fingerprint"), plan.tokenizer
@@ -143,10 +156,21 @@ def _tokenizer_difference(plan: RunPlan, manifest: Manifest) -> _Difference | No
         "the tokenizer is not the checkpoint's",
         why=f"checkpoint: `{kind}`; this run: `{now.type}`, "
         f"{'of other files' if kind == now.type else 'whose token ids have other meanings'}",
-        hint="use data prepared with the checkpoint's tokenizer, which the `tokenizer` folder of "
-        "its run directory holds; `--change-tokenizer` accepts the difference",
+        hint=f"{_tokenizer_hint(checkpoint)}; `--change-tokenizer` accepts the difference",
     )
-    return _Difference(problem, "--change-tokenizer")
+    return _Difference(problem)  # no command accepts it together with other differences
+
+
+def _tokenizer_hint(checkpoint: Path) -> str:
+    """Return how to use the tokenizer of a checkpoint's run, by the copy in its directory."""
+    try:
+        settings = saved_tokenizer_settings(checkpoint.parent.parent / "tokenizer")
+    except LmcoreError:
+        settings = None
+    if settings is None:
+        return "use data prepared with the checkpoint's tokenizer"
+    given = " ".join([f"--tokenizer-type {settings.tokenizer_type}", *settings.given().values()])
+    return f"use the checkpoint's, `{given}`, and data prepared with it"
 
 
 def comparable_shape(

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lmcore.errors import counted
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.train.resume.saved_meta import part_of
 
@@ -45,6 +46,7 @@ class ScheduleChoice:
         schedule: The schedule.
         next_rate: Rate of the next step.
         last_rate: Rate of the last step of the run.
+        steps: Number of remaining steps.
     """
 
     name: str
@@ -52,11 +54,15 @@ class ScheduleChoice:
     schedule: LearningRateSchedule
     next_rate: float
     last_rate: float
+    steps: int
 
     @property
     def is_zero(self) -> bool:
-        """True if the rate of every remaining step is 0: only a warm-up raises it, from above 0."""
-        return self.next_rate == 0
+        """True if the rate of every remaining step is 0; False for the last step of a decay.
+
+        Only a warm-up raises the rate, from above 0, so the next step's decides.
+        """
+        return self.next_rate == 0 and self.steps > 1
 
     @property
     def words(self) -> str:
@@ -129,17 +135,17 @@ def schedule_choices(
     end = position + max(plan.train_samples - consumed, 0)
     saved, longer = saved_schedule(manifest), _extended(plan, own)
     again = _restarted(plan, own, position, end)
+    left = max(plan.train_iters - manifest.iteration, 0)
     next_step = position + plan.batch_sizes.at(consumed)
 
     def choice(name: str, meaning: str, schedule: LearningRateSchedule) -> ScheduleChoice:
-        return ScheduleChoice(name, meaning, schedule, schedule(next_step), schedule(end))
+        return ScheduleChoice(name, meaning, schedule, schedule(next_step), schedule(end), left)
 
-    steps = f"{plan.train_iters:,} steps"
-    left = f"{max(plan.train_iters - manifest.iteration, 0):,} steps"
+    whole, rest = counted(plan.train_iters, "step"), counted(left, "step")
     return (
-        choice("extend", f"the schedule of a run of {steps} from its first step", longer),
+        choice("extend", f"the schedule of a run of {whole} from its first step", longer),
         choice("keep", "the checkpoint's schedule as it is", saved),
-        choice("restart", f"a new warm-up and decay over the remaining {left}", again),
+        choice("restart", f"a new warm-up and decay over the remaining {rest}", again),
     )
 
 

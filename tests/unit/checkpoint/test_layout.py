@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmcore.checkpoint import find_checkpoint, save_checkpoint
+from lmcore.checkpoint import find_checkpoint, newest_verified, save_checkpoint, survey
 from lmcore.checkpoint.layout import complete_checkpoints, parse_iteration
 from lmcore.errors import CheckpointError
 
@@ -37,6 +37,20 @@ def test_text_file_is_not_trusted(run: Path):
     """The newest complete directory counts, whatever the text file says."""
     (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("999\n")
     assert find_checkpoint(run).name == "iter_0000020"
+
+
+@pytest.mark.parametrize(
+    "text, warns",
+    [("10\n", True), ("20\n", False), ("999\n", False), ("release", False), ("x" * 99, False)],
+)
+def test_text_file_that_names_another_checkpoint(run: Path, text: str, warns: bool):
+    """A user's edit has no effect, but a warning says so with the path of that checkpoint."""
+    (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(text)
+    found = newest_verified(survey(run))
+    assert found.manifest.iteration == 20
+    warning = found.warning() or ""
+    assert ("names step 10" in warning) == warns == ("checkpoints/iter_0000010`" in warning)
+    assert newest_verified(survey(run / "checkpoints/iter_0000020")).warning() is None
 
 
 def test_newest_is_the_one_saved_last(run: Path):

@@ -16,10 +16,10 @@ from lmcore.errors import ConfigError, DataError
 from lmcore.train.datasets import build_datasets, choose_texts, choose_tokenizer
 
 
-def choose(flags: str, extra: Any = None) -> Any:
+def choose(flags: str, extra: Any = None, copy: Path | None = None) -> Any:
     loaded = load_config(flags.split())
     sources, _ = inspect_sources(loaded.sources[0])
-    return choose_tokenizer(loaded.config.data, sources, extra or {})
+    return choose_tokenizer(loaded.config.data, sources, extra or {}, copy=copy)
 
 
 def test_bundled_text_is_bytes() -> None:
@@ -143,3 +143,34 @@ def test_bundled_is_prepared_once(
     before = made.stat().st_mtime_ns
     build_datasets(plan, tokenizer, tmp_path / "data")
     assert made.stat().st_mtime_ns == before
+
+
+def test_a_datasets_tokenizer_whose_files_are_gone(tmp_path: Path, caplog: Any) -> None:
+    """The copy of the run that is loaded is used if it is the same one."""
+    from lmcore.data.prepare.plain_text import prepare_text
+    from lmcore.data.tokenizer import build_tokenizer
+    from lmcore.data.tokenizer.saved import save_tokenizer
+
+    caplog.set_level("INFO")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two"]
+    for name in ("vocab.txt", "others.txt"):
+        (tmp_path / name).write_text("\n".join([*words, name]) + "\n")
+        made = build_tokenizer(
+            "BertWordPieceCase",
+            vocab_file=str(tmp_path / name),
+            merge_file=None,
+            vocab_size=None,
+        )
+        save_tokenizer(made, tmp_path / f"copy of {name}")
+        if name == "vocab.txt":
+            (tmp_path / "text.txt").write_text("one two\n" * 20)
+            prepare_text(tmp_path / "text.txt", made, tmp_path / "text", document_characters=16)
+            fingerprint = made.fingerprint()
+    (tmp_path / "vocab.txt").unlink()
+    flags = f"--data-path {tmp_path / 'text'}_text_document"
+    for copy in (None, tmp_path / "absent", tmp_path / "copy of others.txt"):
+        with pytest.raises(ConfigError, match="cannot be built"):
+            choose(flags, copy=copy)
+    found = choose(flags, copy=tmp_path / "copy of vocab.txt")
+    assert found.fingerprint() == fingerprint
+    assert "its copy" in caplog.text

@@ -168,3 +168,23 @@ def test_batch_size_of_the_checkpoint() -> None:
     with pytest.raises(ConfigError, match="checkpoint's global batch size") as caught:
         plan_of("--micro-batch-size", "32", resume=resume)
     assert "`--global-batch-size 32`" in str(caught.value.hint)
+
+
+def test_the_file_of_a_moved_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It records its directory: data that was moved together with it is found, with a notice."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old/run").mkdir(parents=True)
+    for name in ("a.bin", "a.idx", "a.meta.json"):
+        (tmp_path / "old" / name).touch()
+    text = write_run_file(plan_of("--data-path", "old/a"), Path("old/run"))
+    (tmp_path / "old/run/config.yaml").write_text(text)
+    (tmp_path / "old").rename(tmp_path / "new")
+    loaded = load_config(["new/run/config.yaml"])
+    assert loaded.config.data.data_path == (str(tmp_path / "new/a"),)
+    assert loaded.notices == (
+        f"`data_path`: `{tmp_path / 'old/a'}` is gone; `{tmp_path / 'new/a'}` is used",
+    )
+    edited = text.replace(f"# directory: {tmp_path / 'old/run'}", "# directory: relative")
+    assert edited != text
+    (tmp_path / "new/run/config.yaml").write_text(edited)
+    assert load_config(["new/run/config.yaml"]).config.data.data_path == (str(tmp_path / "old/a"),)

@@ -114,6 +114,18 @@ def test_a_decay_by_flag_is_not_extended(make_plan: Any, saved_by: Any) -> None:
     assert extend.schedule.decay_samples == 48
 
 
+def test_one_step_at_rate_zero_is_the_end_of_a_decay(make_plan: Any, saved_by: Any) -> None:
+    """It is not refused, as in any run; two such steps are."""
+    for length, refused in ((9, False), (10, True)):
+        plan = make_plan(f"{BASE} --train-iters {length}")
+        manifest = saved_by("--train-iters 8", 8)
+        own = LearningRateSchedule.from_plan(plan)
+        extend, keep, _ = schedule_choices(plan, manifest, own)
+        assert keep.next_rate == 0
+        assert keep.is_zero == refused
+        assert not extend.is_zero
+
+
 def test_a_restart_with_a_long_warm_up(make_plan: Any, saved_by: Any) -> None:
     """The warm-up ends with the run at the latest."""
     manifest = saved_by("--train-iters 8 --lr-warmup-iters 6", 8)

@@ -1,0 +1,61 @@
+"""Paths in the settings of a run whose directory was moved, alone or together with its data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lmcore.config.file.paths import map_paths, path_exists
+from lmcore.config.option import OUTPUT_PATH, Option
+from lmcore.config.settings import Provenance
+from lmcore.config.tokenizer import COPIED_FILES
+
+__all__ = ["follow_moved_paths"]
+
+
+def follow_moved_paths(
+    layer: dict[str, tuple[Any, Provenance]],
+    options: Mapping[str, Option],
+    before: str | None,
+    now: Path,
+) -> list[str]:
+    """Replace paths of files that are gone by their new places; return a notice for each.
+
+    A path that was next to the run directory, or below it, is searched at the same place relative
+    to the directory's new path.  A tokenizer's file is also in the run's own copy.
+
+    Args:
+        layer: Settings of the run by option name, changed in place.
+        options: Options by name.
+        before: Absolute path of the run directory when the settings were written; None if unknown.
+        now: Path of the run directory.
+    """
+    notices: list[str] = []
+    here = os.path.abspath(now)  # noqa: PTH100 - links keep their names
+
+    def places(name: str, path: str) -> list[str]:
+        found = []
+        if before is not None and before != here and os.path.isabs(path):  # noqa: PTH117
+            found.append(os.path.normpath(os.path.join(here, os.path.relpath(path, before))))  # noqa: PTH118
+        copies = COPIED_FILES.get(name, ())
+        suffix = Path(path).suffix
+        copy = next((file for file in copies if file.endswith(suffix)), None)
+        return found if copy is None else [*found, str(now / "tokenizer" / copy)]
+
+    for name, (value, origin) in layer.items():
+        option = options[name]
+        if option.paths in {None, OUTPUT_PATH}:
+            continue
+
+        def follow(path: str, option: Option = option) -> str:
+            if path_exists(path):
+                return path
+            place = next((one for one in places(option.name, path) if path_exists(one)), path)
+            if place != path:
+                notices.append(f"`{option.name}`: `{path}` is gone; `{place}` is used")
+            return place
+
+        layer[name] = map_paths(option, value, follow), origin
+    return notices

@@ -1,0 +1,60 @@
+"""Paths in the settings of a run that was moved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmcore.config.file.moved import follow_moved_paths
+from lmcore.config.section import run_options
+from lmcore.config.settings import Provenance
+
+
+def follow(now: Path, before: Path | None, **values: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return the values with the paths followed, and the notices."""
+    layer = {name: (value, Provenance("file", "x")) for name, value in values.items()}
+    notices = follow_moved_paths(layer, run_options(), before and str(before), now)
+    return {name: value for name, (value, _) in layer.items()}, notices
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project that was moved from `tmp_path/old` to `tmp_path/new`."""
+    new = tmp_path / "new"
+    (new / "runs/a/tokenizer").mkdir(parents=True)
+    (new / "data").mkdir()
+    for name in ("data/text.bin", "data/text.idx", "runs/a/tokenizer/merges.txt"):
+        (new / name).touch()
+    return new
+
+
+def test_data_beside_a_moved_run(project: Path, tmp_path: Path) -> None:
+    """It is found at the same place relative to the run, and its weight stays."""
+    old, new = tmp_path / "old", project
+    values, notices = follow(
+        new / "runs/a", old / "runs/a", data_path=("0.5", str(old / "data/text")), seed=1
+    )
+    assert values == {"data_path": ("0.5", str(new / "data/text")), "seed": 1}
+    assert notices == [f"`data_path`: `{old / 'data/text'}` is gone; `{new / 'data/text'}` is used"]
+
+
+def test_what_is_not_gone_stays(project: Path, tmp_path: Path) -> None:
+    """A copied run keeps the data at its place; a path that is nowhere stays for the error."""
+    (tmp_path / "old/data").mkdir(parents=True)
+    (tmp_path / "old/data/text.bin").touch()
+    paths = (str(tmp_path / "old/data/text"), str(tmp_path / "old/other"), "relative")
+    for before in (tmp_path / "old/runs/a", project / "runs/a", None):
+        values, notices = follow(project / "runs/a", before, data_path=paths)
+        assert values == {"data_path": paths}
+        assert notices == []
+
+
+def test_a_tokenizer_that_is_gone(project: Path, tmp_path: Path) -> None:
+    """The run's own copy has the files."""
+    gone = {"vocab_file": "/gone/vocab.json", "merge_file": "/gone/gpt2-merges.txt"}
+    values, notices = follow(project / "runs/a", None, **gone)
+    merges = str(project / "runs/a/tokenizer/merges.txt")
+    assert values == {"vocab_file": "/gone/vocab.json", "merge_file": merges}
+    assert len(notices) == 1
