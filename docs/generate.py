@@ -107,7 +107,7 @@ _INNER = {
         *("prepare", "inspect", "merge", "split", "weights", "repair", "clean"),
         *("train-tokenizer", "corpora"),
     ),
-    "checkpoint": ("convert",),
+    "checkpoint": ("inspect", "verify", "diff", "edit", "convert"),
     "config": ("show",),
     "ops": ("list", "explain"),
 }

@@ -29,7 +29,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "generate": ("lmcore.cli.generate", "Continue a text with a trained model."),
         "checkpoint": (
             "lmcore.cli.checkpoint",
-            "Convert checkpoints from and to other formats.",
+            "Inspect, verify, compare, edit and convert checkpoints.",
         ),
     },
     "your own script": {

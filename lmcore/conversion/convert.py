@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import math
-import os
-import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lmcore.conversion.formats import FORMATS, WriteOptions, read_state
+from lmcore.conversion.new_directory import new_directory, require_absent
 from lmcore.conversion.tokenizer import NO_CHOICE, tokenizer_of
-from lmcore.durable import atomic_directory
-from lmcore.errors import CheckpointArgumentError, CheckpointError
 
 if TYPE_CHECKING:
     from lmcore.config.tokenizer import TokenizerSettings
@@ -88,19 +83,14 @@ def convert(
     """
     begin = time.perf_counter()
     options = options or WriteOptions()
-    _require_absent(target)
+    require_absent(target)
     state = read_state(source, source_format)
     tokenizer = tokenizer_of(state, choice, extra)
     if state.vocab_size is None and tokenizer is not None:
         state.vocab_size = tokenizer.vocab_size
-    needed = _weight_bytes(state, options)
-    with _explained(target, needed):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(target.parent).free < needed:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        with atomic_directory(target) as temporary:
-            notes = FORMATS[to].write(state, temporary, tokenizer, options)
-            size = sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
+    with new_directory(target, _weight_bytes(state, options)) as directory:
+        notes = FORMATS[to].write(state, directory, tokenizer, options)
+        size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
     return Conversion(
         source=state.format,
         target=FORMATS[to].title,
@@ -113,31 +103,6 @@ def convert(
     )
 
 
-def _require_absent(target: Path) -> None:
-    there = target.is_symlink() or target.exists()
-    if there and not (target.is_dir() and not any(target.iterdir())):
-        raise CheckpointArgumentError(
-            f"`{target}` exists already",
-            why="a conversion writes a new directory, and replaces nothing",
-            hint="give another path, or remove it first",
-        )
-
-
 def _weight_bytes(state: ModelState, options: WriteOptions) -> int:
     elements = sum(math.prod(shape) for shape in state.parameters.values())
     return elements * options.dtype.itemsize
-
-
-@contextlib.contextmanager
-def _explained(target: Path, needed: int) -> Iterator[None]:
-    """Turn an error of the file system into one with the directory and the bytes needed."""
-    try:
-        yield
-    except OSError as error:
-        why, hint = error.strerror or str(error), "check the path and its permissions"
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            why += f": it needs at least {needed:,} bytes"
-            hint = "free some space, or choose another disk"
-            with contextlib.suppress(OSError):
-                why += f", {shutil.disk_usage(target.parent).free:,} are free there"
-        raise CheckpointError(f"cannot write `{target}`", why=why, hint=hint) from error

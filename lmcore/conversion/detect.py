@@ -6,19 +6,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from lmcore.checkpoint import survey
+from lmcore.checkpoint.layout import CHECKPOINTS_NAME
+from lmcore.checkpoint.manifest import MANIFEST_NAME
 from lmcore.conversion.huggingface.config import is_huggingface
 from lmcore.conversion.megatron.directory import is_megatron
-from lmcore.errors import CheckpointError
 
 __all__ = ["MATCHES", "format_of"]
 
 
 def _is_lmcore(directory: Path) -> bool:
-    try:
-        return bool(survey(directory).readable)
-    except CheckpointError:
-        return False
+    inside = directory / CHECKPOINTS_NAME
+    folders = (directory, *directory.glob("iter_*"), *inside.glob("iter_*"))
+    return any((folder / MANIFEST_NAME).is_file() for folder in folders)
 
 
 MATCHES: Mapping[str, Callable[[Path], bool]] = MappingProxyType(

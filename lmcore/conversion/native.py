@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from lmcore.data.tokenizer import Tokenizer
 
-__all__ = ["LmcoreState", "require_weights", "write_lmcore"]
+__all__ = ["LmcoreState", "require_weights", "stored_name", "write_lmcore"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,11 +81,11 @@ class LmcoreState(ModelState):
         """Return the dtype of a tensor; see `ModelState`."""
         from lmcore.checkpoint.dcp_metadata import dtype_of
 
-        return dtype_of(self.manifest.tensors[_stored_name(name, kind)].dtype)
+        return dtype_of(self.manifest.tensors[stored_name(name, kind)].dtype)
 
     def read(self, name: str, kind: str = WEIGHT) -> Tensor:
         """Return a whole tensor; see `ModelState`."""
-        return self._reader.read(_stored_name(name, kind))
+        return self._reader.read(stored_name(name, kind))
 
     def _progress(self) -> Progress | None:
         counters = _mapping(self.manifest.meta.get("counters"))
@@ -157,7 +157,7 @@ def write_lmcore(state: ModelState, directory: Path, tokenizer: Tokenizer | None
     progress = state.progress or Progress(0, 0)
     iteration = progress.iteration
     names = {
-        _stored_name(name, kind): (name, kind) for name in state.parameters for kind in state.kinds
+        stored_name(name, kind): (name, kind) for name in state.parameters for kind in state.kinds
     }
     shapes = parameter_shapes(state.shape)
     float32 = dtype_name(torch.float32)
@@ -211,7 +211,13 @@ def write_lmcore(state: ModelState, directory: Path, tokenizer: Tokenizer | None
     return []
 
 
-def _stored_name(name: str, kind: str) -> str:
+def stored_name(name: str, kind: str) -> str:
+    """Return the name of a tensor in a checkpoint of lmcore.
+
+    Args:
+        name: Name of the parameter.
+        kind: Kind of tensor; see `ModelState`.
+    """
     return f"{_PREFIX}{name}" if kind == WEIGHT else f"optimizer.{kind}.{name}"
 
 

@@ -9,18 +9,22 @@ from lmcore.errors import ConfigError, suggestion
 
 __all__ = ["SUMMARY", "run"]
 
-SUMMARY = "Convert checkpoints from and to other formats."
+SUMMARY = "Inspect, verify, compare, edit and convert checkpoints."
 
 _HELP = f"""{SUMMARY}
 
 usage: lmcore checkpoint COMMAND [arguments]
 
 commands:
+  inspect     Show the contents of a checkpoint: its run, its model and its tensors.
+  verify      Compare checkpoints with their checksums.
+  diff        Compare two checkpoints tensor by tensor.
+  edit        Write an edited copy: tensors renamed, dropped, cast, the vocabulary resized.
   convert     Write a checkpoint in another format, such as Hugging Face's.
 
 `lmcore checkpoint COMMAND --help` explains a command."""
 
-_COMMANDS = ("convert",)
+_COMMANDS = ("convert", "diff", "edit", "inspect", "verify")
 """Names of the commands; the module of each has its name."""
 
 

@@ -15,7 +15,7 @@ from model_states import GPT2, LLAMA, RandomState, same_state
 from lmcore.checkpoint import read_manifest, save_checkpoint
 from lmcore.cli.checkpoint.convert import FORMAT_NAMES
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.conversion import convert as module
+from lmcore.conversion import new_directory as module
 from lmcore.conversion.convert import convert
 from lmcore.conversion.detect import MATCHES, format_of
 from lmcore.conversion.foreign_model import describe_foreign

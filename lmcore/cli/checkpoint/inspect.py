@@ -1,0 +1,211 @@
+"""`lmcore checkpoint inspect`: show the contents of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmcore.cli.text.terminal import size_text
+from lmcore.config.option import REQUIRED, option
+from lmcore.config.options.command_line import parse_section
+from lmcore.errors import CheckpointError, counted, printable
+
+if TYPE_CHECKING:
+    from lmcore.checkpoint import Manifest
+    from lmcore.conversion.content import CheckpointContent, TensorStatistics
+
+__all__ = ["InspectSection", "run"]
+
+_EPILOG = """\
+Sizes are compared with the manifest; `lmcore checkpoint verify` compares the contents.
+
+  lmcore checkpoint inspect runs/my-run
+  lmcore checkpoint inspect runs/my-run --tensors 'model.blocks.0.*' --norms
+  lmcore checkpoint inspect downloads/gpt2 --json"""
+
+
+@dataclass(frozen=True)
+class InspectSection:
+    """Show the contents of a checkpoint: its run, its model and its tensors."""
+
+    path: str = option(
+        REQUIRED,
+        "Run directory (its newest checkpoint), one `iter_XXXXXXX`, or a directory of another "
+        "program.",
+        metavar="PATH",
+    )
+    ckpt_step: str | None = option(
+        None, "Step of the checkpoint instead of the newest, or `best`.", metavar="STEP"
+    )
+    tensors: tuple[str, ...] = option(
+        (), "Show these tensors only; `*` matches any characters.", metavar="NAME"
+    )
+    norms: bool = option(
+        False, "Read the tensors: norm, smallest, largest and mean value, values not finite."
+    )
+    json: bool = option(False, "Print JSON.")
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore checkpoint inspect` and return the exit status."""
+    section = parse_section(
+        InspectSection,
+        argv,
+        command="lmcore checkpoint inspect",
+        positionals=("path",),
+        epilog=_EPILOG,
+    )
+    from lmcore.cli.checkpoint.paths import checkpoint_at
+    from lmcore.conversion.content import content_of, matching, statistics_of
+
+    content = content_of(checkpoint_at(section.path, section.ckpt_step))
+    names = matching(content, section.tensors)
+    statistics = {name: statistics_of(content.read(name)) for name in names if section.norms}
+    if section.json:
+        print(json.dumps(_as_json(content, names, statistics), indent=2))
+        return 0
+    print(printable("\n".join(_description(content))))
+    for line in _table(content, names, statistics):
+        print(line)
+    return 0
+
+
+def _as_json(
+    content: CheckpointContent, names: list[str], statistics: Mapping[str, TensorStatistics]
+) -> dict[str, Any]:
+    manifest = content.manifest
+    known: dict[str, Any] = {}
+    if manifest is not None:
+        known = {
+            "step": manifest.iteration,
+            "lmcore_version": manifest.lmcore_version,
+            "torch_version": manifest.torch_version,
+            "meta": manifest.meta,
+            "files": {name: entry.size for name, entry in manifest.files.items()},
+        }
+    return {
+        "path": str(content.path),
+        "format": content.format,
+        "parameters": content.num_parameters,
+        "bytes": content.num_bytes,
+        "model_shape": dict(content.model_shape),
+        "notes": list(content.notes),
+        **known,
+        "tensors": {
+            name: {
+                "dtype": content.tensors[name].dtype,
+                "shape": list(content.tensors[name].shape),
+                **(asdict(statistics[name]) if name in statistics else {}),
+            }
+            for name in names
+        },
+    }
+
+
+def _description(content: CheckpointContent) -> Iterator[str]:
+    """Yield the lines above the table of tensors."""
+    yield str(content.path)
+    shape = content.model_shape
+    yield f"  format      {content.format}"
+    if content.manifest is not None:
+        yield from _run_lines(content.manifest)
+    yield f"  model       {content.num_parameters:,} parameters"
+    yield f"  shape       {', '.join(f'{name} {value}' for name, value in shape.items())}"
+    kinds = sorted({name.split(".")[0] for name in content.tensors})
+    numbers = [sum(name.split(".")[0] == kind for name in content.tensors) for kind in kinds]
+    counts = ", ".join(f"{kind} {count:,}" for kind, count in zip(kinds, numbers, strict=True))
+    yield f"  tensors     {counts}; {size_text(content.num_bytes)}"
+    if content.manifest is not None:
+        yield from _others(content.path)
+    for note in content.notes:
+        yield f"  note        {note}"
+    yield ""
+
+
+def _run_lines(manifest: Manifest) -> Iterator[str]:
+    """Yield what a manifest says of the run that wrote it."""
+    meta = manifest.meta
+    written = f"lmcore {manifest.lmcore_version}, torch {manifest.torch_version}"
+    yield f"  step        {manifest.iteration:,}, save number {manifest.sequence} of {written}"
+    counters = _mapping(meta.get("counters"))
+    if counters:
+        samples, tokens = counters.get("consumed_samples"), counters.get("consumed_tokens")
+        yield f"  consumed    {_number(samples)} samples, {_number(tokens)} tokens"
+    data = _mapping(meta.get("data"))
+    for source in data.get("sources") or ():
+        one = _mapping(source)
+        if one:
+            consumed = _number(one.get("consumed"))
+            yield f"  source      {one.get('name')}: {consumed} samples consumed"
+    converted = _mapping(meta.get("converted_from"))
+    if converted:
+        yield f"  converted   from {converted.get('format')}, `{converted.get('name')}`"
+    tokenizer = _mapping(meta.get("tokenizer"))
+    if tokenizer:
+        kind = _mapping(tokenizer.get("describe")).get("type")
+        yield f"  tokenizer   {kind}, fingerprint {str(tokenizer.get('fingerprint'))[:16]}"
+    settings = _mapping(_mapping(meta.get("config")).get("config"))
+    optimizer = _mapping(settings.get("optimizer")).get("optimizer")
+    about = [
+        f"optimizer {optimizer}" if optimizer else "",
+        f"precision {meta['precision']}" if meta.get("precision") else "",
+        f"seed {meta['seed']}" if meta.get("seed") is not None else "",
+    ]
+    if any(about):
+        yield f"  training    {', '.join(part for part in about if part)}"
+    layout = {k: v for k, v in _mapping(meta.get("layout")).items() if v not in {0, 1}}
+    layout.pop("schedule", None)
+    if layout:
+        yield f"  layout      {', '.join(f'{name} {value}' for name, value in layout.items())}"
+
+
+def _others(checkpoint: Path) -> Iterator[str]:
+    """Yield the other checkpoints beside *checkpoint*."""
+    from lmcore.checkpoint import survey
+    from lmcore.checkpoint.layout import size_problem
+
+    try:
+        found = survey(checkpoint.resolve().parent)
+    except CheckpointError:
+        return
+    others = [
+        f"{path.name}{' (damaged)' if size_problem(path, manifest) else ''}"
+        for path, manifest in found.readable
+        if path.resolve() != checkpoint.resolve()
+    ]
+    others += [f"{path.name} (damaged)" for path in found.unreadable]
+    if others:
+        yield f"  beside it   {counted(len(others), 'checkpoint')}: {', '.join(others)}"
+
+
+def _table(
+    content: CheckpointContent, names: list[str], statistics: Mapping[str, TensorStatistics]
+) -> Iterator[str]:
+    """Yield one line for each tensor."""
+    width = max(map(len, names))
+    if statistics:
+        head = "  ".join(f"{title:>10}" for title in ("norm", "smallest", "largest", "mean"))
+        yield f"{'tensor':<{width}}  {'dtype':<8}  {'shape':<16}  {head}"
+    for name in names:
+        entry = content.tensors[name]
+        shape = " x ".join(map(str, entry.shape)) or "scalar"
+        line = f"{name:<{width}}  {entry.dtype:<8}  {shape:<16}"
+        found = statistics.get(name)
+        if found is not None:
+            values = (found.norm, found.minimum, found.maximum, found.mean)
+            shown = "  ".join("         -" if v is None else f"{v:>10.4g}" for v in values)
+            line += f"  {shown}"
+            if found.non_finite:
+                line += f"  {found.non_finite:,} NaN or infinite"
+        yield line.rstrip()
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else "?"

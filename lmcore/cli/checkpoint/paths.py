@@ -1,0 +1,37 @@
+"""Path of one checkpoint from an argument of `lmcore checkpoint`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lmcore.errors import ConfigError
+
+__all__ = ["checkpoint_at"]
+
+
+def checkpoint_at(argument: str, step: str | None = None) -> Path:
+    """Return the directory of one checkpoint.
+
+    Args:
+        argument: Run directory, its `checkpoints`, one `iter_XXXXXXX`, or a directory of another
+            program.
+        step: Step of the checkpoint, or `best`; None for the newest.
+
+    Raises:
+        CheckpointError: There is no checkpoint, or none of that step.
+        ConfigError: A step was given for another program's checkpoint.
+    """
+    from lmcore.checkpoint import chosen_checkpoint, find_checkpoint
+    from lmcore.conversion.detect import format_of
+
+    path = Path(argument)
+    name = format_of(path) if path.is_dir() else None
+    if name not in {None, "lmcore"}:
+        if step is not None:
+            raise ConfigError(
+                f"`--ckpt-step` cannot be used with `{argument}`",
+                why="it is no run of lmcore",
+                hint="name the directory of the checkpoint",
+            )
+        return path
+    return find_checkpoint(path) if step is None else chosen_checkpoint(path, step)

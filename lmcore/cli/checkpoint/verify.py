@@ -1,0 +1,110 @@
+"""`lmcore checkpoint verify`: compare checkpoints with their checksums."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmcore.cli.text.terminal import size_text
+from lmcore.config.option import REQUIRED, option
+from lmcore.config.options.command_line import parse_section
+from lmcore.errors import CheckpointError, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["VerifySection", "run"]
+
+_EPILOG = """\
+The exit status is 1 if a checkpoint is damaged.
+
+  lmcore checkpoint verify runs/my-run
+  lmcore checkpoint verify runs/my-run/checkpoints/iter_0000100 --json"""
+
+
+@dataclass(frozen=True)
+class VerifySection:
+    """Compare checkpoints with their checksums: every byte of every file is read."""
+
+    path: str = option(
+        REQUIRED,
+        "Run directory or its `checkpoints` (all of them), one `iter_XXXXXXX`, or a directory of "
+        "another program, whose tensors are read.",
+        metavar="PATH",
+    )
+    json: bool = option(False, "Print JSON.")
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore checkpoint verify` and return the exit status."""
+    section = parse_section(
+        VerifySection,
+        argv,
+        command="lmcore checkpoint verify",
+        positionals=("path",),
+        epilog=_EPILOG,
+    )
+    records = []
+    for record in _verified(Path(section.path)):
+        records.append(record)
+        if not section.json:
+            print(printable(_line(record)), flush=True)
+    if section.json:
+        print(json.dumps(records, indent=2))
+    return 1 if any(record["problems"] for record in records) else 0
+
+
+def _verified(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield path, size, time and problems of each checkpoint."""
+    import torch  # noqa: F401 - its import is not part of the time
+
+    from lmcore.checkpoint import survey, verify_checkpoint
+    from lmcore.conversion.detect import format_of
+
+    name = format_of(path) if path.is_dir() else None
+    if name not in {None, "lmcore"}:
+        yield _record(path, lambda: _foreign_problems(path, name))
+        return
+    found = survey(path)
+    if not found.readable and not found.unreadable:
+        raise found.none_complete({})
+    for checkpoint in sorted([*(one for one, _ in found.readable), *found.unreadable]):
+        error = found.unreadable.get(checkpoint)
+        known = [error.what_and_why] if error is not None else []
+        yield _record(
+            checkpoint, lambda one=checkpoint, known=known: known or verify_checkpoint(one)
+        )
+
+
+def _record(path: Path, problems: Any) -> dict[str, Any]:
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    begin = time.perf_counter()
+    found = problems()
+    seconds = time.perf_counter() - begin
+    return {"path": str(path), "bytes": size, "seconds": round(seconds, 3), "problems": found}
+
+
+def _foreign_problems(path: Path, name: str | None) -> list[str]:
+    """Return the error of reading all tensors of another program's checkpoint, as a list."""
+    from lmcore.conversion.formats import read_state
+
+    try:
+        state = read_state(path, name)
+        for kind in state.kinds:
+            for parameter in state.parameters:
+                state.read(parameter, kind).sum()
+    except CheckpointError as error:
+        return [error.what_and_why]
+    return []
+
+
+def _line(record: dict[str, Any]) -> str:
+    speed = size_text(record["bytes"] / max(record["seconds"], 1e-9))
+    about = f"{size_text(record['bytes'])} in {record['seconds']:.1f} s, {speed}/s"
+    if not record["problems"]:
+        return f"{record['path']}  intact  ({about})"
+    problems = "\n".join(f"  {problem}" for problem in record["problems"])
+    return f"{record['path']}  DAMAGED\n{problems}"

@@ -1,0 +1,58 @@
+"""New directories of a result: complete or absent, and nothing is replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from lmcore.durable import atomic_directory
+from lmcore.errors import CheckpointArgumentError, CheckpointError
+
+__all__ = ["new_directory", "require_absent"]
+
+
+def require_absent(target: Path) -> None:
+    """Raise a `CheckpointArgumentError` if *target* exists and is not an empty directory."""
+    there = target.is_symlink() or target.exists()
+    if there and not (target.is_dir() and not any(target.iterdir())):
+        raise CheckpointArgumentError(
+            f"`{target}` exists already",
+            why="the result is a new directory, and nothing is replaced",
+            hint="give another path, or remove it first",
+        )
+
+
+@contextlib.contextmanager
+def new_directory(target: Path, needed: int = 0) -> Iterator[Path]:
+    """Yield an empty directory that gets the name *target* if the block ends without an error.
+
+    Args:
+        target: Directory of the result; its parents are made.
+        needed: Number of bytes that the result takes at least.
+
+    Raises:
+        CheckpointError: *target* exists, or the disk is full or refuses; nothing was written.
+    """
+    require_absent(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _require_space(target.parent, needed)
+        with atomic_directory(target) as temporary:
+            yield temporary
+    except OSError as error:
+        why, hint = error.strerror or str(error), "check the path and its permissions"
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            why += f": it needs at least {needed:,} bytes" if needed else ""
+            hint = "free some space, or choose another disk"
+            with contextlib.suppress(OSError):
+                why += f", {shutil.disk_usage(target.parent).free:,} are free there"
+        raise CheckpointError(f"cannot write `{target}`", why=why, hint=hint) from error
+
+
+def _require_space(directory: Path, needed: int) -> None:
+    if shutil.disk_usage(directory).free < needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,0 +1,105 @@
+"""Tests of `lmcore checkpoint inspect`, `verify`, `diff` and `edit`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from model_states import GPT2, RandomState
+
+from lmcore.cli.main import main
+from lmcore.conversion.native import write_lmcore
+from lmcore.conversion.state import ADAM, WEIGHT
+from lmcore.data.tokenizer import ByteTokenizer
+
+Capsys = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Return a run directory with one checkpoint."""
+    write_lmcore(RandomState(GPT2, (WEIGHT, *ADAM)), tmp_path / "run", ByteTokenizer())
+    return tmp_path / "run"
+
+
+def damage(run: Path) -> None:
+    (shard,) = run.glob("checkpoints/*/*.distcp")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 4
+    shard.write_bytes(content)
+
+
+def test_inspect(run: Path, capsys: Capsys) -> None:
+    assert main(["checkpoint", "inspect", str(run)]) == 0
+    text = capsys.readouterr().out
+    assert "step        7" in text
+    assert "56 samples" in text
+    assert "ByteTokenizer" in text
+    assert "model.blocks.1.attention.qkv.weight" in text
+    names = "model.final_norm.*"
+    assert main(["checkpoint", "inspect", str(run), "--tensors", names, "--norms"]) == 0
+    lines = capsys.readouterr().out.splitlines()[-3:]
+    assert lines[0].split() == ["tensor", "dtype", "shape", "norm", "smallest", "largest", "mean"]
+    assert lines[1].startswith("model.final_norm.bias")
+    assert main(["checkpoint", "inspect", str(run), "--norms", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["step"] == 7
+    assert record["model_shape"]["num_layers"] == 2
+    found = record["tensors"]["model.final_norm.weight"]
+    expected = RandomState(GPT2, (WEIGHT, *ADAM)).read("final_norm.weight").norm().item()
+    assert found["norm"] == pytest.approx(expected, rel=1e-6)
+    assert main(["checkpoint", "inspect", str(run), "--tensors", "model.nothing"]) == 2
+    assert "matches no tensor" in capsys.readouterr().err
+
+
+def test_verify(run: Path, capsys: Capsys) -> None:
+    shutil.copytree(run / "checkpoints/iter_0000007", run / "checkpoints/iter_0000008")
+    assert main(["checkpoint", "verify", str(run / "checkpoints/iter_0000007")]) == 0
+    assert "intact" in capsys.readouterr().out
+    assert main(["checkpoint", "verify", str(run)]) == 1
+    intact, damaged, *why = capsys.readouterr().out.splitlines()
+    assert ("iter_0000007  intact" in intact, "iter_0000008  DAMAGED" in damaged) == (True, True)
+    assert "iteration 7" in " ".join(why)
+    shutil.rmtree(run / "checkpoints/iter_0000008")
+    damage(run)
+    assert main(["checkpoint", "verify", str(run), "--json"]) == 1
+    (record,) = json.loads(capsys.readouterr().out)
+    assert "does not match its checksum" in record["problems"][0]
+    assert main(["checkpoint", "verify", str(run / "nothing")]) == 2
+    capsys.readouterr()
+    assert main(["checkpoint", "verify", str(run / "tokenizer")]) == 2
+    assert "no checkpoint in" in capsys.readouterr().err
+
+
+def test_edit_and_diff(run: Path, tmp_path: Path, capsys: Capsys) -> None:
+    out = tmp_path / "out"
+    command = ["checkpoint", "edit", str(run), str(out), "--drop", "optimizer.*"]
+    assert main([*command, "--cast", "*.final_norm.*=bfloat16"]) == 0
+    assert f"next: lmcore checkpoint inspect {out}" in capsys.readouterr().out
+    assert main(["checkpoint", "diff", str(run), str(run)]) == 0
+    assert "112 tensors equal, 0 not" in capsys.readouterr().out
+    assert main(["checkpoint", "diff", str(run), str(out)]) == 1
+    text = capsys.readouterr().out
+    assert "84 tensors `optimizer.*`" in text
+    assert "model.final_norm.bias  float32 [24] -> bfloat16 [24]" in text
+    assert main(["checkpoint", "diff", str(run), str(out), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["differ"] is True
+    tolerant = ["--tensors", "model.blocks.*", "--tolerance", "0.1"]
+    assert main(["checkpoint", "diff", str(run), str(out), *tolerant]) == 0
+    capsys.readouterr()
+    for arguments, reason in (
+        ([], "nothing to change"),
+        (["--cast", "model.*"], "is not NAME=DTYPE"),
+        (["--cast", "model.*=int3"], "unknown dtype `int3`"),
+        (["--drop", "nothing"], "matches no tensor"),
+    ):
+        assert main(["checkpoint", "edit", str(run), str(tmp_path / "new"), *arguments]) == 2
+        assert reason in capsys.readouterr().err
+    assert main([*command[:3], str(out), "--drop", "optimizer.*"]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+    damage(run)
+    assert main(["checkpoint", "edit", str(run), str(tmp_path / "new"), "--drop", "rng.*"]) == 1
+    assert "damaged" in capsys.readouterr().err

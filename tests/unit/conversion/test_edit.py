@@ -1,0 +1,110 @@
+"""Edited copies: the change that was asked for, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_states import LLAMA, RandomState
+
+from lmcore.checkpoint import CheckpointReader, find_checkpoint, read_manifest, verify_checkpoint
+from lmcore.conversion.edit import Changes, edit
+from lmcore.conversion.native import LmcoreState
+from lmcore.conversion.state import ADAM, WEIGHT, ModelState
+from lmcore.errors import ConfigError
+
+RunOf = Callable[[ModelState], Path]
+
+
+@pytest.fixture
+def checkpoint(run_of: RunOf) -> Path:
+    """Return a checkpoint with Adam's state."""
+    return find_checkpoint(run_of(RandomState(LLAMA, (WEIGHT, *ADAM))))
+
+
+def edited(checkpoint: Path, target: Path, **changes: Any) -> tuple[Path, list[str]]:
+    target.mkdir()
+    notes = edit(checkpoint, target, Changes(**changes))
+    found = find_checkpoint(target)
+    assert verify_checkpoint(found) == []
+    return found, notes
+
+
+def test_dropped_and_cast(checkpoint: Path, tmp_path: Path) -> None:
+    found, notes = edited(
+        checkpoint,
+        tmp_path / "out",
+        drop=("optimizer.*",),
+        cast=(("model.*.qkv.weight", torch.bfloat16),),
+    )
+    assert notes == []
+    before, after = CheckpointReader(checkpoint), CheckpointReader(found)
+    assert all(name.startswith("model.") for name in after.manifest.tensors)
+    for name in after.manifest.tensors:
+        expected = before.read(name)
+        if name.endswith("qkv.weight"):
+            expected = expected.bfloat16()
+        assert after.read(name).dtype == expected.dtype
+        assert torch.equal(after.read(name), expected), name
+    assert read_manifest(found).meta == read_manifest(checkpoint).meta
+    assert (tmp_path / "out/tokenizer/tokenizer.json").is_file()
+
+
+def test_renamed(checkpoint: Path, tmp_path: Path) -> None:
+    found, notes = edited(checkpoint, tmp_path / "out", rename=((r"model\.(.*)", r"old.\1"),))
+    assert "does not load the result as a model" in notes[0]
+    before, after = CheckpointReader(checkpoint), CheckpointReader(found)
+    for name in before.manifest.tensors:
+        new = name.replace("model.", "old.", 1) if name.startswith("model.") else name
+        assert torch.equal(after.read(new), before.read(name))
+
+
+def test_a_larger_vocabulary(checkpoint: Path, tmp_path: Path) -> None:
+    """New rows are the mean of the tokens' rows, 0 in Adam's state; the result is a model."""
+    found, notes = edited(checkpoint, tmp_path / "out", vocab_size=400)
+    assert notes == []
+    before, after = CheckpointReader(checkpoint), CheckpointReader(found)
+    for kind in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq"):
+        for name in ("token_embedding.weight", "output_embedding.weight"):
+            old, new = before.read(f"{kind}.{name}"), after.read(f"{kind}.{name}")
+            assert torch.equal(new[:384], old)
+            expected = old[:257].mean(dim=0) if kind == "model" else torch.zeros(24)
+            torch.testing.assert_close(new[384:], expected.expand(16, 24))
+    state = LmcoreState(tmp_path / "out")
+    assert (state.shape.padded_vocab_size, state.vocab_size) == (400, 257)
+
+
+def test_a_smaller_vocabulary(checkpoint: Path, tmp_path: Path) -> None:
+    found, _ = edited(checkpoint, tmp_path / "out", vocab_size=257)
+    name = "model.token_embedding.weight"
+    expected = CheckpointReader(checkpoint).read(name)[:257]
+    assert torch.equal(CheckpointReader(found).read(name), expected)
+    with pytest.raises(ConfigError, match="would cut the rows of tokens") as caught:
+        edited(checkpoint, tmp_path / "cut", vocab_size=256)
+    assert "the model has 257 tokens" in str(caught.value.why)
+    found, _ = edited(checkpoint, tmp_path / "small", vocab_size=100, cut_tokens=True)
+    assert LmcoreState(tmp_path / "small").vocab_size == 100
+
+
+@pytest.mark.parametrize(
+    "changes,reason",
+    [
+        ({"drop": ("nothing.*",)}, "`nothing.*` matches no tensor"),
+        ({"cast": (("nothing", torch.float16),)}, "`nothing` matches no tensor"),
+        ({"rename": (("nothing", "x"),)}, "matches the name of no tensor"),
+        ({"rename": ((r"model\.(", "x"),)}, "cannot rename"),
+        ({"rename": ((r"model\..*", r"\1"),)}, "cannot rename"),
+        ({"rename": ((r"model\..*", "x"),)}, "two tensors would be named `x`"),
+        ({"drop": ("*",)}, "no tensor is left"),
+    ],
+)
+def test_changes_that_apply_to_nothing(
+    checkpoint: Path, tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        edit(checkpoint, tmp_path / "out", Changes(**changes))
+    assert reason in str(caught.value)
+    assert not (tmp_path / "out").exists()
