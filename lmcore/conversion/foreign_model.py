@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from lmcore.conversion.describe import describe_isolated
@@ -49,22 +47,18 @@ def _huggingface(directory: Path) -> ForeignModel:
     return ForeignModel(directory, "huggingface", config.shape, tokenizer, config.notes)
 
 
-def _megatron(directory: Path) -> ForeignModel:
-    found = describe_isolated(directory, "megatron")
-    shape = read_shape(found["shape"], directory)
-    return ForeignModel(directory, "megatron", shape, notes=tuple(found["notes"]))
-
-
-_DESCRIBE: Mapping[str, Callable[[Path], ForeignModel]] = MappingProxyType(
-    {"huggingface": _huggingface, "megatron": _megatron}
-)
-
-
 def describe_foreign(directory: Path) -> ForeignModel | None:
     """Return the model in a checkpoint of another program; None if there is no such checkpoint.
 
     Raises:
         CheckpointError: It is damaged, or lmcore does not have the model.
     """
-    describe = _DESCRIBE.get(format_of(directory) or "")
-    return describe(directory) if describe is not None else None
+    name = format_of(directory)
+    if name in {None, "lmcore"}:
+        return None
+    assert name is not None
+    if name == "huggingface":
+        return _huggingface(directory)
+    found = describe_isolated(directory, name)
+    shape = read_shape(found["shape"], directory)
+    return ForeignModel(directory, name, shape, notes=tuple(found["notes"]))
