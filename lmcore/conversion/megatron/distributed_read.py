@@ -7,8 +7,9 @@ end with `_w` and `_v`.  Arguments and counters are in `common.pt`.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ from lmcore.parallel.tensor_layout import Chunk, TensorLayout
 __all__ = ["DistributedState"]
 
 _STACKED = re.compile(r"^((?:module\.)*(?:encoder|decoder)\.layers\.)(?!\d+\.)(.+)$")
-_OPTIMIZER = re.compile(r"^optimizer\.state\.(fp32_param|exp_avg|exp_avg_sq)\.(.+)$")
-_KINDS = {"fp32_param": WEIGHT, "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+_OPTIMIZER = re.compile(r"^optimizer\.state\.(fp32_param|param|exp_avg|exp_avg_sq)\.(.+)$")
+_KINDS = {"fp32_param": WEIGHT, "param": WEIGHT, "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 _MOST_LAYERS = 10_000
 _HALVES = ("_w", "_v")
 """Endings of the names of gate and up if each has a tensor of its own."""
@@ -194,7 +195,7 @@ class DistributedState(ModelState):
         weights = stored[WEIGHT]
         has_any = any(name.startswith(("optimizer.", "chained_")) for name in self._entries)
         held = [stored[kind] for kind in ADAM]
-        if not any(held):
+        if not any(held) or self._is_flattened(held):
             if has_any:
                 self.notes = [*self.notes, _UNREAD]
             return {WEIGHT: weights}
@@ -208,11 +209,26 @@ class DistributedState(ModelState):
         mains = {name: stored["main"].get(name, place) for name, place in weights.items()}
         return {WEIGHT: mains, **{kind: stored[kind] for kind in ADAM}}
 
+    def _is_flattened(self, held: Sequence[Mapping[str, _Stored]]) -> bool:
+        """Return True if moments have as many elements as their parameters in fewer dims."""
+        for places in held:
+            for name, place in places.items():
+                size = self.parameters.get(name, ())
+                stored = self._entries[place.names[0]].shape
+                wanted = size if place.layer is None else (self._layers, *size)
+                same = math.prod(stored) * len(place.names) == math.prod(wanted)
+                if same and len(stored) != len(wanted):
+                    return True
+        return False
+
     def _dtype_of(self, place: _Stored) -> torch.dtype:
         return dtype_of(self._entries[place.names[0]].dtype)
 
 
-_UNREAD = "the state of its optimizer is not read: it is sharded in buffers of data-parallel ranks"
+_UNREAD = (
+    "the state of its optimizer is not read: it was distributed, and saved in buffers of ranks; "
+    "Megatron's `--dist-ckpt-optim-fully-reshardable` saves it by parameters"
+)
 
 
 def _progress(

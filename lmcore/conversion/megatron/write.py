@@ -165,7 +165,8 @@ def _vocabulary(state: ModelState, ranks: int) -> tuple[int, int]:
     """
     rows = state.shape.padded_vocab_size
     tokens = state.vocab_size or rows
-    for multiple in range(min(_USUAL_MULTIPLE, rows), 0, -1):
+    powers = [_USUAL_MULTIPLE >> shift for shift in range(8)]
+    for multiple in (*powers, *range(min(_USUAL_MULTIPLE, rows), 0, -1)):
         step = multiple * ranks
         if -(-tokens // step) * step == rows:
             return multiple, rows
