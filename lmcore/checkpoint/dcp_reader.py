@@ -85,7 +85,7 @@ def _read_file(
 ) -> None:
     with path.open("rb") as stream:
         for chunk, copies in sorted(reads.items(), key=lambda read: read[0].offset):
-            _fill(copies, _read(stream, chunk, entries[chunk.name].dtype))
+            _fill(copies, _read(stream, path, chunk, entries[chunk.name].dtype))
 
 
 def _fill(copies: Sequence[_Copy], stored: Tensor) -> None:
@@ -94,33 +94,33 @@ def _fill(copies: Sequence[_Copy], stored: Tensor) -> None:
         copy.target.copy_(box(stored, copy.start, tuple(copy.target.shape)))
 
 
-def _read(stream: BinaryIO, chunk: StoredChunk, dtype: str) -> Tensor:
-    part, name = _Slice(stream, chunk.offset, chunk.length), chunk.name
+def _read(stream: BinaryIO, path: Path, chunk: StoredChunk, dtype: str) -> Tensor:
+    part = _Slice(stream, chunk.offset, chunk.length)
     try:
-        _refuse_compressed(part, chunk)
+        _refuse_compressed(part, path, chunk)
         # Restricted to plain data: nothing in the file can name code to run.
         stored = torch.load(cast("IO[bytes]", part), map_location="cpu", weights_only=True)
     except CheckpointError:
         raise
     except Exception as error:
         # torch's own text suggests loading without the restriction: never show it.
-        raise _not_as_stated(name, f"reading it failed: `{type(error).__name__}`") from error
+        raise _not_as_stated(chunk, path, f"reading it failed: `{type(error).__name__}`") from error
     if type(stored) is not torch.Tensor or stored.layout != torch.strided:
-        raise _not_as_stated(name, "it is not a plain tensor")
+        raise _not_as_stated(chunk, path, "it is not a plain tensor")
     if dtype_name(stored.dtype) != dtype:
-        raise _not_as_stated(name, f"its dtype is `{stored.dtype}`")
+        raise _not_as_stated(chunk, path, f"its dtype is `{stored.dtype}`")
     if tuple(stored.shape) != chunk.bounds.size:
-        raise _not_as_stated(name, f"its shape is {list(stored.shape)}")
+        raise _not_as_stated(chunk, path, f"its shape is {list(stored.shape)}")
     return stored
 
 
-def _refuse_compressed(part: _Slice, chunk: StoredChunk) -> None:
+def _refuse_compressed(part: _Slice, path: Path, chunk: StoredChunk) -> None:
     """Refuse a compressed archive, which may be a thousand times as large in memory."""
     with zipfile.ZipFile(cast("IO[bytes]", part)) as archive:
         size = sum(one.file_size for one in archive.infolist())
     if size > chunk.length:
         why = f"it is compressed, {chunk.length:,} bytes of {size:,}, as no save does"
-        raise _not_as_stated(chunk.name, why)
+        raise _not_as_stated(chunk, path, why)
     part.seek(0)
 
 
@@ -154,9 +154,9 @@ class _Slice(io.RawIOBase):
         return self._stream.readinto(view[:room])  # type: ignore[attr-defined, no-any-return]
 
 
-def _not_as_stated(name: str, why: str) -> CheckpointError:
+def _not_as_stated(chunk: StoredChunk, path: Path, why: str) -> CheckpointError:
     return CheckpointError(
-        f"tensor `{name}` is not stored as the checkpoint says",
-        why=why,
+        f"tensor `{chunk.name}` is not stored as the checkpoint says",
+        why=f"`{path}`: {why}",
         hint="use an earlier checkpoint, or restore this one from a copy",
     )
