@@ -1,10 +1,13 @@
-"""Times a save and a load: lmcore beside torch.save + fsync and torch's own distributed save.
+"""Times saves, loads and conversions beside torch's and beside the disk itself.
 
     python benchmarks/checkpoint.py --megabytes 1000 --repeats 5 --directory /some/disk
 
 All variants run in turn inside each repeat, so that a slow moment of the disk hits all of them;
-printed are medians, the processor time of all threads, and the ratio to torch's distributed save
-(load).  Loads read from the page cache, which a save has just filled, but for those named `cold`.
+printed are medians, the processor time of all threads, the ratio to torch's distributed save
+(load), and the ratio to writing (reading) the same bytes as one file, with fsync.  Loads read from
+the page cache, which a save has just filled, but for those named `cold`.  Conversions are of a
+model of as many bytes, from and to a Hugging Face directory; their memory is the growth of the
+peak of a process of its own, beside the size of the largest tensor.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import argparse
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -64,6 +68,115 @@ def save_distributed(tensors: dict[str, torch.Tensor], path: Path, num_threads: 
     dcp_save(dict(tensors), storage_writer=writer, no_dist=True)
 
 
+def write_raw(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Write the bytes of all tensors to one file and sync it."""
+    path.mkdir()
+    with (path / "raw").open("wb", buffering=0) as stream:
+        for tensor in tensors.values():
+            content = memoryview(tensor.view(-1).numpy()).cast("B")
+            for start in range(0, len(content), 2**20):
+                stream.write(content[start : start + 2**20])
+        os.fsync(stream.fileno())
+
+
+def read_raw(path: Path) -> None:
+    """Read a file to its end."""
+    piece = memoryview(bytearray(2**20))
+    with path.open("rb", buffering=0) as stream:
+        while stream.readinto(piece):
+            pass
+
+
+def written_model(folder: Path, megabytes: int) -> Path:
+    """Write a Llama of about as many bytes as a run directory and return it."""
+    import torch
+
+    from lmcore.conversion.native import write_lmcore
+    from lmcore.conversion.state import ModelState
+    from lmcore.model.shape import ModelShape
+
+    hidden = 1024 if megabytes >= 100 else 64
+    width = 11 * hidden // 4
+    per_layer = 4 * (4 * hidden * hidden + 3 * hidden * width)
+    layers = max(1, int(megabytes * 0.8e6) // per_layer)
+    rows = max(128, int(megabytes * 0.1e6) // (4 * hidden))
+
+    class Random(ModelState):
+        format, path = "random", folder
+
+        def dtype(self, _name: str, _kind: str = "weight") -> torch.dtype:
+            return torch.float32
+
+        def read(self, name: str, _kind: str = "weight") -> torch.Tensor:
+            return torch.randn(self.parameters[name])
+
+    state = Random()
+    state.shape = ModelShape(
+        *(layers, hidden, 16, width, 2048, rows),
+        normalization="RMSNorm",
+        swiglu=True,
+        position_embedding_type="rope",
+        untie_embeddings_and_output_weights=True,
+        add_bias_linear=False,
+    )
+    write_lmcore(state, folder / "run", None)
+    return folder / "run"
+
+
+CONVERT = """
+import resource, sys
+from pathlib import Path
+import torch
+from lmcore.conversion.convert import convert
+from lmcore.conversion.formats import read_state
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+torch.ones(1000, 1000).bfloat16()
+before = peak()
+state = read_state(Path(sys.argv[1]))
+largest = max(torch.Size(shape).numel() * 4 for shape in state.parameters.values())
+convert(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+print(peak() - before, largest)
+"""
+
+
+def conversion_memory(source: Path, target: Path, to: str) -> str:
+    """Convert in a process of its own; return the growth of its memory and the largest tensor."""
+    done = subprocess.run(
+        [sys.executable, "-c", CONVERT, str(source), str(target), to],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    grown, largest = map(int, done.stdout.split())
+    return f"{grown / 1e6:.0f} MB beside a largest tensor of {largest / 1e6:.0f} MB"
+
+
+def convert_all(
+    folder: Path, megabytes: int, repeats: int
+) -> tuple[dict[str, list[Timing]], float]:
+    """Return the times of conversions, one a repeat, and the megabytes of the model."""
+    from lmcore.conversion.convert import convert
+
+    run = written_model(folder, megabytes)
+    size = sum(file.stat().st_size for file in run.rglob("*") if file.is_file()) / 1e6
+    names = ("convert: lmcore to huggingface", "convert: huggingface to lmcore")
+    timings: dict[str, list[Timing]] = {name: [] for name in names}
+    for _ in range(repeats + 1):
+        for path in (folder / "hf", folder / "back"):
+            shutil.rmtree(path, ignore_errors=True)
+        os.sync()
+        timings[names[0]].append(seconds(lambda: convert(run, folder / "hf", "huggingface")))
+        os.sync()
+        timings[names[1]].append(seconds(lambda: convert(folder / "hf", folder / "back", "lmcore")))
+    for path in (folder / "hf", folder / "back"):
+        shutil.rmtree(path, ignore_errors=True)
+    if megabytes < 100:
+        return {name: taken[1:] for name, taken in timings.items()}, size
+    print(f"memory of {names[0]}: {conversion_memory(run, folder / 'hf', 'huggingface')}")
+    print(f"memory of {names[1]}: {conversion_memory(folder / 'hf', folder / 'back', 'lmcore')}")
+    return {name: taken[1:] for name, taken in timings.items()}, size
+
+
 Timing = tuple[float, float]
 """Seconds by the clock, and of processor time."""
 
@@ -102,6 +215,7 @@ def measure(
             lambda: save_distributed(tensors, folder / "dcp1", 1),
         ),
         "save: dcp.save, 2 threads": (theirs, lambda: save_distributed(tensors, theirs, 2)),
+        "save: raw write + fsync": (folder / "raw", lambda: write_raw(tensors, folder / "raw")),
         "save: lmcore": (ours, lambda: save_checkpoint(ours, 1, tensors, {}, model_shape={})),
     }
     loads: dict[str, Action] = {
@@ -110,6 +224,8 @@ def measure(
         "load: lmcore, unverified": lambda: load_checkpoint(checkpoint, targets, verify=False),
         "load: lmcore": lambda: load_checkpoint(checkpoint, targets),
         "verify: lmcore": lambda: verify_checkpoint(checkpoint),
+        "load: raw read": lambda: read_raw(folder / "raw/raw"),
+        "load: raw read, cold": lambda: read_raw(folder / "raw/raw"),
         "verify: lmcore, cold": lambda: verify_checkpoint(checkpoint),
         "load: lmcore, unverified, cold": lambda: load_checkpoint(
             checkpoint, targets, verify=False
@@ -124,7 +240,7 @@ def measure(
             timings[name].append(seconds(save))
         for name in rotated(list(loads), repeat):
             if name.endswith("cold"):
-                drop_cache(checkpoint)
+                drop_cache(folder / "raw" if "raw" in name else checkpoint)
             timings[name].append(seconds(loads[name]))
     # The first round loads modules and warms the disk.
     return {name: taken[1:] for name, taken in timings.items()}
@@ -138,17 +254,20 @@ def rotated(names: list[str], by: int) -> list[str]:
 
 def report(timings: dict[str, list[Timing]], megabytes: float) -> None:
     """Print medians, spread, processor time and ratios."""
-    print(f"{'':32}{'MB/s':>7}{'min':>7}{'max':>7}{'CPU s/GB':>10}  ratio")
+    print(f"{'':32}{'MB/s':>7}{'min':>7}{'max':>7}{'CPU s/GB':>10}  {'torch':>6} {'disk':>6}")
     walls = {name: [wall for wall, _ in pairs] for name, pairs in timings.items()}
     for name, taken in walls.items():
-        kind = name.split(":", maxsplit=1)[0]
-        base = "save: dcp.save, 2 threads" if kind == "save" else "load: dcp.load"
+        saves = name.startswith("save")
+        base = "save: dcp.save, 2 threads" if saves else "load: dcp.load"
+        cold = ", cold" if name.endswith("cold") else ""
+        disk = "save: raw write + fsync" if saves else f"load: raw read{cold}"
         middle = statistics.median(taken)
         used = statistics.median(used for _, used in timings[name]) / megabytes * 1000
         print(
             f"{name:32}{megabytes / middle:7.0f}{megabytes / max(taken):7.0f}"
             f"{megabytes / min(taken):7.0f}{used:10.2f}  "
-            f"{statistics.median(walls[base]) / middle:.2f}x"
+            f"{statistics.median(walls[base]) / middle:5.2f}x "
+            f"{statistics.median(walls[disk]) / middle:5.2f}x"
         )
 
 
@@ -167,7 +286,16 @@ def main() -> None:
     megabytes = sum(tensor.nbytes for tensor in tensors.values()) / 1e6
     print(f"{len(tensors)} tensors, {megabytes:.0f} MB, torch {torch.__version__}")
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
-        report(measure(Path(folder), tensors, arguments.repeats), megabytes)
+        timings = measure(Path(folder), tensors, arguments.repeats)
+        report(timings, megabytes)
+        for path in Path(folder).iterdir():
+            shutil.rmtree(path)
+        disk = statistics.median(wall for wall, _ in timings["save: raw write + fsync"])
+        converted, size = convert_all(Path(folder), arguments.megabytes, arguments.repeats)
+        for name, pairs in converted.items():
+            middle = statistics.median(wall for wall, _ in pairs)
+            ratio = disk / megabytes * size / middle
+            print(f"{name:32}{size / middle:7.0f} MB/s, {ratio:.2f}x of the raw write")
 
 
 if __name__ == "__main__":

@@ -81,7 +81,8 @@ TABLES = (
         rows=(
             *("save: torch.save + fsync", "save: dcp.save, 1 thread", "save: dcp.save, 2 threads"),
             *("save: lmcore", "load: torch.load", "load: dcp.load", "load: lmcore, unverified"),
-            *("load: lmcore", "verify: lmcore"),
+            *("load: lmcore", "verify: lmcore", "save: raw write + fsync", "load: raw read, cold"),
+            *("convert: lmcore to huggingface", "convert: huggingface to lmcore"),
         ),
     ),
     Run("library", "--parts starts cost", ("bare", "lmcore"), ("fabric", "accelerate")),
