@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,7 @@ __all__ = ["write_index"]
 _ClassName = tuple[str, str]
 """Module and name of a class that the reader imports."""
 
+_BYTES = (METADATA_MODULE, "BytesStorageMetadata")
 _CHUNK = (METADATA_MODULE, "ChunkStorageMetadata")
 _INDEX = (METADATA_MODULE, "MetadataIndex")
 _MEMORY_FORMAT = (METADATA_MODULE, "_MEM_FORMAT_ENCODING")
@@ -58,6 +60,7 @@ def write_index(
     directory: Path,
     tensors: Mapping[str, TensorEntry],
     stored: Iterable[tuple[str, ChunkBounds, ByteRange]],
+    objects: Mapping[str, ByteRange] = MappingProxyType({}),
 ) -> FileEntry:
     """Write and sync the index of a checkpoint; return the file's size and checksum.
 
@@ -65,6 +68,7 @@ def write_index(
         directory: Directory of the checkpoint.
         tensors: Dtype and shape of each tensor, by name.
         stored: Tensor name, chunk and byte range of each stored chunk, in any order.
+        objects: Byte range of each object that is not a tensor, as others have them, by name.
 
     Raises:
         OSError: The write failed.
@@ -93,11 +97,17 @@ def write_index(
                 "chunks": chunks,
             },
         )
+    for name, found in objects.items():
+        entries[name] = _Object(_BYTES, {})
+        state = {"relative_path": found.file, "offset": found.offset, "length": found.length}
+        storage[_Object(_INDEX, {"fqn": name, "index": None, "offset": None})] = _Object(
+            _STORAGE_INFO, state
+        )
     # torch would write the path and a random number into the storage's metadata.
     empty: dict[str, Any] = {"checkpoint_id": None, "save_id": None, "load_id": None, "modules": []}
     metadata = {
         "state_dict_metadata": entries,
-        "planner_data": {name: (name,) for name in tensors},
+        "planner_data": {name: (name,) for name in entries},
         "storage_data": storage,
         "storage_meta": _Object(_STORAGE_META, empty),
         "version": "1.0.0",

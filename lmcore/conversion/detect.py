@@ -9,7 +9,7 @@ from types import MappingProxyType
 from lmcore.checkpoint.layout import CHECKPOINTS_NAME
 from lmcore.checkpoint.manifest import MANIFEST_NAME
 from lmcore.conversion.huggingface.config import is_huggingface
-from lmcore.conversion.megatron.directory import is_megatron
+from lmcore.conversion.megatron.directory import is_megatron, is_megatron_dist
 
 __all__ = ["MATCHES", "format_of"]
 
@@ -21,7 +21,12 @@ def _is_lmcore(directory: Path) -> bool:
 
 
 MATCHES: Mapping[str, Callable[[Path], bool]] = MappingProxyType(
-    {"lmcore": _is_lmcore, "huggingface": is_huggingface, "megatron": is_megatron}
+    {
+        "lmcore": _is_lmcore,
+        "huggingface": is_huggingface,
+        "megatron": is_megatron,
+        "megatron-dist": is_megatron_dist,
+    }
 )
 """Function that recognizes each format, by the format's name."""
 

@@ -13,9 +13,11 @@ from lmcore.checkpoint import survey
 from lmcore.conversion.detect import format_of
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import LARGEST_FILE, write_huggingface
-from lmcore.conversion.megatron.choose import read_megatron
+from lmcore.conversion.megatron.distributed_read import DistributedState
+from lmcore.conversion.megatron.distributed_write import write_distributed
 from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.names import STYLES
+from lmcore.conversion.megatron.read import MegatronState
 from lmcore.conversion.megatron.write import write_megatron
 from lmcore.conversion.native import LmcoreState, write_lmcore
 from lmcore.conversion.state import ModelState
@@ -83,6 +85,14 @@ def _write_megatron(
     )
 
 
+def _write_dist(
+    state: ModelState, directory: Path, tokenizer: Tokenizer | None, options: WriteOptions
+) -> list[str]:
+    return write_distributed(
+        state, directory, tokenizer, layout=options.layout, dtype=options.dtype
+    )
+
+
 FORMATS = {
     "lmcore": CheckpointFormat(
         "lmcore",
@@ -91,7 +101,8 @@ FORMATS = {
         optimizer=True,
     ),
     "huggingface": CheckpointFormat("Hugging Face", HuggingFaceState, _write_huggingface),
-    "megatron": CheckpointFormat("Megatron-LM", read_megatron, _write_megatron, optimizer=True),
+    "megatron": CheckpointFormat("Megatron-LM", MegatronState, _write_megatron, optimizer=True),
+    "megatron-dist": CheckpointFormat(DistributedState.format, DistributedState, _write_dist),
 }
 """Every format by the name that `lmcore checkpoint convert` takes; see `detect.MATCHES`."""
 

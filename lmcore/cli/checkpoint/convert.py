@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT_NAMES", "ConvertSection", "run"]
 
-FORMAT_NAMES = ("lmcore", "huggingface", "megatron")
+FORMAT_NAMES = ("lmcore", "huggingface", "megatron", "megatron-dist")
 """Names of the formats, as in `lmcore.conversion.formats.FORMATS`."""
 
 _EPILOG = """\

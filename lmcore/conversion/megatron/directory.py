@@ -13,11 +13,13 @@ from lmcore.errors import CheckpointError
 
 __all__ = [
     "COMMON_NAME",
+    "FORMAT_NAME",
     "TRACKER_NAME",
     "MegatronDirectory",
     "find_checkpoint",
     "is_distributed",
     "is_megatron",
+    "is_megatron_dist",
     "rank_files",
     "rank_name",
     "require_ranks",
@@ -25,7 +27,7 @@ __all__ = [
 
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
 COMMON_NAME = "common.pt"
-_FORMAT_NAME = "metadata.json"
+FORMAT_NAME = "metadata.json"
 _INDEX_NAME = ".metadata"
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 """Names of a rank's file; the second with the first versions of the distributed optimizer."""
@@ -95,8 +97,23 @@ def find_checkpoint(path: Path) -> Path | None:
 
 
 def is_megatron(directory: Path) -> bool:
-    """Return True if *directory* has rank files of Megatron, or checkpoints that have them."""
-    return find_checkpoint(directory) is not None
+    """Return True if *directory* has rank files of Megatron, or checkpoints that have them.
+
+    Args:
+        directory: Directory that Megatron saved to, or one checkpoint in it.
+    """
+    checkpoint = find_checkpoint(directory)
+    return checkpoint is not None and not is_distributed(checkpoint)
+
+
+def is_megatron_dist(directory: Path) -> bool:
+    """Return True if *directory* is in Megatron's `torch_dist` format, or has such checkpoints.
+
+    Args:
+        directory: Directory that Megatron saved to, or one checkpoint in it.
+    """
+    checkpoint = find_checkpoint(directory)
+    return checkpoint is not None and is_distributed(checkpoint)
 
 
 def rank_files(path: Path) -> MegatronDirectory:
@@ -159,10 +176,10 @@ def is_distributed(path: Path) -> bool:
     Args:
         path: Directory of the checkpoint.
     """
-    if not all((path / name).is_file() for name in (_FORMAT_NAME, _INDEX_NAME, COMMON_NAME)):
+    if not all((path / name).is_file() for name in (FORMAT_NAME, _INDEX_NAME, COMMON_NAME)):
         return False
     try:
-        content = json.loads(read_bounded_file(path / _FORMAT_NAME, _MAX_FORMAT_BYTES))
+        content = json.loads(read_bounded_file(path / FORMAT_NAME, _MAX_FORMAT_BYTES))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(content, dict) and content.get("sharded_backend") == "torch_dist"

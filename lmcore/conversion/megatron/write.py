@@ -6,7 +6,6 @@ one rank's share of the model and of its optimizer, and one tensor.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.conversion.megatron.arguments import architecture_arguments
 from lmcore.conversion.megatron.directory import TRACKER_NAME, rank_name
 from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.names import STYLES
 from lmcore.conversion.megatron.optimizer import moments_content
 from lmcore.conversion.megatron.packing import Packing
-from lmcore.conversion.megatron.schedule import schedule_arguments, schedule_content
+from lmcore.conversion.megatron.run_arguments import (
+    VERSION,
+    directory_name,
+    padded,
+    run_arguments,
+    start_notes,
+    tracked_name,
+    vocabulary_rows,
+)
+from lmcore.conversion.megatron.schedule import schedule_content
 from lmcore.conversion.state import WEIGHT
 from lmcore.durable import write_atomically
 
@@ -31,11 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["write_megatron"]
 
-_VERSION = 3.0
 _WHOLE = Layout()
-_ROWS = ("token_embedding.weight", "output_embedding.weight")
-_USUAL_MULTIPLE = 128
-"""Default of Megatron's `--make-vocab-size-divisible-by`."""
+_FLAGS = {"core": "", "core-local": " --transformer-impl local", "legacy": " --use-legacy-models"}
 
 
 def write_megatron(
@@ -62,28 +66,28 @@ def write_megatron(
         OSError: The file system refuses.
     """
     layout.check(state.shape)
-    multiple, rows = _vocabulary(state, layout.tensor)
+    _, rows = vocabulary_rows(state, layout.tensor)
     shape = dataclasses.replace(state.shape, padded_vocab_size=rows)
     progress = state.progress
-    name = "release" if progress is None else f"iter_{progress.iteration:07d}"
-    arguments = _arguments(state, shape, layout, dtype)
-    arguments |= {
-        "make_vocab_size_divisible_by": multiple,
-        "true_vocab_size": state.vocab_size,
-        "tokenizer_type": tokenizer.name if tokenizer is not None else None,
-    }
+    arguments = run_arguments(state, shape, tokenizer, layout, dtype)
     for stage in range(layout.pipeline):
         for rank in range(layout.tensor):
             writer = _Rank(state, shape, layout, style, dtype, rank, stage)
-            path = directory / name / rank_name(rank, stage, pipeline=layout.pipeline > 1)
+            path = (
+                directory
+                / directory_name(state)
+                / rank_name(rank, stage, pipeline=layout.pipeline > 1)
+            )
             path.mkdir(parents=True, exist_ok=True)
-            content = {"args": argparse.Namespace(**arguments), "checkpoint_version": _VERSION}
+            content = {"args": arguments, "checkpoint_version": VERSION}
             content |= {"iteration": progress.iteration if progress else 0, **writer.content()}
             content |= schedule_content(progress)
             torch.save(content, path / "model_optim_rng.pt")
-    iteration = "release" if progress is None else str(progress.iteration)
-    write_atomically(directory / TRACKER_NAME, iteration.encode())
-    return _notes(state, rows, multiple, style)
+    write_atomically(directory / TRACKER_NAME, tracked_name(state))
+    flags = "--ckpt-format torch" + _FLAGS[style]
+    if progress is not None and len(state.kinds) == 1:
+        flags += " --no-load-optim"
+    return start_notes(state, layout, flags)
 
 
 class _Rank:
@@ -129,17 +133,10 @@ class _Rank:
     def _share(self, name: str, kind: str) -> Tensor:
         """Return the rank's part of a tensor in float32, with memory of its own."""
         tensor = self._state.read(name, kind).float()
-        if name in _ROWS:
-            tensor = _with_rows(tensor, self._shape.padded_vocab_size)
+        tensor = padded(name, tensor, self._shape.padded_vocab_size)
         return self._packing.split(name, tensor)[self._rank].clone(
             memory_format=torch.contiguous_format
         )
-
-
-def _with_rows(tensor: Tensor, rows: int) -> Tensor:
-    """Return a tensor with as many rows, further ones 0."""
-    missing = rows - tensor.shape[0]
-    return torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])]) if missing else tensor
 
 
 def _nested(flat: dict[str, Tensor]) -> dict[str, Any]:
@@ -156,70 +153,3 @@ def _nested(flat: dict[str, Tensor]) -> dict[str, Any]:
             place = place.setdefault(key, {})
         place[inside or name.split(".")[-1]] = tensor
     return found
-
-
-def _vocabulary(state: ModelState, ranks: int) -> tuple[int, int]:
-    """Return Megatron's `--make-vocab-size-divisible-by` and the number of rows for *ranks*.
-
-    The rows of the checkpoint are kept if they can be divided; otherwise there are more.
-    """
-    rows = state.shape.padded_vocab_size
-    tokens = state.vocab_size or rows
-    powers = [_USUAL_MULTIPLE >> shift for shift in range(8)]
-    for multiple in (*powers, *range(min(_USUAL_MULTIPLE, rows), 0, -1)):
-        step = multiple * ranks
-        if -(-tokens // step) * step == rows:
-            return multiple, rows
-    step = _USUAL_MULTIPLE * ranks
-    return _USUAL_MULTIPLE, -(-rows // step) * step
-
-
-def _arguments(
-    state: ModelState, shape: ModelShape, layout: Layout, dtype: torch.dtype
-) -> dict[str, Any]:
-    parts = layout.virtual
-    progress = state.progress
-    return (
-        architecture_arguments(shape)
-        | schedule_arguments(progress)
-        | {
-            "tensor_model_parallel_size": layout.tensor,
-            "pipeline_model_parallel_size": layout.pipeline,
-            "virtual_pipeline_model_parallel_size": parts if parts > 1 else None,
-            "num_layers_per_virtual_pipeline_stage": (
-                shape.num_layers // (layout.pipeline * parts) if parts > 1 else None
-            ),
-            "world_size": layout.tensor * layout.pipeline,
-            "data_parallel_size": 1,
-            "context_parallel_size": 1,
-            "expert_model_parallel_size": 1,
-            "sequence_parallel": False,
-            "apply_query_key_layer_scaling": False,
-            "data_parallel_random_init": False,
-            "phase_transition_iterations": None,
-            "use_distributed_optimizer": False,
-            "ckpt_format": "torch",
-            "params_dtype": dtype,
-            "bf16": dtype == torch.bfloat16,
-            "fp16": dtype == torch.float16,
-            "iteration": progress.iteration if progress else 0,
-            "consumed_train_samples": progress.consumed_samples if progress else 0,
-            "consumed_valid_samples": 0,
-            "skipped_train_samples": 0,
-        }
-    )
-
-
-def _notes(state: ModelState, rows: int, multiple: int, style: str) -> list[str]:
-    notes = []
-    added = rows - state.shape.padded_vocab_size
-    if added:
-        notes.append(f"{added} rows of 0 are added to the vocabulary, which the ranks divide")
-    if multiple != _USUAL_MULTIPLE:
-        notes.append(f"start Megatron with `--make-vocab-size-divisible-by {multiple}`")
-    layers = {"core-local": " --transformer-impl local", "legacy": " --use-legacy-models"}
-    notes.append(
-        "start Megatron with `--use-checkpoint-args --ckpt-format torch --no-load-rng"
-        f"{layers.get(style, '')}`"
-    )
-    return notes

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from megatron_models import GPT, LLAMA
+from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState
 
 from lmcore.conversion.megatron.arguments import architecture_arguments
-from lmcore.conversion.megatron.choose import read_megatron
-from lmcore.conversion.megatron.directory import is_megatron
+from lmcore.conversion.megatron.directory import is_megatron_dist
 from lmcore.conversion.megatron.distributed_read import DistributedState
+from lmcore.conversion.megatron.distributed_write import write_distributed
 from lmcore.conversion.megatron.names import parameter_of
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.state import ADAM, WEIGHT, Progress
@@ -53,9 +53,8 @@ def test_reading(core_model: MakeModel, shape: ModelShape, stacked: bool, tmp_pa
     dist_checkpointing.save(content, str(tmp_path / "iter_0000003"))
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("3")
 
-    assert is_megatron(tmp_path)
-    found = read_megatron(tmp_path)
-    assert isinstance(found, DistributedState)
+    assert is_megatron_dist(tmp_path)
+    found = DistributedState(tmp_path)
     assert (found.shape, found.kinds) == (shape, (WEIGHT, *ADAM))
     settings = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
     assert found.progress == Progress(3, 24, 1, adam=settings)
@@ -67,3 +66,24 @@ def test_reading(core_model: MakeModel, shape: ModelShape, stacked: bool, tmp_pa
             assert torch.equal(found.read(name, kind), packing.join(name, [tensor])), (name, kind)
         compared.add(name)
     assert compared == found.parameters.keys()
+
+
+@pytest.mark.parametrize("shape", [GPT, LLAMA, BIASED_LLAMA], ids=["gpt", "llama", "biased"])
+def test_writing(core_model: MakeModel, shape: ModelShape, tmp_path: Path) -> None:
+    """Its own strict loader fills its model with the written weights."""
+    from megatron.core import dist_checkpointing, parallel_state
+
+    state = MemoryState(shape, progress=Progress(3, 24))
+    write_distributed(state, tmp_path, None)
+    checkpoint = str(tmp_path / "iter_0000003")
+    assert dist_checkpointing.check_is_distributed_checkpoint(checkpoint)
+    model = core_model(shape)
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    tensors = {"model": model.sharded_state_dict(metadata={"dp_cp_group": group})}
+    loaded = dist_checkpointing.load(tensors, checkpoint)
+    model.load_state_dict(loaded["model"])
+    assert loaded["args"].num_layers == shape.num_layers
+    packing = Packing(shape, 1)
+    for foreign, parameter in model.named_parameters():
+        name = parameter_of(foreign, swiglu=shape.swiglu)
+        assert torch.equal(packing.join(name, [parameter.data]), state.read(name)), name

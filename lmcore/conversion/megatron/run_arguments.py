@@ -1,0 +1,159 @@
+"""Arguments of a run, notes and numbers of rows that both of Megatron's written formats share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lmcore.conversion.megatron.arguments import architecture_arguments
+from lmcore.conversion.megatron.schedule import schedule_arguments
+
+if TYPE_CHECKING:
+    from lmcore.conversion.megatron.layout import Layout
+    from lmcore.conversion.state import ModelState
+    from lmcore.data.tokenizer import Tokenizer
+    from lmcore.model.shape import ModelShape
+
+__all__ = [
+    "VERSION",
+    "directory_name",
+    "padded",
+    "run_arguments",
+    "start_notes",
+    "tracked_name",
+    "vocabulary_rows",
+]
+
+VERSION = 3.0
+"""Value of `checkpoint_version`."""
+_ROWS = ("token_embedding.weight", "output_embedding.weight")
+_USUAL_MULTIPLE = 128
+"""Default of Megatron's `--make-vocab-size-divisible-by`."""
+
+
+def directory_name(state: ModelState) -> str:
+    """Return the name of the checkpoint's directory, `iter_XXXXXXX` or `release`.
+
+    Args:
+        state: Model to write.
+    """
+    progress = state.progress
+    return "release" if progress is None else f"iter_{progress.iteration:07d}"
+
+
+def tracked_name(state: ModelState) -> bytes:
+    """Return the content of `latest_checkpointed_iteration.txt`.
+
+    Args:
+        state: Model to write.
+    """
+    progress = state.progress
+    return b"release" if progress is None else str(progress.iteration).encode()
+
+
+def padded(name: str, tensor: Tensor, rows: int) -> Tensor:
+    """Return a tensor, with further rows of 0 if it is an embedding.
+
+    Args:
+        name: Name of the parameter in lmcore.
+        tensor: Tensor of the parameter.
+        rows: Number of rows of the embeddings.
+    """
+    missing = rows - tensor.shape[0] if name in _ROWS else 0
+    return torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])]) if missing else tensor
+
+
+def vocabulary_rows(state: ModelState, ranks: int) -> tuple[int, int]:
+    """Return Megatron's `--make-vocab-size-divisible-by` and the number of rows for *ranks*.
+
+    The rows of the checkpoint are kept if they can be divided; otherwise there are more.
+
+    Args:
+        state: Model to write.
+        ranks: Number of ranks of tensor parallelism.
+    """
+    rows = state.shape.padded_vocab_size
+    tokens = state.vocab_size or rows
+    powers = [_USUAL_MULTIPLE >> shift for shift in range(8)]
+    for multiple in (*powers, *range(min(_USUAL_MULTIPLE, rows), 0, -1)):
+        step = multiple * ranks
+        if -(-tokens // step) * step == rows:
+            return multiple, rows
+    step = _USUAL_MULTIPLE * ranks
+    return _USUAL_MULTIPLE, -(-rows // step) * step
+
+
+def run_arguments(
+    state: ModelState,
+    shape: ModelShape,
+    tokenizer: Tokenizer | None,
+    layout: Layout,
+    dtype: torch.dtype,
+) -> argparse.Namespace:
+    """Return the arguments of a run of Megatron that would write a checkpoint of *state*.
+
+    Args:
+        state: Model to write.
+        shape: Shape with the number of rows that are written.
+        tokenizer: Tokenizer of the model; None: it is not known.
+        layout: Parallel layout.
+        dtype: Dtype of the weights.
+    """
+    parts = layout.virtual
+    progress = state.progress
+    multiple, _ = vocabulary_rows(state, layout.tensor)
+    arguments = (
+        architecture_arguments(shape)
+        | schedule_arguments(progress)
+        | {
+            "tensor_model_parallel_size": layout.tensor,
+            "pipeline_model_parallel_size": layout.pipeline,
+            "virtual_pipeline_model_parallel_size": parts if parts > 1 else None,
+            "num_layers_per_virtual_pipeline_stage": (
+                shape.num_layers // (layout.pipeline * parts) if parts > 1 else None
+            ),
+            "world_size": layout.tensor * layout.pipeline,
+            "data_parallel_size": 1,
+            "context_parallel_size": 1,
+            "expert_model_parallel_size": 1,
+            "sequence_parallel": False,
+            "apply_query_key_layer_scaling": False,
+            "data_parallel_random_init": False,
+            "phase_transition_iterations": None,
+            "use_distributed_optimizer": False,
+            "ckpt_format": "torch",
+            "params_dtype": dtype,
+            "bf16": dtype == torch.bfloat16,
+            "fp16": dtype == torch.float16,
+            "iteration": progress.iteration if progress else 0,
+            "consumed_train_samples": progress.consumed_samples if progress else 0,
+            "consumed_valid_samples": 0,
+            "skipped_train_samples": 0,
+            "make_vocab_size_divisible_by": multiple,
+            "true_vocab_size": state.vocab_size,
+            "tokenizer_type": tokenizer.name if tokenizer is not None else None,
+        }
+    )
+    return argparse.Namespace(**arguments)
+
+
+def start_notes(state: ModelState, layout: Layout, flags: str) -> list[str]:
+    """Return what the user of Megatron should know.
+
+    Args:
+        state: Model that was written.
+        layout: Parallel layout.
+        flags: Flags with which Megatron loads the checkpoint.
+    """
+    multiple, rows = vocabulary_rows(state, layout.tensor)
+    notes = []
+    added = rows - state.shape.padded_vocab_size
+    if added:
+        notes.append(f"{added} rows of 0 are added to the vocabulary, which the ranks divide")
+    if multiple != _USUAL_MULTIPLE:
+        notes.append(f"start Megatron with `--make-vocab-size-divisible-by {multiple}`")
+    notes.append(f"start Megatron with `--use-checkpoint-args {flags} --no-load-rng`")
+    return notes

@@ -1,0 +1,191 @@
+"""`torch_dist`: round trips, files that torch itself wrote, and bad files."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
+
+from lmcore.conversion.megatron.arguments import architecture_arguments
+from lmcore.conversion.megatron.directory import is_megatron, is_megatron_dist
+from lmcore.conversion.megatron.distributed_read import DistributedState
+from lmcore.conversion.megatron.distributed_write import write_distributed
+from lmcore.conversion.megatron.layout import Layout
+from lmcore.conversion.megatron.names import foreign_name
+from lmcore.conversion.megatron.packing import Packing
+from lmcore.conversion.state import ADAM, WEIGHT, Progress
+from lmcore.errors import CheckpointError
+from lmcore.model.shape import ModelShape
+
+# torch says that it saves in one process.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+KINDS = {WEIGHT: ""} | {kind: f"optimizer.state.{kind}." for kind in ADAM}
+
+
+@pytest.mark.parametrize("shape", [GPT, LLAMA, BIASED_LLAMA], ids=["gpt", "llama", "biased"])
+def test_round_trip(shape: ModelShape, tmp_path: Path) -> None:
+    """Weights come back bit by bit, with step and samples."""
+    progress = Progress(7, 70)
+    state = MemoryState(shape, progress=progress, vocab_size=23)
+    write_distributed(state, tmp_path, None, layout=Layout(2, 2))
+    assert is_megatron_dist(tmp_path)
+    assert not is_megatron(tmp_path)
+    found = DistributedState(tmp_path)
+    assert_same(found, state)
+    assert (found.progress, found.vocab_size) == (progress, 23)
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    """Weights can be written in bfloat16; torch reads the files as its own."""
+    state = MemoryState(GPT, optimizer=True, progress=Progress(7, 70))
+    notes = write_distributed(state, tmp_path, None, dtype=torch.bfloat16)
+    assert "the state of the optimizer is left out" in notes[0]
+    found = DistributedState(tmp_path)
+    assert found.dtype("final_norm.weight") == torch.bfloat16
+    name = "decoder.layers.mlp.linear_fc2.weight"
+    loaded = {name: torch.empty(4, 16, 24, dtype=torch.bfloat16)}
+    dcp.load(loaded, checkpoint_id=tmp_path / "iter_0000007", no_dist=True)
+    for layer in range(4):
+        expected = state.read(f"blocks.{layer}.feed_forward.down.weight").bfloat16()
+        assert torch.equal(loaded[name][layer], expected)
+        assert torch.equal(found.read(f"blocks.{layer}.feed_forward.down.weight"), expected)
+
+
+def saved_by_torch(
+    directory: Path,
+    state: MemoryState,
+    *,
+    half: bool = False,
+    by_layer: bool = False,
+    **changes: Any,
+) -> None:
+    """Save *state* with torch's own writer under Megatron's names."""
+    shape = state.shape
+    packing = Packing(shape, 1)
+    tensors: dict[str, Any] = {}
+    layers: dict[str, list[torch.Tensor]] = {}
+    for name in state.parameters:
+        for kind, prefix in KINDS.items():
+            (tensor,) = packing.split(name, state.read(name, kind))
+            foreign = foreign_name(name, "core")
+            held = {prefix + foreign: tensor}
+            if half and kind == WEIGHT:
+                held = {foreign: tensor.bfloat16(), f"optimizer.state.fp32_param.{foreign}": tensor}
+            for stored, one in held.items():
+                before, _, rest = stored.partition("decoder.layers.")
+                if not rest or by_layer:
+                    tensors[stored] = one.contiguous()
+                else:
+                    inside = rest.partition(".")[2]
+                    layers.setdefault(f"{before}decoder.layers.{inside}", []).append(one)
+    tensors |= {name: torch.stack(one) for name, one in layers.items()}
+    tensors |= {"rng_state": torch.zeros(3), "decoder.layers.mlp.linear_fc1._extra_state": [None]}
+    tensors |= changes
+    dcp.save(tensors, checkpoint_id=directory, no_dist=True)
+    groups = [{"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "step": 5}]
+    args = argparse.Namespace(**architecture_arguments(shape), consumed_train_samples=12)
+    content = {"args": args, "iteration": 5, "optimizer": {"optimizer": {"param_groups": groups}}}
+    torch.save(content, directory / "common.pt")
+    (directory / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("by_layer", [False, True], ids=["stacked", "by layer"])
+def test_the_state_of_adam(half: bool, by_layer: bool, tmp_path: Path) -> None:
+    """Moments and float32 parameters are read under their names, step and settings from groups."""
+    state = MemoryState(LLAMA, optimizer=True)
+    saved_by_torch(tmp_path, state, half=half, by_layer=by_layer)
+    found = DistributedState(tmp_path)
+    assert_same(found, state)
+    settings = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+    assert found.progress == Progress(5, 12, 5, adam=settings)
+
+
+def test_a_distributed_state_that_is_not_read(tmp_path: Path) -> None:
+    """Buffers of ranks are left out with a note, as are flattened moments."""
+    state = MemoryState(GPT, optimizer=True)
+    moments = {
+        f"{KINDS[kind]}{foreign_name('final_norm.weight', 'core')}": torch.zeros(1, 1, 16)
+        for kind in ADAM
+    }
+    saved_by_torch(tmp_path, state, **moments)
+    found = DistributedState(tmp_path)
+    assert found.kinds == (WEIGHT,)
+    assert "saved in buffers of ranks" in found.notes[0]
+
+
+def refusal(tmp_path: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        DistributedState(tmp_path)
+    return f"{caught.value} {caught.value.why}"
+
+
+def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
+    """Surplus ones, other shapes and other dtypes are listed, and missing moments."""
+    state = MemoryState(GPT, optimizer=True)
+    saved_by_torch(
+        tmp_path,
+        state,
+        **{
+            "decoder.layers.mlp.router.weight": torch.zeros(4, 2),
+            "decoder.final_layernorm.weight": torch.zeros(3),
+            "decoder.final_layernorm.bias": torch.zeros(16, dtype=torch.int8),
+        },
+    )
+    text = refusal(tmp_path)
+    assert "`decoder.layers.mlp.router.weight` is surplus" in text
+    assert "`decoder.final_layernorm.weight` has shape [3] instead of [16]" in text
+    assert "`decoder.final_layernorm.bias` has dtype int8" in text
+
+
+def test_missing_layers(tmp_path: Path) -> None:
+    """Arguments with more layers than the stack are refused."""
+    state = MemoryState(GPT, optimizer=True)
+    saved_by_torch(tmp_path, state)
+    content = torch.load(tmp_path / "common.pt", weights_only=False)
+    content["args"].num_layers = 5
+    torch.save(content, tmp_path / "common.pt")
+    assert "has shape [4, 16] instead of [5, 16]" in refusal(tmp_path)
+    del content["args"]
+    torch.save(content, tmp_path / "common.pt")
+    assert "lacks the arguments" in refusal(tmp_path)
+
+
+class Evil:
+    """Object that runs a command when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch evil",)
+
+
+@pytest.mark.parametrize("name", [".metadata", "common.pt"])
+def test_code_is_refused(name: str, tmp_path: Path) -> None:
+    """Neither pickle runs code."""
+    write_distributed(MemoryState(GPT), tmp_path, None)
+    path = tmp_path / "release" / name
+    if name == ".metadata":
+        stream = io.BytesIO()
+        pickle.dump(Evil(), stream, protocol=2)
+        path.write_bytes(stream.getvalue())
+    else:
+        torch.save({"args": Evil()}, path)
+    assert "system" in refusal(tmp_path)
+    assert not Path("evil").exists()
+
+
+@pytest.mark.parametrize("name", [".metadata", "common.pt", "__0_0.distcp"])
+def test_truncated_files(name: str, tmp_path: Path) -> None:
+    """A file that is cut off is an error, when it is opened or when it is read."""
+    write_distributed(MemoryState(GPT), tmp_path, None)
+    path = tmp_path / "release" / name
+    path.write_bytes(path.read_bytes()[:-50])
+    assert str(tmp_path) in refusal(tmp_path)
