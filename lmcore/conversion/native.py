@@ -17,6 +17,7 @@ from lmcore.checkpoint import (
     survey,
 )
 from lmcore.checkpoint.layout import CHECKPOINTS_NAME
+from lmcore.config.section import run_options
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import CheckpointError
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
 
     from lmcore.data.tokenizer import Tokenizer
 
-__all__ = ["LmcoreState", "require_weights", "stored_name", "write_lmcore"]
+__all__ = ["UNKNOWN_ORDER", "LmcoreState", "require_weights", "stored_name", "write_lmcore"]
 
 logger = logging.getLogger(__name__)
 
+UNKNOWN_ORDER = ""
+"""Value of `data_order` in a manifest that does not record the order of the training samples."""
 _PREFIX = "model."
 _ADAM_SETTINGS = ("beta1", "beta2", "eps", "weight_decay")
 
@@ -176,22 +179,18 @@ def write_lmcore(state: ModelState, directory: Path, tokenizer: Tokenizer | None
     tokens = state.vocab_size or (tokenizer.vocab_size if tokenizer else None)
     meta: dict[str, Any] = {
         "converted_from": {"format": state.format, "name": state.path.absolute().name},
-        "config": {
-            "config": {
-                "model": state.shape.settings(),
-                "data": {"vocab_size": state.shape.padded_vocab_size},
-            },
-            "derived": {"vocab_size": tokens},
-        },
+        "config": {"config": _settings(state, tokenizer), "derived": {"vocab_size": tokens}},
     }
     if state.progress is not None:
         meta["counters"] = {
             "iteration": iteration,
             "consumed_samples": progress.consumed_samples,
-            "consumed_tokens": progress.consumed_samples * state.shape.max_position_embeddings,
+            "consumed_tokens": progress.consumed_samples
+            * state.settings.get("seq_length", state.shape.max_position_embeddings),
             "scheduled_samples": progress.consumed_samples,
             "skipped_iterations": 0,
         }
+        meta["data_order"] = UNKNOWN_ORDER
         if progress.schedule is not None:
             meta["schedule"] = dict(progress.schedule)
     if tokenizer is not None:
@@ -209,6 +208,22 @@ def write_lmcore(state: ModelState, directory: Path, tokenizer: Tokenizer | None
     if tokenizer is None:
         return ["the run has no tokenizer: `lmcore generate` needs its options"]
     return []
+
+
+def _settings(state: ModelState, tokenizer: Tokenizer | None) -> dict[str, dict[str, Any]]:
+    """Return the settings of a run that continues a state, by section and option."""
+    values: dict[str, Any] = state.shape.settings() | dict(state.settings)
+    values["vocab_size"] = state.shape.padded_vocab_size
+    if tokenizer is not None:
+        described: dict[str, Any] = dict(tokenizer.describe())
+        described.pop("vocab_size", None)
+        values |= {"tokenizer_type": described.pop("type")} | described
+    options = run_options()
+    values |= {name: options[name].default for name in ("split_rule", "blend_rule")}
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        found.setdefault(options[name].section, {})[name] = value
+    return found
 
 
 def stored_name(name: str, kind: str) -> str:

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from lmcore.errors import CheckpointError
 from lmcore.model.parameters import has_known_parameters, parameter_shapes
@@ -57,6 +58,7 @@ class ModelState(ABC):
         kinds: Kinds of tensors of each parameter: `WEIGHT`, and with the optimizer's state `ADAM`.
         progress: Position of its run; None if the format has none.
         tokenizer: Settings that build the tokenizer from the checkpoint's files; None without one.
+        settings: Settings of its run by the names of lmcore's options, without the shape.
         notes: Differences between the checkpoint and the model of lmcore, for the user.
     """
 
@@ -67,6 +69,7 @@ class ModelState(ABC):
     kinds: Sequence[str] = (WEIGHT,)
     progress: Progress | None = None
     tokenizer: TokenizerSettings | None = None
+    settings: Mapping[str, Any] = MappingProxyType({})
     notes: Sequence[str] = ()
 
     @property

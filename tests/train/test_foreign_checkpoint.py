@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from model_states import GPT2, LLAMA, RandomState
 
 from lmcore.cli.main import main
+from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.conversion.convert import convert
+from lmcore.conversion.formats import WriteOptions
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.native import LmcoreState
@@ -101,3 +105,23 @@ def test_another_shape_is_named(
     command = ["train", "--load", str(model), "--data-path", data, *RUN.split()]
     assert main([*command, "--num-layers", "3", "--save", str(tmp_path / "run")]) == 2
     assert "num_layers: checkpoint 2, model 3" in capsys.readouterr().err
+
+
+def test_a_run_goes_to_megatron_and_back(tmp_path: Path, train: Any, data_prefix: str) -> None:
+    """Its weights, Adam's state, schedule and settings: it continues as if it had not been away."""
+    flags = "--train-iters 4 --global-batch-size 4 --precision bf16 --lr-decay-iters 12"
+    run = train("run", flags)
+    assert run.status == 0, run.err
+    half = WriteOptions(dtype=torch.bfloat16)  # beside main parameters in float32
+    convert(run.directory, tmp_path / "megatron", "megatron", options=half)
+    choice = TokenizerSettings("ByteTokenizer")
+    convert(tmp_path / "megatron", tmp_path / "back", "lmcore", choice=choice)
+    found = []
+    for start in (run.directory, tmp_path / "back"):
+        save = tmp_path / f"{start.name}-continued"
+        command = ["train", "--continue", str(start), "--save", str(save), "--train-iters", "8"]
+        data = ["--data-path", data_prefix] if start != run.directory else []
+        flags = "--schedule extend --log-interval 1 --eval-iters 0 --sample-tokens 0"
+        assert main([*command, *data, *flags.split()]) == 0
+        found.append(losses(save)[-4:])
+    assert found[0] == found[1]

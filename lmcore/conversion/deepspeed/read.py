@@ -93,6 +93,7 @@ class MegatronDeepSpeedState(ModelState):
         swiglu = bool(args.get("swiglu"))
         self._names = [self._named(rank, swiglu=swiglu) for rank in self._ranks]
         model = read_model(args, self.checkpoint, self._rows())
+        self.settings = model.settings
         self.shape, self.notes = model.shape, [*model.notes, *_notes(files, self._ranks)]
         self.vocab_size = self._vocab_size(content, model.vocab_size)
         self._packing = Packing(self.shape, len(self._ranks), self._version(content))

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmcore.config.section import run_options
 from lmcore.conversion.megatron.records import Record
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointError, ConfigError
 from lmcore.model.saved_shape import read_shape
 from lmcore.model.shape import ModelShape
 
@@ -72,6 +73,14 @@ _POSITIONS = {
     "1": "rope",
     "2": "learned_absolute",
 }
+_SAME_OPTIONS = (
+    *("seq_length", "micro_batch_size", "global_batch_size", "train_iters", "train_samples"),
+    *("lr", "min_lr", "lr_decay_style", "lr_decay_iters", "lr_decay_samples"),
+    *("lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "clip_grad"),
+    *("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "seed", "split"),
+    *("eval_interval", "eval_iters"),
+)
+"""Arguments of training that are options of lmcore, with the same meaning."""
 _NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 
 
@@ -83,11 +92,13 @@ class MegatronModel:
         shape: Shape of the model.
         vocab_size: Number of tokens without padding rows; None if it is not known.
         notes: Differences between the model and lmcore's, for the user.
+        settings: Settings of the run by the names of lmcore's options.
     """
 
     shape: ModelShape
     vocab_size: int | None
     notes: tuple[str, ...]
+    settings: Mapping[str, Any]
 
 
 def read_model(args: Mapping[str, Any], checkpoint: Path, rows: int) -> MegatronModel:
@@ -107,7 +118,31 @@ def read_model(args: Mapping[str, Any], checkpoint: Path, rows: int) -> Megatron
     shape = read_shape(reader.shape_values(rows), checkpoint)
     known = reader.get("true_vocab_size", None)
     usable = type(known) is int and 0 < known <= rows
-    return MegatronModel(shape, known if usable else None, tuple(reader.notes(shape)))
+    settings = _settings(args)
+    return MegatronModel(shape, known if usable else None, tuple(reader.notes(shape)), settings)
+
+
+def _settings(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of training that lmcore has as options with the same meaning."""
+    options, found = run_options(), {}
+    for name in _SAME_OPTIONS:
+        value = args.get(name)
+        if type(value) not in {bool, int, float, str}:
+            continue
+        try:
+            found[name] = options[name].convert(value, where=name)
+        except ConfigError:
+            continue  # a value that lmcore does not have
+    half = next((name for name in ("bf16", "fp16") if args.get(name) is True), None)
+    if half is not None:
+        found["precision"] = half
+    # The run's length is counted in steps or in samples, and its schedule alike.
+    other = "iters" if "train_samples" in found else "samples"
+    return {
+        name: value
+        for name, value in found.items()
+        if name not in {f"train_{other}", f"lr_decay_{other}", f"lr_warmup_{other}"}
+    }
 
 
 class _Reader:

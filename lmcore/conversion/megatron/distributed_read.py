@@ -102,6 +102,7 @@ class DistributedState(ModelState):
         if embedding is None or len(self._entries[embedding.name].shape) != 2:
             raise CheckpointError(f"`{checkpoint}` has no token embedding")
         model = read_model(args, checkpoint, self._entries[embedding.name].shape[0])
+        self.settings = model.settings
         self.shape, self.vocab_size = model.shape, model.vocab_size
         self._packing = Packing(self.shape, 1)
         problems += self._unfit(stored[WEIGHT], complete=True)

@@ -67,6 +67,7 @@ class MegatronState(ModelState):
         )
         self._number_layers()
         model = read_model(args, checkpoint, self._rows())
+        self.settings = model.settings
         self.shape, self.vocab_size, self.notes = model.shape, model.vocab_size, model.notes
         self._packing = Packing(self.shape, files.tensor_size, self._files[0][0].version)
         self._weights = self._matched()

@@ -147,7 +147,8 @@ def _load(
     asked = plan.config.checkpoint
     tensors = state.tensors(optimizer=asked.load_optim)
     states: dict[str, Tensor] = {}
-    if asked.load_rng and draws_alike(manifest, plan.layout):
+    converted = "converted_from" in manifest.meta  # without random states
+    if asked.load_rng and not converted and draws_alike(manifest, plan.layout):
         states = random_states(runtime)
     named = {random_state_name(name, runtime.rank.rank): state for name, state in states.items()}
     _check_presence(manifest, tensors, named)
@@ -157,12 +158,13 @@ def _load(
     elif asked.load_rng:
         seed_everything(plan.config.training.seed, runtime, plan.layout, step=manifest.iteration)
         model = plan.config.model
+        layouts = _saved_layout(manifest).words, plan.layout.words
         logger.log(
             logging.WARNING if model.attention_dropout or model.hidden_dropout else logging.INFO,
-            "random states are seeded from seed and step: the checkpoint's layout is %s, this "
-            "run's %s",
-            _saved_layout(manifest).words,
-            plan.layout.words,
+            "random states are seeded from seed and step: %s",
+            "the checkpoint was converted"
+            if converted
+            else "the checkpoint's layout is {}, this run's {}".format(*layouts),
         )
 
 

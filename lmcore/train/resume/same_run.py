@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.checkpoint import check_shape
 from lmcore.config.continued import continue_command
 from lmcore.config.option import DROPOUT, flag_of
+from lmcore.conversion.native import UNKNOWN_ORDER
 from lmcore.data.tokenizer.saved import saved_tokenizer_settings
 from lmcore.errors import CheckpointError, ConfigError, LmcoreError
 from lmcore.log import ALL_RANKS
@@ -324,6 +325,14 @@ def check_learning_rate(plan: RunPlan, schedule: LearningRateSchedule, scheduled
 def _order_difference(plan: RunPlan, manifest: Manifest, order: str) -> _Difference | None:
     asked = plan.config.checkpoint
     if manifest.meta["data_order"] == order or asked.override_data_order or asked.change_blend:
+        return None
+    if manifest.meta["data_order"] == UNKNOWN_ORDER:
+        logger.warning(
+            "the checkpoint does not record the order of its training samples: the run continues "
+            "at sample %d of its own order",
+            manifest.meta["counters"]["consumed_samples"],
+            extra=ALL_RANKS,
+        )
         return None
     recorded = manifest.meta.get("data") is not None
     rules = plan.resume.data_rules if plan.resume is not None else {}

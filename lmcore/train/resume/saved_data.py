@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lmcore.conversion.native import UNKNOWN_ORDER
 from lmcore.data.blend.dataset import BlendRecord
 from lmcore.errors import ConfigError
 from lmcore.train.resume.saved_meta import check_saved_run
@@ -33,8 +34,8 @@ class SavedData:
 def saved_data(plan: RunPlan) -> SavedData | None:
     """Return the data record of the checkpoint that the run resumes.
 
-    None if the run starts from initial weights, with `--finetune`, and with
-    `--override-data-order`.
+    None if the run starts from initial weights, if the checkpoint does not record the order of its
+    samples, and with `--finetune` or `--override-data-order`.
 
     Raises:
         CheckpointError: The manifest lacks what a run needs to continue.
@@ -46,6 +47,8 @@ def saved_data(plan: RunPlan) -> SavedData | None:
     checkpoint, manifest = resume.checkpoint, resume.manifest
     check_saved_run(checkpoint, manifest)
     meta = manifest.meta
+    if meta["data_order"] == UNKNOWN_ORDER and not asked.change_blend:
+        return None
     record = meta.get("data")
     if record is None and asked.change_blend:
         raise ConfigError(
