@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -31,7 +32,7 @@ def ask_schedule(plan: RunPlan, environ: Mapping[str, str]) -> str | None:
     resume = plan.resume
     if resume is None or plan.config.checkpoint.finetune or started_by_launcher(environ):
         return None
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not (sys.stdin.isatty() and sys.stderr.isatty() and _is_in_foreground()):
         return None
     from lmcore.optim.schedule import LearningRateSchedule
     from lmcore.train.resume.saved_meta import check_saved_run
@@ -43,6 +44,14 @@ def ask_schedule(plan: RunPlan, environ: Mapping[str, str]) -> str | None:
         return None
     own = LearningRateSchedule.from_plan(plan)
     return _answer(plan, schedule_choices(plan, resume.manifest, own))
+
+
+def _is_in_foreground() -> bool:
+    """Return True if this process may read from its terminal; a background job is stopped."""
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except OSError:  # not the controlling terminal, which stops nobody
+        return True
 
 
 def _answer(plan: RunPlan, choices: tuple[ScheduleChoice, ...]) -> str | None:

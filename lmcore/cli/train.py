@@ -185,8 +185,9 @@ def _process_count(
 ) -> int:
     """Return the number of processes of the run: started by a launcher, or to be started.
 
-    Without a launcher and `--nproc-per-node` it is the number of devices if processes on them can
-    exchange tensors, else one.
+    A launcher decides, also if a run that is continued had another number.  Without a launcher and
+    `--nproc-per-node` it is the number of devices if processes on them can exchange tensors, else
+    one.
 
     Args:
         loaded: The settings.
@@ -204,7 +205,8 @@ def _process_count(
         if asked or selection is None:
             return asked or 1
         return default_process_count(plugins, selection, rank)
-    if asked not in {None, rank.local_world_size}:
+    of_earlier_start = bool(loaded.provenance["nproc_per_node"].origin)  # by a run's file
+    if asked not in {None, rank.local_world_size} and not of_earlier_start:
         raise ConfigError(
             f"{loaded.shown('nproc_per_node')}: a launcher started {rank.local_world_size} here",
             why="LOCAL_WORLD_SIZE says so, and the launcher decides",

@@ -1,8 +1,8 @@
 """The plan of a run from valid settings: defaults derived, sizes counted.
 
 `load_config`, `validate` and `resolve` follow each other.  Nothing after `resolve` decides anything
-about the configuration, with one exception: `--use-checkpoint-opt-param-scheduler` takes the
-learning-rate schedule from the checkpoint, in `lmcore/train/resume/restore.py`.
+about the configuration, with one exception: the learning-rate schedule of a run that resumes is the
+checkpoint's, or the one that `--schedule` chooses, in `lmcore/train/resume/restore.py`.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ def train(
             if exit_reason:
                 report.reason = exit_reason
                 break
-            is_best = plan.config.checkpoint.save_best and history.best_step == step
+            ends = due.last or stopped_early is not None  # and saves then
+            is_best = plan.config.checkpoint.save_best and history.best_step == step and not ends
             if due.save or is_best or exits.save_is_due(due):
                 last_saved = _save(state, saver, report, queue, replicas, timed=not due.save)
                 exits.saved()

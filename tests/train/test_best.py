@@ -80,6 +80,7 @@ def test_an_early_stop(train: Any, go_on: Any, capsys: Any) -> None:
     assert steps_of(first) == [14, 16]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("measured")
 def test_back_to_the_best(train: Any, go_on: Any) -> None:
     """A run that continues from the best checkpoint has its history, and marks the next best."""

@@ -52,7 +52,10 @@ def cosine(position: float, *, highest: float, warmup: float, decay: float) -> f
     return highest / 2 * (1 + math.cos(math.pi * (position - warmup) / (decay - warmup)))
 
 
-@pytest.mark.parametrize("settings", ["its file", "the checkpoint", "moved"])
+@pytest.mark.parametrize(
+    "settings",
+    ["its file", "the checkpoint", pytest.param("moved", marks=pytest.mark.full)],
+)
 def test_the_rest_of_a_run(
     train: Any, train_once: Any, go_on: Any, assert_same: Any, settings: str
 ) -> None:
@@ -87,7 +90,9 @@ def test_a_finished_run_changes_nothing(train_once: Any, copy_of: Any, go_on: An
     assert files_of(run) == before
 
 
-@pytest.mark.parametrize("answer", ["extend", "restart", "keep"])
+@pytest.mark.parametrize(
+    "answer", ["extend", "restart", pytest.param("keep", marks=pytest.mark.full)]
+)
 def test_a_longer_run(train_once: Any, go_on: Any, answer: str) -> None:
     """Each schedule has its rates, survives an end before and after a save, and is asked once."""
     lowest = "--min-lr 0.001" if answer == "keep" else ""

@@ -274,7 +274,8 @@ def _schedule_difference(
         for name, values in changed.items()
     )
     what, why = "the learning-rate schedule is not the checkpoint's", "; ".join(rows)
-    settings = "the first run's settings (`--lr-decay-iters` if only the length changed)"
+    unit = "iters" if plan.config.training.train_samples is None else "samples"
+    settings = f"the first run's settings (`--lr-decay-{unit}` if only the length changed)"
     if plan.train_iters <= manifest.iteration:
         why += f"; no step remains after the {manifest.iteration:,} of the checkpoint"
         hint = f"give {settings}, or more steps"

@@ -47,6 +47,7 @@ class ScheduleChoice:
         next_rate: Rate of the next step.
         last_rate: Rate of the last step of the run.
         steps: Number of remaining steps.
+        last_from: Step from which the rate is `last_rate`; None if only the last step has it.
     """
 
     name: str
@@ -55,6 +56,7 @@ class ScheduleChoice:
     next_rate: float
     last_rate: float
     steps: int
+    last_from: int | None = None
 
     @property
     def is_zero(self) -> bool:
@@ -69,10 +71,9 @@ class ScheduleChoice:
         """Meaning and consequences, one line."""
         if self.is_zero:
             return f"{self.meaning}: not possible, the rate of every remaining step would be 0"
-        return (
-            f"{self.meaning}: rate {self.next_rate:.3g} at the next step, "
-            f"{self.last_rate:.3g} at the end"
-        )
+        end = "at the end" if self.last_from is None else f"from step {self.last_from:,} on"
+        rates = f"{self.next_rate:.3g} at the next step, {self.last_rate:.3g} {end}"
+        return f"{self.meaning}: rate {rates}"
 
 
 def saved_schedule(manifest: Manifest) -> LearningRateSchedule:
@@ -136,10 +137,13 @@ def schedule_choices(
     saved, longer = saved_schedule(manifest), _extended(plan, own)
     again = _restarted(plan, own, position, end)
     left = max(plan.train_iters - manifest.iteration, 0)
-    next_step = position + plan.batch_sizes.at(consumed)
+    batch = plan.batch_sizes.at(consumed)
+    next_step = position + batch
 
     def choice(name: str, meaning: str, schedule: LearningRateSchedule) -> ScheduleChoice:
-        return ScheduleChoice(name, meaning, schedule, schedule(next_step), schedule(end), left)
+        rates, over = (schedule(next_step), schedule(end)), _end_of_decay(schedule, position, end)
+        last_from = None if over is None else manifest.iteration + -(-over // batch)
+        return ScheduleChoice(name, meaning, schedule, *rates, left, last_from)
 
     whole, rest = counted(plan.train_iters, "step"), counted(left, "step")
     return (
@@ -147,6 +151,14 @@ def schedule_choices(
         choice("keep", "the checkpoint's schedule as it is", saved),
         choice("restart", f"a new warm-up and decay over the remaining {rest}", again),
     )
+
+
+def _end_of_decay(schedule: LearningRateSchedule, position: int, end: int) -> int | None:
+    """Return the samples from *position* to the end of the decay; None if no step follows it."""
+    decay_end = schedule.start_samples + schedule.decay_samples
+    if schedule.style in _WITHOUT_EFFECT or decay_end >= end:
+        return None
+    return max(decay_end - position, 1)
 
 
 def _schedule_of_settings(manifest: Manifest) -> LearningRateSchedule:

@@ -6,22 +6,27 @@ rewrites them.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import unicodedata
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lmcore.cli import train as train_command
 from lmcore.cli.main import main
+from lmcore.config.load import load_config
+from lmcore.config.settings import Provenance
 from lmcore.data.indexed.metadata import DatasetMetadata, write_metadata
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import NullTokenizer, build_tokenizer
+from lmcore.errors import ConfigError
 from lmcore.train.report.run_report import RunResult
 
 GOLDEN = Path(__file__).parents[2] / "golden/errors"
@@ -291,3 +296,19 @@ def test_steps_of_a_session(steps: int, line: str, capsys: pytest.CaptureFixture
     result = RunResult(Path("run"), "completed", steps, summary, None, can_generate=True)
     train_command._report(result)
     assert capsys.readouterr().out.splitlines()[0] == line
+
+
+def test_a_launcher_decides_over_the_number_of_an_earlier_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run that is continued may have another number of processes; a flag may not contradict."""
+    for name, value in (("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("RANK", "0")):
+        monkeypatch.setenv(name, value)
+    loaded = load_config(["--nproc-per-node", "1"])
+    rank: Any = SimpleNamespace(local_world_size=2, world_size=2)
+    plugins: Any = None
+    with pytest.raises(ConfigError, match="a launcher started 2"):
+        train_command._process_count(loaded, rank, plugins, None)
+    recorded = {"nproc_per_node": Provenance("file", "run/config.yaml:9", "--nproc-per-node")}
+    again = dataclasses.replace(loaded, provenance={**loaded.provenance, **recorded})
+    assert train_command._process_count(again, rank, plugins, None) == 2

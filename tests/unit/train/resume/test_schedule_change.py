@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,6 +105,19 @@ def test_the_choices_and_their_rates(make_plan: Any, saved_by: Any) -> None:
     assert restart.next_rate == 0.01 * 4 / 8
     assert restart.last_rate == 0.001
     assert restart.words.endswith("rate 0.005 at the next step, 0.001 at the end")
+
+
+def test_a_schedule_that_ends_before_the_run(make_plan: Any, saved_by: Any) -> None:
+    """The step from which the rate stays is named."""
+    plan = make_plan(f"{BASE} --train-iters 16 --min-lr 0.001")
+    own = LearningRateSchedule.from_plan(plan)
+    before = "--train-iters 8 --min-lr 0.001"
+    left = 0.5 + 0.5 * math.cos(math.pi * (6 * 4 - 1.6) / (32 - 1.6))
+    for done, rate in ((5, 0.001 + 0.009 * left), (8, 0.001)):
+        _, keep, _ = schedule_choices(plan, saved_by(before, done), own)
+        assert keep.words.endswith(
+            f": rate {rate:.3g} at the next step, 0.001 from step {max(8, done + 1)} on"
+        )
 
 
 def test_a_decay_by_flag_is_not_extended(make_plan: Any, saved_by: Any) -> None:
