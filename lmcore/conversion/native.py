@@ -18,7 +18,7 @@ from lmcore.checkpoint import (
 )
 from lmcore.checkpoint.layout import CHECKPOINTS_NAME
 from lmcore.config.section import run_options
-from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
+from lmcore.conversion.state import ADAM, TRAINING_OPTIONS, WEIGHT, ModelState, Progress
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import CheckpointError
 from lmcore.model.parameters import has_known_parameters, parameter_shapes
@@ -79,6 +79,11 @@ class LmcoreState(ModelState):
         if names and all(f"optimizer.{kind}.{name}" in held for kind in ADAM for name in names):
             self.kinds = (WEIGHT, *ADAM)
         self.progress = self._progress()
+        sections = _mapping(_mapping(meta.get("config")).get("config")).values()
+        saved = {name: value for section in sections for name, value in _mapping(section).items()}
+        self.settings = {
+            name: saved[name] for name in TRAINING_OPTIONS if saved.get(name) is not None
+        }
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""

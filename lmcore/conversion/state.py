@@ -19,12 +19,22 @@ if TYPE_CHECKING:
 
     from lmcore.config.tokenizer import TokenizerSettings
 
-__all__ = ["ADAM", "WEIGHT", "ModelState", "Progress"]
+__all__ = ["ADAM", "TRAINING_OPTIONS", "WEIGHT", "ModelState", "Progress"]
 
 WEIGHT = "weight"
 """Kind of tensor: the weights, in the highest precision that the checkpoint has."""
 ADAM = ("exp_avg", "exp_avg_sq")
 """Kinds of tensor: the state of Adam, with the shape of the weights."""
+
+
+TRAINING_OPTIONS = (
+    *("seq_length", "micro_batch_size", "global_batch_size", "train_iters", "train_samples"),
+    *("lr", "min_lr", "lr_decay_style", "lr_decay_iters", "lr_decay_samples"),
+    *("lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "clip_grad"),
+    *("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "seed", "split"),
+    *("eval_interval", "eval_iters"),
+)
+"""Options of training in `ModelState.settings`, which have the names of arguments of Megatron."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 from lmcore.config.section import run_options
 from lmcore.conversion.megatron.records import Record
+from lmcore.conversion.state import TRAINING_OPTIONS
 from lmcore.errors import CheckpointError, ConfigError
 from lmcore.model.saved_shape import read_shape
 from lmcore.model.shape import ModelShape
@@ -73,14 +74,6 @@ _POSITIONS = {
     "1": "rope",
     "2": "learned_absolute",
 }
-_SAME_OPTIONS = (
-    *("seq_length", "micro_batch_size", "global_batch_size", "train_iters", "train_samples"),
-    *("lr", "min_lr", "lr_decay_style", "lr_decay_iters", "lr_decay_samples"),
-    *("lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "clip_grad"),
-    *("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "seed", "split"),
-    *("eval_interval", "eval_iters"),
-)
-"""Arguments of training that are options of lmcore, with the same meaning."""
 _NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 
 
@@ -125,7 +118,7 @@ def read_model(args: Mapping[str, Any], checkpoint: Path, rows: int) -> Megatron
 def _settings(args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of training that lmcore has as options with the same meaning."""
     options, found = run_options(), {}
-    for name in _SAME_OPTIONS:
+    for name in TRAINING_OPTIONS:
         value = args.get(name)
         if type(value) not in {bool, int, float, str}:
             continue

@@ -107,6 +107,7 @@ def run_arguments(
     multiple, _ = vocabulary_rows(state, layout.tensor)
     arguments = (
         architecture_arguments(shape)
+        | {name: value for name, value in state.settings.items() if name != "precision"}
         | schedule_arguments(progress)
         | {
             "tensor_model_parallel_size": layout.tensor,
