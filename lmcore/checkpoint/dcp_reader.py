@@ -17,6 +17,7 @@ from lmcore.accelerator.dtype import dtype_name
 from lmcore.checkpoint.chunks import ChunkBounds, overlap
 from lmcore.checkpoint.dcp_metadata import StoredChunk
 from lmcore.checkpoint.manifest import TensorEntry
+from lmcore.checkpoint.zip_checksum import damaged_record
 from lmcore.errors import CheckpointError
 from lmcore.parallel.tensor_layout import TensorLayout, box
 from lmcore.threads import map_in_threads
@@ -42,6 +43,8 @@ def read_tensors(
     tensors: Mapping[str, Tensor],
     layouts: Mapping[str, TensorLayout],
     num_threads: int,
+    *,
+    compare: bool = False,
 ) -> None:
     """Fill *tensors* in place from *directory*; chunks without elements of them are not read.
 
@@ -52,6 +55,7 @@ def read_tensors(
         tensors: Local tensors to fill, as far as they are in the checkpoint.
         layouts: Layouts of the local tensors by name; a tensor without one is whole.
         num_threads: Number of files that are read at the same time.
+        compare: True to compare torch's checksum of each chunk, for files that have no manifest.
 
     Raises:
         CheckpointError: Stored bytes are not the tensor in the index.
@@ -63,7 +67,9 @@ def read_tensors(
             for copy in _copies(chunk, tensor.detach(), layout):
                 files[chunk.file][chunk].append(copy)
     map_in_threads(
-        lambda item: _read_file(directory / item[0], item[1], entries), files.items(), num_threads
+        lambda item: _read_file(directory / item[0], item[1], entries, compare=compare),
+        files.items(),
+        num_threads,
     )
 
 
@@ -82,10 +88,13 @@ def _read_file(
     path: Path,
     reads: Mapping[StoredChunk, Sequence[_Copy]],
     entries: Mapping[str, TensorEntry],
+    *,
+    compare: bool,
 ) -> None:
     with path.open("rb") as stream:
         for chunk, copies in sorted(reads.items(), key=lambda read: read[0].offset):
-            _fill(copies, _read(stream, path, chunk, entries[chunk.name].dtype))
+            dtype = entries[chunk.name].dtype
+            _fill(copies, _read(stream, path, chunk, dtype, compare=compare))
 
 
 def _fill(copies: Sequence[_Copy], stored: Tensor) -> None:
@@ -94,10 +103,12 @@ def _fill(copies: Sequence[_Copy], stored: Tensor) -> None:
         copy.target.copy_(box(stored, copy.start, tuple(copy.target.shape)))
 
 
-def _read(stream: BinaryIO, path: Path, chunk: StoredChunk, dtype: str) -> Tensor:
+def _read(stream: BinaryIO, path: Path, chunk: StoredChunk, dtype: str, *, compare: bool) -> Tensor:
     part = _Slice(stream, chunk.offset, chunk.length)
     try:
         _refuse_compressed(part, path, chunk)
+        if compare:
+            _compare_checksums(part, path, chunk)
         # Restricted to plain data: nothing in the file can name code to run.
         stored = torch.load(cast("IO[bytes]", part), map_location="cpu", weights_only=True)
     except CheckpointError:
@@ -121,6 +132,14 @@ def _refuse_compressed(part: _Slice, path: Path, chunk: StoredChunk) -> None:
     if size > chunk.length:
         why = f"it is compressed, {chunk.length:,} bytes of {size:,}, as no save does"
         raise _not_as_stated(chunk, path, why)
+    part.seek(0)
+
+
+def _compare_checksums(part: _Slice, path: Path, chunk: StoredChunk) -> None:
+    with zipfile.ZipFile(cast("IO[bytes]", part)) as archive:
+        record = damaged_record(archive)
+    if record is not None:
+        raise _not_as_stated(chunk, path, f"the checksum of its record `{record}` is wrong")
     part.seek(0)
 
 

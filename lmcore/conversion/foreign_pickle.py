@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from lmcore.bounded_file import open_regular
+from lmcore.checkpoint.zip_checksum import damaged_record
 from lmcore.errors import CheckpointError
 
 __all__ = ["load_tensors", "only_allowed"]
@@ -80,13 +81,21 @@ def _is_zip(path: Path) -> bool:
     """Return True for torch's zip format, which can be mapped; False for the older one.
 
     Raises:
-        CheckpointError: It is compressed, which could unpack to a thousand times its size.
+        CheckpointError: It is compressed, which could unpack to a thousand times its size, or a
+            checksum in it is wrong.
     """
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
         if any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
             raise CheckpointError(f"`{path}` is refused", why="it is compressed")
+        record = damaged_record(archive)
+    if record is not None:
+        raise CheckpointError(
+            f"`{path}` is damaged",
+            why=f"the checksum of its record `{record}` is wrong",
+            hint="copy the file again",
+        )
     return True
 
 

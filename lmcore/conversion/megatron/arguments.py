@@ -64,6 +64,7 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "softmax_type": (None, "vanilla"),
     "mlp_type": (None, "standard"),
 }
+_PLAIN = (bool, int, float, str, tuple, type(None))
 _POSITIONS = {
     "learned_absolute": "learned_absolute",
     "absolute": "learned_absolute",
@@ -163,7 +164,8 @@ class _Reader:
     def refuse(self, name: str, allowed: tuple[Any, ...]) -> None:
         value = self._args.get(name)
         plain = tuple(value) if isinstance(value, list) else value
-        if plain is True or plain not in allowed:
+        known = isinstance(plain, _PLAIN) and plain is not True and plain in allowed
+        if not known:
             raise self._unsupported(f"`{name}` is `{value}`")
 
     def _unsupported(self, why: str) -> CheckpointError:

@@ -133,7 +133,15 @@ class DistributedState(ModelState):
             first = (layer, *(0,) * (len(size) - 1))
             layout = TensorLayout(entry.shape, (Chunk((0,) * len(size), first, size),))
         tensor = torch.empty(size, dtype=dtype_of(entry.dtype))
-        read_tensors(self.checkpoint, self._index, self._entries, {name: tensor}, {name: layout}, 1)
+        read_tensors(
+            self.checkpoint,
+            self._index,
+            self._entries,
+            {name: tensor},
+            {name: layout},
+            num_threads=1,
+            compare=True,
+        )
         return tensor if layer is None else tensor[0]
 
     def _stored(self) -> tuple[list[str], dict[str, dict[str, _Stored]]]:

@@ -94,7 +94,7 @@ class _Reader:
                 raise self._unfit(f"a group has {found} parameters, the model {len(places)}")
             mains = self._mains(number, places)
             for place, key in zip(places, numbers, strict=True):
-                held = self._state.get(key)
+                held = self._state.get(key) if isinstance(key, int) else None
                 if not isinstance(held, dict) or not set(ADAM) <= held.keys():
                     raise UnreadOptimizer("it is not Adam's")
                 steps.append(
@@ -113,7 +113,7 @@ class _Reader:
 
     def _expected(self) -> dict[tuple[bool, bool], list[int]]:
         """Return the places of the parameters of each group."""
-        separate = any(group.get("is_decoupled_lr") for group in self._groups)
+        separate = any(group.get("is_decoupled_lr") is True for group in self._groups)
         found: dict[tuple[bool, bool], list[int]] = {}
         for place, (name, tensor) in enumerate(zip(self._names, self._weights, strict=True)):
             embedding = separate and not name.startswith(("blocks.", "final_norm", "position"))
@@ -123,13 +123,14 @@ class _Reader:
     def _key(self, group: Mapping[str, Any]) -> tuple[bool, bool]:
         """Return if a group has weight decay, and if it has a learning rate of its own."""
         scale = group.get("wd_mult", group.get("pre_wd_mult"))
-        if scale is None:
-            held = self._state.get(next(iter(group["params"]), None))
+        if not isinstance(scale, int | float):
+            first = next(iter(group["params"]), None) if isinstance(group["params"], list) else None
+            held = self._state.get(first) if isinstance(first, int) else None
             tensor = held.get(ADAM[0]) if isinstance(held, dict) else None
             decays = isinstance(tensor, Tensor) and tensor.ndim > 1
         else:
             decays = bool(scale)
-        return decays, bool(group.get("is_decoupled_lr"))
+        return decays, group.get("is_decoupled_lr") is True
 
     def _mains(self, group: int, places: Sequence[int]) -> dict[int, Tensor]:
         """Return the main parameter of each place; parameters in float32 are their own."""

@@ -14,6 +14,7 @@ norms, positions, biases of the two above | all of it
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,13 +47,17 @@ class Packing:
     ranks: int
     version: float = 3.0
 
+    @functools.cached_property
+    def _sizes(self) -> dict[str, tuple[int, ...]]:
+        return parameter_shapes(self.shape)
+
     def part_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a parameter on one rank.
 
         Args:
             name: Name in lmcore.
         """
-        size = list(parameter_shapes(self.shape)[name])
+        size = list(self._sizes[name])
         dim = self.split_dim(name)
         if dim is not None:
             size[dim] //= self.ranks
@@ -102,7 +107,7 @@ class Packing:
         shape = self.shape
         return grouped_qkv(
             name,
-            parameter_shapes(shape)[name],
+            self._sizes[name],
             groups=shape.num_query_groups,
             queries=shape.num_attention_heads // shape.num_query_groups,
             channels=shape.head_dim,

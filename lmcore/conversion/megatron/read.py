@@ -24,6 +24,7 @@ from lmcore.model.parameters import parameter_shapes
 
 __all__ = ["MegatronState"]
 
+_MOST_RANKS = 2**16
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -58,12 +59,16 @@ class MegatronState(ModelState):
             if all((rank, stage) in files.ranks for rank in range(files.tensor_size))
         ]
         args = self._files[0][0].args if self._files else {}
+        tensor = args.get("tensor_model_parallel_size", args.get("model_parallel_size"))
         require_ranks(
             files,
-            args.get("tensor_model_parallel_size")
-            or args.get("model_parallel_size")
-            or files.tensor_size,
-            args.get("pipeline_model_parallel_size") or files.pipeline_size,
+            _count(checkpoint, "tensor_model_parallel_size", tensor, files.tensor_size),
+            _count(
+                checkpoint,
+                "pipeline_model_parallel_size",
+                args.get("pipeline_model_parallel_size"),
+                files.pipeline_size,
+            ),
         )
         self._number_layers()
         model = read_model(args, checkpoint, self._rows())
@@ -195,3 +200,15 @@ class MegatronState(ModelState):
         if not all(type(value) is int and value >= 0 for value in (iteration, samples)):
             return None
         return Progress(iteration, samples, step, schedule, adam)
+
+
+def _count(checkpoint: Path, name: str, value: object, default: int) -> int:
+    """Return a saved number of ranks; *default* if it was not saved."""
+    if value is None:
+        return default
+    if type(value) is int and 1 <= value <= _MOST_RANKS:
+        return value
+    raise CheckpointError(
+        f"the arguments of `{checkpoint}` are not those of Megatron",
+        why=f"`{name}` is `{value!s:.80}`, not a number of ranks",
+    )
