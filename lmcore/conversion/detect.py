@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from lmcore.checkpoint.layout import CHECKPOINTS_NAME
 from lmcore.checkpoint.manifest import MANIFEST_NAME
+from lmcore.conversion.deepspeed.directory import is_deepspeed
 from lmcore.conversion.huggingface.config import is_huggingface
 from lmcore.conversion.megatron.directory import is_megatron, is_megatron_dist
 
@@ -26,6 +27,7 @@ MATCHES: Mapping[str, Callable[[Path], bool]] = MappingProxyType(
         "huggingface": is_huggingface,
         "megatron": is_megatron,
         "megatron-dist": is_megatron_dist,
+        "megatron-deepspeed": is_deepspeed,
     }
 )
 """Function that recognizes each format, by the format's name."""

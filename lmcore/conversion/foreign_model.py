@@ -61,4 +61,6 @@ def describe_foreign(directory: Path) -> ForeignModel | None:
         return _huggingface(directory)
     found = describe_isolated(directory, name)
     shape = read_shape(found["shape"], directory)
-    return ForeignModel(directory, name, shape, notes=tuple(found["notes"]))
+    # A model of transformers that DeepSpeed trained may have its tokenizer beside.
+    tokenizer = tokenizer_settings(directory) if name == "megatron-deepspeed" else None
+    return ForeignModel(directory, name, shape, tokenizer, tuple(found["notes"]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from lmcore.checkpoint import survey
+from lmcore.conversion.deepspeed.names import STYLES as DEEPSPEED_STYLES
+from lmcore.conversion.deepspeed.read import read_deepspeed
+from lmcore.conversion.deepspeed.write import write_deepspeed
 from lmcore.conversion.detect import format_of
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import LARGEST_FILE, write_huggingface
@@ -37,13 +40,14 @@ class WriteOptions:
         dtype: Dtype of the weights.
         largest_file: Largest size of a file in bytes.
         layout: Parallel layout of the run that will load the checkpoint.
-        names: Set of parameter names, one of `lmcore.conversion.megatron.names.STYLES`.
+        names: Set of parameter names, one of `lmcore.conversion.megatron.names.STYLES` or
+            `lmcore.conversion.deepspeed.names.STYLES`; None: the format's first.
     """
 
     dtype: torch.dtype = torch.float32
     largest_file: int = LARGEST_FILE
     layout: Layout = field(default_factory=Layout)
-    names: str = STYLES[0]
+    names: str | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ def _write_megatron(
         directory,
         tokenizer,
         layout=options.layout,
-        style=options.names,
+        style=_style(options.names, STYLES),
         dtype=options.dtype,
     )
 
@@ -90,6 +94,33 @@ def _write_dist(
 ) -> list[str]:
     return write_distributed(
         state, directory, tokenizer, layout=options.layout, dtype=options.dtype
+    )
+
+
+def _write_deepspeed(
+    state: ModelState, directory: Path, tokenizer: Tokenizer | None, options: WriteOptions
+) -> list[str]:
+    return write_deepspeed(
+        state,
+        directory,
+        tokenizer,
+        layout=options.layout,
+        style=_style(options.names, DEEPSPEED_STYLES),
+        dtype=options.dtype,
+    )
+
+
+def _style(name: str | None, styles: Sequence[str]) -> str:
+    """Return the set of names to write.
+
+    Raises:
+        CheckpointArgumentError: The format does not have it.
+    """
+    if name is None or name in styles:
+        return name or styles[0]
+    listed = " or ".join(f"`{one}`" for one in styles)
+    raise CheckpointArgumentError(
+        f"the format does not have the names `{name}`", why=f"its names are {listed}"
     )
 
 
@@ -103,6 +134,9 @@ FORMATS = {
     "huggingface": CheckpointFormat("Hugging Face", HuggingFaceState, _write_huggingface),
     "megatron": CheckpointFormat("Megatron-LM", MegatronState, _write_megatron, optimizer=True),
     "megatron-dist": CheckpointFormat(DistributedState.format, DistributedState, _write_dist),
+    "megatron-deepspeed": CheckpointFormat(
+        "Megatron-DeepSpeed", read_deepspeed, _write_deepspeed, optimizer=True
+    ),
 }
 """Every format by the name that `lmcore checkpoint convert` takes; see `detect.MATCHES`."""
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT_NAMES", "ConvertSection", "run"]
 
-FORMAT_NAMES = ("lmcore", "huggingface", "megatron", "megatron-dist")
+FORMAT_NAMES = ("lmcore", "huggingface", "megatron", "megatron-dist", "megatron-deepspeed")
 """Names of the formats, as in `lmcore.conversion.formats.FORMATS`."""
 
 _EPILOG = """\
@@ -72,11 +72,13 @@ class ConvertSection(TokenizerSection):
     num_virtual_stages_per_pipeline_rank: int = option(
         1, "Parts of the model on each stage of an interleaved pipeline, likewise.", minimum=1
     )
-    megatron_names: str = option(
-        "core",
+    megatron_names: str | None = option(
+        None,
         "Names in Megatron's files: `core` for its default layers, `core-local` for "
-        "`--transformer-impl local`, `legacy` for the models before megatron-core.",
-        choices=("core", "core-local", "legacy"),
+        "`--transformer-impl local`, `legacy` for the models before megatron-core; in "
+        "Megatron-DeepSpeed's, `pipeline`, or `legacy` for `--no-pipeline-parallel`. Default: the "
+        "first.",
+        choices=("core", "core-local", "legacy", "pipeline"),
     )
     tokenizer_type: str | None = option(
         None, "Type of the tokenizer; default: the checkpoint's own.", metavar="TYPE"

@@ -11,9 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["PIPELINE_EMBEDDING", "legacy_names", "pipeline_name"]
+from lmcore.conversion.megatron.names import foreign_name
 
-PIPELINE_EMBEDDING = 1
+__all__ = ["STYLES", "deepspeed_name", "legacy_names", "pipeline_place", "universal_name"]
+
+STYLES = ("pipeline", "legacy")
+"""Sets of names that can be written: of a pipeline, and without one."""
+
+_EMBEDDING_LAYER = 1
 """Number of the embedding's layer."""
 _FIRST_BLOCK = 2
 """Number of the first block if no function is between it and the embedding."""
@@ -22,6 +27,12 @@ _TIED = "tied_modules.embed."
 _BLOCK = ("attention.", "self_attention.", "mlp.", "input_layernorm.", "post_attention_layernorm.")
 _EMBEDDING = ("word_embeddings.", "position_embeddings.")
 _NORM = ("weight", "bias")
+_OLDER = {
+    ".input_norm.": ".input_layernorm.",
+    ".post_attention_norm.": ".post_attention_layernorm.",
+    ".final_norm.": ".final_layernorm.",
+}
+"""Names of norms in Megatron-DeepSpeed, by the ones of later versions of Megatron."""
 
 
 def legacy_names(names: Iterable[str]) -> dict[str, str]:
@@ -53,24 +64,49 @@ def legacy_names(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def pipeline_name(name: str, num_layers: int, *, tied: bool) -> tuple[int, str]:
-    """Return the number of a parameter's layer in a pipeline, and its name in the layer.
+def deepspeed_name(name: str) -> str:
+    """Return the name of a parameter of lmcore in a module without a pipeline.
+
+    Args:
+        name: Name in lmcore.
+    """
+    found = foreign_name(name, "legacy")
+    for newer, older in _OLDER.items():
+        found = found.replace(newer, older)
+    return found
+
+
+def pipeline_place(name: str, num_layers: int) -> tuple[int, str]:
+    """Return the number of the layer of a parameter of lmcore, and its name in the layer's file.
 
     The numbers are Microsoft's and Argonne's.
 
     Args:
-        name: Name in Megatron, of the models before megatron-core.
+        name: Name in lmcore.
         num_layers: Number of blocks.
-        tied: True if the output has the token embedding's weights.
     """
-    name = name.removeprefix("language_model.")
-    if name.startswith("embedding."):
-        return PIPELINE_EMBEDDING, name.removeprefix("embedding.")
-    if name.startswith("output_layer."):
-        assert not tied, "a tied model has no output layer"
-        return _FIRST_BLOCK + num_layers + 1, name.replace("output_layer.", "lm_head.")
-    _, _, inside = name.partition("encoder.")
+    legacy = deepspeed_name(name).removeprefix("language_model.")
+    owner, _, inside = legacy.partition(".")
+    if owner == "embedding":
+        return _EMBEDDING_LAYER, inside
+    if owner == "output_layer":
+        return _FIRST_BLOCK + num_layers + 1, f"lm_head.{inside}"
     if inside.startswith("layers."):
         _, block, parameter = inside.split(".", 2)
         return _FIRST_BLOCK + int(block), parameter
     return _FIRST_BLOCK + num_layers, inside.rpartition(".")[2]
+
+
+def universal_name(name: str, num_layers: int, *, style: str, tied: bool) -> str:
+    """Return the name of a parameter of lmcore in a universal checkpoint.
+
+    Args:
+        name: Name in lmcore.
+        num_layers: Number of blocks.
+        style: Set of names, one of `STYLES`.
+        tied: True if the output has the token embedding's weights.
+    """
+    if style == "legacy":
+        return deepspeed_name(name)
+    layer, inside = pipeline_place(name, num_layers)
+    return f"{_TIED}{inside}" if tied and layer == _EMBEDDING_LAYER else f"{layer}.{inside}"

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,12 +21,12 @@ from lmcore.conversion.deepspeed.zero import (
     Partitions,
     Shapes,
     join_pieces,
-    number,
     partition_count,
     saved_step,
 )
 from lmcore.conversion.foreign_pickle import load_tensors
 from lmcore.conversion.huggingface.weights import StoredTensor
+from lmcore.conversion.megatron.moments import group_values, step_of
 from lmcore.conversion.megatron.rank_file import flat_tensors
 from lmcore.conversion.megatron.records import load_content
 from lmcore.conversion.state import ADAM, WEIGHT
@@ -45,6 +46,7 @@ class _Source(ABC):
     tensors: dict[str, StoredTensor]
     kinds: tuple[str, ...] = (WEIGHT,)
     step: int | None = None
+    settings: Mapping[str, float] = MappingProxyType({})
 
     @abstractmethod
     def read(self, name: str, kind: str) -> Tensor: ...
@@ -91,7 +93,8 @@ class _Zero(_Source):
     """Weights in float32 and states of Adam in ZeRO's partitions."""
 
     def __init__(self, path: Path, partitions: Partitions) -> None:
-        self._partitions, self.kinds, self.step = partitions, partitions.kinds, partitions.step
+        self._partitions, self.kinds = partitions, partitions.kinds
+        self.step, self.settings = partitions.step, partitions.settings
         self.tensors = {
             name: StoredTensor(partitions.dtype(name, WEIGHT), shape, path)
             for name, shape in partitions.shapes.items()
@@ -128,6 +131,7 @@ class _Universal(_Source):
         if complete and self.tensors:
             self.kinds = (WEIGHT, *ADAM)
             self.step = self._step(next(iter(self.tensors)))
+            self.settings = self._settings()
 
     def dtype(self, name: str, kind: str) -> torch.dtype:
         return self._content(name, "fp32" if kind == WEIGHT else kind)[0].dtype
@@ -155,9 +159,15 @@ class _Universal(_Source):
     def _step(self, name: str) -> int | None:
         path = self._directory / name / "step.pt"
         if path.is_file():
-            return number(load_tensors(path))
+            return step_of(load_tensors(path))
+        return saved_step(self._optimizer())
+
+    def _settings(self) -> Mapping[str, float]:
+        return group_values(self._optimizer())[1]
+
+    def _optimizer(self) -> Mapping[str, Any]:
         path = self._directory / "optimizer_state.pt"
-        return saved_step(load_content(path)) if path.is_file() else None
+        return load_content(path) if path.is_file() else {}
 
 
 class RankTensors:
@@ -167,16 +177,21 @@ class RankTensors:
         tensors: Dtype, shape and file of each tensor.
         aliases: Name of the parameter that a shared one is, by its name in the module.
         step: Number of updates by the optimizer; None if it is not known.
+        settings: Settings of Adam, with the names of `Progress.adam`; empty if not known.
     """
 
     def __init__(self, sources: Sequence[_Source], aliases: Mapping[str, str]) -> None:
         """Combine *sources*; the first one that has a tensor is read."""
         self._sources: dict[str, _Source] = {}
+        self._rounded: dict[str, _Source] = {}
         self.tensors: dict[str, StoredTensor] = {}
         for source in sources:
             for name, tensor in source.tensors.items():
                 if name not in self.tensors:
                     self.tensors[name], self._sources[name] = tensor, source
+                # The last stage of a pipeline also has an embedding, with unused positions.
+                elif isinstance(source, _InFile) and tensor.shape == self.tensors[name].shape:
+                    self._rounded.setdefault(name, source)
         for alias, name in aliases.items():
             if name in self.tensors:
                 self.tensors[alias], self._sources[alias] = (
@@ -185,6 +200,7 @@ class RankTensors:
                 )
         self.aliases = {alias: name for alias, name in aliases.items() if name in self.tensors}
         self.step = next((one.step for one in sources if one.step is not None), None)
+        self.settings = next((one.settings for one in sources if one.settings), {})
 
     def has(self, name: str, kind: str) -> bool:
         """Return True if a tensor has *kind*."""
@@ -202,9 +218,21 @@ class RankTensors:
             kind: Kind of tensor.
 
         Raises:
-            CheckpointError: The file is damaged.
+            CheckpointError: The file is damaged, or the float32 weight is not the one with which
+                the model computed.
         """
-        return self._sources[name].read(self.aliases.get(name, name), kind)
+        stored = self.aliases.get(name, name)
+        found = self._sources[name].read(stored, kind)
+        if kind == WEIGHT and stored in self._rounded:
+            rounded = self._rounded[stored].read(stored, kind)
+            if not torch.equal(found.to(rounded.dtype), rounded):
+                path = self.tensors[name].file.parent
+                raise CheckpointError(
+                    f"the optimizer's files in `{path}` do not fit the model's",
+                    why=f"the float32 weights of `{name}` are not the ones of the model",
+                    hint="copy the files of all ranks again, of one checkpoint",
+                )
+        return found
 
 
 def universal_tensors(directory: Path, content: Mapping[str, Any]) -> RankTensors:

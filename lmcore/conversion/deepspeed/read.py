@@ -6,6 +6,7 @@ them is of a model of transformers, which its `config.json` describes.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,17 @@ from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.megatron.arguments import read_model
 from lmcore.conversion.megatron.names import TIED, UNUSED, parameter_of
 from lmcore.conversion.megatron.packing import Packing
+from lmcore.conversion.megatron.problems import require_no_problems
 from lmcore.conversion.megatron.records import load_content, values_of
+from lmcore.conversion.megatron.schedule import read_schedule
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
 from lmcore.errors import CheckpointError
 from lmcore.model.parameters import parameter_shapes
 
 __all__ = ["MegatronDeepSpeedState", "TransformersDeepSpeedState", "read_deepspeed"]
 
-_SHOWN = 10
 _MAX_RANKS = 2**16
+_IN_TOKENS = ("lr_warmup_tokens", "lr_decay_tokens", "warmup_tokens", "decay_tokens")
 _EMBEDDING = "token_embedding.weight"
 
 
@@ -105,8 +108,11 @@ class MegatronDeepSpeedState(ModelState):
             for kind in ADAM
         ):
             self.kinds = (WEIGHT, *ADAM)
-        steps = [rank.step for rank in self._ranks] if len(self.kinds) > 1 else []
-        self.progress = _progress(content, args, next(iter(steps), None))
+        self.progress = _progress(content, args, self._ranks[0], adam=len(self.kinds) > 1)
+        schedule, unread = _schedule(content, args)
+        if self.progress is not None:
+            self.progress = dataclasses.replace(self.progress, schedule=schedule)
+        self.notes = [*self.notes, *([unread] if unread else [])]
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
@@ -184,13 +190,7 @@ class MegatronDeepSpeedState(ModelState):
                 for ours, name in names.items()
                 if ours not in parameter_shapes(self.shape)
             ]
-        if problems:
-            more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
-            raise CheckpointError(
-                f"the tensors of `{self.checkpoint}` do not fit its arguments",
-                why="\n".join(problems[:_SHOWN] + more),
-                hint="copy the files of all ranks again",
-            )
+        require_no_problems(self.checkpoint, problems)
 
 
 class TransformersDeepSpeedState(HuggingFaceState):
@@ -242,8 +242,7 @@ class TransformersDeepSpeedState(HuggingFaceState):
         self.notes = [*self.notes, *_notes(files, [rank])]
         if all(rank.has(name, kind) for name in self._names.values() for kind in ADAM):
             self.kinds = (WEIGHT, *ADAM)
-        step = rank.step if len(self.kinds) > 1 else None
-        self.progress = _progress(content, {}, step)
+        self.progress = _progress(content, {}, rank, adam=len(self.kinds) > 1)
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
@@ -300,13 +299,24 @@ def _count(args: Mapping[str, Any], name: str, files: DeepSpeedDirectory) -> int
 
 
 def _progress(
-    content: Mapping[str, Any], args: Mapping[str, Any], step: int | None
+    content: Mapping[str, Any], args: Mapping[str, Any], rank: RankTensors, *, adam: bool
 ) -> Progress | None:
     iteration = content.get("iteration", content.get("global_steps"))
     samples = args.get("consumed_train_samples", content.get("global_samples", 0))
     if not all(type(value) is int and value >= 0 for value in (iteration, samples)):
         return None
-    return Progress(int(iteration or 0), samples, step)
+    step, settings = (rank.step, rank.settings or None) if adam else (None, None)
+    return Progress(int(iteration or 0), samples, step, adam=settings)
+
+
+def _schedule(
+    content: Mapping[str, Any], args: Mapping[str, Any]
+) -> tuple[dict[str, float | str] | None, str | None]:
+    """Return the schedule of the learning rate, and a note if it is left out."""
+    saved = content.get("lr_scheduler")
+    if isinstance(saved, dict) and any(saved.get(name) for name in _IN_TOKENS):
+        return None, "its learning-rate schedule, which counts tokens, is not read"
+    return read_schedule(content, args)
 
 
 def _notes(files: DeepSpeedDirectory, ranks: Sequence[RankTensors]) -> list[str]:

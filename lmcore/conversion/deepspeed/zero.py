@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.conversion.megatron.moments import group_values, step_of
 from lmcore.conversion.megatron.records import load_content, values_of
 from lmcore.conversion.state import ADAM, WEIGHT
 from lmcore.errors import CheckpointError
 
-__all__ = ["Partitions", "join_pieces", "number", "partition_count", "saved_step"]
+__all__ = ["Partitions", "join_pieces", "partition_count", "saved_step"]
 
 Shape = tuple[int, ...]
 Shapes = Sequence[Mapping[str, Shape]]
@@ -52,6 +53,7 @@ class Partitions:
         shapes: Shape of each parameter by its name in the module.
         kinds: Kinds of tensors of every parameter.
         step: Number of updates by the optimizer; None if it is not known.
+        settings: Settings of Adam, with the names of `Progress.adam`; empty if not known.
     """
 
     def __init__(self, files: Mapping[int, Path], shapes: Shapes) -> None:
@@ -111,6 +113,7 @@ class Partitions:
     def _read_adam(self) -> None:
         """Add the states of Adam if every rank has them for every group."""
         self.step: int | None = None
+        self.settings: Mapping[str, float] = {}
         found: dict[str, list[list[Tensor]]] = {kind: [] for kind in ADAM}
         for rank, state in enumerate(self._states):
             groups = _adam_states(state)
@@ -126,6 +129,7 @@ class Partitions:
                     return
                 found[kind].append(vectors)
             self.step = saved_step(state)
+            self.settings = group_values(_inner_optimizer(state))[1]
         self._vectors |= found
 
     def _find_mapped(self) -> None:
@@ -251,31 +255,26 @@ def _vector(value: object) -> Tensor | None:
 
 def _adam_states(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the state of each group; torch's optimizers number them, elastic ones list them."""
-    base = state.get("base_optimizer_state", state.get("optimizer_state_dict"))
+    base = _inner_optimizer(state)
     if isinstance(base, list):
         return [group for group in base if isinstance(group, dict)]
     states = base.get("state") if isinstance(base, dict) else None
     if not isinstance(states, dict) or not all(type(key) is int for key in states):
         return []
-    groups = base.get("param_groups") if isinstance(base, dict) else None
-    first = groups[0] if isinstance(groups, list) and groups else {}
-    step = first.get("step") if isinstance(first, dict) else None
-    found = [states[key] for key in sorted(states) if isinstance(states[key], dict)]
-    return [{"step": step, **group} for group in found]
+    return [states[key] for key in sorted(states) if isinstance(states[key], dict)]
+
+
+def _inner_optimizer(state: Mapping[str, Any]) -> object:
+    """Return what ZeRO's own optimizer saved of the one that it wraps."""
+    return state.get("base_optimizer_state", state.get("optimizer_state_dict"))
 
 
 def saved_step(state: Mapping[str, Any]) -> int | None:
     """Return the number of updates in an optimizer's state; None if it is not there."""
-    steps = [number(group.get("step")) for group in _adam_states(state)]
-    steps += [number(state.get("base_optimizer_state_step"))]
+    steps = [step_of(group.get("step")) for group in _adam_states(state)]
+    steps += [group_values(_inner_optimizer(state))[0]]
+    steps += [step_of(state.get("base_optimizer_state_step"))]
     return next((step for step in steps if step is not None), None)
-
-
-def number(value: object) -> int | None:
-    """Return a stored count, a number or a tensor of one; None if it is neither."""
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    return int(value) if isinstance(value, int | float) and value >= 0 else None
 
 
 def _ranges(sizes: Sequence[int], position: int, numel: int) -> Iterable[tuple[int, int, int]]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lmcore.data.tokenizer import Tokenizer
     from lmcore.model.shape import ModelShape
 
-__all__ = ["write_megatron"]
+__all__ = ["nested", "write_megatron"]
 
 _WHOLE = Layout()
 _FLAGS = {"core": "", "core-local": " --transformer-impl local", "legacy": " --use-legacy-models"}
@@ -120,7 +120,7 @@ class _Rank:
                 flat[foreign] = share[WEIGHT].to(self._dtype)
                 shares.append(share)
             key = "model" if self._layout.virtual == 1 else f"model{part}"
-            found[key] = _nested(flat) if self._style == "legacy" else flat
+            found[key] = nested(flat) if self._style == "legacy" else flat
         if len(self._state.kinds) > 1:
             found["optimizer"] = moments_content(
                 shares,
@@ -139,10 +139,13 @@ class _Rank:
         )
 
 
-def _nested(flat: dict[str, Tensor]) -> dict[str, Any]:
+def nested(flat: dict[str, Tensor]) -> dict[str, Any]:
     """Return the nested mappings of the models before megatron-core.
 
     The names in the stack of layers stay joined by dots.
+
+    Args:
+        flat: Tensors by name.
     """
     found: dict[str, Any] = {}
     for name, tensor in flat.items():

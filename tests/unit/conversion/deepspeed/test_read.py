@@ -15,7 +15,7 @@ from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
 
 from lmcore.conversion.deepspeed.directory import is_deepspeed
 from lmcore.conversion.deepspeed.read import read_deepspeed
-from lmcore.conversion.state import WEIGHT, ModelState, Progress
+from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
 from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape
 
@@ -226,6 +226,48 @@ def test_partitions_of_another_model(stage: int, tmp_path: Path) -> None:
     for path in other.glob("*optim*"):
         shutil.copy(path, tmp_path / "a" / "global_step7")
     assert "does not fit the model" in refusal(tmp_path / "a")
+
+
+@pytest.mark.parametrize("layout", [Layout(zero=1, data=2), Layout(1, 1, zero=1)], ids=str)
+def test_files_of_two_checkpoints(layout: Layout, tmp_path: Path) -> None:
+    """Partitions of another step of the same run are not read as this one's weights."""
+    state = MemoryState(GPT, optimizer=True)
+    directory = write(state, tmp_path / "a", layout)
+    later = MemoryState(GPT, optimizer=True)
+    for kind in later.kinds:
+        later.tensors["blocks.1.feed_forward.up.weight", kind] += 0.01
+    for path in write(later, tmp_path / "b", layout).glob("*optim*"):
+        shutil.copy(path, directory)
+    found = read_deepspeed(tmp_path / "a")
+    found.read("blocks.0.feed_forward.up.weight")
+    with pytest.raises(CheckpointError, match="do not fit the model's"):
+        found.read("blocks.1.feed_forward.up.weight")
+
+
+def test_positions_of_the_last_stage(tmp_path: Path) -> None:
+    """The last stage's copy of the embedding has positions that it does not use."""
+    state = MemoryState(GPT, optimizer=True)
+    directory = write(state, tmp_path, Layout(1, 2, zero=1))
+    name = "tied_modules.embed.position_embeddings.weight"
+    size = state.parameters["position_embedding.weight"]
+    optimizer = directory / "bf16_zero_pp_rank_0_mp_rank_01_optim_states.pt"
+
+    def add(content: dict[str, Any]) -> None:
+        content["param_shapes"] = [{name: torch.Size(size)}, *content["param_shapes"]]
+
+    def add_partition(content: dict[str, Any]) -> None:
+        held = content["optimizer_state_dict"]
+        kind = type(next(iter(held["param_slice_mappings"][0].values())))
+        count = size[0] * size[1]
+        held["param_slice_mappings"].insert(0, {name: kind(count, 0)})
+        held["single_partition_of_fp32_groups"].insert(0, torch.full((count,), 7.0))
+        states = held["base_optimizer_state"]["state"]
+        other = {kind: torch.full((count,), 7.0) for kind in ADAM}
+        held["base_optimizer_state"]["state"] = {0: other, 1: states[0], 2: states[1]}
+
+    edit(directory / "mp_rank_01_model_states.pt", add)
+    edit(optimizer, add_partition)
+    assert_same(read_deepspeed(tmp_path), state)
 
 
 def test_pointers(tmp_path: Path) -> None:

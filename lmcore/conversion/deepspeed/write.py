@@ -1,0 +1,275 @@
+"""Writing of Megatron-DeepSpeed's checkpoints: layer files or rank files, and a universal part.
+
+Weights are in the files that a run loads by default.  The state of Adam is in a universal
+checkpoint in the same directory, with the weights in float32, which a run of any layout loads with
+`--universal-checkpoint`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lmcore.conversion.deepspeed.directory import LATEST, LATEST_UNIVERSAL
+from lmcore.conversion.deepspeed.names import (
+    STYLES,
+    deepspeed_name,
+    pipeline_place,
+    universal_name,
+)
+from lmcore.conversion.megatron.directory import TRACKER_NAME
+from lmcore.conversion.megatron.layout import Layout
+from lmcore.conversion.megatron.packing import Packing
+from lmcore.conversion.megatron.run_arguments import (
+    VERSION,
+    padded,
+    run_arguments,
+    vocabulary_rows,
+)
+from lmcore.conversion.megatron.schedule import schedule_content
+from lmcore.conversion.megatron.write import nested
+from lmcore.conversion.state import ADAM, WEIGHT
+from lmcore.durable import write_atomically
+from lmcore.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from lmcore.conversion.state import ModelState
+    from lmcore.data.tokenizer import Tokenizer
+    from lmcore.model.shape import ModelShape
+
+__all__ = ["write_deepspeed"]
+
+_WHOLE = Layout()
+_ROWS = ("token_embedding.weight", "output_embedding.weight")
+_USUAL_MULTIPLE = 128
+_VERSION = "0.19.8"
+"""Version of DeepSpeed whose files these are; it refuses files without one."""
+_UNIVERSAL_VERSION = 0.2
+_GROUPS = 64
+"""Number of groups of parameters for which the optimizer's settings are written.
+
+DeepSpeed leaves out groups beyond the saved ones; a run of Megatron has at most eight.
+"""
+
+
+def write_deepspeed(
+    state: ModelState,
+    directory: Path,
+    tokenizer: Tokenizer | None,
+    *,
+    layout: Layout = _WHOLE,
+    style: str = STYLES[0],
+    dtype: torch.dtype = torch.float32,
+) -> list[str]:
+    """Write a model into *directory* for Megatron-DeepSpeed; return what the user should know.
+
+    Memory is bounded by one layer, without a pipeline by one rank's share of the model.
+
+    Args:
+        state: Model to write.
+        directory: Empty directory.
+        tokenizer: Tokenizer of the model, whose name is recorded; None: it is not known.
+        layout: Parallel layout.
+        style: Set of names, one of `STYLES`.
+        dtype: Dtype of the weights in layer files and rank files.
+
+    Raises:
+        CheckpointError: The model cannot be divided so, Megatron-DeepSpeed has no such model, or
+            *state* is damaged.
+        OSError: The file system refuses.
+    """
+    _check(state.shape, layout, style)
+    multiple, rows = vocabulary_rows(state, layout.tensor)
+    shape = dataclasses.replace(state.shape, padded_vocab_size=rows)
+    progress = state.progress
+    iteration = progress.iteration if progress else 0
+    checkpoint = directory / f"global_step{iteration}"
+    checkpoint.mkdir(parents=True)
+    writer = _Writer(state, shape, layout, style, dtype)
+    content = writer.content(tokenizer)
+    if style == "pipeline":
+        writer.write_layers(checkpoint)
+    for stage in range(layout.pipeline):
+        for rank in range(layout.tensor):
+            module = writer.module(rank) if style == "legacy" else None
+            name = f"mp_rank_{stage * layout.tensor + rank:02d}_model_states.pt"
+            torch.save({"module": module, **content}, checkpoint / name)
+    pointers = {LATEST: checkpoint.name, TRACKER_NAME: str(iteration)}
+    if len(state.kinds) > 1:
+        writer.write_universal(checkpoint / "zero")
+        pointers[LATEST_UNIVERSAL] = checkpoint.name
+    for name, value in pointers.items():
+        write_atomically(directory / name, value.encode())
+    return _notes(state, rows, multiple, style)
+
+
+class _Writer:
+    """Writer of one model's files."""
+
+    def __init__(
+        self, state: ModelState, shape: ModelShape, layout: Layout, style: str, dtype: torch.dtype
+    ) -> None:
+        self._state, self._shape, self._layout = state, shape, layout
+        self._style, self._dtype = style, dtype
+        self._packing = Packing(shape, layout.tensor)
+
+    def write_layers(self, directory: Path) -> None:
+        """Write the files of a pipeline's layers, one layer in memory at a time."""
+        layers: dict[int, dict[str, str]] = {}
+        for name in self._state.parameters:
+            layer, inside = pipeline_place(name, self._shape.num_layers)
+            layers.setdefault(layer, {})[inside] = name
+        for layer, names in layers.items():
+            shares = {inside: self._shares(name) for inside, name in names.items()}
+            for rank in range(self._layout.tensor):
+                held = {inside: parts[rank] for inside, parts in shares.items()}
+                torch.save(held, directory / f"layer_{layer:02d}-model_{rank:02d}-model_states.pt")
+
+    def module(self, rank: int) -> dict[str, Any]:
+        """Return the weights of one rank, without a pipeline."""
+        return nested(
+            {deepspeed_name(name): self._shares(name)[rank] for name in self._state.parameters}
+        )
+
+    def write_universal(self, directory: Path) -> None:
+        """Write the parameters, one at a time, as DeepSpeed converts them from any layout."""
+        progress = self._state.progress
+        step = (progress.optimizer_step or progress.iteration) if progress else 0
+        # An integer for DeepSpeed's Adam, whose kernels take one, and a tensor for torch's.
+        counter = torch.tensor(step)
+        packing = Packing(self._shape, 1)
+        for name in self._state.parameters:
+            place = directory / universal_name(
+                name, self._shape.num_layers, style=self._style, tied=self._shape.tied
+            )
+            place.mkdir(parents=True)
+            for kind in (WEIGHT, *ADAM):
+                tensor = self._state.read(name, kind).float()
+                if name in _ROWS:
+                    tensor = tensor[: self._tokens]
+                content = {"param": _own(packing.split(name, tensor)[0]), **self._joined(name)}
+                torch.save(content, place / f"{'fp32' if kind == WEIGHT else kind}.pt")
+            torch.save(counter, place / "step.pt")
+        # Settings of the optimizer stay the run's own, but for the number of updates.
+        groups = [{"step": step, "params": []} for _ in range(_GROUPS)]
+        saved = {
+            "ds_version": _VERSION,
+            "param_groups": groups,
+            "optimizer_state_dict": {"state": {0: {"step": counter}}, "param_groups": groups[:1]},
+        }
+        torch.save(saved, directory / "optimizer_state.pt")
+
+    def content(self, tokenizer: Tokenizer | None) -> dict[str, Any]:
+        """Return the content of a rank's file besides its weights."""
+        progress, shape = self._state.progress, self._shape
+        samples = progress.consumed_samples if progress else 0
+        schedule = schedule_content(progress).get("opt_param_scheduler")
+        iteration = progress.iteration if progress else 0
+        tokens = samples * shape.max_position_embeddings
+        args = vars(run_arguments(self._state, shape, tokenizer, self._layout, self._dtype)) | {
+            "normalization": shape.normalization.lower(),
+            "num_key_value_heads": shape.num_query_groups,
+            "rope_theta": shape.rotary_base,
+            "consumed_train_tokens": tokens,
+            "no_pipeline_parallel": self._style == "legacy",
+            "deepspeed": True,
+            "mos": False,
+            "kd": False,
+            "num_experts": [1],
+        }
+        return {
+            "buffer_names": [],
+            "optimizer": None,
+            "param_shapes": None,
+            "frozen_param_shapes": None,
+            "shared_params": {},
+            "frozen_param_fragments": None,
+            "lr_scheduler": schedule,
+            "data_sampler": None,
+            "random_ltd": None,
+            "skipped_steps": 0,
+            "global_steps": iteration,
+            "global_samples": samples,
+            "dp_world_size": 1,
+            "mp_world_size": self._layout.tensor * self._layout.pipeline,
+            "ds_config": {},
+            "ds_version": _VERSION,
+            "args": argparse.Namespace(**args),
+            "checkpoint_version": VERSION,
+            "iteration": iteration,
+            "tokens": tokens,
+            "universal_checkpoint_info": {
+                "universal_checkpoint_version": _UNIVERSAL_VERSION,
+                "original_vocab_size": self._tokens,
+                "padded_vocab_size": shape.padded_vocab_size,
+            },
+        }
+
+    @property
+    def _tokens(self) -> int:
+        """Number of tokens without padding rows."""
+        return self._state.vocab_size or self._state.shape.padded_vocab_size
+
+    def _shares(self, name: str) -> list[Tensor]:
+        """Return the weights of all ranks, each with memory of its own."""
+        tensor = self._state.read(name)
+        tensor = padded(name, tensor, self._shape.padded_vocab_size)
+        return [_own(part.to(self._dtype)) for part in self._packing.split(name, tensor)]
+
+    def _joined(self, name: str) -> dict[str, Any]:
+        """Return DeepSpeed's rule by which ranks of tensor parallelism divide a parameter."""
+        dim = self._packing.split_dim(name)
+        if dim is None:
+            return {}
+        if name in _ROWS:
+            return {"cat_dim": dim, "vocab_tensor": True}
+        gated = self._shape.swiglu and ".feed_forward.up" in name
+        return {"cat_dim": dim, **({"param_n_sub_params": 2} if gated else {})}
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """Return a tensor with memory of its own: `torch.save` stores the whole memory of a view."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _check(shape: ModelShape, layout: Layout, style: str) -> None:
+    """Raise a `CheckpointError` if Megatron-DeepSpeed has no such model or layout."""
+    layout.check(shape)
+    missing = {
+        "scaled rotary embeddings": shape.rope_scaling_factor != 1.0,
+        "biases of queries, keys and values alone": shape.add_qkv_bias
+        and not shape.add_bias_linear,
+    }
+    for what, there in missing.items():
+        if there:
+            raise CheckpointError(
+                "Megatron-DeepSpeed does not have this model", why=f"it has {what}"
+            )
+    if layout.virtual > 1 or (style == "legacy" and layout.pipeline > 1):
+        why = "DeepSpeed's pipelines are not interleaved"
+        if layout.virtual == 1:
+            why = f"the set of names `{style}` is of a model without a pipeline"
+        raise CheckpointError("the checkpoint cannot be written in this layout", why=why)
+
+
+def _notes(state: ModelState, rows: int, multiple: int, style: str) -> list[str]:
+    notes = []
+    added = rows - state.shape.padded_vocab_size
+    if added:
+        notes.append(f"{added} rows of 0 are added to the vocabulary, which the ranks divide")
+    if multiple != _USUAL_MULTIPLE:
+        notes.append(f"start Megatron with `--make-vocab-size-divisible-by {multiple}`")
+    pipeline = "" if style == "pipeline" else " --no-pipeline-parallel"
+    if len(state.kinds) > 1:
+        notes.append(
+            f"start Megatron-DeepSpeed with `--universal-checkpoint --no-load-rng{pipeline}`; "
+            f"without the state of Adam, with `--finetune{pipeline}`"
+        )
+    else:
+        notes.append(f"start Megatron-DeepSpeed with `--finetune{pipeline}`")
+    return notes

@@ -1,0 +1,131 @@
+"""Checkpoints written for Megatron-DeepSpeed, read back and looked at as DeepSpeed loads them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
+
+from lmcore.conversion.deepspeed.names import STYLES
+from lmcore.conversion.deepspeed.read import read_deepspeed
+from lmcore.conversion.deepspeed.write import write_deepspeed
+from lmcore.conversion.megatron.layout import Layout
+from lmcore.conversion.state import WEIGHT, Progress
+from lmcore.errors import CheckpointError
+from lmcore.model.shape import ModelShape
+
+SCHEDULE = {
+    "style": "cosine",
+    "highest": 1e-3,
+    "lowest": 1e-5,
+    "warmup_samples": 10.0,
+    "decay_samples": 100,
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("layout", [Layout(), Layout(2), Layout(2, 2)], ids=str)
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_weights_come_back(shape: ModelShape, layout: Layout, style: str, tmp_path: Path) -> None:
+    """Layer files and rank files of every layout give back the same weights."""
+    if style == "legacy":
+        layout = replace(layout, pipeline=1)
+    state = MemoryState(shape, progress=Progress(7, 70), vocab_size=23)
+    notes = write_deepspeed(state, tmp_path, None, layout=layout, style=style)
+    found = read_deepspeed(tmp_path)
+    assert_same(found, state)
+    assert (found.vocab_size, found.progress) == (23, Progress(7, 70))
+    files = sorted(path.name for path in (tmp_path / "global_step7").iterdir())
+    assert files[-1] == f"mp_rank_{layout.tensor * layout.pipeline - 1:02d}_model_states.pt"
+    # Microsoft's pipeline: embedding 1, blocks 2 to 5, final norm 6, output embedding 7.
+    layers = [1, 2, 3, 4, 5, 6, *([] if shape.tied else [7])] if style == "pipeline" else []
+    assert [name for name in files if name.startswith("layer_")] == [
+        f"layer_{layer:02d}-model_{rank:02d}-model_states.pt"
+        for layer in layers
+        for rank in range(layout.tensor)
+    ]
+    assert any("--finetune" in note for note in notes)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_the_state_of_adam_is_universal(shape: ModelShape, style: str, tmp_path: Path) -> None:
+    """Weights in float32 and both moments are parameter by parameter, without padding rows."""
+    progress = Progress(7, 70, optimizer_step=6, schedule=SCHEDULE)
+    state = MemoryState(shape, optimizer=True, progress=progress, vocab_size=23)
+    layout = Layout(2, 2 if style == "pipeline" else 1)
+    notes = write_deepspeed(state, tmp_path, None, layout=layout, style=style, dtype=torch.bfloat16)
+    found = read_deepspeed(tmp_path)
+    assert (found.kinds, found.progress) == (state.kinds, progress)
+    assert found.shape == replace(shape, padded_vocab_size=23)
+    for name, size in found.parameters.items():
+        for kind in state.kinds:
+            assert torch.equal(found.read(name, kind), state.read(name, kind)[: size[0]]), name
+    assert (tmp_path / "latest_universal").read_text() == "global_step7"
+    assert any("--universal-checkpoint" in note for note in notes)
+
+
+def test_files_of_a_parameter(tmp_path: Path) -> None:
+    """Each says how ranks of tensor parallelism divide it, as DeepSpeed's own conversion does."""
+    state = MemoryState(LLAMA, optimizer=True, progress=Progress(7, 70, 6), vocab_size=23)
+    write_deepspeed(state, tmp_path, None, layout=Layout(2))
+    zero = tmp_path / "global_step7" / "zero"
+
+    def rule(name: str) -> dict[str, object]:
+        content = torch.load(zero / name / "exp_avg.pt")
+        assert content["param"].untyped_storage().nbytes() == content["param"].nbytes
+        return {key: value for key, value in content.items() if key != "param"}
+
+    assert rule("1.word_embeddings.weight") == {"cat_dim": 0, "vocab_tensor": True}
+    assert rule("7.lm_head.weight") == {"cat_dim": 0, "vocab_tensor": True}
+    assert rule("2.input_layernorm.weight") == {}
+    assert rule("3.self_attention.query_key_value.weight") == {"cat_dim": 0}
+    assert rule("3.self_attention.dense.weight") == {"cat_dim": 1}
+    assert rule("3.mlp.dense_h_to_4h.weight") == {"cat_dim": 0, "param_n_sub_params": 2}
+    assert rule("3.mlp.dense_4h_to_h.weight") == {"cat_dim": 1}
+    assert rule("6.weight") == {}
+    assert torch.load(zero / "6.weight" / "step.pt") == 6
+
+
+def test_gate_and_up_by_hand(tmp_path: Path) -> None:
+    """Each rank has its rows of the gate, then its rows of the other projection."""
+    state = MemoryState(LLAMA)
+    name = "blocks.0.feed_forward.up.weight"
+    rows = torch.arange(40.0)[:, None].expand(40, 16)
+    state.tensors[name, WEIGHT] = rows
+    write_deepspeed(state, tmp_path, None, layout=Layout(2))
+    layer = torch.load(tmp_path / "global_step0" / "layer_02-model_01-model_states.pt")
+    assert layer["mlp.dense_h_to_4h.weight"][:, 0].tolist() == [*range(10, 20), *range(30, 40)]
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    """Weights can be written in bfloat16."""
+    plain = replace(BIASED_LLAMA, rope_scaling_factor=1.0)
+    state = MemoryState(plain)
+    write_deepspeed(state, tmp_path, None, dtype=torch.bfloat16)
+    found = read_deepspeed(tmp_path)
+    for name in state.parameters:
+        assert torch.equal(found.read(name), state.read(name).bfloat16())
+
+
+@pytest.mark.parametrize(
+    "shape, style, layout, message",
+    [
+        (BIASED_LLAMA, "pipeline", Layout(), "it has scaled rotary embeddings"),
+        (replace(LLAMA, add_qkv_bias=True), "pipeline", Layout(), "biases of queries"),
+        (GPT, "pipeline", Layout(3), "cannot be divided into 3 equal parts"),
+        (GPT, "pipeline", Layout(1, 2, 2), "not interleaved"),
+        (GPT, "legacy", Layout(1, 2), "without a pipeline"),
+    ],
+)
+def test_models_and_layouts_that_it_lacks(
+    shape: ModelShape, style: str, layout: Layout, message: str, tmp_path: Path
+) -> None:
+    """They are refused before anything is written."""
+    with pytest.raises(CheckpointError) as caught:
+        write_deepspeed(MemoryState(shape), tmp_path, None, layout=layout, style=style)
+    assert message in (caught.value.why or "")
+    assert not list(tmp_path.iterdir())
