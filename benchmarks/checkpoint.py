@@ -177,6 +177,56 @@ def convert_all(
     return {name: taken[1:] for name, taken in timings.items()}, size
 
 
+def asynchronous(folder: Path, tensors: dict[str, torch.Tensor], repeats: int) -> None:
+    """Print the cost of a save for the steps of a loop, with and without `--async-save`.
+
+    A step is a product of matrices.  The host's copy of the tensors is kept for the next save, as
+    by the stager of the CPU plugin.
+    """
+    import torch
+
+    from lmcore.checkpoint import WritePlanner
+    from lmcore.runtime.process.channel import Channel
+    from lmcore.train.resume.saver import Saver
+    from lmcore.train.resume.snapshot import Snapshot
+
+    plan = WritePlanner().plan(tensors, {})
+    copies = {name: torch.empty_like(view) for name, view in plan.views(tensors).items()}
+    matrix = torch.randn(2048, 2048)
+
+    def take() -> Snapshot:
+        for name, view in plan.views(tensors).items():
+            copies[name].copy_(view)
+        channel = Channel(None)
+        return Snapshot(folder / "async", 1, copies, {}, {}, 1, None, (), plan, channel)
+
+    def step() -> float:
+        start = time.perf_counter()
+        for _ in range(4):
+            matrix @ matrix
+        return time.perf_counter() - start
+
+    plain = statistics.median(step() for _ in range(20))
+    for background in (False, True):
+        calls, later = [], []
+        with Saver(take, background=background) as saver:
+            for _ in range(repeats + 1):
+                os.sync()
+                start = time.perf_counter()
+                saver.save()
+                calls.append(time.perf_counter() - start)
+                later.append([step() for _ in range(20)])
+                saver.wait()
+        call = statistics.median(calls[1:])
+        slower = statistics.median(statistics.median(steps) for steps in later[1:]) / plain
+        worst = statistics.median(max(steps) for steps in later[1:]) / plain
+        name = "asynchronous" if background else "synchronous"
+        print(
+            f"{name} save: the loop waits {call:.3f} s, then steps take {slower:.2f}x of a step "
+            f"without a save (the longest {worst:.2f}x)"
+        )
+
+
 Timing = tuple[float, float]
 """Seconds by the clock, and of processor time."""
 
@@ -290,6 +340,8 @@ def main() -> None:
         report(timings, megabytes)
         for path in Path(folder).iterdir():
             shutil.rmtree(path)
+        asynchronous(Path(folder), tensors, arguments.repeats)
+        shutil.rmtree(Path(folder, "async"))
         disk = statistics.median(wall for wall, _ in timings["save: raw write + fsync"])
         converted, size = convert_all(Path(folder), arguments.megabytes, arguments.repeats)
         for name, pairs in converted.items():
