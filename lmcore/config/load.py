@@ -117,7 +117,7 @@ def load_config(
         file.read(problems)
     warnings = [notice for file in files for notice in file.notices]
     layers = [*(file.layer for file in files), _flag_layer(parsed)]
-    layers = _continued_layers(continued, options, layers, saved_settings, problems)
+    layers = _continued_layers(continued, options, layers, files, saved_settings, problems)
     presets = [parsed.values.get("preset"), *(file.preset for file in reversed(files))]
     preset = next((name for name in presets if name is not None), None)
     below_files = [] if preset is None else [_preset_layer(preset)]
@@ -170,6 +170,7 @@ def _continued_layers(
     run: ContinuedRun | None,
     options: Mapping[str, Option],
     layers: list[_Layer],
+    files: Sequence[SettingsFile],
     saved_settings: SavedReader | None,
     problems: list[LmcoreError],
 ) -> list[_Layer]:
@@ -182,6 +183,12 @@ def _continued_layers(
     own: _Layer = {}
     if run.settings_file is not None:
         own, *layers = layers
+        record = files[0].run_file
+        if not (own if record is None else record.is_complete):
+            what = f"`{run.settings_file}` is empty or cut off"
+            why = "it has no setting, or not the last lines that lmcore writes"
+            hint = "remove it: without it the settings come from the checkpoint"
+            problems.append(ConfigError(what, why=why, hint=hint))
     elif saved_settings is not None:
         step = _highest(layers, "ckpt_step")
         own = saved_settings(run.load, step).layer(options, problems)

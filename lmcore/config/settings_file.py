@@ -37,12 +37,13 @@ class SettingsFile:
         self.preset: str | None = None
         self.notices: list[str] = []
         self.run_directories: list[Path] = []
+        self.run_file: RunFile | None = None
 
     def read(self, problems: list[LmcoreError]) -> None:
         """Fill layer, preset and notices; add every problem to *problems*."""
         names = (*self.sections, *self.left_out, *self.options, PRESET_OPTION.name)
         file = read_file(self.path, problems, names)
-        run_file = RunFile.of(file.text)
+        self.run_file = run_file = RunFile.of(file.text)
         for entry in file.entries:
             where = f"{self.path}:{entry.line}"
             values = entry.value if isinstance(entry.value, list) else [entry.value]

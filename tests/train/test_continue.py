@@ -77,6 +77,29 @@ def test_the_rest_of_a_run(
     assert "lmcore train --continue" not in more.out
 
 
+@pytest.mark.full
+@pytest.mark.distributed
+def test_another_number_of_processes(train: Any, train_once: Any, go_on: Any) -> None:
+    """Two processes take the steps of one but for rounding, and one goes on after them."""
+    flags = "--train-iters 12 --lr 0.01 --global-batch-size 8"
+    whole = train_once(flags)
+    part = train("part", f"{flags} --exit-interval 4")
+    argv = ["--nproc-per-node", "2", "--pipeline-model-parallel-size", "2", "--exit-interval", "8"]
+    more = subprocess.run(
+        [sys.executable, "-m", "lmcore.cli.main", "train", "--continue", part.directory, *argv],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert more.returncode == 0, more.stderr
+    assert f"lmcore train --continue {part.directory}\n" in more.stdout
+    last = go_on(part, "--nproc-per-node 1 --pipeline-model-parallel-size 1 --exit-interval none")
+    assert last.status == 0, last.err
+    losses = [row["loss"] for row in last.rows]
+    assert losses == pytest.approx([row["loss"] for row in whole.rows], rel=1e-4)
+
+
 def test_a_finished_run_changes_nothing(train_once: Any, copy_of: Any, go_on: Any) -> None:
     """Without a new length it says so; fewer steps than are done are an error."""
     run = copy_of(train_once(BASE), "run")

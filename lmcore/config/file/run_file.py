@@ -107,11 +107,13 @@ class RunFile:
         digests: Digests of the settings as they were written.
         directory: Absolute path of the run directory when the file was written; None if the file
             does not record it.
+        is_complete: False if the end of the file is missing.
     """
 
     earlier: bool
     digests: frozenset[str]
     directory: str | None = None
+    is_complete: bool = True
 
     @classmethod
     def of(cls, text: str) -> RunFile | None:
@@ -119,11 +121,12 @@ class RunFile:
         earlier = text.startswith(_EARLIER_HEADER)
         if not earlier and not text.startswith(_HEADER):
             return None
-        _, _, digests = text.partition(_DIGESTS)
+        _, end, digests = text.partition(_DIGESTS)
         lines = text.split("\n", _HEADER_LINES)[:_HEADER_LINES]
         found = [line.removeprefix(_DIRECTORY) for line in lines if line.startswith(_DIRECTORY)]
         directory = found[0] if found and os.path.isabs(found[0]) else None  # noqa: PTH117
-        return cls(earlier, frozenset(digests.replace("#", " ").split()), directory)
+        recorded = frozenset(digests.replace("#", " ").split())
+        return cls(earlier, recorded, directory, is_complete=earlier or bool(end))
 
     def origin(self, option: Option, value: Any, comment: str) -> str:
         """Return where a setting came from when the file was written; empty if it was edited."""

@@ -168,17 +168,15 @@ def _schedule_of_settings(manifest: Manifest) -> LearningRateSchedule:
     """
     config, derived = (part_of(manifest.meta, "config", name) for name in ("config", "derived"))
     optimizer = part_of(config, "optimizer")
-    try:
-        return LearningRateSchedule(
-            style=optimizer["lr_decay_style"],
-            highest=optimizer["lr"],
-            lowest=optimizer["min_lr"],
-            warmup_samples=derived["lr_warmup_samples"],
-            decay_samples=derived["lr_decay_samples"],
-            cooldown_fraction=optimizer["lr_cooldown_fraction"],
-        )
-    except KeyError:
+    style = optimizer.get("lr_decay_style")
+    numbers: list[Any] = [
+        *(optimizer.get(name) for name in ("lr", "min_lr")),
+        *(derived.get(name) for name in ("lr_warmup_samples", "lr_decay_samples")),
+        optimizer.get("lr_cooldown_fraction"),
+    ]
+    if not isinstance(style, str) or any(type(one) not in {int, float} for one in numbers):
         return saved_schedule(manifest)
+    return LearningRateSchedule(style, *numbers)
 
 
 def _extended(plan: RunPlan, own: LearningRateSchedule) -> LearningRateSchedule:

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from lmcore.config.continued import ContinuedRun, continue_command
+from lmcore.config.file.run_file import write_run_file
 from lmcore.config.file.saved_settings import SavedSettings
 from lmcore.config.load import load_config
+from lmcore.config.resolve import resolve
 from lmcore.config.section import run_options
+from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.config.validate import validate
 from lmcore.errors import ConfigError
 
 
@@ -108,6 +112,24 @@ def test_a_misspelt_run(run: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         ContinuedRun.at("runs/secnd")
     assert "did you mean `runs/second`?" in str(caught.value.hint)
+
+
+def test_a_file_of_a_run_that_is_cut_off(run: Path) -> None:
+    """Defaults in place of what is missing are not the run's settings."""
+    valid = validate(load_config(["--train-iters", "9"]))
+    text = write_run_file(resolve(valid, tokenizer=TokenizerIdentity(257)), run)
+    path = run / "config.yaml"
+    for length in (0, 1000, len(text) // 2):
+        path.write_text(text[:length])
+        with pytest.raises(ConfigError, match="is empty or cut off"):
+            load_config(["--continue", "runs/a"])
+    path.write_text(text)
+    assert load_config(["--continue", "runs/a"]).config.training.train_iters == 9
+    plain = write_run_file(
+        resolve(validate(load_config([])), tokenizer=TokenizerIdentity(257)), run
+    )
+    path.write_text(plain)
+    assert load_config(["--continue", "runs/a"]).config.checkpoint.load == "runs/a"
 
 
 def test_the_command_is_quoted() -> None:

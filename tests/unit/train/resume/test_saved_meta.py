@@ -105,6 +105,11 @@ def test_rules_of_the_data_order() -> None:
         ("layout.tensor", "2", "layout.tensor"),
         ("layout.sequence", 1, "layout.sequence"),
         ("loss_scale", 2.0, "loss_scale"),
+        ("validation", [1], "validation"),
+        ("validation.best_step", ..., "validation"),
+        ("validation.best_step", 1.5, "validation.best_step"),
+        ("validation.best_loss", "low", "validation.best_loss"),
+        ("validation.more", 1, "validation"),
     ],
 )
 def test_what_is_missing_or_wrong_is_named(path: str, value: Any, named: str) -> None:

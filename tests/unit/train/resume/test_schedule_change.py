@@ -80,6 +80,9 @@ def test_the_schedule_in_force_may_differ_from_the_settings(make_plan: Any, save
     older = saved_by("--train-iters 9", 4, kept)
     del older.meta["config"]["derived"]
     assert schedule_is_open(plan, older), "what an older version recorded is the schedule alone"
+    wrong = saved_by("--train-iters 9", 4, kept)
+    wrong.meta["config"]["derived"]["lr_warmup_samples"] = "two"
+    assert schedule_is_open(plan, wrong)
 
 
 @pytest.mark.parametrize(
