@@ -117,7 +117,7 @@ def write_distributed(
     described |= {"common_backend": "torch", "common_backend_version": 1}
     write_atomically(checkpoint / FORMAT_NAME, json.dumps(described).encode())
     write_atomically(directory / TRACKER_NAME, tracked_name(state))
-    notes = start_notes(state, layout, "--ckpt-format torch_dist --no-load-optim")
+    notes = start_notes(state, layout, "--ckpt-format torch_dist", optimizer=False)
     if len(state.kinds) > 1:
         notes.insert(0, "the state of the optimizer is left out: `--to megatron` writes it")
     return notes

@@ -141,13 +141,14 @@ def run_arguments(
     return argparse.Namespace(**arguments)
 
 
-def start_notes(state: ModelState, layout: Layout, flags: str) -> list[str]:
+def start_notes(state: ModelState, layout: Layout, flags: str, *, optimizer: bool) -> list[str]:
     """Return what the user of Megatron should know.
 
     Args:
         state: Model that was written.
         layout: Parallel layout.
-        flags: Flags with which Megatron loads the checkpoint.
+        flags: Flags with which Megatron reads the format.
+        optimizer: True if the state of the optimizer was written.
     """
     multiple, rows = vocabulary_rows(state, layout.tensor)
     notes = []
@@ -156,5 +157,11 @@ def start_notes(state: ModelState, layout: Layout, flags: str) -> list[str]:
         notes.append(f"{added} rows of 0 are added to the vocabulary, which the ranks divide")
     if multiple != _USUAL_MULTIPLE:
         notes.append(f"start Megatron with `--make-vocab-size-divisible-by {multiple}`")
-    notes.append(f"start Megatron with `--use-checkpoint-args {flags} --no-load-rng`")
+    scheduled = state.progress is not None and state.progress.schedule is not None
+    if optimizer and not scheduled:
+        notes.append("Megatron loads an optimizer with its schedule only, which is not known here")
+    loaded = "--no-load-optim"
+    if optimizer and scheduled:
+        loaded = "--use-checkpoint-opt_param-scheduler"
+    notes.append(f"start Megatron with `--use-checkpoint-args {flags} {loaded} --no-load-rng`")
     return notes

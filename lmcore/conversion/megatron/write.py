@@ -85,9 +85,7 @@ def write_megatron(
             torch.save(content, path / "model_optim_rng.pt")
     write_atomically(directory / TRACKER_NAME, tracked_name(state))
     flags = "--ckpt-format torch" + _FLAGS[style]
-    if progress is not None and len(state.kinds) == 1:
-        flags += " --no-load-optim"
-    return start_notes(state, layout, flags)
+    return start_notes(state, layout, flags, optimizer=len(state.kinds) > 1)
 
 
 class _Rank:

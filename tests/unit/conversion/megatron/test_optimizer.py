@@ -179,6 +179,19 @@ def test_optimizers_that_are_not_read(optimizer: Any, reason: str, tmp_path: Pat
     assert any(note.startswith(f"{UNREAD}{reason}") for note in found.notes)
 
 
+def test_flags_for_megatron(tmp_path: Path) -> None:
+    """Megatron loads an optimizer and its schedule together, or neither."""
+    for name, changes, flag in (
+        ("both", {}, "--use-checkpoint-opt_param-scheduler"),
+        ("no schedule", {"schedule": None}, "--no-load-optim"),
+    ):
+        state = MemoryState(GPT, optimizer=True, progress=progress(**changes))
+        notes = write_megatron(state, tmp_path / name, None)
+        assert f"--ckpt-format torch {flag} --no-load-rng" in notes[-1]
+    weights = MemoryState(GPT, progress=progress())
+    assert "--no-load-optim" in write_megatron(weights, tmp_path / "weights", None)[-1]
+
+
 def test_cooldown_is_wsd(tmp_path: Path) -> None:
     """A constant rate with a cool-down is Megatron's WSD with the decay `minus_sqrt`."""
     schedule = SCHEDULE | {"style": "constant-cooldown"}
