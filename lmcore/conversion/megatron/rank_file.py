@@ -80,6 +80,7 @@ class RankFile:
         content: Content of the file.
         args: Arguments of the run that wrote it.
         version: Version of the checkpoint.
+        iteration: Number of steps done; None if the file does not say.
         parts: Parts of the model.
     """
 
@@ -94,12 +95,14 @@ class RankFile:
             )
         self.args = args
         version = self.content.get("checkpoint_version", 0)
-        if version not in _VERSIONS:
+        if not isinstance(version, int | float) or version not in _VERSIONS:
             raise CheckpointError(
                 f"`{path}` is of a version that lmcore does not know",
                 why=f"`checkpoint_version` is `{version}`",
             )
         self.version = float(version)
+        iteration = self.content.get("iteration", args.get("iteration"))
+        self.iteration = iteration if type(iteration) is int and iteration >= 0 else None
         swiglu = bool(args.get("swiglu"))
         tied = not args.get("untie_embeddings_and_output_weights")
         keys = ["model"] if "model" in self.content else []

@@ -70,6 +70,7 @@ class MegatronState(ModelState):
                 files.pipeline_size,
             ),
         )
+        self._require_one_iteration()
         self._number_layers()
         model = read_model(args, checkpoint, self._rows())
         self.settings = model.settings
@@ -94,6 +95,19 @@ class MegatronState(ModelState):
                 require_rounded(self.checkpoint, name, main, weight)
             self._compared.add(name)
         return self._packing.join(name, self._parts[kind][name]).contiguous()
+
+    def _require_one_iteration(self) -> None:
+        """Raise a `CheckpointError` if files are of different checkpoints."""
+        first = self._files[0][0]
+        for rank in (rank for ranks in self._files for rank in ranks):
+            for name, value in (("iteration", rank.iteration), ("version", rank.version)):
+                if value != getattr(first, name):
+                    raise CheckpointError(
+                        f"`{self.checkpoint}` is mixed from several checkpoints",
+                        why=f"`{rank.path}` is of {name} {value}, `{first.path}` of "
+                        f"{getattr(first, name)}",
+                        hint="copy the directories of all ranks of one checkpoint",
+                    )
 
     def _number_layers(self) -> None:
         """Give each part of a stage the number of its first layer.
@@ -195,9 +209,9 @@ class MegatronState(ModelState):
         schedule: Mapping[str, float | str] | None,
         adam: Mapping[str, float] | None,
     ) -> Progress | None:
-        iteration = self._files[0][0].content.get("iteration", args.get("iteration"))
+        iteration = self._files[0][0].iteration
         samples = args.get("consumed_train_samples", 0)
-        if not all(type(value) is int and value >= 0 for value in (iteration, samples)):
+        if iteration is None or type(samples) is not int or samples < 0:
             return None
         return Progress(iteration, samples, step, schedule, adam)
 

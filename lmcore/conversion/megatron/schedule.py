@@ -52,10 +52,15 @@ def read_schedule(
 
 def _cooldown(args: Mapping[str, Any], found: Mapping[str, Any]) -> float | None:
     """Return the share of the decay in which the rate goes down; None if it is not known."""
-    samples = args.get("lr_wsd_decay_samples")
-    if samples is None and args.get("lr_wsd_decay_iters") and args.get("global_batch_size"):
-        samples = args["lr_wsd_decay_iters"] * args["global_batch_size"]
-    return samples / found["decay_samples"] if samples and found["decay_samples"] else None
+    samples: Any = args.get("lr_wsd_decay_samples")
+    if samples is None:
+        iterations, batch = args.get("lr_wsd_decay_iters"), args.get("global_batch_size")
+        if type(iterations) is int and type(batch) is int:
+            samples = iterations * batch
+    whole = found["decay_samples"]
+    if not all(isinstance(value, int | float) and value > 0 for value in (samples, whole)):
+        return None
+    return float(samples) / float(whole)
 
 
 def schedule_content(progress: Progress | None) -> dict[str, Any]:

@@ -285,6 +285,18 @@ def test_missing_ranks_are_named(tmp_path: Path) -> None:
     assert "missing: mp_rank_00_001, mp_rank_01_001" in refusal(tmp_path)
 
 
+def test_ranks_of_several_checkpoints(tmp_path: Path) -> None:
+    """A rank's file of another iteration is named."""
+    for iteration in (1, 2):
+        state = MemoryState(GPT, progress=Progress(iteration, iteration))
+        write_megatron(state, tmp_path, None, layout=Layout(2))
+    other = tmp_path / "iter_0000001/mp_rank_01" / FILE
+    other.replace(tmp_path / "iter_0000002/mp_rank_01" / FILE)
+    text = refusal(tmp_path)
+    assert "is mixed from several checkpoints" in text
+    assert "is of iteration 1" in text
+
+
 def test_damaged_files(tmp_path: Path) -> None:
     """A truncated file, a file of something else, and a wrong tracker are errors."""
     path = plain(tmp_path)
