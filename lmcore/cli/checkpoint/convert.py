@@ -28,7 +28,7 @@ FORMAT_NAMES = ("lmcore", "huggingface", "megatron", "megatron-dist", "megatron-
 """Names of the formats, as in `lmcore.conversion.formats.FORMATS`."""
 
 _EPILOG = """\
-One tensor at a time is in memory. OUT is a new directory, which appears when it is complete.
+One tensor at a time is in memory. TARGET is a new directory, which appears when it is complete.
 
   lmcore checkpoint convert runs/my-run my-model --to huggingface --dtype bfloat16
   lmcore checkpoint convert downloads/Llama-3.2-1B runs/llama --to lmcore
@@ -45,12 +45,12 @@ class ConvertSection(TokenizerSection):
         REQUIRED,
         "Checkpoint to read: a run directory, its `checkpoints`, one `iter_XXXXXXX`, or the "
         "directory of another program.",
-        metavar="IN",
+        metavar="SOURCE",
     )
-    target: str = option(REQUIRED, "New directory to write.", metavar="OUT")
+    target: str = option(REQUIRED, "New directory to write.", metavar="TARGET")
     to: str = option(REQUIRED, "Format to write.", choices=FORMAT_NAMES)
     source_format: str | None = option(
-        None, "Format of IN; default: recognized by its files.", choices=FORMAT_NAMES
+        None, "Format of SOURCE; default: recognized by its files.", choices=FORMAT_NAMES
     )
     dtype: str = option(
         "float32",

@@ -16,7 +16,7 @@ __all__ = ["EditSection", "run"]
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 _EPILOG = """\
-IN is never changed; OUT is a new run directory, which appears when it is complete.
+SOURCE is never changed; TARGET is a new run directory, which appears when it is complete.
 
   lmcore checkpoint edit runs/a runs/b --drop 'optimizer.*' 'rng.*'
   lmcore checkpoint edit runs/a runs/b --vocab-size 50432
@@ -27,8 +27,8 @@ IN is never changed; OUT is a new run directory, which appears when it is comple
 class EditSection:
     """Write an edited copy of a checkpoint of lmcore."""
 
-    source: str = option(REQUIRED, "Run directory, or one `iter_XXXXXXX`.", metavar="IN")
-    target: str = option(REQUIRED, "New run directory to write.", metavar="OUT")
+    source: str = option(REQUIRED, "Run directory, or one `iter_XXXXXXX`.", metavar="SOURCE")
+    target: str = option(REQUIRED, "New run directory to write.", metavar="TARGET")
     ckpt_step: str | None = option(
         None, "Step of the checkpoint instead of the newest, or `best`.", metavar="STEP"
     )
