@@ -179,6 +179,8 @@ def test_all_problems_come_at_once(train_once: Any, go_on: Any) -> None:
     wrong = go_on(run, "--train-iters 20 --hidden-size 32 --optimizer sgd --seed 5")
     assert wrong.status == 2
     assert wrong.err.count("error:") == 4, wrong.err
+    (model,) = re.findall(r"hint: (.*)", go_on(run, "--hidden-size 32").err)
+    assert model == "leave out the settings that change the model of the run"
     twice = go_on(run, f"--load {run.directory} --finetune --preset gpt2-124m")
     assert twice.status == 2
     assert twice.err.count("cannot be combined with `--continue`") == 3

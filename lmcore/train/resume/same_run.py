@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint import check_shape
-from lmcore.config.continued import continue_command
+from lmcore.config.continued import CONTINUE_OPTION, continue_command
 from lmcore.config.option import DROPOUT, flag_of
 from lmcore.conversion.native import UNKNOWN_ORDER
 from lmcore.data.tokenizer.saved import saved_tokenizer_settings
@@ -213,6 +213,13 @@ def _model_difference(
         keeps = same_padding(manifest, plan)
         if same_tokenizer and same == shape and keeps:
             error.hint = keeps
+        elif str(plan.provenance["load"]) == CONTINUE_OPTION.flag:
+            error.hint = "leave out the settings that change the model of the run"
+        else:
+            error.hint = (
+                "give the model options that the checkpoint was trained with, as "
+                "`--use-checkpoint-args` does for those that are not given; or load another one"
+            )
         return _Difference(error)
     return None
 
