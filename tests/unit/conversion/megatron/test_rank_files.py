@@ -68,6 +68,22 @@ def test_biases_and_scaled_rotary(tmp_path: Path) -> None:
     assert_same(MegatronState(tmp_path), state)
 
 
+def test_stages_of_different_size(tmp_path: Path) -> None:
+    """Layers are numbered by what the stages have, here 3 and 1."""
+    state = MemoryState(GPT)
+    write_megatron(state, tmp_path, None, layout=Layout(1, 2))
+    paths = [tmp_path / "release" / f"mp_rank_00_00{stage}" / FILE for stage in (0, 1)]
+    first, second = (torch.load(path, weights_only=False) for path in paths)
+    prefix = "decoder.layers.0."
+    for name in [name for name in second["model"] if name.startswith(prefix)]:
+        inside = name.removeprefix(prefix)
+        first["model"][f"decoder.layers.2.{inside}"] = second["model"].pop(name)
+        second["model"][name] = second["model"].pop(f"decoder.layers.1.{inside}")
+    for path, content in zip(paths, (first, second), strict=True):
+        torch.save(content, path)
+    assert_same(MegatronState(tmp_path), state)
+
+
 def test_half_precision(tmp_path: Path) -> None:
     """Weights can be written in bfloat16, and are read in it."""
     state = MemoryState(GPT)
