@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import torch
 from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
 
 from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.conversion.megatron.arguments import architecture_arguments
 from lmcore.conversion.megatron.layout import Layout
+from lmcore.conversion.megatron.names import parameter_of
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.read import MegatronState
 from lmcore.conversion.megatron.records import load_content
@@ -99,3 +102,73 @@ def test_optimizer(
     assert_same(found, state)
     assert found.progress is not None
     assert found.progress.optimizer_step == 5
+
+
+@pytest.mark.parametrize("bucket", [None, 1500], ids=["one bucket", "buckets"])
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_distributed_optimizer(
+    core_model: MakeModel,
+    shape: ModelShape,
+    bucket: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The buffers that its distributed optimizer saves are read parameter by parameter."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    kinds, name_of = {torch.bfloat16: "BFloat16Tensor"}, torch.Tensor.type
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
+    monkeypatch.setattr(
+        torch.Tensor,
+        "type",
+        lambda tensor, *to: (
+            name_of(tensor, *to) if to else f"torch.cuda.{kinds.get(tensor.dtype, 'FloatTensor')}"
+        ),
+    )
+    model = core_model(shape).bfloat16()
+    settings = DistributedDataParallelConfig(
+        use_distributed_optimizer=True,
+        grad_reduce_in_fp32=True,
+        bucket_size=bucket,
+        overlap_grad_reduce=bucket is not None,
+    )
+    model.config.bf16, model.config.params_dtype = True, torch.bfloat16
+    replica = DistributedDataParallel(model.config, settings, model)
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=1e-3,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        use_distributed_optimizer=True,
+    )
+    optimizer = get_megatron_optimizer(config, [replica])
+    for parameter in model.parameters():
+        parameter.main_grad.copy_(torch.randn_like(parameter.main_grad))
+    (inner,) = optimizer.chained_optimizers
+    inner.prepare_grads()
+    inner.step_with_ready_grads()
+    directory = tmp_path / "iter_0000001" / "mp_rank_00"
+    directory.mkdir(parents=True)
+    optimizer.save_parameter_state(str(directory / "distrib_optim.pt"))
+    content = {
+        "args": argparse.Namespace(**architecture_arguments(shape)),
+        "checkpoint_version": 3.0,
+        "iteration": 1,
+        "model": replica.state_dict_for_save_checkpoint(),
+        "optimizer": optimizer.state_dict(),
+    }
+    torch.save(content, directory / "model_optim_rng.pt")
+    found = MegatronState(tmp_path / "iter_0000001")
+    assert found.kinds == ("weight", "exp_avg", "exp_avg_sq")
+    packing = Packing(shape, 1)
+    for foreign, parameter in model.named_parameters():
+        name = parameter_of(foreign, swiglu=shape.swiglu)
+        held = inner._get_main_param_and_optimizer_states(parameter)
+        for kind, key in {
+            "weight": "param",
+            "exp_avg": "exp_avg",
+            "exp_avg_sq": "exp_avg_sq",
+        }.items():
+            expected = packing.join(name, [held[key].view(parameter.shape)])
+            assert torch.equal(found.read(name, kind), expected), (name, kind)
