@@ -19,6 +19,7 @@ from pathlib import Path
 
 from lmcore.bounded_file import read_bounded_file
 from lmcore.checkpoint.manifest import (
+    CONVERT_IT,
     MANIFEST_NAME,
     MEGATRON_FORMAT,
     FileEntry,
@@ -193,7 +194,7 @@ class Survey:
             return CheckpointError(
                 f"no checkpoint of lmcore in `{self.path}`",
                 why=MEGATRON_FORMAT,
-                hint="load a run that lmcore trained, or leave `--load` out",
+                hint=CONVERT_IT,
             )
         listed = [f"`{path.name}`: {problems[path]}" for path in sorted(problems)]
         return CheckpointError(

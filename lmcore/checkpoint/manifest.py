@@ -20,6 +20,7 @@ from lmcore.bounded_file import read_bounded_file
 from lmcore.errors import CheckpointArgumentError, CheckpointError
 
 __all__ = [
+    "CONVERT_IT",
     "FORMAT",
     "FORMAT_VERSION",
     "JSON",
@@ -44,8 +45,9 @@ ShapeValue: TypeAlias = int | float | str | bool | None
 FORMAT = "lmcore-checkpoint"
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
-MEGATRON_FORMAT = "it has the format of Megatron, which this version does not read"
-"""Reason why a checkpoint of another program is not loaded."""
+MEGATRON_FORMAT = "it has the format of Megatron"
+"""Reason why a checkpoint of another program is not continued as a run of lmcore."""
+CONVERT_IT = "`lmcore checkpoint convert DIR RUN --to lmcore` makes a run of it, if it is complete"
 # Far above any real manifest (about 100 bytes a tensor), far below what hurts to read.
 MAX_MANIFEST_BYTES = 128 * 1024 * 1024
 
@@ -241,7 +243,7 @@ def _read_bounded(path: Path) -> bytes:
             raise CheckpointError(
                 f"`{path.parent}` is not a checkpoint of lmcore",
                 why=MEGATRON_FORMAT,
-                hint="load a checkpoint that lmcore saved",
+                hint=CONVERT_IT,
             ) from None
         raise CheckpointError(
             f"`{path.parent}` is not a complete checkpoint",

@@ -233,7 +233,10 @@ _GENERATE = "it belongs to `lmcore generate`"
 _LAUNCHER = "it belongs to the launcher, before the command"
 _EVALUATION = f"evaluation tasks are {_LATER}"
 _ENGINE_FILE = "use `--engine deepspeed`, and `--deepspeed-config FILE` for a file"
-_CONVERSION = f"converting checkpoints is {_LATER}"
+_CONVERSION = (
+    "`--load` takes a checkpoint of any layout, also of Megatron and DeepSpeed; "
+    "`lmcore checkpoint convert` writes theirs"
+)
 _RAW_TEXT = "prepare the text with `lmcore data prepare --json-keys KEY`, then give `--data-path`"
 _NOT_LOGGED = "leave it out: this is not measured"
 _MEMORY = "use `--profile --profile-memory`, which records allocations in the trace"
