@@ -310,3 +310,25 @@ def test_a_damaged_file(tmp_path: Path) -> None:
     path = directory / "layer_04-model_00-model_states.pt"
     path.write_bytes(path.read_bytes()[:-200])
     assert path.name in refusal(tmp_path)
+
+
+def test_schedules(tmp_path: Path) -> None:
+    """The schedule of Megatron-DeepSpeed counts samples; one that counts tokens is named."""
+    directory = write(MemoryState(GPT), tmp_path, Layout())
+    saved = {"max_lr": 1e-3, "min_lr": 1e-5, "lr_decay_style": "cosine", "num_steps": 70}
+    saved |= {"lr_warmup_steps": 10, "lr_decay_steps": 200, "lr_decay_tokens": None}
+    path = directory / "mp_rank_00_model_states.pt"
+    edit(path, lambda content: content.update(lr_scheduler=saved))
+    progress = read_deepspeed(tmp_path).progress
+    assert progress is not None
+    assert progress.schedule == {
+        "style": "cosine",
+        "highest": 1e-3,
+        "lowest": 1e-5,
+        "warmup_samples": 10.0,
+        "decay_samples": 200,
+    }
+    edit(path, lambda content: content["lr_scheduler"].update(lr_decay_tokens=10**9))
+    found = read_deepspeed(tmp_path)
+    assert found.progress == Progress(7, 70)
+    assert any("counts tokens" in note for note in found.notes)

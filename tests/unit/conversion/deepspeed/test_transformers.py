@@ -1,0 +1,108 @@
+"""Models of transformers in checkpoints of DeepSpeed, described by a `config.json` beside."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from deepspeed_files import Layout, importable, stage_1, stage_3
+from megatron_models import LLAMA, MemoryState, assert_same
+
+from lmcore.conversion.deepspeed.read import read_deepspeed
+from lmcore.conversion.detect import format_of
+from lmcore.conversion.huggingface.config import config_of
+from lmcore.conversion.huggingface.recipes import recipes_of
+from lmcore.conversion.state import Progress
+from lmcore.errors import CheckpointError
+from lmcore.model.shape import ModelShape
+
+
+def write(root: Path, shape: ModelShape, layout: Layout, *, tied: bool = False) -> MemoryState:
+    """Write a checkpoint without arguments, under the names of transformers."""
+    state = MemoryState(shape, optimizer=True)
+    directory = root / "global_step5"
+    directory.mkdir()
+    (root / "latest").write_text("global_step5")
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    for kind in state.kinds:
+        parts[kind] = {}
+        for name, recipe in recipes_of("llama", shape).items():
+            tensors = recipe.split(state.read(name, kind))
+            parts[kind] |= dict(zip(recipe.sources, tensors, strict=True))
+    weights = parts["weight"]
+    groups = [list(weights)]
+    module = {name: tensor.to(layout.dtype) for name, tensor in weights.items()}
+    if tied:
+        module["lm_head.weight"] = module["model.embed_tokens.weight"]
+    shared = {"lm_head.weight": "model.embed_tokens.weight"} if tied else {}
+    content: dict[str, Any] = {
+        "module": module,
+        "param_shapes": [{name: tensor.shape for name, tensor in weights.items()}],
+        "shared_params": shared,
+        "dp_world_size": layout.data,
+        "mp_world_size": 1,
+        "global_steps": 5,
+        "global_samples": 40,
+    }
+    flats = {
+        kind: {name: one.flatten() for name, one in held.items()} for kind, held in parts.items()
+    }
+    with importable():
+        for data in range(layout.data):
+            rank = f"zero_pp_rank_{data}_mp_rank_00"
+            if layout.zero == 3:
+                empty = {name: torch.zeros(0) for name in module}
+                torch.save({**content, "module": empty}, directory / f"{rank}_model_states.pt")
+            else:
+                torch.save(content, directory / "mp_rank_00_model_states.pt")
+            optimizer = (stage_3 if layout.zero == 3 else stage_1)(flats, groups, data, layout)
+            torch.save({"optimizer_state_dict": optimizer}, directory / f"{rank}_optim_states.pt")
+    return state
+
+
+def describe(place: Path, shape: ModelShape) -> None:
+    config = config_of(shape, dtype="bfloat16", eos=None, bos=None)
+    (place / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("layout", [Layout(zero=1, data=2), Layout(zero=3, data=3)], ids=str)
+@pytest.mark.parametrize("inside", [False, True])
+def test_its_names_and_shape(layout: Layout, inside: bool, tmp_path: Path) -> None:
+    """Weights, both moments and the counters are read, with the configuration in either place."""
+    state = write(tmp_path, LLAMA, layout)
+    describe(tmp_path / "global_step5" if inside else tmp_path, LLAMA)
+    found = read_deepspeed(tmp_path)
+    assert_same(found, state)
+    assert found.progress == Progress(5, 40, optimizer_step=6)
+    assert format_of(tmp_path) == "megatron-deepspeed"
+
+
+def test_a_tied_output(tmp_path: Path) -> None:
+    """The output embedding is known as the same parameter as the token embedding."""
+    shape = replace(LLAMA, untie_embeddings_and_output_weights=False)
+    state = write(tmp_path, shape, Layout(zero=1, data=2), tied=True)
+    describe(tmp_path, shape)
+    assert_same(read_deepspeed(tmp_path), state)
+
+
+def test_a_model_that_nothing_describes(tmp_path: Path) -> None:
+    """The error says what is needed and where."""
+    write(tmp_path, LLAMA, Layout(zero=1))
+    with pytest.raises(CheckpointError, match="does not say which model it has") as caught:
+        read_deepspeed(tmp_path)
+    assert "no `config.json`" in (caught.value.why or "")
+    assert "copy the model's `config.json`" in (caught.value.hint or "")
+
+
+def test_another_configuration(tmp_path: Path) -> None:
+    """A configuration of another model is refused with the tensors that differ."""
+    write(tmp_path, LLAMA, Layout(zero=1))
+    describe(tmp_path, replace(LLAMA, num_layers=5, ffn_hidden_size=24))
+    with pytest.raises(CheckpointError) as caught:
+        read_deepspeed(tmp_path)
+    assert "`model.layers.4.input_layernorm.weight` is missing" in (caught.value.why or "")
+    assert "has shape [20, 16] instead of [24, 16]" in (caught.value.why or "")
