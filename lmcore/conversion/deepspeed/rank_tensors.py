@@ -21,6 +21,7 @@ from lmcore.conversion.deepspeed.zero import (
     Partitions,
     Shapes,
     join_pieces,
+    optimizer_state,
     partition_count,
     saved_step,
 )
@@ -77,7 +78,7 @@ class _Frozen(_Source):
         self.tensors = {}
         for name, shape in self._shapes.items():
             shares = [rank.get(name) for rank in ranks]
-            found = sum(share.numel() for share in shares if isinstance(share, Tensor))
+            found = sum(share.numel() for share in shares if share is not None)
             if None in shares or found < math.prod(shape):
                 raise CheckpointError(f"`{path}` is damaged", why=f"`{name}` is not complete")
             self.tensors[name] = StoredTensor(ranks[0][name].dtype, shape, path)
@@ -116,10 +117,11 @@ class _Universal(_Source):
     def __init__(self, directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._directory = directory
         self.tensors = {}
+        self._weights: dict[str, tuple[Tensor, bool]] = {}
         complete = True
         for path in sorted(directory.glob("*/fp32.pt")):
             name = path.parent.name
-            tensor, flat = self._content(name, "fp32")
+            self._weights[name] = tensor, flat = self._content(name, "fp32")
             shape = shapes.get(name, ()) if flat else tuple(tensor.shape)
             if math.prod(shape) != tensor.numel():
                 raise CheckpointError(
@@ -134,10 +136,11 @@ class _Universal(_Source):
             self.settings = self._settings()
 
     def dtype(self, name: str, kind: str) -> torch.dtype:
-        return self._content(name, "fp32" if kind == WEIGHT else kind)[0].dtype
+        return super().dtype(name, kind) if kind == WEIGHT else self._content(name, kind)[0].dtype
 
     def read(self, name: str, kind: str) -> Tensor:
-        tensor, flat = self._content(name, "fp32" if kind == WEIGHT else kind)
+        # Weights stay mapped, as opening a file compares its checksums, which reads all of it.
+        tensor, flat = self._weights[name] if kind == WEIGHT else self._content(name, kind)
         expected = self.tensors[name].shape
         fits = tensor.numel() == math.prod(expected)
         if not fits or not (flat or tuple(tensor.shape) == expected):
@@ -250,11 +253,18 @@ def universal_tensors(directory: Path, content: Mapping[str, Any]) -> RankTensor
     return RankTensors([_Universal(directory, shapes)], _aliases(content))
 
 
-def open_rank(directory: DeepSpeedDirectory, rank: int, tensor_size: int, size: int) -> RankTensors:
+def open_rank(
+    directory: DeepSpeedDirectory,
+    content: Mapping[str, Any],
+    rank: int,
+    tensor_size: int,
+    size: int,
+) -> RankTensors:
     """Return the tensors of one rank of tensor parallelism, over all stages of a pipeline.
 
     Args:
         directory: Files of the checkpoint.
+        content: Content of the first rank's model file.
         rank: Rank of tensor parallelism.
         tensor_size: Number of ranks of tensor parallelism.
         size: Number of model-parallel ranks: stages times ranks of tensor parallelism.
@@ -267,7 +277,7 @@ def open_rank(directory: DeepSpeedDirectory, rank: int, tensor_size: int, size: 
     aliases: dict[str, str] = {}
     for model_rank in range(rank, size, tensor_size):
         paths = _model_files(directory, model_rank)
-        contents = [load_content(path) for path in paths]
+        contents = [content if path == directory.first else load_content(path) for path in paths]
         zero += _zero_sources(directory, model_rank, contents)
         first = contents[0]
         if directory.partitions:
@@ -322,22 +332,32 @@ def _zero_sources(
         data: path for (data, rank), path in directory.optimizers.items() if rank == model_rank
     }
     name = _OPTIMIZER % model_rank
+    states = {data: optimizer_state(path) for data, path in files.items()}
     if files:
-        count = partition_count(files[min(files)])
+        count = partition_count(files[min(files)], states[min(files)])
     else:
         saved = contents[0].get("dp_world_size")
         count = saved if type(saved) is int and 0 < saved < _MAX_RANKS else 1
     require_ranks(directory.path, "data parallelism", set(files), count, name)
-    return [_Zero(files[0], Partitions(files, shapes))]
+    return [_Zero(files[0], Partitions(files, states, shapes))]
 
 
 def _frozen_sources(path: Path, contents: Sequence[Mapping[str, Any]]) -> list[_Source]:
     shapes = _shapes(path, [contents[0].get("frozen_param_shapes") or {}])
-    fragments = [content.get("frozen_param_fragments") or {} for content in contents]
-    buffers = contents[0].get("buffer_names") or ()
+    fragments = [_fragments(path, content.get("frozen_param_fragments")) for content in contents]
+    saved = contents[0].get("buffer_names")
+    buffers = saved if isinstance(saved, list) else []
     module = dict(flat_tensors(path, contents[0].get("module") or {}))
     held = {name: tensor for name, tensor in module.items() if name in buffers}
     return [_Frozen(path, shapes, fragments), _InFile(path, held)]
+
+
+def _fragments(path: Path, saved: object) -> dict[str, Tensor]:
+    """Return one rank's shares of the parameters that are not trained."""
+    found = saved if isinstance(saved, dict) else {}
+    if not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        raise CheckpointError(f"`{path}` is damaged", why="its frozen parameters are no tensors")
+    return found
 
 
 def _shapes(path: Path, saved: object) -> list[dict[str, tuple[int, ...]]]:

@@ -87,12 +87,15 @@ class MegatronDeepSpeedState(ModelState):
                 tensors do not fit the arguments.
         """
         self.path, self.checkpoint = path, files.path
-        tensor_size = _count(args, "tensor_model_parallel_size", files)
+        older = args.get("model_parallel_size")
+        tensor_size = _count(
+            {"tensor_model_parallel_size": older, **args}, "tensor_model_parallel_size", files
+        )
         if files.universal is not None:
             self._ranks = [universal_tensors(files.universal, content)]
         else:
             size = tensor_size * _count(args, "pipeline_model_parallel_size", files)
-            self._ranks = _open_ranks(files, tensor_size, size)
+            self._ranks = _open_ranks(files, content, tensor_size, size)
         swiglu = bool(args.get("swiglu"))
         self._names = [self._named(rank, swiglu=swiglu) for rank in self._ranks]
         model = read_model(args, self.checkpoint, self._rows())
@@ -235,7 +238,7 @@ class TransformersDeepSpeedState(HuggingFaceState):
                     "models of transformers are not saved",
                     hint="convert it to a universal checkpoint with DeepSpeed",
                 )
-            [rank] = _open_ranks(files, 1, 1)
+            [rank] = _open_ranks(files, content, 1, 1)
         self._rank = rank
         super().__init__(described, weights=rank)
         self.path = path
@@ -258,7 +261,9 @@ class TransformersDeepSpeedState(HuggingFaceState):
         return recipe.join([part.to(self.dtype(name, kind)) for part in parts]).contiguous()
 
 
-def _open_ranks(files: DeepSpeedDirectory, tensor_size: int, size: int) -> list[RankTensors]:
+def _open_ranks(
+    files: DeepSpeedDirectory, content: Mapping[str, Any], tensor_size: int, size: int
+) -> list[RankTensors]:
     """Return the tensors of all ranks of tensor parallelism.
 
     Raises:
@@ -287,7 +292,7 @@ def _open_ranks(files: DeepSpeedDirectory, tensor_size: int, size: int) -> list[
             why=f"there are {size} model-parallel ranks, and files of the optimizer of rank "
             f"{stray[0]}",
         )
-    return [open_rank(files, rank, tensor_size, size) for rank in range(tensor_size)]
+    return [open_rank(files, content, rank, tensor_size, size) for rank in range(tensor_size)]
 
 
 def _count(args: Mapping[str, Any], name: str, files: DeepSpeedDirectory) -> int:

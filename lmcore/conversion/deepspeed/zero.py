@@ -26,7 +26,7 @@ from lmcore.conversion.megatron.records import load_content, values_of
 from lmcore.conversion.state import ADAM, WEIGHT
 from lmcore.errors import CheckpointError
 
-__all__ = ["Partitions", "join_pieces", "partition_count", "saved_step"]
+__all__ = ["Partitions", "join_pieces", "optimizer_state", "partition_count", "saved_step"]
 
 Shape = tuple[int, ...]
 Shapes = Sequence[Mapping[str, Shape]]
@@ -56,18 +56,21 @@ class Partitions:
         settings: Settings of Adam, with the names of `Progress.adam`; empty if not known.
     """
 
-    def __init__(self, files: Mapping[int, Path], shapes: Shapes) -> None:
-        """Open the files of all data-parallel ranks.
+    def __init__(
+        self, files: Mapping[int, Path], states: Mapping[int, Mapping[str, Any]], shapes: Shapes
+    ) -> None:
+        """Find the pieces of every parameter.
 
         Args:
             files: File of each data-parallel rank.
+            states: Optimizer's state in each file; see `optimizer_state`.
             shapes: Shapes of the parameters of each group.
 
         Raises:
             CheckpointError: A file is damaged, or does not have the parameters of *shapes*.
         """
         self._paths = [files[rank] for rank in sorted(files)]
-        self._states = [_optimizer_state(path) for path in self._paths]
+        self._states = [states[rank] for rank in sorted(files)]
         self.shapes = {name: shape for group in shapes for name, shape in group.items()}
         key = _FP32_STAGE_3 if _FP32_STAGE_3 in self._states[0] else _FP32
         self._vectors = {
@@ -136,7 +139,9 @@ class Partitions:
         """Find the pieces that each rank's `param_slice_mappings` states."""
         for rank, state in enumerate(self._states):
             mappings = state.get("param_slice_mappings")
-            if not isinstance(mappings, list) or len(mappings) != len(self._vectors[WEIGHT][rank]):
+            expected = len(self._vectors[WEIGHT][rank])
+            listed = isinstance(mappings, list) and all(isinstance(one, dict) for one in mappings)
+            if not isinstance(mappings, list) or not listed or len(mappings) != expected:
                 raise self._damaged("its `param_slice_mappings` do not fit its groups", rank)
             for group, mapping in enumerate(mappings):
                 for name, address in mapping.items():
@@ -211,7 +216,15 @@ def join_pieces(pieces: Iterable[Tensor]) -> Tensor:
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
-def _optimizer_state(path: Path) -> Mapping[str, Any]:
+def optimizer_state(path: Path) -> Mapping[str, Any]:
+    """Return the state of ZeRO's optimizer in one data-parallel rank's file.
+
+    Args:
+        path: Path of the file.
+
+    Raises:
+        CheckpointError: It is damaged, or has no partition of ZeRO.
+    """
     state = load_content(path).get("optimizer_state_dict")
     if not isinstance(state, dict) or not (_FP32 in state or _FP32_STAGE_3 in state):
         raise CheckpointError(
@@ -222,16 +235,17 @@ def _optimizer_state(path: Path) -> Mapping[str, Any]:
     return state
 
 
-def partition_count(path: Path) -> int:
+def partition_count(path: Path, state: Mapping[str, Any]) -> int:
     """Return the number of data-parallel ranks, as one of their files says.
 
     Args:
-        path: Path of the file.
+        path: Path of the file, for messages.
+        state: State of ZeRO's optimizer in it.
 
     Raises:
-        CheckpointError: It is damaged, or lacks the number.
+        CheckpointError: It lacks the number.
     """
-    count = _optimizer_state(path).get("partition_count")
+    count = state.get("partition_count")
     # Some versions store it for each group of parameters.
     counts = count if isinstance(count, list) else [count]
     if not counts or not all(type(one) is int and one > 0 for one in counts):
