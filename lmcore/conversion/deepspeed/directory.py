@@ -196,7 +196,8 @@ def _pointed(pointer: Path) -> str:
 
 
 def _has_files(path: Path) -> bool:
-    return any(_MODEL.match(one.name) or _PARTITION.match(one.name) for one in _entries(path))
+    patterns = (_MODEL, _PARTITION, _OPTIMIZER, _LAYER)
+    return any(pattern.match(one.name) for one in _entries(path) for pattern in patterns)
 
 
 def _entries(path: Path) -> list[Path]:

@@ -286,6 +286,14 @@ def test_pointers(tmp_path: Path) -> None:
     assert not is_deepspeed(tmp_path / "nothing")
 
 
+def test_without_any_model_file(tmp_path: Path) -> None:
+    """A directory with layer files alone is recognized, and the missing file is named."""
+    directory = write(MemoryState(GPT), tmp_path, Layout(1, 1))
+    (directory / "mp_rank_00_model_states.pt").unlink()
+    assert is_deepspeed(tmp_path)
+    assert "it has no `mp_rank_*_model_states.pt`" in refusal(tmp_path)
+
+
 def test_experts_are_refused(tmp_path: Path) -> None:
     """A model with experts is named by a file of one."""
     directory = write(MemoryState(GPT), tmp_path, Layout())
