@@ -21,6 +21,7 @@ from lmcore.conversion.deepspeed.directory import (
 )
 from lmcore.conversion.deepspeed.names import legacy_names
 from lmcore.conversion.deepspeed.rank_tensors import RankTensors, open_rank, universal_tensors
+from lmcore.conversion.foreign_pickle import load_tensors
 from lmcore.conversion.huggingface.config import CONFIG_NAME
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.megatron.arguments import read_model
@@ -104,6 +105,8 @@ class MegatronDeepSpeedState(ModelState):
         self.vocab_size = self._vocab_size(content, model.vocab_size)
         self._packing = Packing(self.shape, len(self._ranks), self._version(content))
         self._require_fit()
+        if files.universal is not None and swiglu and tensor_size > 1:
+            self._require_gates(files.universal)
         if all(
             rank.has(name, kind)
             for rank, names in zip(self._ranks, self._names, strict=True)
@@ -169,6 +172,25 @@ class MegatronDeepSpeedState(ModelState):
                 why=f"`checkpoint_version` is `{version}`",
             )
         return float(version)
+
+    def _require_gates(self, universal: Path) -> None:
+        """Raise a `CheckpointError` if gates of several ranks were joined as other matrices are.
+
+        Converters of older versions did so: the rows are then the gate and the other projection of
+        the first rank, then of the second one.
+        """
+        for ours, name in self._names[0].items():
+            path = universal / name / "fp32.pt"
+            if ".feed_forward.up" not in ours:
+                continue
+            content = load_tensors(path)
+            if not isinstance(content, dict) or content.get("param_n_sub_params") != 2:
+                raise CheckpointError(
+                    f"`{path}` is refused",
+                    why="it was joined over several ranks as if it had no gate",
+                    hint="read the checkpoint that it was converted from, or convert it again with "
+                    "a later version of DeepSpeed",
+                )
 
     def _require_fit(self) -> None:
         """Raise a `CheckpointError` that lists missing and surplus tensors and wrong shapes."""

@@ -90,6 +90,19 @@ def test_files_of_a_parameter(tmp_path: Path) -> None:
     assert torch.load(zero / "6.weight" / "step.pt") == 6
 
 
+def test_gates_joined_as_other_matrices(tmp_path: Path) -> None:
+    """Universal files of older converters, whose gates of several ranks are mixed, are refused."""
+    state = MemoryState(LLAMA, optimizer=True, progress=Progress(7, 70, 6), vocab_size=23)
+    write_deepspeed(state, tmp_path, None, layout=Layout(2))
+    path = tmp_path / "global_step7" / "zero" / "4.mlp.dense_h_to_4h.weight" / "fp32.pt"
+    content = torch.load(path)
+    del content["param_n_sub_params"]
+    torch.save(content, path)
+    with pytest.raises(CheckpointError, match="dense_h_to_4h") as caught:
+        read_deepspeed(tmp_path)
+    assert "as if it had no gate" in (caught.value.why or "")
+
+
 def test_gate_and_up_by_hand(tmp_path: Path) -> None:
     """Each rank has its rows of the gate, then its rows of the other projection."""
     state = MemoryState(LLAMA)
