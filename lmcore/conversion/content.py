@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from lmcore.accelerator.dtype import dtype_name
-from lmcore.checkpoint import CheckpointReader, TensorEntry, num_bytes, read_manifest
+from lmcore.checkpoint import (
+    CheckpointReader,
+    TensorEntry,
+    num_bytes,
+    read_manifest,
+    verify_checkpoint,
+)
+from lmcore.checkpoint.verify import damaged
 from lmcore.conversion.detect import format_of
 from lmcore.conversion.formats import FORMATS, read_state
 from lmcore.conversion.native import stored_name
@@ -67,17 +74,21 @@ class CheckpointContent:
         return sum(num_bytes(entry) for entry in self.tensors.values())
 
 
-def content_of(path: Path) -> CheckpointContent:
-    """Return the content of a checkpoint; of a checkpoint of lmcore, without comparing checksums.
+def content_of(path: Path, *, verify: bool = False) -> CheckpointContent:
+    """Return the content of a checkpoint.
 
     Args:
         path: Directory of one checkpoint, of any format.
+        verify: Compare the files of a checkpoint of lmcore with their checksums.
 
     Raises:
         CheckpointError: It is damaged, or of no known format.
     """
     name = format_of(path)
     if name in {None, "lmcore"}:
+        problems = verify_checkpoint(path) if verify else []
+        if problems:
+            raise damaged(path, problems)
         reader = CheckpointReader(path, read_manifest(path))
         manifest = reader.manifest
         shape = manifest.model_shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -64,8 +65,11 @@ class Difference:
         return bool(self.only_first or self.only_second or self.forms or self.values or self.shape)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the values for JSON."""
-        return {**asdict(self), "differ": self.found}
+        """Return the values for JSON; distances that are infinite are null."""
+        found = {**asdict(self), "differ": self.found}
+        for one in found["values"]:  # JSON has no infinity
+            one |= {key: None for key in ("largest", "relative") if math.isinf(one[key])}
+        return found
 
 
 def compare(
@@ -85,11 +89,13 @@ def compare(
 
     Raises:
         CheckpointError: A file is damaged.
-        ConfigError: A pattern matches no tensor of *first*.
+        ConfigError: A pattern matches no tensor of either.
     """
     settings = _settings(first), _settings(second)
-    ours = matching(first, patterns)
-    theirs = set(matching(second, patterns))
+    both = dataclasses.replace(first, tensors={**second.tensors, **first.tensors})
+    chosen = matching(both, patterns)
+    ours = [name for name in chosen if name in first.tensors]
+    theirs = {name for name in chosen if name in second.tensors}
     forms, values, equal = {}, [], 0
     for name in ours:
         if name not in theirs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,6 +23,8 @@ from lmcore.model.saved_shape import read_shape
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from lmcore.checkpoint import Manifest
 
 __all__ = ["Changes", "edit"]
 
@@ -87,7 +89,7 @@ def edit(checkpoint: Path, directory: Path, changes: Changes) -> list[str]:
         tensor = reader.read(one.source)
         if tensor.dim() and len(tensor) != one.entry.shape[0]:
             tensor = _with_rows(tensor, one.entry.shape[0], tokens, one.source)
-        return tensor.to(dtype_of(one.entry.dtype))
+        return _cast(one.source, tensor, dtype_of(one.entry.dtype))
 
     entries = {name: one.entry for name, one in edited.items()}
     save_streamed(
@@ -101,7 +103,41 @@ def edit(checkpoint: Path, directory: Path, changes: Changes) -> list[str]:
         require_weights(read_shape(shape, directory), copied, directory)
     except CheckpointError as error:
         return [f"`lmcore` does not load the result as a model: {error.why}"]
-    return []
+    return list(_notes(manifest, entries, changes, tokens))
+
+
+def _notes(
+    manifest: Manifest, entries: Mapping[str, TensorEntry], changes: Changes, tokens: int | None
+) -> Iterator[str]:
+    """Yield what a user of the result should know."""
+    dtypes = {entry.dtype for name, entry in entries.items() if name.startswith("model.")}
+    if dtypes != {"float32"}:
+        others = ", ".join(sorted(dtypes - {"float32"}))
+        yield f"weights are {others}: `lmcore train` and `generate` load float32 weights only"
+    if changes.vocab_size is not None and tokens is not None and changes.vocab_size < tokens:
+        yield f"the tokenizer has {tokens} tokens, the model fewer: another tokenizer is needed"
+    for kind, flag in (("optimizer.", "--no-load-optim"), ("rng.", "--no-load-rng")):
+        had = any(name.startswith(kind) for name in manifest.tensors)
+        if had and not any(name.startswith(kind) for name in entries):
+            yield f"a run that continues from it needs `{flag}`, or `--finetune`"
+
+
+def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor in another dtype.
+
+    Raises:
+        CheckpointError: Values would become infinite.
+    """
+    found = tensor.to(dtype)
+    if dtype != tensor.dtype and found.is_floating_point():
+        lost = int((tensor.isfinite() & ~found.isfinite()).sum())
+        if lost:
+            raise CheckpointError(
+                f"`{name}` cannot be cast to {dtype_name(dtype)}",
+                why=f"{lost:,} of its values are too large and would become infinite",
+                hint="leave it out of `--cast`, or use bfloat16",
+            )
+    return found
 
 
 def _edited(tensors: Mapping[str, TensorEntry], changes: Changes) -> dict[str, _Edited]:
@@ -120,7 +156,7 @@ def _edited(tensors: Mapping[str, TensorEntry], changes: Changes) -> dict[str, _
             )
         dtype, shape = entry.dtype, entry.shape
         for pattern, wanted in changes.cast:
-            if fnmatchcase(name, pattern):
+            if fnmatchcase(name, pattern) and dtype_of(dtype).is_floating_point:
                 dtype = dtype_name(wanted)
         if changes.vocab_size is not None and name.endswith(_ROWS) and len(shape) == 2:
             shape = (changes.vocab_size, *shape[1:])
@@ -140,11 +176,15 @@ def _renamed(name: str, changes: Changes) -> str:
 
 def _require_matches(tensors: Mapping[str, TensorEntry], changes: Changes) -> None:
     """Raise an error for a change that applies to no tensor."""
-    for pattern in (*changes.drop, *(pattern for pattern, _ in changes.cast)):
-        if not any(fnmatchcase(name, pattern) for name in tensors):
+    floats = [name for name, entry in tensors.items() if dtype_of(entry.dtype).is_floating_point]
+    for pattern, names in (
+        *((pattern, list(tensors)) for pattern in changes.drop),
+        *((pattern, floats) for pattern, _ in changes.cast),
+    ):
+        if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(
                 f"`{pattern}` matches no tensor",
-                hint=name_hint(pattern, tensors),
+                hint=name_hint(pattern, names),
             )
     for pattern, replacement in changes.rename:
         try:

@@ -55,8 +55,8 @@ def run(argv: list[str]) -> int:
     from lmcore.conversion.difference import compare
 
     found = compare(
-        content_of(checkpoint_at(section.first)),
-        content_of(checkpoint_at(section.second)),
+        content_of(checkpoint_at(section.first), verify=True),
+        content_of(checkpoint_at(section.second), verify=True),
         patterns=section.tensors,
         tolerance=section.tolerance,
     )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["InspectSection", "run"]
 
 _EPILOG = """\
-Sizes are compared with the manifest; `lmcore checkpoint verify` compares the contents.
+Sizes are compared with the manifest, with --norms also checksums.
 
   lmcore checkpoint inspect runs/my-run
   lmcore checkpoint inspect runs/my-run --tensors 'model.blocks.0.*' --norms
@@ -61,7 +61,8 @@ def run(argv: list[str]) -> int:
     from lmcore.cli.checkpoint.paths import checkpoint_at
     from lmcore.conversion.content import content_of, matching, statistics_of
 
-    content = content_of(checkpoint_at(section.path, section.ckpt_step))
+    path = checkpoint_at(section.path, section.ckpt_step)
+    content = content_of(path, verify=section.norms)
     names = matching(content, section.tensors)
     statistics = {name: statistics_of(content.read(name)) for name in names if section.norms}
     if section.json:
@@ -119,6 +120,7 @@ def _description(content: CheckpointContent) -> Iterator[str]:
     counts = ", ".join(f"{kind} {count:,}" for kind, count in zip(kinds, numbers, strict=True))
     yield f"  tensors     {counts}; {size_text(content.num_bytes)}"
     if content.manifest is not None:
+        yield f"  on disk     {_disk_size(content.manifest)}"
         yield from _others(content.path)
     for note in content.notes:
         yield f"  note        {note}"
@@ -162,6 +164,10 @@ def _run_lines(manifest: Manifest) -> Iterator[str]:
         yield f"  layout      {', '.join(f'{name} {value}' for name, value in layout.items())}"
 
 
+def _disk_size(manifest: Manifest) -> str:
+    return size_text(sum(entry.size for entry in manifest.files.values()))
+
+
 def _others(checkpoint: Path) -> Iterator[str]:
     """Yield the other checkpoints beside *checkpoint*."""
     from lmcore.checkpoint import survey
@@ -172,7 +178,7 @@ def _others(checkpoint: Path) -> Iterator[str]:
     except CheckpointError:
         return
     others = [
-        f"{path.name}{' (damaged)' if size_problem(path, manifest) else ''}"
+        f"{path.name} ({'damaged' if size_problem(path, manifest) else _disk_size(manifest)})"
         for path, manifest in found.readable
         if path.resolve() != checkpoint.resolve()
     ]

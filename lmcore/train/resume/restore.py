@@ -238,12 +238,12 @@ def _check_presence(
     if lacking:
         raise CheckpointError(
             "the checkpoint has no optimizer state",
-            why="it was saved with `--no-save-optim`",
+            why="it was saved with `--no-save-optim`, or left out by `lmcore checkpoint edit`",
             hint="add `--no-load-optim` to continue with a new optimizer",
         )
     if any(name not in manifest.tensors for name in states):
         raise CheckpointError(
             "the checkpoint has no random states for this device",
-            why="it was saved with `--no-save-rng`, or on another device",
+            why="it was saved with `--no-save-rng`, on another device, or left out by an edit",
             hint="add `--no-load-rng` to continue with new ones",
         )

@@ -57,6 +57,10 @@ def test_differences_by_hand(tmp_path: Path) -> None:
     assert found.equal == 1
     assert [one.name for one in compare(a, b, tolerance=0.5).values] == ["nan"]
     assert not compare(a, a).found
+    only = compare(a, b, patterns=("first",))
+    assert (only.only_first, only.only_second, only.values) == (["first"], [], [])
+    nan = next(one for one in found.to_json()["values"] if one["name"] == "nan")
+    assert nan["largest"] is None, "strict JSON has no infinity"
     assert compare(a, b, patterns=("mov*",)).values[0].name == "moved"
 
 

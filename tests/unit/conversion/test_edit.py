@@ -10,11 +10,17 @@ import pytest
 import torch
 from model_states import LLAMA, RandomState
 
-from lmcore.checkpoint import CheckpointReader, find_checkpoint, read_manifest, verify_checkpoint
+from lmcore.checkpoint import (
+    CheckpointReader,
+    find_checkpoint,
+    read_manifest,
+    save_checkpoint,
+    verify_checkpoint,
+)
 from lmcore.conversion.edit import Changes, edit
 from lmcore.conversion.native import LmcoreState
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState
-from lmcore.errors import ConfigError
+from lmcore.errors import CheckpointError, ConfigError
 
 RunOf = Callable[[ModelState], Path]
 
@@ -40,7 +46,7 @@ def test_dropped_and_cast(checkpoint: Path, tmp_path: Path) -> None:
         drop=("optimizer.*",),
         cast=(("model.*.qkv.weight", torch.bfloat16),),
     )
-    assert notes == []
+    assert len(notes) == 2
     before, after = CheckpointReader(checkpoint), CheckpointReader(found)
     assert all(name.startswith("model.") for name in after.manifest.tensors)
     for name in after.manifest.tensors:
@@ -108,3 +114,25 @@ def test_changes_that_apply_to_nothing(
         edit(checkpoint, tmp_path / "out", Changes(**changes))
     assert reason in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_the_result_needs_is_said(checkpoint: Path, tmp_path: Path) -> None:
+    _, notes = edited(checkpoint, tmp_path / "half", cast=(("*", torch.bfloat16),))
+    assert "load float32 weights only" in notes[0]
+    _, notes = edited(checkpoint, tmp_path / "bare", drop=("optimizer.*",))
+    assert "`--no-load-optim`" in notes[0]
+    _, notes = edited(checkpoint, tmp_path / "small", vocab_size=100, cut_tokens=True)
+    assert "another tokenizer" in notes[0]
+
+
+def test_a_cast_that_would_lose_values(tmp_path: Path) -> None:
+    tensors = {"model.w": torch.tensor([1.0, 1e6]), "rng.host": torch.arange(4, dtype=torch.uint8)}
+    found = save_checkpoint(tmp_path / "c", 1, tensors, {}, model_shape={})
+    (tmp_path / "out").mkdir()
+    with pytest.raises(CheckpointError, match="cannot be cast to float16") as caught:
+        edit(found, tmp_path / "out", Changes(cast=(("*", torch.float16),)))
+    assert "1 of its values" in str(caught.value.why)
+    copy, _ = edited(found, tmp_path / "again", cast=(("*", torch.bfloat16),))
+    assert torch.equal(CheckpointReader(copy).read("rng.host"), tensors["rng.host"])
+    with pytest.raises(ConfigError, match="matches no tensor"):
+        edit(found, tmp_path / "out", Changes(cast=(("rng.*", torch.bfloat16),)))

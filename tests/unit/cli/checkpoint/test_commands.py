@@ -77,7 +77,7 @@ def test_edit_and_diff(run: Path, tmp_path: Path, capsys: Capsys) -> None:
     out = tmp_path / "out"
     command = ["checkpoint", "edit", str(run), str(out), "--drop", "optimizer.*"]
     assert main([*command, "--cast", "*.final_norm.*=bfloat16"]) == 0
-    assert f"next: lmcore checkpoint inspect {out}" in capsys.readouterr().out
+    assert "load float32 weights only" in capsys.readouterr().out
     assert main(["checkpoint", "diff", str(run), str(run)]) == 0
     assert "112 tensors equal, 0 not" in capsys.readouterr().out
     assert main(["checkpoint", "diff", str(run), str(out)]) == 1
@@ -101,5 +101,8 @@ def test_edit_and_diff(run: Path, tmp_path: Path, capsys: Capsys) -> None:
     assert "exists already" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
     damage(run)
+    for words in (["diff", str(run), str(out)], ["inspect", str(run), "--norms"]):
+        assert main(["checkpoint", *words]) == 1
+        assert "does not match its checksum" in capsys.readouterr().err
     assert main(["checkpoint", "edit", str(run), str(tmp_path / "new"), "--drop", "rng.*"]) == 1
     assert "damaged" in capsys.readouterr().err
