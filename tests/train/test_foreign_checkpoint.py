@@ -125,3 +125,15 @@ def test_a_run_goes_to_megatron_and_back(tmp_path: Path, train: Any, data_prefix
         assert main([*command, *data, *flags.split()]) == 0
         found.append(losses(save)[-4:])
     assert found[0] == found[1]
+
+
+def test_weights_of_another_size_than_described(
+    tmp_path: Path, model: Path, data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows that the embedding lacks would keep whatever the memory held."""
+    path = model / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"vocab_size": 300}))
+    command = ["train", "--load", str(model), "--data-path", data, *RUN.split()]
+    assert main([*command, "--save", str(tmp_path / "run")]) == 1
+    assert "are not those of the model that it describes" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from lmcore.checkpoint.chunks import ChunkBounds, overlap
 from lmcore.checkpoint.manifest import FORMAT_VERSION
 from lmcore.config.plan import ResumePoint
 from lmcore.data.tokenizer import tokenizer_from
+from lmcore.errors import CheckpointError
 from lmcore.model.parameters import parameter_shapes
 
 if TYPE_CHECKING:
@@ -66,17 +67,19 @@ def load_foreign(
     path: Path,
     tensors: Mapping[str, Tensor],
     layouts: Mapping[str, TensorLayout],
+    rows: Collection[str],
     channel: Channel,
 ) -> None:
     """Fill *tensors* in place with the weights of another program's checkpoint.
 
-    Each rank reads the whole tensors, one at a time.  Rows that the checkpoint does not have are
-    left as they are.
+    Each rank reads the whole tensors, one at a time.  Of *rows*, rows that the checkpoint does not
+    have are left as they are.
 
     Args:
         path: Directory of the checkpoint.
         tensors: Local tensors to fill, by their names in a checkpoint of lmcore.
         layouts: Layouts of *tensors*, by name.
+        rows: Names of tensors that may have another number of rows than in the checkpoint.
         channel: Channel of the ranks of the run, which all must call this.
 
     Raises:
@@ -90,6 +93,12 @@ def load_foreign(
         state = read_state(path)
         for name, tensor in tensors.items():
             whole = state.read(name.removeprefix(_PREFIX))
+            if tuple(whole.shape) != layouts[name].shape and name not in rows:
+                raise CheckpointError(
+                    f"the weights of `{path}` are not those of the model that it describes",
+                    why=f"`{name}` has shape {list(whole.shape)} instead of "
+                    f"{list(layouts[name].shape)}",
+                )
             there = ChunkBounds((0,) * whole.dim(), tuple(whole.shape))
             for held in layouts[name].chunks:
                 shared = overlap(there, ChunkBounds(held.offset, held.size))

@@ -127,7 +127,7 @@ class _Load:
         """Fill the tensors of the state, and the tensors of *more*, which are not divided."""
         if self.resume.foreign:
             layouts = self.state.layouts(tensors)
-            load_foreign(self.resume.checkpoint, tensors, layouts, self.channel)
+            load_foreign(self.resume.checkpoint, tensors, layouts, self.rows, self.channel)
             return
         load_checkpoint(
             self.resume.checkpoint,
