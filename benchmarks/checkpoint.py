@@ -124,12 +124,13 @@ def written_model(folder: Path, megabytes: int) -> Path:
 
 
 CONVERT = """
-import resource, sys
+import re, sys
 from pathlib import Path
 import torch
 from lmcore.conversion.convert import convert
 from lmcore.conversion.formats import read_state
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+# Not the peak of `getrusage`, which a process inherits.
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 torch.ones(1000, 1000).bfloat16()
 before = peak()
 state = read_state(Path(sys.argv[1]))

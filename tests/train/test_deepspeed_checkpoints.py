@@ -28,6 +28,7 @@ from lmcore.model.shape import ModelShape
 
 pytestmark = [
     pytest.mark.distributed,
+    pytest.mark.slow,
     pytest.mark.timeout(300),  # up to three starts of several processes
     pytest.mark.skipif(
         importlib.util.find_spec("deepspeed") is None,
