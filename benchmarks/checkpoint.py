@@ -6,8 +6,8 @@ All variants run in turn inside each repeat, so that a slow moment of the disk h
 printed are medians, the processor time of all threads, the ratio to torch's distributed save
 (load), and the ratio to writing (reading) the same bytes as one file, with fsync.  Loads read from
 the page cache, which a save has just filled, but for those named `cold`.  Conversions are of a
-model of as many bytes, from and to a Hugging Face directory; their memory is the growth of the
-peak of a process of its own, beside the size of the largest tensor.
+model of as many bytes, from and to a Hugging Face directory.  Memory is the growth of the peak of
+a process of its own, beside the size of the largest tensor; that of a save has no state in it.
 """
 
 from __future__ import annotations
@@ -123,14 +123,29 @@ def written_model(folder: Path, megabytes: int) -> Path:
     return folder / "run"
 
 
-CONVERT = """
+PEAK = """
 import re, sys
 from pathlib import Path
 import torch
-from lmcore.conversion.convert import convert
-from lmcore.conversion.formats import read_state
 # Not the peak of `getrusage`, which a process inherits.
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+"""
+
+SAVE = """
+sys.path.insert(0, sys.argv[3])
+from checkpoint import model_like
+from lmcore.checkpoint import load_checkpoint, save_checkpoint
+save_checkpoint(Path(sys.argv[1]) / "small", 1, {"a": torch.ones(9)}, {}, model_shape={})
+tensors = model_like(int(sys.argv[2]))
+before = peak()
+saved = save_checkpoint(Path(sys.argv[1]), 1, tensors, {}, model_shape={})
+load_checkpoint(saved, tensors)
+print(peak() - before, max(tensor.nbytes for tensor in tensors.values()))
+"""
+
+CONVERT = """
+from lmcore.conversion.convert import convert
+from lmcore.conversion.formats import read_state
 torch.ones(1000, 1000).bfloat16()
 before = peak()
 state = read_state(Path(sys.argv[1]))
@@ -140,10 +155,10 @@ print(peak() - before, largest)
 """
 
 
-def conversion_memory(source: Path, target: Path, to: str) -> str:
-    """Convert in a process of its own; return the growth of its memory and the largest tensor."""
+def memory(program: str, *arguments: object) -> str:
+    """Run a program in a process of its own; return the growth of its memory."""
     done = subprocess.run(
-        [sys.executable, "-c", CONVERT, str(source), str(target), to],
+        [sys.executable, "-c", PEAK + program, *map(str, arguments)],
         check=True,
         capture_output=True,
         text=True,
@@ -173,8 +188,11 @@ def convert_all(
         shutil.rmtree(path, ignore_errors=True)
     if megabytes < 100:
         return {name: taken[1:] for name, taken in timings.items()}, size
-    print(f"memory of {names[0]}: {conversion_memory(run, folder / 'hf', 'huggingface')}")
-    print(f"memory of {names[1]}: {conversion_memory(folder / 'hf', folder / 'back', 'lmcore')}")
+    print(f"memory of {names[0]}: {memory(CONVERT, run, folder / 'hf', 'huggingface')}")
+    print(f"memory of {names[1]}: {memory(CONVERT, folder / 'hf', folder / 'back', 'lmcore')}")
+    here = Path(__file__).parent
+    print(f"memory of a save and a load: {memory(SAVE, folder / 'saved', megabytes, here)}")
+    shutil.rmtree(folder / "saved")
     return {name: taken[1:] for name, taken in timings.items()}, size
 
 
@@ -182,7 +200,7 @@ def asynchronous(folder: Path, tensors: dict[str, torch.Tensor], repeats: int) -
     """Print the cost of a save for the steps of a loop, with and without `--async-save`.
 
     A step is a product of matrices.  The host's copy of the tensors is kept for the next save, as
-    by the stager of the CPU plugin.
+    by the stager of the CPU plugin.  Steps are timed until the save is complete.
     """
     import torch
 
@@ -209,15 +227,20 @@ def asynchronous(folder: Path, tensors: dict[str, torch.Tensor], repeats: int) -
 
     plain = statistics.median(step() for _ in range(20))
     for background in (False, True):
-        calls, later = [], []
-        with Saver(take, background=background) as saver:
-            for _ in range(repeats + 1):
-                os.sync()
-                start = time.perf_counter()
-                saver.save()
-                calls.append(time.perf_counter() - start)
-                later.append([step() for _ in range(20)])
-                saver.wait()
+        calls, later, complete = [], [], []
+        for _ in range(repeats + 1):
+            os.sync()
+            saver = Saver(take, background=background)
+            start = time.perf_counter()
+            target = saver.save()
+            calls.append(time.perf_counter() - start)
+            steps = [step() for _ in range(20)]
+            while not target.exists():
+                steps.append(step())
+            complete.append(time.perf_counter() - start)
+            later.append(steps)
+            saver.wait()
+            shutil.rmtree(target)
         call = statistics.median(calls[1:])
         slower = statistics.median(statistics.median(steps) for steps in later[1:]) / plain
         worst = statistics.median(max(steps) for steps in later[1:]) / plain
@@ -226,6 +249,8 @@ def asynchronous(folder: Path, tensors: dict[str, torch.Tensor], repeats: int) -
             f"{name} save: the loop waits {call:.3f} s, then steps take {slower:.2f}x of a step "
             f"without a save (the longest {worst:.2f}x)"
         )
+        if background:
+            print(f"it is complete after {statistics.median(complete[1:]):.1f} s")
 
 
 Timing = tuple[float, float]

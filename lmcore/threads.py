@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["map_in_threads", "periodically", "start_optional"]
+__all__ = ["lower_priority", "map_in_threads", "periodically", "read_ahead", "start_optional"]
 
 _log = logging.getLogger(__name__)
+
+_LOWEST_PRIORITY = 19
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -30,6 +36,16 @@ def start_optional(thread: threading.Thread, *, without: str = "") -> bool:
         _log.log(level, "the thread `%s` cannot be started (%s): %s", thread.name, error, without)
         return False
     return True
+
+
+def lower_priority() -> None:
+    """Let other threads use the processor before the calling thread and the threads it starts.
+
+    On Linux, where threads have priorities of their own; elsewhere nothing changes.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
 
 
 @contextlib.contextmanager
@@ -104,3 +120,31 @@ def map_in_threads(
     if errors:
         raise errors[min(errors)]
     return [results[index] for index in range(count)]
+
+
+def read_ahead(items: Iterable[_Item]) -> Iterator[_Item]:
+    """Yield *items*; a thread computes the next item while the caller uses the current one.
+
+    At most two items exist at a time.  Without a thread, if the system gives none, each item is
+    computed when it is asked for.
+
+    Args:
+        items: The items, all computed in the same thread.
+
+    Raises:
+        BaseException: The error of the computation of an item, in its turn.
+    """
+    iterator = iter(items)
+
+    def compute() -> list[_Item]:
+        return list(itertools.islice(iterator, 1))
+
+    with ThreadPoolExecutor(1, thread_name_prefix="lmcore-read-ahead") as pool:
+        try:
+            following: Future[list[_Item]] = pool.submit(compute)
+        except (RuntimeError, MemoryError):  # as in `start_optional`
+            yield from iterator
+            return
+        while current := following.result():
+            following = pool.submit(compute)
+            yield current.pop()  # no reference to it stays here

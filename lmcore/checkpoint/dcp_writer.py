@@ -9,6 +9,7 @@ format reads them.
 from __future__ import annotations
 
 import heapq
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import torch
 from lmcore.accelerator.dtype import dtype_name
 from lmcore.checkpoint.manifest import FileEntry, TensorEntry
 from lmcore.checkpoint.synced_file import SyncedFile
+from lmcore.checkpoint.write_plan import num_bytes
 from lmcore.parallel.tensor_layout import Chunk, box
 from lmcore.threads import map_in_threads
 
@@ -77,34 +79,68 @@ def write_streamed(
     chunks: Mapping[str, tuple[str, Chunk]],
     entries: Mapping[str, TensorEntry],
     read: Callable[[str], torch.Tensor],
+    *,
+    num_threads: int = 1,
 ) -> Written:
-    """Write tensors that are read one at a time into one file of *directory*, and sync it.
+    """Write tensors that are read one at a time into *directory*, one file a thread, and sync them.
+
+    A thread reads while the others write, so that as many tensors as threads are in memory.
 
     Args:
         directory: Directory without files of rank 0.
         chunks: Tensor name and chunk of the whole tensor, by key.
-        entries: Dtype and shape of each tensor, by name, in the order of reading.
-        read: Returns the whole tensor with a name, on any device.
+        entries: Dtype and shape of each tensor, by name, about in the order of reading.
+        read: Returns the whole tensor with a name, on any device; called by one thread at a time.
+        num_threads: Largest number of threads, and of files.
 
     Raises:
-        OSError: A write failed; the file is then incomplete.
+        OSError: A write failed; the files are then incomplete.
         ValueError: A tensor is not as its entry says (a bug).
     """
     of_tensor: dict[str, list[tuple[str, Chunk]]] = defaultdict(list)
     for key, (name, chunk) in chunks.items():
         of_tensor[name].append((key, chunk))
+    files: dict[str, FileEntry] = {}
     ranges: dict[str, ByteRange] = {}
-    with SyncedFile(directory / "__0_0.distcp") as stream:
-        for name, entry in entries.items():
+    reading, failed = threading.Lock(), threading.Event()
+
+    def write(stream: SyncedFile, name: str) -> None:
+        # A function of its own: its tensor is freed before the next is read.
+        with reading:
             tensor = read(name)
-            found = TensorEntry(dtype_name(tensor.dtype), tuple(tensor.shape))
-            if found != entry:
-                raise ValueError(f"`{name}` is {found}, not {entry}")
-            for key, chunk in of_tensor[name]:
-                ranges[key] = _write_chunk(stream, box(tensor, chunk.start, chunk.size))
-            del tensor  # before the next is read
-    files = {stream.path.name: stream.entry()}
+        found = TensorEntry(dtype_name(tensor.dtype), tuple(tensor.shape))
+        if found != entries[name]:
+            raise ValueError(f"`{name}` is {found}, not {entries[name]}")
+        for key, chunk in of_tensor[name]:
+            ranges[key] = _write_chunk(stream, box(tensor, chunk.start, chunk.size))
+
+    def write_file(item: tuple[int, Sequence[str]]) -> None:
+        number, names = item
+        try:
+            with SyncedFile(directory / f"__0_{number}.distcp") as stream:
+                for name in names:
+                    if failed.is_set():
+                        return
+                    write(stream, name)
+            files[stream.path.name] = stream.entry()
+        except BaseException:
+            failed.set()
+            raise
+
+    groups = _in_order(entries, num_threads)
+    map_in_threads(write_file, list(enumerate(groups)), len(groups))
     return Written(files, [ranges[key] for key in chunks])
+
+
+def _in_order(entries: Mapping[str, TensorEntry], count: int) -> list[list[str]]:
+    """Divide tensors into groups of about as many bytes, each in the order of *entries*."""
+    groups: list[list[str]] = [[] for _ in range(max(1, min(count, len(entries))))]
+    loads = [(0, number) for number in range(len(groups))]
+    for name, entry in entries.items():
+        load, number = heapq.heappop(loads)
+        groups[number].append(name)
+        heapq.heappush(loads, (load + num_bytes(entry), number))
+    return groups
 
 
 def _write_file(path: Path, chunks: Sequence[torch.Tensor]) -> tuple[FileEntry, list[ByteRange]]:

@@ -56,6 +56,8 @@ TIMED = "timed"
 """Key in a manifest's `meta` of a checkpoint by time, or for its validation loss alone, which the
 second save after it deletes."""
 _MAX_THREADS = 4
+_STREAMS = 2
+"""Threads of `save_streamed`, each with one tensor in memory."""
 # Below this a second file and thread cost more than they save.
 _BYTES_PER_THREAD = 16 * 1024 * 1024
 # Bytes that the format adds to a tensor, rounded up, and bytes of the index.
@@ -121,7 +123,7 @@ def save_checkpoint(
             directory,
             [tensors[key] for key in plan.own],
             rank=channel.rank,
-            num_threads=_num_threads(tensors),
+            num_threads=_num_threads(sum(one.nbytes for one in tensors.values()), _MAX_THREADS),
         )
 
     saved = _save(save, write, channel)
@@ -141,7 +143,7 @@ def save_streamed(
 ) -> Path:
     """Save tensors that are read one at a time as `iter_XXXXXXX` and return that path.
 
-    One tensor at a time is in memory.  The other checkpoints in the directory are kept.
+    Two tensors at a time are in memory.  The other checkpoints in the directory are kept.
 
     Args:
         checkpoints_dir: Directory of the checkpoints, created if absent.
@@ -173,7 +175,9 @@ def save_streamed(
     def write(directory: Path) -> Written:
         from lmcore.checkpoint.dcp_writer import write_streamed
 
-        return write_streamed(directory, plan.own, entries, read)
+        size = sum(map(num_bytes, entries.values()))
+        threads = _num_threads(size, _STREAMS)
+        return write_streamed(directory, plan.own, entries, read, num_threads=threads)
 
     return _save(save, write, Channel(None))
 
@@ -459,9 +463,8 @@ def _delete(checkpoints_dir: Path, checkpoints: Iterable[Path]) -> None:
     sync_directory(checkpoints_dir)
 
 
-def _num_threads(tensors: Mapping[str, torch.Tensor]) -> int:
-    wanted = sum(tensor.nbytes for tensor in tensors.values()) // _BYTES_PER_THREAD
-    return max(1, min(num_io_threads(_MAX_THREADS), wanted))
+def _num_threads(size: int, at_most: int) -> int:
+    return max(1, min(num_io_threads(at_most), size // _BYTES_PER_THREAD))
 
 
 def _needed_bytes(tensors: Mapping[str, TensorEntry]) -> int:

@@ -65,7 +65,7 @@ def convert(
 ) -> Conversion:
     """Write the checkpoint in *source* to the new directory *target* in another format.
 
-    One tensor at a time is in memory.  *target* appears when it is complete.
+    At most two tensors at a time are in memory.  *target* appears when it is complete.
 
     Args:
         source: Directory of a checkpoint of any format.

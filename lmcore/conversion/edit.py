@@ -63,7 +63,7 @@ class _Edited:
 def edit(checkpoint: Path, directory: Path, changes: Changes) -> list[str]:
     """Write an edited copy of a checkpoint as a run directory; return notes for the user.
 
-    One tensor at a time is in memory.  The run's copy of its tokenizer comes along.
+    At most two tensors at a time are in memory.  The run's copy of its tokenizer comes along.
 
     Args:
         checkpoint: Directory `iter_XXXXXXX`, with verified files.

@@ -87,10 +87,11 @@ def main(settings: dict[str, Any]) -> None:
     """Train, or load, and save."""
     get_accelerator().set_device(0)
     dist.init_process_group("gloo")
-    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
+    # Before DeepSpeed connects: it would compile an op that leaves shared memory behind.
     for name, built in deepspeed.git_version_info.installed_ops.items():
         if not built:
             deepspeed.ops.__compatible_ops__[name] = False
+    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
     torch.manual_seed(settings.get("seed", 0))
     stages = settings.get("stages", 0)
     model = pipeline(settings["layers"], stages) if stages else Nested(settings["shapes"])

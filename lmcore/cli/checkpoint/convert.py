@@ -28,7 +28,8 @@ FORMAT_NAMES = ("lmcore", "huggingface", "megatron", "megatron-dist", "megatron-
 """Names of the formats, as in `lmcore.conversion.formats.FORMATS`."""
 
 _EPILOG = """\
-One tensor at a time is in memory. TARGET is a new directory, which appears when it is complete.
+At most two tensors at a time are in memory. TARGET is a new directory, which appears when it is
+complete.
 
   lmcore checkpoint convert runs/my-run my-model --to huggingface --dtype bfloat16
   lmcore checkpoint convert downloads/Llama-3.2-1B runs/llama --to lmcore

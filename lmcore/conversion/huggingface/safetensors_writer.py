@@ -12,10 +12,12 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Self
 
 import torch
 from torch import Tensor
+
+from lmcore.checkpoint.synced_file import SyncedFile
 
 __all__ = ["SafetensorsWriter", "shards"]
 
@@ -24,7 +26,7 @@ _ALIGNMENT = 8
 
 
 class SafetensorsWriter:
-    """One file, to which the tensors of its header are appended in order."""
+    """One file, to which the tensors of its header are appended in order, synced at its end."""
 
     def __init__(
         self, path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
@@ -53,7 +55,7 @@ class SafetensorsWriter:
         text += b" " * (-len(text) % _ALIGNMENT)
         self._left = list(shapes.items())
         self._dtype = dtype
-        self._stream: BinaryIO = path.open("xb")
+        self._stream = SyncedFile(path)
         self._stream.write(len(text).to_bytes(8, "little") + text)
 
     def write(self, name: str, tensor: Tensor) -> None:
@@ -66,6 +68,7 @@ class SafetensorsWriter:
         assert (name, tuple(tensor.shape)) == (expected, shape), f"`{expected}` {shape} is next"
         content = tensor.to(self._dtype).contiguous().flatten().view(torch.uint8)
         self._stream.write(content.numpy().data)
+        self._stream.check()
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -77,8 +80,8 @@ class SafetensorsWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the file, which has all tensors."""
-        self._stream.close()
+        """Sync and close the file, which has all tensors."""
+        self._stream.__exit__(kind, error, trace)
         assert kind is not None or not self._left, f"`{self._left[0][0]}` was not written"
 
 

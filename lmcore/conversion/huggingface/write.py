@@ -21,6 +21,7 @@ from lmcore.conversion.huggingface.config import (
 from lmcore.conversion.huggingface.recipes import recipes_of
 from lmcore.conversion.huggingface.safetensors_writer import SafetensorsWriter, shards
 from lmcore.conversion.huggingface.tokenizer_files import write_tokenizer
+from lmcore.threads import read_ahead
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,12 +105,12 @@ def write_huggingface(
 def _tensors(
     state: ModelState, recipes: dict[str, Recipe], rows: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the foreign tensors in the order of the recipes, one parameter in memory at a time."""
-    for name, recipe in recipes.items():
-        tensor = state.read(name)
-        if name in _ROWS:
-            tensor = tensor[:rows]
-        yield from zip(recipe.sources, recipe.split(tensor), strict=True)
+    """Yield the foreign tensors in the order of the recipes, two parameters in memory at a time."""
+    for name, tensor in read_ahead((name, state.read(name)) for name in recipes):
+        recipe = recipes[name]
+        kept = tensor[:rows] if name in _ROWS else tensor
+        yield from zip(recipe.sources, recipe.split(kept), strict=True)
+        del tensor, kept  # before the next is waited for
 
 
 def _bos(tokenizer: Tokenizer) -> int | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from lmcore.checkpoint.layout import iteration_path
 from lmcore.checkpoint.save import TIMED
 from lmcore.signals import TerminatedError
-from lmcore.threads import start_optional
+from lmcore.threads import lower_priority, start_optional
 
 if TYPE_CHECKING:
     from lmcore.train.resume.snapshot import Snapshot
@@ -94,6 +94,7 @@ class Saver:
         self.raise_background_error()
 
     def _write(self, snapshot: Snapshot) -> None:
+        lower_priority()  # the training step goes first
         try:
             snapshot.write()
         except BaseException as error:  # noqa: BLE001 - raised on the training thread

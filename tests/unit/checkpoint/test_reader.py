@@ -17,6 +17,7 @@ from lmcore.checkpoint import (
     save_streamed,
     verify_checkpoint,
 )
+from lmcore.checkpoint import save as save_module
 from lmcore.checkpoint import write_plan as write_plans
 from lmcore.errors import CheckpointError
 
@@ -38,10 +39,12 @@ def test_each_tensor_is_read_bit_by_bit(saved: Path, tensors: dict[str, torch.Te
     same({name: reader.read(name) for name in reader.manifest.tensors}, tensors)
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_streamed_save_equals_a_save(
-    tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int
 ) -> None:
     monkeypatch.setattr(write_plans, "_LARGEST_BYTES", 1000)  # several chunks of a tensor
+    monkeypatch.setattr(save_module, "_num_threads", lambda size, at_most: num_threads)
     reader = CheckpointReader(saved)
     order = list(reader.manifest.tensors)[::-1]
     read = []
@@ -54,7 +57,8 @@ def test_a_streamed_save_equals_a_save(
     copy = save_streamed(
         tmp_path / "copy", 100, entries, of, reader.manifest.meta, model_shape={"hidden_size": 4}
     )
-    assert read == order
+    assert read == order if num_threads == 1 else sorted(read) == sorted(order)
+    assert len(list(copy.glob("*.distcp"))) == num_threads
     assert verify_checkpoint(copy) == []
     again = CheckpointReader(copy)
     expected = {name: reader.read(name) for name in order}
@@ -64,7 +68,12 @@ def test_a_streamed_save_equals_a_save(
     same(loaded, expected)
 
 
-def test_a_failure_while_reading_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_failure_while_reading_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int
+) -> None:
+    monkeypatch.setattr(save_module, "_num_threads", lambda size, at_most: num_threads)
+
     def broken(name: str) -> torch.Tensor:
         raise CheckpointError(f"`{name}` is damaged")
 
@@ -73,6 +82,18 @@ def test_a_failure_while_reading_leaves_nothing(tmp_path: Path) -> None:
         save_streamed(tmp_path, 1, {"w": entry}, broken, {}, model_shape={})
     with pytest.raises(ValueError, match="`w` is"):
         save_streamed(tmp_path, 1, {"w": entry}, lambda _: torch.zeros(4), {}, model_shape={})
+    names = [f"w{number}" for number in range(20)]
+    begun = []
+
+    def broken_at_once(name: str) -> torch.Tensor:
+        begun.append(name)
+        return broken(name)
+
+    with pytest.raises(CheckpointError, match="is damaged"):
+        save_streamed(
+            *(tmp_path, 1, dict.fromkeys(names, entry), broken_at_once, {}), model_shape={}
+        )
+    assert len(begun) <= num_threads, "the other thread went on after the failure"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -476,7 +476,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, n
     monkeypatch.setattr(
         synced_file.SyncedFile, "_write_piece", lambda _stream, piece: disk.take(piece)
     )
-    monkeypatch.setattr(save_module, "_num_threads", lambda tensors: num_threads)
+    monkeypatch.setattr(save_module, "_num_threads", lambda size, at_most: num_threads)
     state = {f"w{number}": torch.ones(3000) for number in range(6)}
     with pytest.raises(CheckpointError) as caught:
         save_checkpoint(tmp_path, 20, state, {}, model_shape={})

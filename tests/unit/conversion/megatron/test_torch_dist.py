@@ -26,7 +26,10 @@ from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape
 
 # torch says that it saves in one process.
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # in torch 2.8 itself
+]
 
 KINDS = {WEIGHT: ""} | {kind: f"optimizer.state.{kind}." for kind in ADAM}
 
