@@ -84,9 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise  # another pipe than stdout is a failure, unlike the end of `| head`
         _discard_stdout()
         return _TERMINATED_BY_PIPE
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         if not _is_launched():  # the launcher says it, once
-            sys.stderr.write("interrupted\n")
+            sys.stderr.write(f"interrupted\n{_notes(interrupt)}")
         return _INTERRUPTED
     except Exception as error:
         failed = _stdout_error(error) or _path_error(error)
@@ -96,9 +96,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             return report_error(failed or error, os.environ).status
         if failed is None:
             raise
-        sys.stderr.write(failed.render() + "\n")
+        sys.stderr.write(f"{failed.render()}\n{_notes(error)}")
         return failed.exit_status
     return status
+
+
+def _notes(error: BaseException) -> str:
+    """Return the notes of an error that is shown without its traceback, after a blank line each."""
+    from lmcore.errors import printable
+
+    return printable("".join(f"\n{note}\n" for note in getattr(error, "__notes__", ())))
 
 
 def _open_closed_streams() -> None:
@@ -201,7 +208,7 @@ def _start(arguments: list[str]) -> int:
         error = HostMemoryError(found) if isinstance(found, MemoryError) else found
         with contextlib.suppress(OSError):  # `main` reports it
             sys.stdout.flush()
-        sys.stderr.write(error.render() + "\n")
+        sys.stderr.write(f"{error.render()}\n{_notes(found)}")
         return error.exit_status
     except SystemExit as exit_:  # from printed help, a plugin's command, or SIGTERM
         return _exit_status(exit_)
@@ -213,7 +220,7 @@ def _exit_status(exit_: SystemExit) -> int:
 
     code = exit_.code
     if isinstance(exit_, TerminatedError) and not _is_launched():  # the launcher says it, once
-        sys.stderr.write(f"{end_word(exit_.number)}\n")
+        sys.stderr.write(f"{end_word(exit_.number)}\n{_notes(exit_)}")
     if code is None or isinstance(code, int):
         return code or 0
     from lmcore.errors import printable

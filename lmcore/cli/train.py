@@ -7,6 +7,7 @@ import logging
 import os
 import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lmcore import log
@@ -91,7 +92,13 @@ def _train(argv: list[str]) -> int:
     assert selection is not None  # its absence is among the problems
     resume = find_resume_point(config.checkpoint)
     copy = None if resume is None else resume.checkpoint.parent.parent / "tokenizer"
-    tokenizer = choose_tokenizer(config.data, sources, registered_types(plugins), copy=copy)
+    tokenizer = choose_tokenizer(
+        config.data,
+        sources,
+        registered_types(plugins),
+        copy=copy,
+        of_checkpoint=loaded.provenance["tokenizer_type"].kind == "checkpoint",
+    )
     identity = TokenizerIdentity.of(tokenizer)
     plan = resolve(valid, tokenizer=identity, sources=sources, resume=resume)
     if _is_finished(plan, rank):
@@ -100,7 +107,7 @@ def _train(argv: list[str]) -> int:
     if (answer := ask_schedule(plan, os.environ)) is not None:
         return _train(["--schedule", answer, *argv])
     if world_size > rank.world_size:
-        return _start_processes(argv, world_size, plugins, selection)
+        return _start_processes(argv, world_size, plugins, selection, plan)
     prepare_environment(plugins, selection, rank)
     clock.mark("launcher")
     _import_torch()  # timed separately: everything below needs it
@@ -216,12 +223,26 @@ def _process_count(
 
 
 def _start_processes(
-    argv: list[str], num_processes: int, plugins: PluginSet, selection: Selection
+    argv: list[str], num_processes: int, plugins: PluginSet, selection: Selection, plan: RunPlan
 ) -> int:
-    """Start this command once for each process of the run, on the device chosen here."""
+    """Start this command once for each process of the run, on the device chosen here.
+
+    If the run fails, the command that continues it is printed last.
+    """
     from lmcore.cli.main import main
     from lmcore.plugin import HANDED_DOWN
     from lmcore.runtime.launch.launcher import launch
+    from lmcore.train.resume.continuation import Continuation
+
+    save, start = plan.config.checkpoint.save, plan.resume
+    continuation = Continuation(Path(save) if save else None, start.checkpoint if start else None)
+
+    def show_continuation(directory: Path) -> None:
+        here = Path.cwd()
+        inside = directory.is_relative_to(here)
+        line = continuation.line(directory.relative_to(here) if inside else directory)
+        if line is not None:
+            sys.stderr.write(printable(f"\n{line}\n"))
 
     return launch(
         [sys.executable, "-m", "lmcore.cli.main", "train", *argv],
@@ -229,6 +250,7 @@ def _start_processes(
         {**os.environ, HANDED_DOWN: selection.to_json()},
         function=lambda: main(["train", *argv]),
         load=lambda: _import_for(num_processes, plugins, selection),
+        failed=show_continuation,
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from lmcore.conversion.describe import describe_isolated
 from lmcore.conversion.detect import format_of
-from lmcore.conversion.huggingface.config import read_config
+from lmcore.conversion.huggingface.config import read_config, unread_notes
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.model.saved_shape import read_shape
 
@@ -44,7 +44,8 @@ class ForeignModel:
 def _huggingface(directory: Path) -> ForeignModel:
     config = read_config(directory)
     tokenizer = tokenizer_settings(directory)
-    return ForeignModel(directory, "huggingface", config.shape, tokenizer, config.notes)
+    notes = (*config.notes, *unread_notes(directory))
+    return ForeignModel(directory, "huggingface", config.shape, tokenizer, notes)
 
 
 def describe_foreign(directory: Path) -> ForeignModel | None:

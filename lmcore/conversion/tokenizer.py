@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.native import LmcoreState
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory, tokenizer_from
+from lmcore.data.tokenizer.same_tokens import same_tokens
 from lmcore.data.tokenizer.saved import load_tokenizer
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, LmcoreError
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
@@ -91,7 +92,8 @@ def find_tokenizer(
     else:
         tokenizer = load_tokenizer(directory, extra=extra)
     fingerprint = trained.get("fingerprint") if isinstance(trained, Mapping) else None
-    if fingerprint is not None and tokenizer.fingerprint() != fingerprint:
+    differs = fingerprint is not None and tokenizer.fingerprint() != fingerprint
+    if differs and not _has_tokens_of(directory, tokenizer, extra):
         raise ConfigError(
             f"tokenizer `{tokenizer.name}` is not the tokenizer of `{checkpoint}`",
             why=f"its fingerprint is {tokenizer.fingerprint()[:16]}; the run's `{kind}` has "
@@ -99,6 +101,16 @@ def find_tokenizer(
             hint="give the files that the data was prepared with",
         )
     return tokenizer
+
+
+def _has_tokens_of(
+    directory: Path, tokenizer: Tokenizer, extra: Mapping[str, TokenizerFactory]
+) -> bool:
+    """Return True if the run's copy, of another type, has the same token for each id."""
+    try:
+        return same_tokens(load_tokenizer(directory, extra=extra), tokenizer)
+    except LmcoreError:  # there is none
+        return False
 
 
 def _chosen(

@@ -33,6 +33,7 @@ from lmcore.data.indexed.metadata import verify_files
 from lmcore.data.indexed.tokenizer import dataset_tokenizer
 from lmcore.data.prepare.named_text import NamedText, bundled_text, find_text, prepare_named_text
 from lmcore.data.tokenizer import tokenizer_from
+from lmcore.data.tokenizer.same_tokens import same_tokens
 from lmcore.data.tokenizer.saved import load_tokenizer
 from lmcore.errors import ConfigError, LmcoreError, counted
 from lmcore.log import ALL_RANKS
@@ -175,6 +176,7 @@ def choose_tokenizer(
     extra: Mapping[str, TokenizerFactory],
     *,
     copy: Path | None = None,
+    of_checkpoint: bool = False,
 ) -> Tokenizer:
     """Return the tokenizer of a run.
 
@@ -187,6 +189,7 @@ def choose_tokenizer(
         extra: Tokenizer types that plugins registered.
         copy: Copy of the tokenizer in the run directory of the checkpoint to load, which is used
             if the files that made the datasets are gone; None without a checkpoint.
+        of_checkpoint: True if the checkpoint to load, not the user, named the tokenizer.
 
     Raises:
         ConfigError: Nothing says which, or flags and datasets disagree.
@@ -197,9 +200,9 @@ def choose_tokenizer(
     if settings.tokenizer_type is not None:
         named = tokenizer_from(TokenizerSettings.of(settings), extra=extra)
         others = [
-            _made_with_another(prefix, identity, settings.tokenizer_type)
+            _made_with_another(prefix, identity, settings, of_checkpoint=of_checkpoint)
             for prefix, identity in made_with.items()
-            if identity is not None and identity.fingerprint != named.fingerprint()
+            if identity is not None and not _fits(named, identity, prefix, extra)
         ]
         if others:
             raise ConfigError.collect(others)
@@ -427,12 +430,48 @@ def _title(sources: RunSources) -> str:
     return "bundled text" if sources.bundled else f"corpus {one.name}"
 
 
-def _made_with_another(prefix: str, made_with: TokenizerIdentity, asked: str) -> ConfigError:
-    kind = made_with.type
-    maker = f"another `{kind}`" if kind == asked else f"`{kind}`"
-    return ConfigError(
-        f"`{prefix}` was not prepared with this tokenizer",
-        why=f"its token ids come from {maker}",
-        hint=f"prepare the dataset again with this run's `{asked}`, or leave `--tokenizer-type` "
-        "out",
+def _fits(
+    named: Tokenizer,
+    identity: TokenizerIdentity,
+    prefix: str,
+    extra: Mapping[str, TokenizerFactory],
+) -> bool:
+    """Return True if the ids of a dataset have the same tokens in the tokenizer of the run."""
+    if identity.fingerprint == named.fingerprint():
+        return True
+    try:
+        made_with = dataset_tokenizer(identity, prefix, extra=extra)
+    except LmcoreError:
+        return False
+    if not same_tokens(named, made_with):
+        return False
+    logger.info(
+        "`%s` was prepared with `%s`, whose ids have the same tokens as those of this run's `%s`",
+        prefix,
+        made_with.name,
+        named.name,
     )
+    return True
+
+
+def _made_with_another(
+    prefix: str, made_with: TokenizerIdentity, settings: DataSection, *, of_checkpoint: bool
+) -> ConfigError:
+    kind, asked = made_with.type, str(settings.tokenizer_type)
+    what, hint = "this tokenizer", f"prepare the dataset again with this run's `{asked}`, or leave "
+    hint += "`--tokenizer-type` out"
+    if of_checkpoint:
+        what = "the checkpoint's tokenizer"
+        hint = f"prepare the dataset again with `{_flags(TokenizerSettings.of(settings))}`; or add "
+        hint += f"`{_flags(TokenizerSettings.described(made_with.description))} --change-tokenizer`"
+        hint += " to train on its ids as they are"
+    return ConfigError(
+        f"`{prefix}` was not prepared with {what}",
+        why=f"its token ids come from {f'another `{kind}`' if kind == asked else f'`{kind}`'}",
+        hint=hint,
+    )
+
+
+def _flags(settings: TokenizerSettings) -> str:
+    given = {name: flag for name, flag in settings.given().items() if name != "vocab_size"}
+    return " ".join([f"--tokenizer-type {settings.tokenizer_type}", *given.values()])

@@ -30,6 +30,9 @@ def test_diverged(train: Any) -> None:
             assert name.startswith("rng") or bool(tensor.isfinite().all()), (step, name)
     assert (bad.directory / "checkpoints").exists()
     assert before.keys() == bad.saved().keys()
+    last = bad.err.splitlines()[-1]
+    assert last.startswith("to continue from step ")
+    assert last.endswith(f": `lmcore train --continue {bad.directory}`")
 
 
 def test_diverged_at_the_last_step(train: Any) -> None:
@@ -39,6 +42,7 @@ def test_diverged_at_the_last_step(train: Any) -> None:
     assert "not finite after step 1" in run.err
     assert run.summary["status"].startswith("failed: weights are not finite")
     assert not list((run.directory / "checkpoints").glob("iter_*"))
+    assert "to continue" not in run.err, "there is nothing to continue from"
 
 
 def limit(size: int) -> str:

@@ -18,7 +18,8 @@ from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.native import LmcoreState
 from lmcore.data.prepare.plain_text import prepare_text
-from lmcore.data.tokenizer import ByteTokenizer, tokenizer_from
+from lmcore.data.tokenizer import ByteTokenizer, GPT2BPETokenizer, Tokenizer, tokenizer_from
+from lmcore.data.tokenizer.bpe_files import byte_alphabet
 
 RUN = (
     "--train-iters 2 --global-batch-size 4 --micro-batch-size 2 --num-threads 1 --eval-iters 0"
@@ -82,21 +83,50 @@ def test_the_run_begins_with_its_weights_in_any_layout(
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=0)
 
 
+def prepared(tmp_path: Path, tokenizer: Tokenizer) -> str:
+    """Return the prefix of a dataset of a tokenizer."""
+    text = tmp_path / "text.txt"
+    text.write_text("Now is the winter of our discontent. " * 40)
+    prepare_text(text, tokenizer, tmp_path / "text", document_characters=256)
+    return str(tmp_path / "text_text_document")
+
+
 def test_data_of_another_tokenizer(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("Now is the winter of our discontent. " * 40)
-    prepare_text(text, ByteTokenizer(), tmp_path / "text", document_characters=256)
-    command = ["train", "--load", str(model), "--data-path", str(tmp_path / "text_text_document")]
+    """As many ids, each of another byte; the error names the options that accept them."""
+    vocabulary = {letter: 255 - byte for byte, letter in enumerate(byte_alphabet())}
+    files = [str(tmp_path / name) for name in ("vocab.json", "merges.txt")]
+    Path(files[0]).write_text(json.dumps({**vocabulary, "<|endoftext|>": 256}))
+    Path(files[1]).write_text("#version: 0.2\n")
+    data = prepared(tmp_path, GPT2BPETokenizer(*files))
+    command = ["train", "--load", str(model), "--data-path", data, *RUN.split()]
     save = ["--save", str(tmp_path / "run")]
-    assert main([*command, *RUN.split(), *save]) == 2
-    assert "its token ids come from `ByteTokenizer`" in capsys.readouterr().err
-    assert main([*command, "--tokenizer-type", "ByteTokenizer", *RUN.split(), *save]) == 2
+    assert main([*command, *save]) == 2
+    said = capsys.readouterr().err
+    assert "was not prepared with the checkpoint's tokenizer" in said
+    named = f"--tokenizer-type GPT2BPETokenizer --vocab-file {files[0]} --merge-file {files[1]}"
+    assert f"`{named} --change-tokenizer`" in said
+    assert main([*command, *named.split(), *save]) == 2
     said = capsys.readouterr().err
     assert "the tokenizer is not the checkpoint's" in said
     assert "`HuggingFaceTokenizer`" in said
     assert not (tmp_path / "run/checkpoints").exists()
+    assert main([*command, *named.split(), "--change-tokenizer", *save]) == 0
+
+
+def test_data_of_another_type_of_the_same_tokenizer(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each id has the same token: the run takes the data, by either name of the tokenizer."""
+    data = prepared(tmp_path, ByteTokenizer())
+    command = ["train", "--load", str(model), "--data-path", data, *RUN.split()]
+    assert main([*command, "--save", str(tmp_path / "run")]) == 0
+    assert "`ByteTokenizer`, whose ids have the same tokens" in capsys.readouterr().err
+    assert (tmp_path / "run/tokenizer/pretrained/tokenizer.json").is_file()
+    other = ["--tokenizer-type", "ByteTokenizer", "--save", str(tmp_path / "other")]
+    assert main([*command, *other]) == 0
+    assert losses(tmp_path / "run") == losses(tmp_path / "other")
 
 
 def test_another_shape_is_named(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lmcore.cli.main import main
 from lmcore.train.step_queue import StepQueue
 
 FLAGS = (
@@ -212,6 +213,24 @@ def test_second_signal(
     assert not list((run.directory / "checkpoints").glob(".*"))
     assert not (run.directory / "run.lock").exists()
     assert_continues(run)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_second_signal_after_a_checkpoint(
+    train: Any, signal_at: Any, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """The last line has the command that continues the run, and it does."""
+    monkeypatch.setattr("lmcore.train.exit_conditions.SAME_SIGNAL_SECONDS", 0.0)
+    signal_at("lmcore.train.loop:Evaluator.validate", number, times=2)
+    run = train("run", FLAGS.replace("--save-interval 3", "--save-interval 1"))
+    status, word = AT_ONCE[number]
+    assert run.status == status
+    command = f"lmcore train --continue {run.directory}"
+    assert run.err.splitlines()[-3:] == [word, "", f"to continue from step 1: `{command}`"]
+    monkeypatch.undo()
+    assert main(command.split()[1:]) == 0
+    assert run.summary["status"] == "completed"
+    assert run.summary["iteration"] == 6
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -24,7 +24,8 @@ def follow_moved_paths(
     """Replace paths of files that are gone by their new places; return a notice for each.
 
     A path that was next to the run directory, or below it, is searched at the same place relative
-    to the directory's new path.  A tokenizer's file is also in the run's own copy.
+    to the directory's new path.  A tokenizer's file is also in the run's own copy.  A path to write
+    to, such as a cache, follows also if it did not exist but its folder was moved.
 
     Args:
         layer: Settings of the run by option name, changed in place.
@@ -46,13 +47,16 @@ def follow_moved_paths(
 
     for name, (value, origin) in layer.items():
         option = options[name]
-        if option.paths in {None, OUTPUT_PATH}:
+        if option.paths is None:
             continue
 
         def follow(path: str, option: Option = option) -> str:
             if path_exists(path):
                 return path
-            place = next((one for one in places(option.name, path) if path_exists(one)), path)
+            found = places(option.name, path)
+            place = next((one for one in found if path_exists(one)), path)
+            if option.paths == OUTPUT_PATH and place == path and not Path(path).parent.exists():
+                place = next((one for one in found if Path(one).parent.exists()), path)
             if place != path:
                 notices.append(f"`{option.name}`: `{path}` is gone; `{place}` is used")
             return place

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lmcore.conversion.huggingface.config import CONFIG_NAME, read_config
+from lmcore.conversion.huggingface.config import CONFIG_NAME, read_config, unread_notes
 from lmcore.conversion.huggingface.recipes import UNUSED, recipes_of
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.huggingface.weights import WeightFiles, Weights
@@ -46,7 +46,7 @@ class HuggingFaceState(ModelState):
         config = read_config(path)
         self._files: Weights = weights or WeightFiles(path)
         self.tokenizer = tokenizer_settings(path)
-        self.notes = config.notes
+        self.notes = config.notes if weights else (*config.notes, *unread_notes(path))
         rows = self._rows(config.shape.padded_vocab_size)
         self.shape = dataclasses.replace(config.shape, padded_vocab_size=rows)
         self._recipes = recipes_of(

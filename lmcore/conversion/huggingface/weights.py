@@ -146,12 +146,12 @@ class _Pickle:
 
 
 def _paths(directory: Path) -> Iterator[Path]:
-    for index, single in WEIGHT_FILES:
-        if (directory / index).is_file():
-            yield from _indexed(directory / index)
-            return
+    for single, index in WEIGHT_FILES:
         if (directory / single).is_file():
             yield directory / single
+            return
+        if (directory / index).is_file():
+            yield from _indexed(directory / index)
             return
     raise CheckpointError(
         f"`{directory}` has no weight files",

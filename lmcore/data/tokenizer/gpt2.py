@@ -179,6 +179,15 @@ class GPT2BPETokenizer(Tokenizer):
             raise ConfigError(f"the engine `{self.engine}` does not run in threads")
         return self._native.encode_flat(texts, threads)
 
+    @property
+    def tokens_by_id(self) -> tuple[str, ...]:
+        """Spelling of each id in the alphabet of the files; empty for an id without a token.
+
+        It has no mark for a piece that continues a word, unlike `FileTokenizer.spellings`.
+        """
+        by_id = {i: token for token, i in self._vocabulary.items()}
+        return tuple(by_id.get(i, "") for i in range(self.vocab_size))
+
     @functools.cached_property
     def _bytes_of_id(self) -> dict[int, bytes]:
         return _bytes_by_id(self._vocabulary)

@@ -36,6 +36,7 @@ from lmcore.runtime.launch.worker_protocol import (
     Report,
     complete_summary,
     read_report,
+    summary_path,
 )
 from lmcore.runtime.store import StoreServer, new_secret
 from lmcore.signals import (
@@ -102,6 +103,7 @@ def launch(
     function: Callable[[], int] | None = None,
     load: Callable[[], None] = lambda: None,
     all_output: bool = False,
+    failed: Callable[[Path], None] = lambda _directory: None,
 ) -> int:
     """Run *command* in *num_processes* processes, as the ranks of one run; return its exit status.
 
@@ -115,6 +117,8 @@ def launch(
             using it.
         all_output: True to copy the standard output of every rank of a program; it is dropped for
             forked processes other than rank 0.
+        failed: Called with the run directory, after the error was shown, if a training run that
+            had begun failed or was interrupted.
 
     Returns:
         0 when all succeed, else the status of the process that failed first; 128 + N if signal N
@@ -140,7 +144,11 @@ def launch(
         ) as workers,
     ):
         _remove_abandoned(Path(folder).parent)
-        return workers.wait()
+        status = workers.wait()
+        summary = summary_path(Path(folder))
+        if status and summary is not None:
+            failed(summary.parent)
+        return status
 
 
 def reserved_port() -> socket.socket:

@@ -33,6 +33,7 @@ __all__ = [
     "name_summary",
     "read_report",
     "report_error",
+    "summary_path",
     "write_report",
 ]
 
@@ -151,6 +152,18 @@ def name_summary(summary: Path, env: Mapping[str, str]) -> None:
         Path(path).with_name(_SUMMARY).write_text(str(summary.absolute()), "utf-8")
 
 
+def summary_path(folder: Path) -> Path | None:
+    """Return the path that `name_summary` named; None if training had not begun.
+
+    Args:
+        folder: Folder of the workers' report files.
+    """
+    try:
+        return Path((folder / _SUMMARY).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
 def complete_summary(folder: Path, status: str, *, replace: bool = False) -> None:
     """Write the summary of a run whose rank 0 was killed or stopped before it did.
 
@@ -162,9 +175,8 @@ def complete_summary(folder: Path, status: str, *, replace: bool = False) -> Non
         replace: True to replace the failure in a summary that rank 0 did write, since another rank
             failed first.
     """
-    try:
-        summary = Path((folder / _SUMMARY).read_text("utf-8"))
-    except (OSError, ValueError):
+    summary = summary_path(folder)
+    if summary is None:
         return
     try:
         content = json.loads(read_bounded_file(summary, _MAX_REPORT_BYTES))

@@ -25,7 +25,7 @@ from lmcore.config.rules.needs import note_without_effect
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import LmcoreError, RunError
 from lmcore.plugin import run_end, run_start
-from lmcore.runtime.launch.worker_protocol import name_summary
+from lmcore.runtime.launch.worker_protocol import launch_info, name_summary
 from lmcore.signals import TerminatedError, end_word
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.diagnose.non_finite import NonFiniteError
@@ -39,6 +39,7 @@ from lmcore.train.report.run_directory import RunDirectory
 from lmcore.train.report.sample import Sample, can_generate, take_sample
 from lmcore.train.report.speed import Speed
 from lmcore.train.report.startup_clock import PhaseClock
+from lmcore.train.resume.continuation import Continuation
 from lmcore.train.resume.finished import finished_summary
 from lmcore.train.resume.validation_history import ValidationHistory
 
@@ -224,6 +225,7 @@ class RunReport:
             summary.unlink(missing_ok=True)  # of an earlier start, which this one continues
             name_summary(summary, os.environ)
         self._announce(datasets, checkpoint, state)
+        continuation = Continuation(self.directory.path, checkpoint)
         facts = {
             "directory": str(self.directory.path),
             "rank": rank.rank,
@@ -246,6 +248,7 @@ class RunReport:
                 error.hint = f"{error.hint}; continue from `{saved}`" if saved else error.hint
             status = failure_status(error)
             self._write_failure(state, status)
+            self._name_continuation(error, continuation)
             raise
         finally:
             self.display.close()
@@ -394,6 +397,13 @@ class RunReport:
             self.directory.write_json("summary.json", {"status": status, **state.counters()})
         except RunError as error:  # the failure itself matters more
             logger.warning("%s", error)
+
+    def _name_continuation(self, error: BaseException, continuation: Continuation) -> None:
+        """Add the command that continues the run to *error*; lmcore's launcher prints it itself."""
+        if self.is_main_rank and not launch_info(os.environ).report_file:
+            line = continuation.line(self.directory.path)
+            if line is not None:
+                error.add_note(line)
 
     def finish(self, engine: Engine, datasets: RunDatasets, loaded: Path | None) -> RunResult:
         """Write the summary and, after a complete run, the sample text; return the result.

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from lmcore.checkpoint import check_shape
 from lmcore.config.continued import CONTINUE_OPTION, continue_command
 from lmcore.config.option import DROPOUT, flag_of
+from lmcore.config.tokenizer import TokenizerIdentity, TokenizerSettings
 from lmcore.conversion.native import UNKNOWN_ORDER
+from lmcore.data.tokenizer import tokenizer_from
 from lmcore.data.tokenizer.saved import saved_tokenizer_settings
 from lmcore.errors import CheckpointError, ConfigError, LmcoreError
 from lmcore.log import ALL_RANKS
@@ -104,7 +106,7 @@ def check_same_run(
     found = [_tokenizer_difference(plan, checkpoint, manifest)]
     asked = plan.config.checkpoint
     saved, now = part_of(manifest.meta, "tokenizer").get("fingerprint"), plan.tokenizer.fingerprint
-    same = asked.change_tokenizer or saved == now or not now
+    same = asked.change_tokenizer or saved == now or not now or found == [None]
     found.append(_model_difference(plan, manifest, shape, same_tokenizer=same))
     if saved is None and now:
         logger.warning(
@@ -152,6 +154,8 @@ def _tokenizer_difference(
     known = fingerprint is not None and now.fingerprint
     if plan.config.checkpoint.change_tokenizer or not known or fingerprint == now.fingerprint:
         return None
+    if _same_tokens(saved, checkpoint, now):
+        return None
     kind = part_of(saved, "describe").get("type", "unknown")
     problem = ConfigError(
         "the tokenizer is not the checkpoint's",
@@ -160,6 +164,29 @@ def _tokenizer_difference(
         hint=f"{_tokenizer_hint(checkpoint)}; `--change-tokenizer` accepts the difference",
     )
     return _Difference(problem)  # no command accepts it together with other differences
+
+
+def _same_tokens(saved: Mapping[str, Any], checkpoint: Path, now: TokenizerIdentity) -> bool:
+    """Return True if the run's tokenizer has the same token for each id as the checkpoint's.
+
+    Args:
+        saved: Record of the tokenizer in the manifest.
+        checkpoint: Directory of the checkpoint; the files in its run's copy are taken first.
+        now: Tokenizer of the run.
+    """
+    from lmcore.data.tokenizer.same_tokens import same_tokens  # only if needed: it takes time
+
+    try:
+        settings = saved_tokenizer_settings(checkpoint.parent.parent / "tokenizer")
+        settings = settings or TokenizerSettings.described(part_of(saved, "describe"))
+        if settings.tokenizer_type is None:
+            return False
+        before = tokenizer_from(settings)
+        if before.fingerprint() != saved.get("fingerprint"):
+            return False
+        return same_tokens(before, tokenizer_from(TokenizerSettings.described(now.description)))
+    except LmcoreError:  # files are gone, or the type is a plugin's
+        return False
 
 
 def _tokenizer_hint(checkpoint: Path) -> str:

@@ -13,6 +13,7 @@ import torch
 from model_states import GPT2, LLAMA, RandomState, same_state
 from safetensors.torch import load_file, save_file
 
+from lmcore.conversion.foreign_model import describe_foreign
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.errors import CheckpointError
@@ -114,3 +115,30 @@ def test_code_in_a_pickle_is_not_run(directory: Path, tmp_path: Path) -> None:
     torch.save({"a": {"b": torch.ones(2)}}, path)
     assert "`a` is no tensor" in refused(directory)
     assert not target.exists()
+
+
+def test_weights_in_two_forms(directory: Path) -> None:
+    """The file is read that transformers reads, and a note names the other form."""
+    part, index = directory / "part.safetensors", directory / "model.safetensors.index.json"
+    other = {name: tensor + 1 for name, tensor in load_file(directory / SINGLE).items()}
+    save_file(other, part)
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(other, part.name)}))
+    state = HuggingFaceState(directory)
+    same_state(state, RandomState(LLAMA))
+    (note,) = state.notes
+    assert note.startswith(f"`{SINGLE}` is read, as by transformers")
+    found = describe_foreign(directory)
+    assert found is not None
+    assert found.notes == (note,)
+    (directory / SINGLE).unlink()
+    assert HuggingFaceState(directory).notes == ()
+
+
+def test_training_state_beside_the_model(directory: Path) -> None:
+    """It is not read from a directory of transformers' `Trainer`, and a note says so."""
+    (directory / "optimizer.pt").touch()
+    assert HuggingFaceState(directory).notes == ("the state of its optimizer is not read",)
+    (directory / "global_step5").mkdir()
+    (directory / "global_step5/mp_rank_00_model_states.pt").touch()
+    (note,) = HuggingFaceState(directory).notes
+    assert "`--source-format megatron-deepspeed`" in note

@@ -30,10 +30,11 @@ from lmcore.signals import end_word
 ENV = {name: value for name, value in os.environ.items() if not name.startswith("LMCORE")}
 
 
-def run(script: str, size: int = 2, **env: str) -> int:
+def run(script: str, size: int = 2, failed: Any = lambda _: None, **env: str) -> int:
     """Launch a script that finds `rank`, `os`, `sys` and `time`."""
     head = "import os, sys, time, signal\nrank = int(os.environ['RANK'])\n"
-    return launch([sys.executable, "-c", head + textwrap.dedent(script)], size, {**ENV, **env})
+    command = [sys.executable, "-c", head + textwrap.dedent(script)]
+    return launch(command, size, {**ENV, **env}, failed=failed)
 
 
 def test_places(tmp_path: Path) -> None:
@@ -234,7 +235,11 @@ def test_the_summary_of_a_killed_rank_0(tmp_path: Path, rows: str, counts: Any) 
             name_summary(Path({str(path)!r}), os.environ)
             os.kill(os.getpid(), signal.SIGKILL)
     """
-    assert run(script) == 1
+    directories: list[Path] = []
+    assert run(script, failed=directories.append) == 1
+    assert directories == [tmp_path]
+    assert run("time.sleep(0.01); sys.exit(3)", failed=directories.append) == 1
+    assert directories == [tmp_path], "training had not begun"
     status = "failed: rank 0 of 2 was killed by SIGKILL"
     assert json.loads(path.read_text()) == {"status": status, **counts}
 
