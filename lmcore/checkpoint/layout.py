@@ -55,6 +55,7 @@ _HIDDEN = re.compile(r"\.iter_(\d{7,})\.(tmp|replaced|deleted)-([0-9a-f-]+)")
 _HIDDEN_NOTE = re.compile(rf"\.{re.escape(LATEST_NAME)}\.tmp-[0-9a-f-]+")
 _SHOWN = 10
 _MAX_NOTE_BYTES = 64
+_NO_DOWNLOAD = "a model of a hub is downloaded first (`hf download NAME --local-dir DIR`)"
 _WANTED = "give a run directory, its `checkpoints`, or one `iter_XXXXXXX`"
 
 
@@ -332,8 +333,10 @@ def _no_such_directory(path: Path) -> CheckpointError:
         )
     siblings = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
     close = nearest(path.name, siblings)
+    is_name = len(path.parts) == 1 or (len(path.parts) == 2 and not parent.is_dir())
+    wanted = f"{_WANTED}; {_NO_DOWNLOAD}" if is_name else _WANTED
     return CheckpointArgumentError(
         f"no such directory: `{path}`",
         why=None if parent.is_dir() else f"`{parent}` does not exist either",
-        hint=f"did you mean `{parent / close}`?" if close else _WANTED,
+        hint=f"did you mean `{parent / close}`?" if close else wanted,
     )

@@ -147,6 +147,7 @@ def run(argv: list[str]) -> int:
     )
     from lmcore.checkpoint import chosen_checkpoint, find_checkpoint
     from lmcore.conversion.detect import format_of
+    from lmcore.conversion.unrecognized import unrecognized
     from lmcore.generation.sampling_options import SamplingOptions
 
     options = SamplingOptions(
@@ -159,6 +160,8 @@ def run(argv: list[str]) -> int:
     if section.sample_output_file is not None:
         check_output_file(Path(section.sample_output_file))
     if format_of(Path(section.load)) in {None, "lmcore"}:
+        if (problem := unrecognized(Path(section.load))) is not None:
+            raise problem
         chosen = find_checkpoint(Path(section.load))  # fails before torch is loaded
         if section.ckpt_step is not None:
             chosen = chosen_checkpoint(Path(section.load), section.ckpt_step)

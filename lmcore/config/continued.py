@@ -101,7 +101,8 @@ class ContinuedRun:
             raise ConfigError(
                 f"{shown}: no run is there",
                 why=f"it has neither `{SETTINGS_NAME}` nor `{_CHECKPOINTS_NAME}`",
-                hint="give the directory that `--save` named",
+                hint="give the directory that `--save` named; a model of another program starts a "
+                "run by `--load`",
             )
         return run
 

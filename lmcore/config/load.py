@@ -121,9 +121,10 @@ def load_config(
     presets = [parsed.values.get("preset"), *(file.preset for file in reversed(files))]
     preset = next((name for name in presets if name is not None), None)
     below_files = [] if preset is None else [_preset_layer(preset)]
-    if (saved := _saved_model(layers, saved_settings)) is not None:
+    foreign = _foreign_layer(foreign_settings, options, layers, problems)
+    if not foreign and (saved := _saved_model(layers, saved_settings)) is not None:
         below_files.append(saved.model_layer(options, problems))
-    below_files.append(_foreign_layer(foreign_settings, options, layers, problems))
+    below_files.append(foreign)
     deepspeed = _deepspeed_file(layers)
     accumulation_steps = None
     if deepspeed is not None:

@@ -94,7 +94,9 @@ def _check_vocabulary(loaded: LoadedConfig, vocab_size: int) -> None:
         raise ConfigError(
             f"{loaded.shown('vocab_size')} is less than the tokenizer's {vocab_size} tokens",
             why="a token beyond the vocabulary has no embedding",
-            hint=f"leave `--vocab-size` out, or use {vocab_size} or more",
+            hint=f"add `--vocab-size {vocab_size}`: the new rows get initial values"
+            if loaded.provenance["vocab_size"].kind == "checkpoint"
+            else f"leave `--vocab-size` out, or use {vocab_size} or more",
         )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.conversion.formats import FORMATS, WriteOptions, read_state
 from lmcore.conversion.new_directory import new_directory, require_absent
+from lmcore.conversion.state import notes_beside
 from lmcore.conversion.tokenizer import NO_CHOICE, tokenizer_of
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def convert(
         optimizer=len(state.kinds) > 1 and FORMATS[to].optimizer,
         size=size,
         seconds=time.perf_counter() - begin,
-        notes=[*state.notes, *notes],
+        notes=[*notes_beside(state.notes, tokenizer), *notes],
     )
 
 

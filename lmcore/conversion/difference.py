@@ -45,8 +45,10 @@ class Difference:
     Attributes:
         only_first, only_second: Names of tensors that one of them has.
         forms: Dtype and shape of tensors that differ in them, by name.
+        shapes: Names of tensors of another shape.
         values: Tensors whose values differ.
-        equal: Number of tensors that are equal, or differ by the tolerance at most.
+        equal: Number of tensors that are equal; with a tolerance, whose values differ by it at
+            most, in any dtype.
         shape: Values of the model's shape that differ, by name.
         settings: Settings of the runs that differ, by name; empty unless both are of lmcore.
     """
@@ -54,15 +56,18 @@ class Difference:
     only_first: Sequence[str]
     only_second: Sequence[str]
     forms: Mapping[str, tuple[str, str]]
+    shapes: Sequence[str]
     values: Sequence[TensorDifference]
     equal: int
     shape: Mapping[str, tuple[Any, Any]]
     settings: Mapping[str, tuple[Any, Any]]
+    tolerance: float = 0.0
 
     @property
     def found(self) -> bool:
-        """True if a tensor or the model's shape differs."""
-        return bool(self.only_first or self.only_second or self.forms or self.values or self.shape)
+        """True if a tensor or the model's shape differs; with a tolerance, more than by dtype."""
+        forms = self.shapes if self.tolerance else self.forms
+        return bool(self.only_first or self.only_second or forms or self.values or self.shape)
 
     def to_json(self) -> dict[str, Any]:
         """Return the values for JSON; distances that are infinite are null."""
@@ -85,7 +90,8 @@ def compare(
         first: Content of one checkpoint.
         second: Content of the other.
         patterns: Patterns of the names to compare; empty: all.
-        tolerance: Largest absolute difference of values that count as equal.
+        tolerance: Largest absolute difference of values that count as equal; above 0, tensors may
+            have different dtypes.
 
     Raises:
         CheckpointError: A file is damaged.
@@ -96,7 +102,7 @@ def compare(
     chosen = matching(both, patterns)
     ours = [name for name in chosen if name in first.tensors]
     theirs = {name for name in chosen if name in second.tensors}
-    forms, values, equal = {}, [], 0
+    forms, shapes, values, equal = {}, [], [], 0
     for name in ours:
         if name not in theirs:
             continue
@@ -105,20 +111,23 @@ def compare(
             one, other = (f"{entry.dtype} {list(entry.shape)}" for entry in entries)
             forms[name] = (one, other)
         if entries[0].shape != entries[1].shape:
+            shapes.append(name)
             continue
         found = _differing(name, first.read(name), second.read(name), tolerance)
         if found is not None:
             values.append(found)
-        elif entries[0] == entries[1]:
+        elif tolerance or entries[0] == entries[1]:
             equal += 1
     return Difference(
         only_first=[name for name in ours if name not in theirs],
         only_second=sorted(theirs - set(ours)),
         forms=forms,
+        shapes=shapes,
         values=sorted(values, key=lambda one: -one.relative),
         equal=equal,
         shape=_changes(first.model_shape, second.model_shape),
         settings=_changes(*settings) if all(settings) else {},
+        tolerance=tolerance,
     )
 
 

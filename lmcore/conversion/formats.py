@@ -24,6 +24,7 @@ from lmcore.conversion.megatron.read import MegatronState
 from lmcore.conversion.megatron.write import write_megatron
 from lmcore.conversion.native import LmcoreState, write_lmcore
 from lmcore.conversion.state import ModelState
+from lmcore.conversion.unrecognized import unrecognized
 from lmcore.errors import CheckpointArgumentError
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ def read_state(directory: Path, name: str | None = None) -> ModelState:
     """
     known = name or (format_of(directory) if directory.is_dir() else None)
     if known is None:
+        if (problem := unrecognized(directory)) is not None:
+            raise problem
         found = survey(directory)  # explains a path that does not exist, or is a file
         if found.unreadable:
             found.newest()  # explains the damage

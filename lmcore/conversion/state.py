@@ -18,8 +18,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lmcore.config.tokenizer import TokenizerSettings
+    from lmcore.data.tokenizer import Tokenizer
 
-__all__ = ["ADAM", "TRAINING_OPTIONS", "WEIGHT", "ModelState", "Progress"]
+__all__ = [
+    "ADAM",
+    "NO_TOKENIZER",
+    "TRAINING_OPTIONS",
+    "WEIGHT",
+    "ModelState",
+    "Progress",
+    "notes_beside",
+]
 
 WEIGHT = "weight"
 """Kind of tensor: the weights, in the highest precision that the checkpoint has."""
@@ -55,6 +64,20 @@ class Progress:
     optimizer_step: int | None = None
     schedule: Mapping[str, float | str] | None = None
     adam: Mapping[str, float] | None = None
+
+
+NO_TOKENIZER = "is not part of the checkpoint"
+"""End of the note about the tokenizer of a checkpoint that names it and does not have its files."""
+
+
+def notes_beside(notes: Sequence[str], tokenizer: Tokenizer | None) -> list[str]:
+    """Return the notes of a checkpoint without the one that a given tokenizer answers.
+
+    Args:
+        notes: Notes of the checkpoint.
+        tokenizer: Tokenizer of the model; None without one.
+    """
+    return [note for note in notes if tokenizer is None or not note.endswith(NO_TOKENIZER)]
 
 
 class ModelState(ABC):

@@ -53,12 +53,16 @@ def tokenizer_of(
         if settings is None:
             return None
         tokenizer = tokenizer_from(settings, extra=extra)
-    rows = state.shape.padded_vocab_size
-    if tokenizer.vocab_size > rows:
+    rows, ids = state.shape.padded_vocab_size, tokenizer.vocab_size
+    if ids > rows:
+        hint = "give the tokenizer that the model was trained with"
+        if choice == NO_CHOICE and not isinstance(state, LmcoreState):
+            hint = "add rows with the model's program (`model.resize_token_embeddings"
+            hint += f"({ids})` of transformers), or remove the surplus tokens from its files"
         raise ConfigError(
-            f"tokenizer `{tokenizer.name}` has {tokenizer.vocab_size} ids; the model in "
-            f"`{state.path}` has {rows}",
-            hint="give the tokenizer that the model was trained with",
+            f"tokenizer `{tokenizer.name}` has {ids} ids; the model in `{state.path}` has {rows}",
+            why="an id beyond the rows of the embedding cannot be used",
+            hint=hint,
         )
     return tokenizer
 

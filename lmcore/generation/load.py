@@ -19,6 +19,7 @@ from lmcore.checkpoint import Manifest, load_checkpoint, num_bytes
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.native import LmcoreState, require_weights
+from lmcore.conversion.state import notes_beside
 from lmcore.conversion.tokenizer import NO_CHOICE, tokenizer_of
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
 from lmcore.errors import CheckpointError, ConfigError
@@ -84,7 +85,7 @@ def load_model(
             hint="name the tokenizer that the model was trained with by `--tokenizer-type` and its "
             "files",
         )
-    for note in state.notes:
+    for note in notes_beside(state.notes, tokenizer):
         logger.warning("%s: %s", path, note)
     if isinstance(state, LmcoreState):
         model = load_weights(state.checkpoint, state.manifest, runtime)

@@ -283,9 +283,11 @@ def test_without_the_model_options_the_command_names_the_file(
 ) -> None:
     """The command in the hint takes the model from the run's `config.yaml`, and works."""
     saved = copy_of(train_once(BASES["epochs"]), "run")
-    run = train("run", f"--train-iters 9 --hidden-size 32 --load {saved.directory}")
+    other = "--hidden-size 32 --optimizer sgd"
+    run = train("run", f"--train-iters 9 {other} --load {saved.directory}")
     assert run.status == 2, run.err
     (command,) = re.findall(r"`lmcore (train .*)`", run.err)
+    assert "--no-load-optim" not in command, "the optimizer is the run's again"
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         assert main(shlex.split(command)) == 0
 

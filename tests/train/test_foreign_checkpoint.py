@@ -134,7 +134,32 @@ def test_another_shape_is_named(
 ) -> None:
     command = ["train", "--load", str(model), "--data-path", data, *RUN.split()]
     assert main([*command, "--num-layers", "3", "--save", str(tmp_path / "run")]) == 2
-    assert "num_layers: checkpoint 2, model 3" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "num_layers: checkpoint 2, model 3" in said
+    assert "hint: leave out the options of the model" in said
+
+
+def test_settings_that_contradict_it(
+    tmp_path: Path, model: Path, data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is written, least of all into the directory of the model."""
+    before = sorted(model.iterdir())
+    command = ["train", "--load", str(model), "--data-path", data, *RUN.split()]
+    for flags, reason in (
+        (["--no-finetune"], "`--no-finetune` cannot be used"),
+        (["--ckpt-step", "3"], "`--ckpt-step` cannot be used"),
+        (["--save", str(model)], "is the directory of the model to load"),
+    ):
+        assert main([*command, *flags]) == 2
+        assert reason in capsys.readouterr().err
+    assert main(["train", "--continue", str(model)]) == 2
+    assert "starts a run by `--load`" in capsys.readouterr().err
+    assert sorted(model.iterdir()) == before
+    save = ["--use-checkpoint-args", "--save", str(tmp_path / "run")]
+    assert main([*command, *save]) == 0, "shape and tokenizer are the checkpoint's anyway"
+    assert main([*command, *save]) == 2
+    said = capsys.readouterr().err
+    assert f"`lmcore train --continue {tmp_path / 'run'}` continues the run" in said
 
 
 def test_a_run_goes_to_megatron_and_back(tmp_path: Path, train: Any, data_prefix: str) -> None:

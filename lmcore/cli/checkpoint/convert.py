@@ -27,6 +27,10 @@ __all__ = ["FORMAT_NAMES", "ConvertSection", "run"]
 FORMAT_NAMES = ("lmcore", "huggingface", "megatron", "megatron-dist", "megatron-deepspeed")
 """Names of the formats, as in `lmcore.conversion.formats.FORMATS`."""
 
+_DIVIDED = ("megatron", "megatron-dist", "megatron-deepspeed")
+"""Formats that are written for a parallel layout."""
+_FILE_SIZE_GB = 5.0
+
 _EPILOG = """\
 At most two tensors at a time are in memory. TARGET is a new directory, which appears when it is
 complete.
@@ -59,7 +63,7 @@ class ConvertSection(TokenizerSection):
         choices=("float32", "bfloat16", "float16"),
     )
     max_file_size_gb: float = option(
-        5.0,
+        _FILE_SIZE_GB,
         "Largest size of a weight file, in units of 10^9 bytes; a larger tensor has a file of its "
         "own.",
         above=0,
@@ -104,6 +108,7 @@ def run(argv: list[str]) -> int:
             why="lmcore keeps weights in float32 and rounds them where `--precision` says so",
             hint="leave `--dtype` out",
         )
+    _refuse_without_effect(section)
     plugins = find_plugins(argv, probe=False)
     from lmcore.checkpoint.dcp_metadata import dtype_of
     from lmcore.conversion.convert import convert
@@ -132,6 +137,28 @@ def run(argv: list[str]) -> int:
         )
     print(json.dumps(done.to_json(), indent=2) if section.json else printable(_summary(done)))
     return 0
+
+
+def _refuse_without_effect(section: ConvertSection) -> None:
+    """Raise a `ConfigError` for an option that the format to write does not have."""
+    for flag, is_given, formats in (
+        ("--max-file-size-gb", section.max_file_size_gb != _FILE_SIZE_GB, ("huggingface",)),
+        ("--tensor-model-parallel-size", section.tensor_model_parallel_size > 1, _DIVIDED),
+        ("--pipeline-model-parallel-size", section.pipeline_model_parallel_size > 1, _DIVIDED),
+        (
+            "--num-virtual-stages-per-pipeline-rank",
+            section.num_virtual_stages_per_pipeline_rank > 1,
+            _DIVIDED,
+        ),
+        ("--megatron-names", section.megatron_names is not None, _DIVIDED),
+    ):
+        if is_given and section.to not in formats:
+            listed = " or ".join(f"`--to {name}`" for name in formats)
+            raise ConfigError(
+                f"`{flag}` has no effect with `--to {section.to}`",
+                why=f"it is for {listed}",
+                hint=f"leave `{flag}` out",
+            )
 
 
 def _summary(done: Conversion) -> str:

@@ -19,10 +19,10 @@ __all__ = ["DiffSection", "run"]
 _LISTED = 20
 """Largest number of missing tensors of a kind that are listed by name; `--json` lists all."""
 _EPILOG = """\
-The exit status is 1 if a tensor or the model's shape differs.
+The exit status is 1 if a tensor or the model's shape differs; with --tolerance a dtype may.
 
   lmcore checkpoint diff runs/a runs/b --tensors 'model.*'
-  lmcore checkpoint diff runs/a downloads/llama --tolerance 1e-6"""
+  lmcore checkpoint diff runs/a downloads/llama --tensors 'model.*' --tolerance 1e-3"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,9 @@ class DiffSection:
         (), "Compare these tensors only; `*` matches any characters.", metavar="NAME"
     )
     tolerance: float = option(
-        0.0, "Largest absolute difference of values that count as equal.", minimum=0
+        0.0,
+        "Largest absolute difference of values that count as equal; above 0, in any dtypes.",
+        minimum=0,
     )
     settings: bool = option(False, "Show the settings of the runs that differ, too.")
     json: bool = option(False, "Print JSON.")

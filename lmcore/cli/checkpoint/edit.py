@@ -72,6 +72,7 @@ def run(argv: list[str]) -> int:
     from lmcore.checkpoint import newest_verified, survey
     from lmcore.checkpoint.dcp_metadata import dtype_of
     from lmcore.cli.checkpoint.paths import checkpoint_at
+    from lmcore.conversion.detect import format_of
     from lmcore.conversion.edit import Changes, edit
     from lmcore.conversion.new_directory import new_directory
 
@@ -86,6 +87,13 @@ def run(argv: list[str]) -> int:
         cut_tokens=section.cut_tokens,
     )
     source = Path(section.source)
+    if format_of(source) not in {None, "lmcore"}:
+        raise ConfigError(
+            f"`{source}` is no checkpoint of lmcore",
+            why="only these are edited",
+            hint=f"convert it first: `lmcore checkpoint convert {shlex.quote(str(source))} DIR "
+            "--to lmcore`",
+        )
     if section.ckpt_step is not None:
         source = checkpoint_at(section.source, section.ckpt_step)
     checkpoint = newest_verified(survey(source)).path

@@ -23,6 +23,7 @@ def checkpoint_at(argument: str, step: str | None = None) -> Path:
     """
     from lmcore.checkpoint import chosen_checkpoint, find_checkpoint
     from lmcore.conversion.detect import format_of
+    from lmcore.conversion.unrecognized import unrecognized
 
     path = Path(argument)
     name = format_of(path) if path.is_dir() else None
@@ -34,4 +35,6 @@ def checkpoint_at(argument: str, step: str | None = None) -> Path:
                 hint="name the directory of the checkpoint",
             )
         return path
+    if (problem := unrecognized(path)) is not None:
+        raise problem
     return find_checkpoint(path) if step is None else chosen_checkpoint(path, step)

@@ -58,15 +58,18 @@ def run(argv: list[str]) -> int:
 
 
 def _verified(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield path, size, time and problems of each checkpoint."""
+    """Yield path, size, time, problems and format of each checkpoint."""
     import torch  # noqa: F401 - its import is not part of the time
 
     from lmcore.checkpoint import survey, verify_checkpoint
     from lmcore.conversion.detect import format_of
+    from lmcore.conversion.unrecognized import unrecognized
 
     name = format_of(path) if path.is_dir() else None
+    if (problem := unrecognized(path)) is not None:
+        raise problem
     if name not in {None, "lmcore"}:
-        yield _record(path, lambda: _foreign_problems(path, name))
+        yield _record(path, lambda: _foreign_problems(path, name)) | {"format": name}
         return
     found = survey(path)
     if not found.readable and not found.unreadable:
@@ -74,9 +77,10 @@ def _verified(path: Path) -> Iterator[dict[str, Any]]:
     for checkpoint in sorted([*(one for one, _ in found.readable), *found.unreadable]):
         error = found.unreadable.get(checkpoint)
         known = [error.what_and_why] if error is not None else []
-        yield _record(
+        record = _record(
             checkpoint, lambda one=checkpoint, known=known: known or verify_checkpoint(one)
         )
+        yield record | {"format": "lmcore"}
 
 
 def _record(path: Path, problems: Any) -> dict[str, Any]:
@@ -107,4 +111,6 @@ def _line(record: dict[str, Any]) -> str:
     if not record["problems"]:
         return f"{record['path']}  intact  ({about})"
     problems = "\n".join(f"  {problem}" for problem in record["problems"])
-    return f"{record['path']}  DAMAGED\n{problems}"
+    # Without checksums, what cannot be read may also be a model that lmcore does not have.
+    word = "DAMAGED" if record["format"] == "lmcore" else "CANNOT BE READ"
+    return f"{record['path']}  {word}\n{problems}"

@@ -385,9 +385,10 @@ def _place(
 ) -> dict[str, tuple[str, ...]]:
     placed: dict[str, tuple[str, ...]] = {}
     rest = list(words)
+    enough = len(rest) >= sum(positional.minimum for positional in positionals)
     for index, positional in enumerate(positionals):
         reserved = sum(later.minimum for later in positionals[index + 1 :])
-        free = max(len(rest) - reserved, 0)
+        free = max(len(rest) - reserved, 0) if enough else len(rest)
         count = free if positional.maximum is None else min(free, positional.maximum)
         placed[positional.name], rest = tuple(rest[:count]), rest[count:]
         if count < positional.minimum and strict:

@@ -84,12 +84,15 @@ def _positions(loaded: LoadedConfig) -> Problems:
     if positions is None or length <= positions:
         return
     learned = model.position_embedding_type == "learned_absolute"
+    longer = f"`--max-position-embeddings {length}` or "
+    if learned and loaded.provenance["max_position_embeddings"].kind == "checkpoint":
+        longer = ""  # the checkpoint has no more
     yield ConfigError(
         f"{loaded.shown('seq_length')} exceeds {loaded.shown('max_position_embeddings')}",
         why="a token beyond the last learned position has no embedding"
         if learned
         else "that is the longest sequence that the model is declared for",
-        hint=f"use `--max-position-embeddings {length}` or `--seq-length {positions}`",
+        hint=f"use {longer}`--seq-length {positions}`",
     )
 
 

@@ -7,6 +7,7 @@ Values come from the configuration classes of transformers (`GPT2Config`, `Llama
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,10 +43,13 @@ _OPTIMIZER_FILES = ("optimizer.pt", "optimizer.bin")
 """Names of the optimizer's state in a directory of transformers' `Trainer` or of accelerate."""
 _DEEPSPEED_FILES = "global_step*/*_states.pt"
 _MAX_BYTES = 16 * 1024 * 1024
+_COPY = "download or copy the file again"
 _HINT = "convert it with the program that it belongs to, or use a supported model"
 
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 """Names of the tanh approximation of GELU, which `bias_gelu` computes."""
+_OTHER_TASK = re.compile(r"For(?!CausalLM)[A-Z]")
+"""End of the name of a class of transformers with another head, as `ForSequenceClassification`."""
 _SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _TRAINED_LENGTH = 8192
 """Settings of Llama 3.1's rotary scaling, the only ones that `--use-rope-scaling` computes."""
@@ -109,9 +113,10 @@ def read_config(directory: Path) -> HFConfig:
     except OSError as error:
         raise CheckpointError(f"cannot read `{path}`", why=error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"`{path}` is not JSON", why=str(error)) from None
+        raise CheckpointError(f"`{path}` is not JSON", why=str(error), hint=_COPY) from None
     if not isinstance(config, dict):
-        raise CheckpointError(f"`{path}` is not a model configuration", why="it is no object")
+        why = "it is no object"
+        raise CheckpointError(f"`{path}` is not a model configuration", why=why, hint=_COPY)
     kind = config.get("model_type")
     if kind not in _READERS:
         raise CheckpointError(
@@ -119,7 +124,9 @@ def read_config(directory: Path) -> HFConfig:
             why=f"`{path}` names it; supported are {', '.join(f'`{name}`' for name in _READERS)}",
             hint=_HINT,
         )
-    return _READERS[kind](_Reader(path, config))
+    reader = _Reader(path, config)
+    reader.require_plain()
+    return _READERS[kind](reader)
 
 
 class _Reader:
@@ -140,13 +147,34 @@ class _Reader:
             listed = " or ".join(f"`{json.dumps(one)}`" for one in allowed)
             raise self.unsupported(f"`{name}` is `{json.dumps(value)}`; lmcore computes {listed}")
 
+    def require_plain(self) -> None:
+        """Refuse quantized weights, and a model for another task."""
+        settings = self.config.get("quantization_config")
+        if settings is not None:
+            method = settings.get("quant_method") if isinstance(settings, Mapping) else None
+            raise CheckpointError(
+                f"the weights of `{self.path.parent}` are quantized",
+                why=f"`{self.path.name}` has `quantization_config` (`{method}`)",
+                hint="load the model that was quantized",
+            )
+        named = self.config.get("architectures")
+        for name in named if isinstance(named, list) else ():
+            if isinstance(name, str) and _OTHER_TASK.search(name):
+                raise self.unsupported(
+                    f"it is a `{name}`, not a model for causal language modelling"
+                )
+
     def unsupported(self, why: str) -> CheckpointError:
         return CheckpointError(
             f"lmcore does not have the model of `{self.path}`", why=why, hint=_HINT
         )
 
     def shape(self, values: Mapping[str, Any]) -> ModelShape:
-        shape = read_shape(values, self.path.parent)
+        try:
+            shape = read_shape(values, self.path.parent)
+        except CheckpointError as error:
+            error.what, error.hint = f"`{self.path}` describes no model", _COPY
+            raise
         if shape.num_attention_heads * shape.head_dim != shape.hidden_size:
             self.notes.append(
                 f"attention heads have {shape.head_dim} channels: `--kv-channels {shape.head_dim}`"

@@ -10,8 +10,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.bounded_file import read_bounded_file
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
+from lmcore.errors import DataError
 
 if TYPE_CHECKING:
     from lmcore.data.tokenizer import Tokenizer
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["tokenizer_settings", "write_tokenizer"]
 
+_MAX_CONFIG_BYTES = 32 * 1024 * 1024
 _END = "<|endoftext|>"
 _PIPELINE = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
@@ -28,7 +31,11 @@ _PRETRAINED = {
 
 
 def tokenizer_settings(directory: Path) -> TokenizerSettings | None:
-    """Return the settings of the tokenizer whose files are in *directory*; None without one."""
+    """Return the settings of the tokenizer whose files are in *directory*; None without one.
+
+    Raises:
+        DataError: Its configuration is damaged.
+    """
     path = str(directory.absolute())
     if (directory / _PIPELINE).is_file():
         return TokenizerSettings("HuggingFaceTokenizer", tokenizer_name_or_path=path)
@@ -37,8 +44,28 @@ def tokenizer_settings(directory: Path) -> TokenizerSettings | None:
             "GPT2BPETokenizer", vocab_file=f"{path}/vocab.json", merge_file=f"{path}/merges.txt"
         )
     if (directory / "tokenizer.model").is_file():
-        return TokenizerSettings("Llama2Tokenizer", tokenizer_model=f"{path}/tokenizer.model")
+        model = f"{path}/tokenizer.model"
+        bare = _add_bos_token(directory) is False
+        return TokenizerSettings(
+            "Llama2Tokenizer", tokenizer_model=model, add_special_tokens=False if bare else None
+        )
     return None
+
+
+def _add_bos_token(directory: Path) -> object:
+    """Return `add_bos_token` of the tokenizer's configuration; None without one.
+
+    Raises:
+        DataError: The configuration is damaged.
+    """
+    path = directory / _CONFIG
+    if not path.is_file():
+        return None
+    try:
+        config = json.loads(read_bounded_file(path, _MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"`{path}` is not JSON", why=str(error)) from None
+    return config.get("add_bos_token") if isinstance(config, dict) else None
 
 
 def write_tokenizer(tokenizer: Tokenizer, directory: Path, shape: ModelShape) -> list[str]:

@@ -85,7 +85,9 @@ def write_huggingface(
         weight_map = {one: name for name, held in zip(names, files, strict=True) for one in held}
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
         _write_json(directory / INDEX_NAME, index)
-    notes = [] if tokenizer is None else write_tokenizer(tokenizer, directory, shape)
+    notes = ["no tokenizer files are written: the checkpoint has no tokenizer"]
+    if tokenizer is not None:
+        notes = write_tokenizer(tokenizer, directory, shape)
     eos = tokenizer.eod if tokenizer is not None else None
     bos = _bos(tokenizer) if tokenizer is not None else None
     name = str(dtype).removeprefix("torch.")

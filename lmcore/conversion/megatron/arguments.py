@@ -14,7 +14,7 @@ from typing import Any
 
 from lmcore.config.section import run_options
 from lmcore.conversion.megatron.records import Record
-from lmcore.conversion.state import TRAINING_OPTIONS
+from lmcore.conversion.state import NO_TOKENIZER, TRAINING_OPTIONS
 from lmcore.errors import CheckpointError, ConfigError
 from lmcore.model.saved_shape import read_shape
 from lmcore.model.shape import ModelShape
@@ -256,7 +256,7 @@ class _Reader:
             )
         tokenizer = self.get("tokenizer_type", None)
         if isinstance(tokenizer, str):
-            found.append(f"its tokenizer, `{tokenizer}`, is not part of the checkpoint")
+            found.append(f"its tokenizer, `{tokenizer}`, {NO_TOKENIZER}")
         return found
 
 

@@ -130,7 +130,8 @@ class RunDirectory:
         hint = f"continue it by `{continue_command(path)}`, or choose another directory"
         if finetune:
             why = "fine-tuning is a new run, which would mix with it"
-            hint = "choose a new directory with `--save`; to continue the run, omit `--finetune`"
+            hint = f"choose a new directory with `--save`; `{continue_command(path)}` continues "
+            hint += "the run that is there"
         raise ConfigError(f"`--save {path}` holds checkpoints of another run", why=why, hint=hint)
 
     def take_lock(self) -> None:

@@ -38,17 +38,13 @@ def find_resume_point(settings: CheckpointSection) -> ResumePoint | None:
     # Only if needed: they take time.
     from lmcore.checkpoint import chosen_checkpoint, survey
     from lmcore.conversion.foreign_model import describe_foreign
+    from lmcore.conversion.unrecognized import unrecognized
     from lmcore.train.resume.foreign import foreign_resume_point
 
     path = Path(settings.load)
     foreign = describe_foreign(path)
     if foreign is not None:
-        if settings.ckpt_step is not None:
-            raise ConfigError(
-                f"`--ckpt-step` cannot be used with `--load {path}`",
-                why="it is no run of lmcore",
-                hint="name the directory of the checkpoint by `--load`",
-            )
+        _refuse_conflicts(settings, path)
         for note in foreign.notes:
             logger.warning("%s: %s", path, note, extra=ALL_RANKS)
         return foreign_resume_point(foreign)
@@ -57,12 +53,12 @@ def find_resume_point(settings: CheckpointSection) -> ResumePoint | None:
     try:
         found = survey(path)
         checkpoint, manifest = found.newest()
-    except CheckpointError:
+    except CheckpointError as error:
         save = settings.save
         first_start = save is not None and Path(save).resolve() == path.resolve()
         may_be_missing = first_start or not settings.exit_on_missing_checkpoint
         if not may_be_missing or _holds_any(path):
-            raise
+            raise (unrecognized(path) or error) from None
         return None
     if settings.finetune:
         return ResumePoint(checkpoint, manifest, found)
@@ -72,6 +68,28 @@ def find_resume_point(settings: CheckpointSection) -> ResumePoint | None:
     batch = part_of(manifest.meta, "config", "config", "training").get("global_batch_size")
     batch = batch if type(batch) is int and batch > 0 else None
     return ResumePoint(checkpoint, manifest, found, data_rules=rules, global_batch_size=batch)
+
+
+def _refuse_conflicts(settings: CheckpointSection, path: Path) -> None:
+    """Raise a `ConfigError` for settings that contradict a `--load` of another program."""
+    if settings.ckpt_step is not None:
+        raise ConfigError(
+            f"`--ckpt-step` cannot be used with `--load {path}`",
+            why="it is no run of lmcore",
+            hint="name the directory of the checkpoint by `--load`",
+        )
+    if not settings.finetune:
+        raise ConfigError(
+            f"`--no-finetune` cannot be used with `--load {path}`",
+            why="it is no run of lmcore: a run starts with its weights, at step 0",
+            hint="leave `--no-finetune` out",
+        )
+    if settings.save is not None and Path(settings.save).resolve() == path.resolve():
+        raise ConfigError(
+            f"`--save {settings.save}` is the directory of the model to load",
+            why="the files of the run would mix with the model's",
+            hint="choose a new directory with `--save`",
+        )
 
 
 def verify_resume_point(plan: RunPlan, rendezvous: Rendezvous | None) -> ResumePoint | None:

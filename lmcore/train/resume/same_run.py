@@ -139,8 +139,11 @@ def _together(plan: RunPlan, checkpoint: Path, differences: list[_Difference]) -
         length = ""
         if plan.provenance["train_iters"].kind == "flag":
             length = f" --train-iters {plan.config.training.train_iters}"
-        hint = f"take the settings of that run: `{continue_command(run)}{length}"
-        hint += "".join(f" {flag}" for flag in flags) + "`"
+        given = [flag for flag in flags if flag.startswith("--schedule")]
+        if plan.provenance["schedule"].kind == "flag":
+            given = [f"--schedule {plan.config.checkpoint.schedule}"]
+        command = " ".join([continue_command(run) + length, *given])
+        hint = f"take the settings of that run: `{command}`"
     problems[-1].hint = hint or differences[-1].problem.hint
     return ConfigError.collect(problems)
 
@@ -240,6 +243,9 @@ def _model_difference(
         keeps = same_padding(manifest, plan)
         if same_tokenizer and same == shape and keeps:
             error.hint = keeps
+        elif plan.resume is not None and plan.resume.foreign:
+            error.what = f"`{plan.resume.checkpoint}` has another model than this run"
+            error.hint = "leave out the options of the model: its shape is the checkpoint's"
         elif str(plan.provenance["load"]) == CONTINUE_OPTION.flag:
             error.hint = "leave out the settings that change the model of the run"
         else:

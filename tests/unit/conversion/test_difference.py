@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,11 @@ def test_differences_by_hand(tmp_path: Path) -> None:
     assert found.equal == 1
     assert [one.name for one in compare(a, b, tolerance=0.5).values] == ["nan"]
     assert not compare(a, a).found
+    dtype = {"patterns": ("dtype",)}
+    assert compare(a, b, **dtype).shapes == []
+    assert compare(a, dataclasses.replace(b, model_shape=a.model_shape), **dtype).found
+    alike = compare(a, dataclasses.replace(b, model_shape=a.model_shape), tolerance=0.1, **dtype)
+    assert (alike.found, alike.equal) == (False, 1), "the values are equal, in another dtype"
     only = compare(a, b, patterns=("first",))
     assert (only.only_first, only.only_second, only.values) == (["first"], [], [])
     nan = next(one for one in found.to_json()["values"] if one["name"] == "nan")

@@ -10,6 +10,7 @@ import pytest
 from model_states import GPT2, RandomState
 
 from lmcore.cli.main import main
+from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.native import write_lmcore
 from lmcore.conversion.state import ADAM, WEIGHT
 from lmcore.data.tokenizer import ByteTokenizer
@@ -106,3 +107,15 @@ def test_edit_and_diff(run: Path, tmp_path: Path, capsys: Capsys) -> None:
         assert "does not match its checksum" in capsys.readouterr().err
     assert main(["checkpoint", "edit", str(run), str(tmp_path / "new"), "--drop", "rng.*"]) == 1
     assert "damaged" in capsys.readouterr().err
+
+
+def test_another_programs_model(tmp_path: Path, capsys: Capsys) -> None:
+    """It is no damage that lmcore does not have a model; such a directory is not edited."""
+    write_huggingface(RandomState(GPT2), tmp_path, None)
+    assert main(["checkpoint", "verify", str(tmp_path)]) == 0
+    assert main(["checkpoint", "edit", str(tmp_path), str(tmp_path / "x"), "--drop", "*"]) == 2
+    assert f"`lmcore checkpoint convert {tmp_path} DIR --to lmcore`" in capsys.readouterr().err
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"gpt2"', '"mixtral"'))
+    assert main(["checkpoint", "verify", str(tmp_path)]) == 1
+    assert "CANNOT BE READ" in capsys.readouterr().out

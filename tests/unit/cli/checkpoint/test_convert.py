@@ -11,6 +11,7 @@ from model_states import GPT2, RandomState, same_state
 from lmcore.cli.main import main
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import write_huggingface
+from lmcore.conversion.state import NO_TOKENIZER, notes_beside
 from lmcore.data.tokenizer import ByteTokenizer
 
 
@@ -68,3 +69,47 @@ def test_a_run_goes_to_megatron_and_back(model: Path, tmp_path: Path) -> None:
     assert len(list(there.glob("release/mp_rank_00_00*/model_optim_rng.pt"))) == 2
     assert main(["checkpoint", "convert", str(there), str(back), "--to", "huggingface"]) == 0
     same_state(HuggingFaceState(back), HuggingFaceState(model))
+
+
+def test_options_of_another_format(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["checkpoint", "convert", str(model), str(tmp_path / "out"), "--to"]
+    for words in (
+        ["huggingface", "--tensor-model-parallel-size", "2"],
+        ["huggingface", "--megatron-names", "core"],
+        ["megatron", "--max-file-size-gb", "1"],
+    ):
+        assert main([*command, *words]) == 2
+        assert f"`{words[1]}` has no effect with `--to {words[0]}`" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main(["checkpoint", "convert", str(model), "--to", "lmcore"]) == 2
+    assert "missing argument `target`" in capsys.readouterr().err
+
+
+def test_without_a_tokenizer(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A note says that there is none; another program's name of one is no news beside a choice."""
+    (model / "tokenizer.json").unlink()
+    command = ["checkpoint", "convert", str(model)]
+    assert main([*command, str(tmp_path / "hf"), "--to", "huggingface"]) == 0
+    assert "no tokenizer files are written" in capsys.readouterr().out
+    notes = [f"its tokenizer, `X`, {NO_TOKENIZER}", "other"]
+    assert notes_beside(notes, None) == notes
+    assert notes_beside(notes, ByteTokenizer()) == ["other"]
+
+
+def test_more_tokens_than_rows(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a `<pad>` that was added to the tokenizer alone."""
+    path = model / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 257, "content": "<pad>"})
+    path.write_text(json.dumps(content))
+    command = ["checkpoint", "convert", str(model), str(tmp_path / "out"), "--to", "lmcore"]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert "has 258 ids; the model" in said
+    assert "`model.resize_token_embeddings(258)`" in said

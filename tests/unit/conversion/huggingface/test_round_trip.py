@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from lmcore.conversion.huggingface.config import is_huggingface
 from lmcore.conversion.huggingface.read import HuggingFaceState
+from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.data.tokenizer import ByteTokenizer, tokenizer_from
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointError, DataError
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -96,6 +97,9 @@ def changed(directory: Path, **values: object) -> Path:
         ("llama", {"num_hidden_layers": 10**9}, "from 1 to"),
         ("llama", {"model_type": "mixtral"}, "`mixtral`"),
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window"),
+        ("gpt2", {"n_head": 5}, "hidden_size 24 is not divisible by num_attention_heads 5"),
+        ("gpt2", {"architectures": ["GPT2ForSequenceClassification"]}, "not a model for causal"),
+        ("llama", {"quantization_config": {"quant_method": "gptq"}}, "are quantized"),
     ],
 )
 def test_a_configuration_that_lmcore_lacks(
@@ -135,3 +139,18 @@ def test_biases_of_the_attention_only(tmp_path: Path) -> None:
     found = HuggingFaceState(tmp_path)
     same_state(found, state)
     assert any("biases of 0" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("config", [None, {"add_bos_token": True}, {"add_bos_token": False}])
+def test_a_model_of_sentencepiece(tmp_path: Path, config: dict[str, bool] | None) -> None:
+    """Its texts begin with a token unless the configuration says that they do not."""
+    (tmp_path / "tokenizer.model").touch()
+    if config is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    settings = tokenizer_settings(tmp_path)
+    assert settings is not None
+    assert settings.tokenizer_type == "Llama2Tokenizer"
+    assert settings.add_special_tokens is (False if config == {"add_bos_token": False} else None)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(DataError, match="is not JSON"):
+        tokenizer_settings(tmp_path)

@@ -1,0 +1,80 @@
+"""Explanation of a directory without a checkpoint of a known format: what it has, what it lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lmcore.conversion.detect import format_of
+from lmcore.conversion.huggingface.config import CONFIG_NAME, WEIGHT_FILES
+from lmcore.errors import CheckpointArgumentError
+
+__all__ = ["unrecognized"]
+
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_MAX_ENTRIES = 1000
+_OTHER_FORMS = (
+    (
+        "adapter_config.json",
+        "it is an adapter, without the weights of its base model",
+        "merge both (`merge_and_unload` of peft), and give the directory of the merged model",
+    ),
+    (
+        "consolidated.safetensors",
+        "its weights have the names of their author's own program",
+        f"give the directory with transformers' `{CONFIG_NAME}` and `{WEIGHT_FILES[0][0]}`",
+    ),
+)
+"""File that shows another form of a model, the form, and a hint."""
+
+
+def unrecognized(directory: Path) -> CheckpointArgumentError | None:
+    """Return the error that says what *directory* lacks; None if it has no part of a checkpoint.
+
+    Args:
+        directory: Directory in which no format was recognized.
+    """
+    if not directory.is_dir() or format_of(directory) is not None:
+        return None
+    snapshots = directory / "snapshots"
+    for inside in (snapshots, directory):  # of the cache of huggingface_hub; of a trainer
+        found = _checkpoints_in(inside)
+        if found:
+            return CheckpointArgumentError(
+                f"no checkpoint in `{directory}`",
+                why=f"its {'snapshots' if inside == snapshots else 'subdirectories'} have some",
+                hint=f"did you mean `{found[-1]}`?",
+            )
+    parts = _parts(directory)
+    if parts is None:
+        return None
+    why, hint = parts
+    return CheckpointArgumentError(f"no checkpoint in `{directory}`", why=why, hint=hint)
+
+
+def _parts(directory: Path) -> tuple[str, str] | None:
+    """Return the parts of a model in *directory* with what they lack, and a hint; None without."""
+    for name, why, hint in _OTHER_FORMS:
+        if (directory / name).is_file():
+            return f"{why} (`{name}`)", hint
+    files = [path for pattern in _WEIGHTS for path in sorted(directory.glob(pattern))]
+    if (directory / CONFIG_NAME).is_file():
+        names = ", ".join(f"`{name}`" for pair in WEIGHT_FILES for name in pair)
+        other = f"; `{files[0].name}` is none of these" if files else ""
+        why = f"it has a `{CONFIG_NAME}`, but no weights: looked for {names}{other}"
+        return why, "download or copy the missing files"
+    if files:
+        why = f"it has weights, such as `{files[0].name}`, but no `{CONFIG_NAME}`"
+        return why, f"copy the model's `{CONFIG_NAME}` there"
+    if any(directory.glob("*.gguf")):
+        return "GGUF files are not read", "give the model from which the GGUF file was made"
+    return None
+
+
+def _checkpoints_in(directory: Path) -> list[Path]:
+    """Return the subdirectories with a checkpoint, the oldest first."""
+    try:
+        entries = [path for path in directory.iterdir() if path.is_dir()][:_MAX_ENTRIES]
+        found = [path for path in entries if format_of(path) is not None]
+        return sorted(found, key=lambda path: path.stat().st_mtime)
+    except OSError:
+        return []
