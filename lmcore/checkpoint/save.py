@@ -56,8 +56,7 @@ TIMED = "timed"
 """Key in a manifest's `meta` of a checkpoint by time, or for its validation loss alone, which the
 second save after it deletes."""
 _MAX_THREADS = 4
-_STREAMS = 2
-"""Threads of `save_streamed`, each with one tensor in memory."""
+_STREAMS = 2  # threads of `save_streamed`, each with one tensor in memory
 # Below this a second file and thread cost more than they save.
 _BYTES_PER_THREAD = 16 * 1024 * 1024
 # Bytes that the format adds to a tensor, rounded up, and bytes of the index.
@@ -175,8 +174,7 @@ def save_streamed(
     def write(directory: Path) -> Written:
         from lmcore.checkpoint.dcp_writer import write_streamed
 
-        size = sum(map(num_bytes, entries.values()))
-        threads = _num_threads(size, _STREAMS)
+        threads = _num_threads(sum(map(num_bytes, entries.values())), _STREAMS)
         return write_streamed(directory, plan.own, entries, read, num_threads=threads)
 
     return _save(save, write, Channel(None))

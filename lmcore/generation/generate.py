@@ -1,27 +1,22 @@
-"""Generation of token sequences: one pass over the prompts (prefill), then one token at a time.
-
-Prompts of different lengths run in one batch as in Megatron: prefill stops at the shortest prompt,
-and a row with a longer prompt takes its next prompt token instead of a sampled one.  So no row is
-padded, no mask is needed, and every row sees exactly its own tokens.
-
-Shapes: B rows, S tokens so far, H hidden, V padded vocabulary.
-"""
+"""Generation from a list of prompts, and the checks of prompts before it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from lmcore.errors import ConfigError
-from lmcore.generation.sampling import SamplingOptions, new_generators, sample
+from lmcore.generation.engine import Engine
+from lmcore.generation.next_token import extend
+from lmcore.generation.request import Continuation, Request
+from lmcore.generation.sampling import new_generator
+from lmcore.generation.sampling_options import SamplingOptions
 
 if TYPE_CHECKING:
-    from lmcore.model.cache import KeyValueCache
     from lmcore.model.protocol import CausalLM
 
 __all__ = ["Generation", "OnToken", "generate", "require_room", "room"]
@@ -92,15 +87,88 @@ def generate(
         return []
     rows = [_checked(prompt, row, eod, vocab_size) for row, prompt in enumerate(prompts)]
     require_room(rows, num_tokens, model.shape.max_position_embeddings)
+    stop = frozenset() if eod is None else frozenset({eod})
+    requests = [
+        Request(row, num_tokens, options, seed + number, stop) for number, row in enumerate(rows)
+    ]
     was_training = model.training
     model.eval()
     try:
-        # One context for all tokens: a precision policy that casts weights casts them once.
-        with torch.inference_mode(), precision_context():
-            session = _Session(model, rows, num_tokens, eod, on_token, use_cache=use_cache)
-            return session.run(options, new_generators(seed, len(rows)), vocab_size)
+        make = generate_with_cache if use_cache else recompute
+        made = make(model, requests, vocab_size, precision_context, on_token)
     finally:
         model.train(was_training)
+    return [Generation(tuple(one.tokens), one.finish_reason == "stop") for one in made]
+
+
+def generate_with_cache(
+    model: CausalLM,
+    requests: Sequence[Request],
+    vocab_size: int,
+    precision_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    on_token: OnToken | None = None,
+) -> list[Continuation]:
+    """Continue all requests together; see `Engine`.
+
+    Args:
+        model: Model in evaluation mode.
+        requests: Requests that fit the model.
+        vocab_size: Size of the vocabulary without padding.
+        precision_context: Context of a forward pass, which sets the precision.
+        on_token: Callback for each new token.
+
+    Raises:
+        RunError: The model's logits are not finite.
+    """
+    engine = Engine(
+        model,
+        vocab_size=vocab_size,
+        max_requests=len(requests),
+        precision_context=precision_context,
+    )
+    made = [engine.add(request) for request in requests]
+    reported = [0] * len(made)
+
+    def report(changed: Sequence[Continuation]) -> None:
+        for number, one in enumerate(made):
+            if one.error is not None:
+                raise one.error
+            if on_token is not None and one in changed:
+                for token in one.tokens[reported[number] :]:
+                    on_token(number, token)
+                reported[number] = len(one.tokens)
+
+    engine.run(report)
+    return made
+
+
+def recompute(
+    model: CausalLM,
+    requests: Sequence[Request],
+    vocab_size: int,
+    precision_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    on_token: OnToken | None = None,
+) -> list[Continuation]:
+    """Continue each request alone and without a cache: every token is a pass over the whole text.
+
+    For the arguments and errors see `generate_with_cache`.
+    """
+    made = []
+    with torch.inference_mode(), precision_context():
+        for number, request in enumerate(requests):
+            text = Continuation(request, new_generator(request.seed))
+            made.append(text)
+            while len(text.tokens) < request.max_tokens and not text.ended:
+                tokens_1S = torch.tensor([[*request.prompt, *text.tokens]]).to(
+                    model.head_weight.device
+                )
+                before = len(text.tokens)
+                extend([text], model.logits(model(tokens_1S)[:, -1]), vocab_size)
+                if text.error is not None:
+                    raise text.error
+                if on_token is not None and len(text.tokens) > before:
+                    on_token(number, text.tokens[-1])
+    return made
 
 
 def _checked(prompt: Sequence[int], row: int, eod: int | None, vocab_size: int) -> list[int]:
@@ -150,92 +218,3 @@ def require_room(prompts: Sequence[Sequence[int]], num_tokens: int, max_position
         why=f"the model has {max_positions} positions",
         hint=f"use `--tokens {free}` or less, or a shorter prompt",
     )
-
-
-@dataclass
-class _Session:
-    """State of one batch, from prefill to the last token."""
-
-    model: CausalLM
-    rows: Sequence[Sequence[int]]
-    num_tokens: int
-    eod: int | None
-    on_token: OnToken | None
-    use_cache: bool = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        self.device = self.model.head_weight.device
-        self.new: list[list[int]] = [[] for _ in self.rows]
-        self.finished = [False] * len(self.rows)
-
-    def run(
-        self, options: SamplingOptions, generators: Sequence[torch.Generator], vocab_size: int
-    ) -> list[Generation]:
-        """Sample tokens until every row has ended."""
-        length = min(len(row) for row in self.rows)
-        tokens_BS = torch.tensor([row[:length] for row in self.rows], device=self.device)
-        cache = self._new_cache() if self.use_cache else None
-        active = [] if self.num_tokens == 0 else list(range(len(self.rows)))
-        while active:
-            logits_BV = self._next_logits(tokens_BS, cache)
-            # A row within its prompt samples nothing, so that its seed gives the same text alone.
-            sampling = [row for row in active if len(self.rows[row]) <= length]
-            chosen = self._choose(logits_BV, sampling, options, generators, vocab_size)
-            for row, token in chosen.items():
-                self._take(row, token)
-            active = [row for row in active if not self._ended(row)]
-            column = [self._token_at(row, length) for row in range(len(self.rows))]
-            next_B1 = torch.tensor(column, device=self.device).unsqueeze(-1)
-            tokens_BS = next_B1 if cache is not None else torch.cat([tokens_BS, next_B1], dim=1)
-            length += 1
-        return [
-            Generation(tuple(new), finished)
-            for new, finished in zip(self.new, self.finished, strict=True)
-        ]
-
-    def _new_cache(self) -> KeyValueCache:
-        # The last token is never fed back.
-        capacity = max(len(row) for row in self.rows) + self.num_tokens - 1
-        unit = self.model.head_weight.new_ones(1, 1)
-        dtype = torch.nn.functional.linear(unit, unit).dtype  # compute dtype of the precision
-        return self.model.new_cache(len(self.rows), capacity, dtype)
-
-    def _next_logits(self, tokens_BS: Tensor, cache: KeyValueCache | None) -> Tensor:
-        hidden_BSH = self.model(tokens_BS, cache)
-        return self.model.logits(hidden_BSH[:, -1])
-
-    def _choose(
-        self,
-        logits_BV: Tensor,
-        sampling: Sequence[int],
-        options: SamplingOptions,
-        generators: Sequence[torch.Generator],
-        vocab_size: int,
-    ) -> dict[int, int]:
-        if not sampling:
-            return {}
-        if len(sampling) < len(self.rows):
-            logits_BV = logits_BV[torch.tensor(sampling, device=self.device)]
-        chosen_B = sample(
-            logits_BV, options, [generators[row] for row in sampling], vocab_size=vocab_size
-        )
-        return dict(zip(sampling, chosen_B.tolist(), strict=True))
-
-    def _take(self, row: int, token: int) -> None:
-        if token == self.eod:
-            self.finished[row] = True
-            return
-        self.new[row].append(token)
-        if self.on_token is not None:
-            self.on_token(row, token)
-
-    def _ended(self, row: int) -> bool:
-        return self.finished[row] or len(self.new[row]) == self.num_tokens
-
-    def _token_at(self, row: int, position: int) -> int:
-        """Return a row's token at *position*; an arbitrary id if the row has ended."""
-        prompt, new = self.rows[row], self.new[row]
-        if position < len(prompt):
-            return prompt[position]
-        at = position - len(prompt)
-        return new[at] if at < len(new) else 0

@@ -121,7 +121,8 @@ def load_weights(checkpoint: Path, manifest: Manifest, runtime: Runtime) -> Caus
 def _described(shape: ModelShape, runtime: Runtime, path: Path) -> CausalLM:
     """Return a model whose parameters have no memory."""
     with torch.device("meta"):
-        model = create_model(shape, op_binding(runtime))
+        # With a mask: texts of different lengths are continued together.
+        model = create_model(shape, op_binding(runtime), masked=True)
     if not isinstance(model, CausalLM) or not model.causal:
         raise CheckpointError(f"the {shape.family} model of `{path}` cannot generate text")
     return model

@@ -1,75 +1,208 @@
-"""Key-value cache of the tokens so far, for generation of one token at a time.
+"""Key-value caches of the tokens so far, for generation.
 
-Shapes: B batch, N heads of keys, S new tokens, T all tokens so far, D head channels.
+A `SlotCache` has a slot of memory for each sequence.  The sequences have lengths of their own; the
+views that a forward pass takes are for the first tokens of several sequences, for further tokens of
+one, and for one token of each.
+
+Shapes: L slots, B sequences of a pass, K heads of keys, S new tokens, C positions of a slot, T all
+tokens so far, D head channels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["KeyValueCache", "LayerCache"]
+__all__ = ["KeyValueCache", "LayerCache", "SlotCache"]
 
 
-@dataclass
-class LayerCache:
-    """Keys and values of one layer, in memory for all positions.
+class LayerCache(Protocol):
+    """Keys and values of one layer, as a forward pass sees them."""
+
+    def extend(self, k_BKSD: Tensor, v_BKSD: Tensor) -> tuple[Tensor, Tensor]:
+        """Append S positions and return all keys and values so far, [B, K, T, D] each."""
+        ...
+
+
+@dataclass(frozen=True)
+class KeyValueCache:
+    """View of a cache for one forward pass of some sequences.
 
     Attributes:
-        length: Number of positions filled.
+        layers: Cache of each layer.
+        positions: Position of each new token: [S] if it is the same in all sequences, or [B, S].
+        mask_B11T: Mask, True for keys that a sequence does not have; None: it has all.
     """
 
-    k_BNTD: Tensor
-    v_BNTD: Tensor
-    length: int = 0
-
-    def extend(self, k_BNSD: Tensor, v_BNSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Append S positions and return all keys and values so far, [B, N, T, D] each."""
-        end = self.length + k_BNSD.shape[2]
-        self.k_BNTD[:, :, self.length : end] = k_BNSD
-        self.v_BNTD[:, :, self.length : end] = v_BNSD
-        self.length = end
-        return self.k_BNTD[:, :, :end], self.v_BNTD[:, :, :end]
+    layers: Sequence[LayerCache]
+    positions: Tensor
+    mask_B11T: Tensor | None = None
 
 
-class KeyValueCache:
-    """Key-value cache of every layer of a model."""
+class SlotCache:
+    """Keys and values of every layer of a model, for sequences of different lengths.
+
+    Attributes:
+        num_slots: Number of sequences that have memory.
+        capacity: Number of positions that each has.
+    """
 
     def __init__(
         self,
         *,
         num_layers: int,
-        batch: int,
         num_heads: int,
-        capacity: int,
         head_dim: int,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """Allocate the cache.
+        """Create an empty cache without memory.
 
         Args:
             num_layers: Number of layers.
-            batch: Number of sequences.
             num_heads: Number of heads of keys and values.
-            capacity: Number of positions.
             head_dim: Channels of a head.
             device: Device of the cache.
             dtype: Dtype of keys and values.
         """
-        shape = (batch, num_heads, capacity, head_dim)
-        self.capacity = capacity
-        self.layers = [
-            LayerCache(
-                torch.empty(shape, device=device, dtype=dtype),
-                torch.empty(shape, device=device, dtype=dtype),
-            )
-            for _ in range(num_layers)
-        ]
+        self.num_slots = self.capacity = 0
+        self._heads, self._head_dim = num_heads, head_dim
+        self._device, self._dtype = device, dtype
+        self._layers = [self._allocate(0, 0) for _ in range(num_layers)]
 
-    @property
-    def length(self) -> int:
-        """Number of positions filled."""
-        return self.layers[0].length
+    def reserve(self, num_slots: int, capacity: int) -> None:
+        """Provide memory for that many sequences and positions; the content stays."""
+        slots, positions = max(num_slots, self.num_slots), max(capacity, self.capacity)
+        if (slots, positions) == (self.num_slots, self.capacity):
+            return
+        for number, old in enumerate(self._layers):
+            new = self._allocate(slots, positions)
+            for source, target in zip(old, new, strict=True):
+                target[: self.num_slots, :, : self.capacity] = source
+            self._layers[number] = new
+        self.num_slots, self.capacity = slots, positions
+
+    def release(self) -> None:
+        """Free all memory; the content is lost."""
+        self.num_slots = self.capacity = 0
+        self._layers = [self._allocate(0, 0) for _ in self._layers]
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first *length* positions of a slot to another one."""
+        for layer in self._layers:
+            for part in layer:
+                part[target, :, :length] = part[source, :, :length]
+
+    def clear(self, slot: int) -> None:
+        """Set the content of a slot to zero, since other numbers may be NaN or infinite."""
+        for layer in self._layers:
+            for part in layer:
+                part[slot] = 0
+
+    def select(self, slots: Sequence[int], length: int) -> None:
+        """Replace the content of slot i by that of slot `slots[i]`, *length* positions each."""
+        index = torch.tensor(slots, device=self._device)
+        for layer in self._layers:
+            for part in layer:
+                part[: len(slots), :, :length] = part[index, :, :length]
+
+    def first_tokens(self, slots: Sequence[int], width: int) -> KeyValueCache:
+        """Return the view for the first tokens of some sequences, *width* each.
+
+        Shorter sequences are padded at the end: causal attention hides these positions from the
+        others, and further tokens overwrite them.
+
+        Args:
+            slots: Slot of each sequence.
+            width: Number of tokens of the longest.
+        """
+        index = torch.tensor(slots, device=self._device)
+        layers = [_FirstTokens(*layer, index) for layer in self._layers]
+        return KeyValueCache(layers, torch.arange(width, device=self._device))
+
+    def further_tokens(self, slot: int, start: int, width: int) -> KeyValueCache:
+        """Return the view for tokens of one sequence after its first *start*.
+
+        Args:
+            slot: Slot of the sequence.
+            start: Number of tokens before.
+            width: Number of new tokens.
+        """
+        layers = [_Range(k[slot : slot + 1], v[slot : slot + 1], start) for k, v in self._layers]
+        return KeyValueCache(layers, torch.arange(start, start + width, device=self._device))
+
+    def next_tokens(self, lengths: Sequence[int]) -> KeyValueCache:
+        """Return the view for one more token of each sequence of the first slots.
+
+        Args:
+            lengths: Number of tokens before, of the sequence of each slot.
+        """
+        count, shortest, longest = len(lengths), min(lengths), max(lengths)
+        if shortest == longest:
+            layers: list[LayerCache] = [
+                _Range(k[:count], v[:count], longest) for k, v in self._layers
+            ]
+            return KeyValueCache(layers, torch.tensor([longest], device=self._device))
+        length_B = torch.tensor(lengths, device=self._device)
+        row_B = torch.arange(count, device=self._device)
+        layers = [
+            _OneToken(k[:count], v[:count], row_B, length_B, longest + 1) for k, v in self._layers
+        ]
+        mask_BT = torch.arange(longest + 1, device=self._device) > length_B[:, None]
+        return KeyValueCache(layers, length_B[:, None], mask_BT[:, None, None])
+
+    def _allocate(self, slots: int, positions: int) -> tuple[Tensor, Tensor]:
+        shape = (slots, self._heads, positions, self._head_dim)
+        # Zeros: attention multiplies masked values by zero, and zero times NaN is NaN.
+        k_LKCD = torch.zeros(shape, device=self._device, dtype=self._dtype)
+        return k_LKCD, torch.zeros_like(k_LKCD)
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Sequences of the same length."""
+
+    k_BKCD: Tensor
+    v_BKCD: Tensor
+    start: int
+
+    def extend(self, k_BKSD: Tensor, v_BKSD: Tensor) -> tuple[Tensor, Tensor]:
+        end = self.start + k_BKSD.shape[2]
+        self.k_BKCD[:, :, self.start : end] = k_BKSD
+        self.v_BKCD[:, :, self.start : end] = v_BKSD
+        return self.k_BKCD[:, :, :end], self.v_BKCD[:, :, :end]
+
+
+@dataclass(frozen=True)
+class _FirstTokens:
+    """First tokens of sequences in any slots."""
+
+    k_LKCD: Tensor
+    v_LKCD: Tensor
+    slot_B: Tensor
+
+    def extend(self, k_BKSD: Tensor, v_BKSD: Tensor) -> tuple[Tensor, Tensor]:
+        width = k_BKSD.shape[2]
+        self.k_LKCD[self.slot_B, :, :width] = k_BKSD.to(self.k_LKCD.dtype)
+        self.v_LKCD[self.slot_B, :, :width] = v_BKSD.to(self.v_LKCD.dtype)
+        return k_BKSD, v_BKSD
+
+
+@dataclass(frozen=True)
+class _OneToken:
+    """One token each of sequences of different lengths."""
+
+    k_BKCD: Tensor
+    v_BKCD: Tensor
+    row_B: Tensor
+    length_B: Tensor
+    end: int
+
+    def extend(self, k_BK1D: Tensor, v_BK1D: Tensor) -> tuple[Tensor, Tensor]:
+        self.k_BKCD[self.row_B, :, self.length_B] = k_BK1D[:, :, 0].to(self.k_BKCD.dtype)
+        self.v_BKCD[self.row_B, :, self.length_B] = v_BK1D[:, :, 0].to(self.v_BKCD.dtype)
+        return self.k_BKCD[:, :, : self.end], self.v_BKCD[:, :, : self.end]

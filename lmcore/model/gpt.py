@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lmcore.model.cache import KeyValueCache
+from lmcore.model.cache import KeyValueCache, SlotCache
 from lmcore.model.layers import Embedding
 from lmcore.model.protocol import Arguments, CausalLM, Split, TensorParallelPlan
 from lmcore.model.recompute import KEEP_ALL, Recompute
@@ -124,44 +124,40 @@ class GPT(CausalLM):
         Args:
             tokens_BS: Token ids.
             cache: Keys and values of the tokens before these; extended in place.
-            positions_BS: Position of each token; None: its index in the sequence.
+            positions_BS: Position of each token; None: its index in the sequence, or the cache's.
             documents_BS: Number of each token's document, beyond which it does not attend; only if
                 the model was built with *masked*, and without *cache*.
         """
-        assert cache is None or self.causal, "a cache needs causal attention"
-        start = cache.length if cache else 0
-        x_BSH = self.embed(tokens_BS, positions_BS, start=start)
-        rotation = self.rotation(tokens_BS, positions_BS, x_BSH.dtype, start=start)
+        if cache is not None:
+            assert self.causal, "a cache needs causal attention"
+            assert cache.mask_B11T is None or self.masked, "attention was bound without a mask"
+            positions_BS = cache.positions
+        x_BSH = self.embed(tokens_BS, positions_BS)
+        rotation = self.rotation(tokens_BS, positions_BS, x_BSH.dtype)
         if cache is None:
             x_BSH = self.run_blocks(x_BSH, documents_BS, rotation=rotation)
         else:
             for block, layer_cache in zip(self.layers, cache.layers, strict=True):
                 # Bypasses a compiled block, which would recompile for every length of the cache.
-                x_BSH = block._call_impl(x_BSH, layer_cache, rotation=rotation)  # type: ignore[no-untyped-call]  # noqa: SLF001
+                x_BSH = block._call_impl(  # type: ignore[no-untyped-call]  # noqa: SLF001
+                    x_BSH, layer_cache, cache.mask_B11T, rotation=rotation
+                )
         return self.final_norm(x_BSH)  # type: ignore[no-any-return]
 
-    def embed(
-        self, tokens_BS: Tensor, positions_BS: Tensor | None = None, *, start: int = 0
-    ) -> Tensor:
+    def embed(self, tokens_BS: Tensor, positions_BS: Tensor | None = None) -> Tensor:
         """Return the hidden states before the first layer.
 
         Args:
             tokens_BS: Token ids.
             positions_BS: Position of each token; None: its index in the sequence.
-            start: Position of the first token, if *positions_BS* is None.
         """
         x_BSH: Tensor = self.token_embedding(tokens_BS)
         if self.shape.learned_positions:
-            x_BSH = x_BSH + self.position_embedding(_positions(tokens_BS, positions_BS, start))
+            x_BSH = x_BSH + self.position_embedding(_positions(tokens_BS, positions_BS))
         return functional.dropout(x_BSH, self.shape.hidden_dropout, self.training)
 
     def rotation(
-        self,
-        tokens_BS: Tensor,
-        positions_BS: Tensor | None,
-        dtype: torch.dtype,
-        *,
-        start: int = 0,
+        self, tokens_BS: Tensor, positions_BS: Tensor | None, dtype: torch.dtype
     ) -> Rotation | None:
         """Return the rotation of queries and keys in all layers; None without rotary positions.
 
@@ -169,11 +165,10 @@ class GPT(CausalLM):
             tokens_BS: Token ids.
             positions_BS: Position of each token; None: its index in the sequence.
             dtype: Dtype of the hidden states.
-            start: Position of the first token, if *positions_BS* is None.
         """
         if not self.shape.rotary:
             return None
-        return rotation_of(_positions(tokens_BS, positions_BS, start), self.shape, dtype)
+        return rotation_of(_positions(tokens_BS, positions_BS), self.shape, dtype)
 
     def run_blocks(
         self,
@@ -255,15 +250,13 @@ class GPT(CausalLM):
         """Return the logits of the padded vocabulary."""
         return functional.linear(hidden_BSH, self.head_weight)
 
-    def new_cache(self, batch: int, capacity: int, dtype: torch.dtype) -> KeyValueCache:
+    def new_cache(self, dtype: torch.dtype) -> SlotCache:
         """Return an empty cache on the model's device."""
-        return KeyValueCache(
-            num_layers=self.shape.num_layers,
-            batch=batch,
+        return SlotCache(
+            num_layers=len(self.layers),
             num_heads=self.shape.num_query_groups,
-            capacity=capacity,
             head_dim=self.shape.head_dim,
-            device=self.head_weight.device,
+            device=self.layers[0].attention.qkv.weight.device,
             dtype=dtype,
         )
 
@@ -318,7 +311,7 @@ class GPT(CausalLM):
         return self.loss_of(self.final_norm(x_BSH), *targets) if last else x_BSH
 
 
-def _positions(tokens_BS: Tensor, positions_BS: Tensor | None, start: int) -> Tensor:
+def _positions(tokens_BS: Tensor, positions_BS: Tensor | None) -> Tensor:
     if positions_BS is not None:
         return positions_BS
-    return torch.arange(start, start + tokens_BS.shape[1], device=tokens_BS.device)
+    return torch.arange(tokens_BS.shape[1], device=tokens_BS.device)

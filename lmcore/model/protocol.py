@@ -19,7 +19,7 @@ from lmcore.model.shape import ModelPart
 
 if TYPE_CHECKING:
     from lmcore.accelerator.products import ModelProducts
-    from lmcore.model.cache import KeyValueCache
+    from lmcore.model.cache import SlotCache
     from lmcore.model.op_binding import OpBinding
     from lmcore.model.shape import ModelShape
 
@@ -271,7 +271,7 @@ class Model(nn.Module, ABC):
 class CausalLM(Model):
     """A causal language model that can generate; calling it returns hidden states [B, S, H].
 
-    `forward` takes token ids [B, S] and a cache of the tokens before them.
+    `forward` takes token ids [B, S] and a view of the cache of the tokens before them.
     """
 
     @property
@@ -288,11 +288,9 @@ class CausalLM(Model):
         """
 
     @abstractmethod
-    def new_cache(self, batch: int, capacity: int, dtype: torch.dtype) -> KeyValueCache:
+    def new_cache(self, dtype: torch.dtype) -> SlotCache:
         """Return an empty cache on the model's device.
 
         Args:
-            batch: Number of sequences.
-            capacity: Number of positions.
             dtype: Dtype of keys and values.
         """

@@ -53,7 +53,7 @@ LLAMA = ModelShape(
 @pytest.fixture(params=[SHAPE, LLAMA], ids=["gpt", "llama"])
 def model(request: pytest.FixtureRequest, ops: OpBinding) -> GPT:
     """A model with random weights; the padded ids would often win if they could."""
-    made = GPT(request.param, ops)
+    made = GPT(request.param, ops, masked=True)
     made.initialize(7)
     with torch.no_grad():
         made.head_weight[300:] *= 3

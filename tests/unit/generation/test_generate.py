@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from lmcore.errors import ConfigError, RunError
-from lmcore.generation.generate import Generation, generate, require_room, room
+from lmcore.generation.generate import (
+    Generation,
+    generate,
+    generate_with_cache,
+    recompute,
+    require_room,
+    room,
+)
+from lmcore.generation.request import Request
 from lmcore.generation.sampling_options import SamplingOptions
 from lmcore.model.gpt import GPT
 
@@ -69,23 +77,20 @@ class TestEquality:
         cached = run(model, PROMPTS, options=options)
         assert cached == run(model, PROMPTS, options=options, use_cache=False)
 
-    def test_logits_with_and_without_cache(self, model: GPT) -> None:
-        """The logits of every step agree to 1e-5 of the largest."""
-        seen: list[list[torch.Tensor]] = []
-        head = model.logits
-        for use_cache in (True, False):
-            seen.append(steps := [])
-
-            def recorded(hidden: torch.Tensor, steps: list[torch.Tensor] = steps) -> torch.Tensor:
-                steps.append(head(hidden).clone())
-                return steps[-1]
-
-            model.logits = recorded
-            run(model, PROMPTS, use_cache=use_cache)
-        # From the shortest prompt, of 1 token, to the 12th token behind the longest, of 7.
-        assert len(seen[0]) == len(seen[1]) == 7 - 1 + 12
-        for cached, whole in zip(*seen, strict=True):
-            assert (cached - whole).abs().max() <= 1e-5 * whole.abs().max()
+    def test_probabilities_with_and_without_cache(self, model: GPT) -> None:
+        """The log-probabilities at every step agree to 1e-5."""
+        model.eval()
+        requests = [Request(prompt, 12, GREEDY, top_logprobs=5) for prompt in PROMPTS]
+        cached, whole = (
+            [one for text in make(model, requests, VOCABULARY) for one in text.logprobs]
+            for make in (generate_with_cache, recompute)
+        )
+        assert len(cached) == len(whole) == 48
+        for found, expected in zip(cached, whole, strict=True):
+            assert found.token == expected.token == expected.top[0][0]
+            assert found.logprob == pytest.approx(expected.logprob, abs=1e-5)
+            values = [dict(one.top).values() for one in (found, expected)]
+            assert list(values[0]) == pytest.approx(list(values[1]), abs=1e-5)
 
     def test_row_alone(self, model: GPT) -> None:
         """Row i of a batch is what its prompt gives alone with the seed of row i."""
@@ -166,7 +171,7 @@ class TestPasses:
         new_cache = model.new_cache
         model.new_cache = lambda *args: made.append(new_cache(*args)) or made[-1]
         run(model, PROMPTS, num_tokens=5)
-        assert [(cache.capacity, cache.length) for cache in made] == [(11, 11)]
+        assert [(cache.num_slots, cache.capacity) for cache in made] == [(4, 11)]
 
 
 class TestSurroundings:

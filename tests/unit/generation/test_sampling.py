@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 import torch
 
-from lmcore.errors import ConfigError, RunError
-from lmcore.generation.sampling import new_generators, sample
+from lmcore.errors import ConfigError
+from lmcore.generation.sampling import apply_penalties, new_generators, sample
 from lmcore.generation.sampling_options import SamplingOptions
 
 LOGITS = [1.0, -0.5, 2.0, 0.0, 2.0, -3.0, 0.7, 1.4]
@@ -30,7 +30,7 @@ def draws(
     """Many draws from *logits*, in one batch."""
     logits_BV = torch.tensor(logits).expand(count, -1)
     generators = new_generators(seed, 1) * count
-    return sample(logits_BV, options, generators, vocab_size=len(logits)).tolist()
+    return sample(logits_BV, [options] * count, generators).tolist()
 
 
 def assert_distributed(found: list[int], expected: dict[int, float]) -> None:
@@ -119,36 +119,14 @@ class TestGreedy:
         logits = torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
         generators = new_generators(1, 64)
         states = [one.get_state() for one in generators]
-        found = sample(logits, options, generators, vocab_size=50)
+        found = sample(logits, [options] * 64, generators)
         expected = [max(range(50), key=row.__getitem__) for row in logits.tolist()]
         assert found.tolist() == expected
         assert all(a.get_state().equal(b) for a, b in zip(generators, states, strict=True))
 
 
-class TestVocabulary:
-    """Padding is never chosen."""
-
-    @pytest.mark.parametrize(
-        "options",
-        [
-            SamplingOptions(temperature=100.0),
-            SamplingOptions(greedy=True),
-            SamplingOptions(top_k=40),
-            SamplingOptions(top_p=0.999),
-        ],
-    )
-    def test_padding_is_never_drawn(self, options: SamplingOptions) -> None:
-        """Ids from the true size on do not come, even where their logits are the highest."""
-        logits = torch.zeros(2000, 16)
-        logits[:, 10:] = 50.0
-        found = sample(logits, options, new_generators(0, 2000), vocab_size=10)
-        assert found.max() < 10
-
-    def test_padding_may_be_nan(self) -> None:
-        """Logits of the padding do not matter."""
-        logits = torch.zeros(1, 4)
-        logits[:, 3] = math.nan
-        assert sample(logits, SamplingOptions(), new_generators(0, 1), vocab_size=3).item() < 3
+class TestImpossible:
+    """Ids without probability never come."""
 
     def test_impossible_ids(self) -> None:
         """An id with the logit minus infinity never comes."""
@@ -167,12 +145,17 @@ class TestSeeds:
     def test_rows_are_independent(self) -> None:
         """A row gets the id that it gets alone, independently of other rows."""
         logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
-        together = sample(logits, SamplingOptions(), new_generators(9, 5), vocab_size=40)
+        options = [
+            SamplingOptions(),
+            SamplingOptions(greedy=True),
+            SamplingOptions(top_k=5, temperature=2.0),
+            SamplingOptions(top_p=0.7),
+            SamplingOptions(min_p=0.2),
+        ]
+        together = sample(logits, options, new_generators(9, 5))
         for row in range(5):
-            alone = sample(
-                logits[row : row + 1], SamplingOptions(), new_generators(9 + row, 1), vocab_size=40
-            )
-            assert alone.item() == together[row].item()
+            one = sample(logits[row : row + 1], options[row : row + 1], new_generators(9 + row, 1))
+            assert one.item() == together[row].item()
 
     def test_global_state_is_left_alone(self) -> None:
         """Sampling neither reads nor moves torch's own generator."""
@@ -188,27 +171,64 @@ class TestSeeds:
     def test_dtypes(self, dtype: torch.dtype) -> None:
         """Scores of any dtype are drawn from in float64."""
         logits = torch.tensor([[0.0, 1.0, 3.0]], dtype=dtype)
-        expected = sample(logits.double(), SamplingOptions(), new_generators(2, 1), vocab_size=3)
-        assert sample(logits, SamplingOptions(), new_generators(2, 1), vocab_size=3) == expected
+        expected = sample(logits.double(), [SamplingOptions()], new_generators(2, 1))
+        assert sample(logits, [SamplingOptions()], new_generators(2, 1)) == expected
 
 
-class TestBadScores:
-    """Scores that are no numbers stop with a reason."""
+class TestMinP:
+    """Tokens far less probable than the best are left out."""
 
-    @pytest.mark.parametrize("bad", [math.nan, math.inf])
-    @pytest.mark.parametrize("options", [SamplingOptions(), SamplingOptions(greedy=True)])
-    def test_not_finite(self, bad: float, options: SamplingOptions) -> None:
-        """NaN or infinity in one row is an error that names the row."""
-        logits = torch.zeros(3, 8)
-        logits[1, 5] = bad
-        with pytest.raises(RunError, match="row 1"):
-            sample(logits, options, new_generators(0, 3), vocab_size=8)
+    def test_share_of_the_highest(self) -> None:
+        """Ids with at least that share of the highest probability can come."""
+        kept = probabilities(LOGITS)
+        expected = {i: p for i, p in enumerate(kept) if p >= 0.3 * max(kept)}
+        assert 1 < len(expected) < len(LOGITS)
+        assert_distributed(draws(SamplingOptions(min_p=0.3)), expected)
 
-    def test_nothing_possible(self) -> None:
-        """A row in which no id is possible is an error too."""
-        logits = torch.full((1, 4), -math.inf)
-        with pytest.raises(RunError, match="not finite"):
-            sample(logits, SamplingOptions(), new_generators(0, 1), vocab_size=4)
+
+class TestDecay:
+    """Top-p falls with the length of the text."""
+
+    def test_top_p_after(self) -> None:
+        """Each token multiplies it, down to the bound."""
+        options = SamplingOptions(top_p=0.8, top_p_decay=0.5, top_p_bound=0.3)
+        assert [options.top_p_after(count) for count in range(4)] == [0.8, 0.4, 0.3, 0.3]
+        assert SamplingOptions(top_p=0.8).top_p_after(9) == 0.8
+
+    def test_rows_of_different_lengths(self) -> None:
+        """Each row has the top-p of its own length."""
+        logits = torch.tensor([[1.0, 1.1, 1.2]]).expand(2000, -1)
+        options = [SamplingOptions(top_p=1.0 - 1e-9, top_p_decay=0.1)] * 2000
+        counts = [0, 5] * 1000
+        found = sample(logits, options, new_generators(0, 2000), counts)
+        assert set(found[0::2].tolist()) == {0, 1, 2}
+        assert set(found[1::2].tolist()) == {2}
+
+
+class TestPenalties:
+    """Tokens of the text so far are less probable."""
+
+    def penalized(
+        self, options: SamplingOptions, prompt: list[int], made: list[int]
+    ) -> list[float]:
+        logits = torch.tensor([2.0, -2.0, 1.0, 0.5])
+        apply_penalties(logits, options, prompt, made)
+        return logits.tolist()
+
+    def test_repetition(self) -> None:
+        """Positive logits are divided, negative ones multiplied, once for prompt and text."""
+        options = SamplingOptions(repetition_penalty=2.0)
+        assert self.penalized(options, [0, 0], [1, 0]) == [1.0, -4.0, 1.0, 0.5]
+
+    def test_frequency_and_presence(self) -> None:
+        """Each time that a token was generated counts; those of the prompt do not."""
+        options = SamplingOptions(frequency_penalty=0.5, presence_penalty=0.25)
+        assert self.penalized(options, [2], [0, 0, 3]) == [0.75, -2.0, 1.0, -0.25]
+        assert self.penalized(options, [2], []) == [2.0, -2.0, 1.0, 0.5]
+
+
+class TestExtremes:
+    """Values at the end of their range."""
 
     def test_tiny_temperature(self) -> None:
         """The smallest temperature gives the highest logit, without an overflow."""
@@ -230,6 +250,14 @@ class TestOptions:
             {"top_p": -0.1},
             {"top_p": 1.1},
             {"top_p": math.nan},
+            {"top_p_decay": 1.5},
+            {"top_p_bound": 0.5},
+            {"min_p": -0.1},
+            {"min_p": math.nan},
+            {"repetition_penalty": 0.0},
+            {"repetition_penalty": math.inf},
+            {"frequency_penalty": 2.5},
+            {"presence_penalty": -2.5},
         ],
     )
     def test_out_of_range(self, values: dict[str, float]) -> None:

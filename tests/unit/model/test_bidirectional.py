@@ -107,6 +107,7 @@ def test_later_tokens_are_seen() -> None:
 def test_no_cache() -> None:
     """A key-value cache is refused: earlier tokens would have to see later ones."""
     _, exact = models(SHAPE)
-    cache = exact.new_cache(2, 12, torch.float64)
+    cache = exact.new_cache(torch.float64)
+    cache.reserve(2, 12)
     with pytest.raises(AssertionError, match="causal"):
-        exact(TOKENS, cache)
+        exact(TOKENS, cache.first_tokens([0, 1], TOKENS.shape[1]))

@@ -144,11 +144,16 @@ def test_cache_equals_recomputation(make_model: MakeModel, sizes: list[int]) -> 
     model = make_model().eval()
     with torch.no_grad():
         expected = model(TOKENS)
-        cache = model.new_cache(2, 7, torch.float32)
+        cache = model.new_cache(torch.float32)
+        cache.reserve(2, 7)
         pieces, start = [], 0
         for size in sizes:
-            assert cache.length == start
-            pieces.append(model(TOKENS[:, start : start + size], cache))
+            new = TOKENS[:, start : start + size]
+            if size == 1:
+                pieces.append(model(new, cache.next_tokens([start] * 2)))
+            else:
+                rows = [model(new[n : n + 1], cache.further_tokens(n, start, size)) for n in (0, 1)]
+                pieces.append(torch.cat(rows))
             start += size
     torch.testing.assert_close(torch.cat(pieces, dim=1), expected, rtol=1e-5, atol=1e-5)
 
@@ -160,14 +165,15 @@ def test_compiled_blocks_serve_no_cache(make_model: MakeModel) -> None:
         raise AssertionError("a block is compiled")
 
     model = make_model().eval()
-    cache = model.new_cache(2, 7, torch.float32)
+    cache = model.new_cache(torch.float32)
+    cache.reserve(2, 7)
     with torch.no_grad():
         expected = model(TOKENS)
         for block in model.layers:
             block._compiled_call_impl = refuse  # what `compile` sets
         with pytest.raises(AssertionError, match="is compiled"):
             model(TOKENS)
-        found = model(TOKENS, cache)
+        found = model(TOKENS, cache.first_tokens([0, 1], 7))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -228,12 +228,13 @@ def test_cache(make_model: MakeModel, name: str) -> None:
     """Token by token, with keys and values of the groups alone, the logits are the same."""
     model = make_model(**VARIANTS[name]).eval()
     tokens = torch.from_numpy(TOKENS)
-    cache = model.new_cache(2, TOKENS.shape[1], torch.float32)
-    assert cache.layers[0].k_BNTD.shape[1] == model.shape.num_query_groups
+    cache = model.new_cache(torch.float32)
+    cache.reserve(2, TOKENS.shape[1])
     with torch.no_grad():
         whole = model(tokens)
-        parts = [model(tokens[:, :3], cache)]
-        parts += [model(tokens[:, at : at + 1], cache) for at in range(3, TOKENS.shape[1])]
+        parts = [model(tokens[:, :3], cache.first_tokens([0, 1], 3))]
+        later = range(3, TOKENS.shape[1])
+        parts += [model(tokens[:, at : at + 1], cache.next_tokens([at, at])) for at in later]
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-4)
 
 

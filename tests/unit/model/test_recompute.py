@@ -168,4 +168,6 @@ def test_only_in_training(make_model: MakeModel) -> None:
     with torch.no_grad():
         assert torch.equal(model(TOKENS), plain(TOKENS))
         model.train()
-        model(TOKENS, model.new_cache(2, 7, torch.float32))
+        cache = model.new_cache(torch.float32)
+        cache.reserve(2, 7)
+        model(TOKENS, cache.first_tokens([0, 1], 7))

@@ -1,0 +1,215 @@
+"""Requests that come, go and wait: each gets the text that it gets alone."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from lmcore.errors import RunError
+from lmcore.generation import engine as engine_module
+from lmcore.generation.engine import Engine
+from lmcore.generation.generate import recompute
+from lmcore.generation.request import Continuation, Request
+from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.model.gpt import GPT
+
+VOCABULARY = 257
+POSITIONS = 32
+GREEDY = SamplingOptions(greedy=True)
+OPTIONS = [
+    GREEDY,
+    SamplingOptions(),
+    SamplingOptions(temperature=0.7, top_k=9),
+    SamplingOptions(top_p=0.8, top_p_decay=0.9, top_p_bound=0.2),
+    SamplingOptions(min_p=0.1, repetition_penalty=1.3),
+    SamplingOptions(frequency_penalty=0.5, presence_penalty=0.5, temperature=1.5),
+]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of the tests need several chunks."""
+    monkeypatch.setattr(engine_module, "_PREFILL_TOKENS", 12)
+    monkeypatch.setattr(engine_module, "_SHARED_PREFILL_TOKENS", 5)
+    monkeypatch.setattr(engine_module, "_LOGIT_ROWS", 3)
+
+
+@pytest.fixture
+def model(model: GPT) -> GPT:
+    """The model, in float64: rounding decides no token."""
+    return model.double().eval()
+
+
+def new_engine(model: GPT, **changes: int) -> Engine:
+    """An engine for few requests at a time."""
+    return Engine(model, vocab_size=VOCABULARY, **({"max_requests": 4} | changes))
+
+
+def new_requests(count: int, seed: int = 0) -> list[Request]:
+    """Requests of all lengths and options."""
+    source = random.Random(seed)
+    made = []
+    for number in range(count):
+        prompt = [source.randrange(VOCABULARY) for _ in range(source.randint(1, POSITIONS))]
+        request = Request(
+            prompt,
+            source.randint(1, POSITIONS - len(prompt) + 1),
+            OPTIONS[number % len(OPTIONS)],
+            seed=number,
+            stop_tokens=frozenset(source.sample(range(VOCABULARY), 20)),
+            top_logprobs=number % 3 or None,
+            prompt_logprobs=number % 4 == 0,
+        )
+        made.append(request)
+    return made
+
+
+def same(found: Continuation, expected: Continuation) -> None:
+    """Compare two continuations of a request."""
+    assert found.tokens == expected.tokens
+    assert found.finish_reason == expected.finish_reason
+    for own, other in zip(found.logprobs, expected.logprobs, strict=True):
+        assert own.logprob == pytest.approx(other.logprob, abs=1e-5)
+
+
+def finish(engine: Engine) -> None:
+    """Step until nothing is left."""
+    while engine.num_running or engine.num_waiting:
+        engine.step()
+    assert engine.step() == []
+
+
+@pytest.mark.parametrize("max_requests", [1, 3, 16])
+def test_all_at_once(model: GPT, max_requests: int) -> None:
+    """More requests than slots, of different lengths and options, equal recomputation."""
+    asked = new_requests(20)
+    engine = new_engine(model, max_requests=max_requests)
+    made = [engine.add(one) for one in asked]
+    finish(engine)
+    for found, expected in zip(made, recompute(model, asked, VOCABULARY), strict=True):
+        same(found, expected)
+    assert len({one.finish_reason for one in made}) == 2
+
+
+def test_joining_in_between(model: GPT) -> None:
+    """Requests that come while others run change nothing."""
+    asked = new_requests(12, seed=3)
+    engine = new_engine(model)
+    made = []
+    for one in asked:
+        made.append(engine.add(one))
+        for _ in range(3):
+            engine.step()
+    finish(engine)
+    for found, expected in zip(made, recompute(model, asked, VOCABULARY), strict=True):
+        same(found, expected)
+
+
+def test_probabilities_of_a_prompt(model: GPT) -> None:
+    """Every token of a prompt but the first has the probability of a whole pass."""
+    prompt = [7, 3, 200, 50, 50, 9, 1, 0, 33, 12, 99, 4, 61, 250]
+    engine = new_engine(model)
+    engine.add(Request([1, 2], 20, GREEDY))
+    engine.step()
+    made = [engine.add(Request(prompt, count, GREEDY, prompt_logprobs=True)) for count in (0, 1)]
+    finish(engine)
+    with torch.no_grad():
+        logits = model.logits(model(torch.tensor([prompt])))[0, :, :VOCABULARY]
+    expected = logits.log_softmax(-1)[range(13), prompt[1:]].tolist()
+    for one in made:
+        assert [found.token for found in one.prompt_logprobs] == prompt[1:]
+        assert [found.logprob for found in one.prompt_logprobs] == pytest.approx(expected, abs=1e-5)
+    assert [len(one.tokens) for one in made] == [0, 1]
+
+
+@pytest.mark.parametrize("when", [0, 1, 4])
+def test_cancelled(model: GPT, when: int) -> None:
+    """A cancelled request gets no further token, and its slot serves the next one."""
+    asked = new_requests(8, seed=5)
+    engine = new_engine(model, max_requests=2)
+    made = [engine.add(one) for one in asked]
+    for _ in range(when):
+        engine.step()
+    gone = [one for one in (made[0], made[1], made[5]) if not one.ended]
+    before = [list(one.tokens) for one in gone]
+    for one in gone:
+        engine.cancel(one)
+    finish(engine)
+    assert [one.tokens for one in gone] == before
+    assert {one.finish_reason for one in gone} == {"cancelled"}
+    whole = recompute(model, asked, VOCABULARY)
+    for found, expected in zip(made, whole, strict=True):
+        if found not in gone:
+            same(found, expected)
+
+
+def break_for(model: GPT, token: int) -> Callable[[], None]:
+    """Make the hidden states of a token NaN; return the function that mends the model."""
+
+    def corrupt(_module: object, args: tuple[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+        return out.masked_fill((args[0] == token)[..., None], math.nan)
+
+    return model.token_embedding.register_forward_hook(corrupt).remove
+
+
+def test_numbers_that_are_not_finite_end_one_request(model: GPT) -> None:
+    """The others go on, and so does the next request in the same slot."""
+    asked = [
+        Request([5, 6], 9, GREEDY),
+        Request([250, 9], 9, GREEDY),
+        Request([8, 7, 6], 4, GREEDY),
+        Request([1], 6, GREEDY),
+    ]
+    mend = break_for(model, 250)
+    engine = new_engine(model, max_requests=2)
+    made = [engine.add(one) for one in asked]
+    finish(engine)
+    mend()
+    assert isinstance(made.pop(1).error, RunError)
+    del asked[1]
+    for found, expected in zip(made, recompute(model, asked, VOCABULARY), strict=True):
+        same(found, expected)
+
+
+def test_the_cache_is_as_large_as_needed(model: GPT) -> None:
+    """It grows while requests run, and is released when none is left."""
+    engine = new_engine(model, max_requests=3)
+    engine.add(Request([1, 2, 3], 4, GREEDY))
+    engine.step()
+    cache = engine._cache
+    assert cache is not None
+    assert (cache.num_slots, cache.capacity) == (1, 6)
+    engine.add(Request([1] * 8, 2, GREEDY))
+    engine.step()
+    assert (cache.num_slots, cache.capacity) == (2, 12)
+    finish(engine)
+    engine.add(Request([1], 2, GREEDY))
+    engine.step()
+    assert (cache.num_slots, cache.capacity) == (1, 2)
+
+
+def test_prompts_are_taken_in_chunks(model: GPT) -> None:
+    """A long prompt does not hold up the tokens of others for longer than a chunk."""
+    widths = []
+    model.register_forward_pre_hook(lambda _, args: widths.append(tuple(args[0].shape)))
+    engine = new_engine(model)
+    first = engine.add(Request([1, 2], 9, GREEDY))
+    engine.step()
+    engine.add(Request([3] * 13, 2, GREEDY))
+    lengths = []
+    for _ in range(3):
+        engine.step()
+        lengths.append(len(first.tokens))
+    assert widths == [(1, 2), (1, 1), (1, 5), (2, 1), (1, 5), (2, 1), (1, 3), (2, 1)]
+    assert lengths == [3, 4, 5]
+
+
+def test_a_request_for_nothing(model: GPT) -> None:
+    """No tokens need no pass."""
+    engine = new_engine(model)
+    assert engine.add(Request([1], 0)).finish_reason == "length"
+    assert engine.step() == []
