@@ -15,6 +15,7 @@ from lmcore.accelerator.dtype import dtype_name
 from lmcore.checkpoint import CheckpointReader, TensorEntry, save_streamed
 from lmcore.checkpoint.dcp_metadata import dtype_of
 from lmcore.checkpoint.layout import CHECKPOINTS_NAME
+from lmcore.conversion.cast import cast
 from lmcore.conversion.content import name_hint
 from lmcore.conversion.native import require_weights
 from lmcore.errors import CheckpointError, ConfigError
@@ -89,7 +90,7 @@ def edit(checkpoint: Path, directory: Path, changes: Changes) -> list[str]:
         tensor = reader.read(one.source)
         if tensor.dim() and len(tensor) != one.entry.shape[0]:
             tensor = _with_rows(tensor, one.entry.shape[0], tokens, one.source)
-        return _cast(one.source, tensor, dtype_of(one.entry.dtype))
+        return cast(one.source, tensor, dtype_of(one.entry.dtype), option="--cast")
 
     entries = {name: one.entry for name, one in edited.items()}
     save_streamed(
@@ -120,24 +121,6 @@ def _notes(
         had = any(name.startswith(kind) for name in manifest.tensors)
         if had and not any(name.startswith(kind) for name in entries):
             yield f"a run that continues from it needs `{flag}`, or `--finetune`"
-
-
-def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a tensor in another dtype.
-
-    Raises:
-        CheckpointError: Values would become infinite.
-    """
-    found = tensor.to(dtype)
-    if dtype != tensor.dtype and found.is_floating_point():
-        lost = int((tensor.isfinite() & ~found.isfinite()).sum())
-        if lost:
-            raise CheckpointError(
-                f"`{name}` cannot be cast to {dtype_name(dtype)}",
-                why=f"{lost:,} of its values are too large and would become infinite",
-                hint="leave it out of `--cast`, or use bfloat16",
-            )
-    return found
 
 
 def _edited(tensors: Mapping[str, TensorEntry], changes: Changes) -> dict[str, _Edited]:

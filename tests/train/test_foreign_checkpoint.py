@@ -139,6 +139,23 @@ def test_another_shape_is_named(
     assert "hint: leave out the options of the model" in said
 
 
+def test_more_rows_than_tokens(tmp_path: Path, data: str, state: RandomState) -> None:
+    """Rows that the tokenizer has no tokens for are weights too, and are padded for a layout."""
+    state.vocab_size = 259
+    wide = tmp_path / "wide"
+    wide.mkdir()
+    write_huggingface(state, wide, ByteTokenizer())
+    still = RUN.replace("--lr 1e-3", "--lr 1e-9")
+    command = ["train", "--load", str(wide), "--data-path", data, *still.split()]
+    for name, divisor, rows in (("same", "1", 259), ("padded", "4", 260)):
+        flags = ["--make-vocab-size-divisible-by", divisor, "--save", str(tmp_path / name)]
+        assert main([*command, *flags]) == 0
+        trained = LmcoreState(tmp_path / name)
+        found = trained.read("token_embedding.weight")
+        assert (trained.vocab_size, len(found)) == (259, rows)
+        torch.testing.assert_close(found[:259], state.read("token_embedding.weight")[:259])
+
+
 def test_settings_that_contradict_it(
     tmp_path: Path, model: Path, data: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,7 @@ def follow_moved_paths(
 
     A path that was next to the run directory, or below it, is searched at the same place relative
     to the directory's new path.  A tokenizer's file is also in the run's own copy.  A path to write
-    to, such as a cache, follows also if it did not exist but its folder was moved.
+    to that was below the run directory follows it also if it does not exist yet.
 
     Args:
         layer: Settings of the run by option name, changed in place.
@@ -55,8 +55,8 @@ def follow_moved_paths(
                 return path
             found = places(option.name, path)
             place = next((one for one in found if path_exists(one)), path)
-            if option.paths == OUTPUT_PATH and place == path and not Path(path).parent.exists():
-                place = next((one for one in found if Path(one).parent.exists()), path)
+            if option.paths == OUTPUT_PATH and place == path and found:
+                place = found[0] if Path(found[0]).is_relative_to(here) else path
             if place != path:
                 notices.append(f"`{option.name}`: `{path}` is gone; `{place}` is used")
             return place

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lmcore.conversion.cast import cast
 from lmcore.conversion.deepspeed.directory import LATEST, LATEST_UNIVERSAL
 from lmcore.conversion.deepspeed.names import (
     STYLES,
@@ -219,7 +220,8 @@ class _Writer:
         """Return the weights of all ranks, each with memory of its own."""
         tensor = self._state.read(name)
         tensor = padded(name, tensor, self._shape.padded_vocab_size)
-        return [_own(part.to(self._dtype)) for part in self._packing.split(name, tensor)]
+        parts = self._packing.split(name, tensor)
+        return [_own(cast(name, part, self._dtype)) for part in parts]
 
     def _joined(self, name: str) -> dict[str, Any]:
         """Return DeepSpeed's rule by which ranks of tensor parallelism divide a parameter."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lmcore.checkpoint.synced_file import SyncedFile
+from lmcore.conversion.cast import cast
 
 __all__ = ["SafetensorsWriter", "shards"]
 
@@ -62,11 +63,12 @@ class SafetensorsWriter:
         """Append the next tensor of the header, in the file's dtype.
 
         Raises:
+            CheckpointError: Values would become infinite.
             OSError: The file system refuses.
         """
         expected, shape = self._left.pop(0)
         assert (name, tuple(tensor.shape)) == (expected, shape), f"`{expected}` {shape} is next"
-        content = tensor.to(self._dtype).contiguous().flatten().view(torch.uint8)
+        content = cast(name, tensor, self._dtype).contiguous().flatten().view(torch.uint8)
         self._stream.write(content.numpy().data)
         self._stream.check()
 

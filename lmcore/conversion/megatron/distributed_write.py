@@ -16,6 +16,7 @@ from lmcore.checkpoint.chunks import ChunkBounds
 from lmcore.checkpoint.dcp_index import write_index
 from lmcore.checkpoint.dcp_writer import ByteRange, write_streamed
 from lmcore.checkpoint.manifest import TensorEntry
+from lmcore.conversion.cast import cast
 from lmcore.conversion.megatron.directory import COMMON_NAME, FORMAT_NAME, TRACKER_NAME
 from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.names import foreign_name
@@ -92,7 +93,7 @@ def write_distributed(
     def read(name: str) -> Tensor:
         tensor = padded(name, state.read(name), rows)
         (piece,) = packing.split(name, tensor)
-        return piece.to(dtype).reshape(pieces[name].shape)
+        return cast(name, piece, dtype).reshape(pieces[name].shape)
 
     zeros = {name: (0,) * len(piece.shape) for name, piece in pieces.items()}
     chunks = {

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lmcore.conversion.cast import cast
 from lmcore.conversion.megatron.directory import TRACKER_NAME, rank_name
 from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.names import STYLES
@@ -115,7 +116,7 @@ class _Rank:
                 self._shape, self._stage, part, self._style
             ):
                 share = {kind: self._share(name, kind) for kind in self._state.kinds}
-                flat[foreign] = share[WEIGHT].to(self._dtype)
+                flat[foreign] = cast(name, share[WEIGHT], self._dtype)
                 shares.append(share)
             key = "model" if self._layout.virtual == 1 else f"model{part}"
             found[key] = nested(flat) if self._style == "legacy" else flat

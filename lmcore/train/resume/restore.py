@@ -194,11 +194,15 @@ def _saved_layout(manifest: Manifest) -> ParallelLayout:
 def _differing_rows(manifest: Manifest, plan: RunPlan) -> dict[str, int]:
     """Return the number of token rows of each tensor whose vocabulary padding differs.
 
-    Empty if the padded sizes are equal, or if the vocabularies differ.
+    Empty if the padded sizes are equal, or if the vocabularies differ.  Another program's model may
+    have more rows than its tokenizer has tokens; they are a part of the run's vocabulary.
     """
     derived = part_of(manifest.meta, "config", "derived")
     saved = manifest.model_shape.get("padded_vocab_size")
-    if saved == plan.padded_vocab_size or derived.get("vocab_size") != plan.vocab_size:
+    sizes = {plan.vocab_size}
+    if plan.resume is not None and plan.resume.foreign:
+        sizes.add(plan.tokenizer.vocab_size)
+    if saved == plan.padded_vocab_size or derived.get("vocab_size") not in sizes:
         return {}
     return {
         name: plan.vocab_size for name in manifest.tensors if name.endswith(_ROW_FOR_EACH_TOKEN)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint import check_shape
+from lmcore.checkpoint.layout import CHECKPOINTS_NAME
 from lmcore.config.continued import CONTINUE_OPTION, continue_command
 from lmcore.config.option import DROPOUT, flag_of
 from lmcore.config.tokenizer import TokenizerIdentity, TokenizerSettings
@@ -133,7 +134,9 @@ def _together(plan: RunPlan, checkpoint: Path, differences: list[_Difference]) -
     problems = [ConfigError(each.problem.what, why=each.problem.why) for each in differences]
     hint = f"to accept the differences, add `{' '.join(flags)}`" if flags else ""
     run = checkpoint.parent.parent
-    if len(flags) < len(differences) and plan.config.checkpoint.finetune:
+    if plan.resume is not None and plan.resume.foreign:
+        hint = "leave out the options of model and tokenizer: both are the checkpoint's"
+    elif len(flags) < len(differences) and plan.config.checkpoint.finetune:
         hint = "`--use-checkpoint-args` takes model and tokenizer from the checkpoint"
     elif len(flags) < len(differences) and (run / "config.yaml").is_file():
         length = ""
@@ -164,7 +167,7 @@ def _tokenizer_difference(
         "the tokenizer is not the checkpoint's",
         why=f"checkpoint: `{kind}`; this run: `{now.type}`, "
         f"{'of other files' if kind == now.type else 'whose token ids have other meanings'}",
-        hint=f"{_tokenizer_hint(checkpoint)}; `--change-tokenizer` accepts the difference",
+        hint=f"{_tokenizer_hint(saved, checkpoint)}; `--change-tokenizer` accepts the difference",
     )
     return _Difference(problem)  # no command accepts it together with other differences
 
@@ -174,30 +177,43 @@ def _same_tokens(saved: Mapping[str, Any], checkpoint: Path, now: TokenizerIdent
 
     Args:
         saved: Record of the tokenizer in the manifest.
-        checkpoint: Directory of the checkpoint; the files in its run's copy are taken first.
+        checkpoint: Directory of the checkpoint.
         now: Tokenizer of the run.
     """
     from lmcore.data.tokenizer.same_tokens import same_tokens  # only if needed: it takes time
 
+    settings = _saved_tokenizer(saved, checkpoint)
     try:
-        settings = saved_tokenizer_settings(checkpoint.parent.parent / "tokenizer")
-        settings = settings or TokenizerSettings.described(part_of(saved, "describe"))
-        if settings.tokenizer_type is None:
+        if settings is None:
             return False
         before = tokenizer_from(settings)
-        if before.fingerprint() != saved.get("fingerprint"):
-            return False
-        return same_tokens(before, tokenizer_from(TokenizerSettings.described(now.description)))
+        is_saved = before.fingerprint() == saved.get("fingerprint")
+        described = TokenizerSettings.described(now.description)
+        return is_saved and same_tokens(before, tokenizer_from(described))
     except LmcoreError:  # files are gone, or the type is a plugin's
         return False
 
 
-def _tokenizer_hint(checkpoint: Path) -> str:
-    """Return how to use the tokenizer of a checkpoint's run, by the copy in its directory."""
+def _saved_tokenizer(saved: Mapping[str, Any], checkpoint: Path) -> TokenizerSettings | None:
+    """Return settings that build a checkpoint's tokenizer; None without any.
+
+    The copy in the run directory comes first, then the recorded settings: another program's
+    checkpoint is in no run directory.
+    """
     try:
-        settings = saved_tokenizer_settings(checkpoint.parent.parent / "tokenizer")
+        if checkpoint.parent.name == CHECKPOINTS_NAME:
+            copy = saved_tokenizer_settings(checkpoint.parent.parent / "tokenizer")
+            if copy is not None:
+                return copy
+        described = TokenizerSettings.described(part_of(saved, "describe"))
     except LmcoreError:
-        settings = None
+        return None
+    return described if described.tokenizer_type is not None else None
+
+
+def _tokenizer_hint(saved: Mapping[str, Any], checkpoint: Path) -> str:
+    """Return how to use the tokenizer of a checkpoint, by the copy in its run's directory."""
+    settings = _saved_tokenizer(saved, checkpoint)
     if settings is None:
         return "use data prepared with the checkpoint's tokenizer"
     given = " ".join([f"--tokenizer-type {settings.tokenizer_type}", *settings.given().values()])

@@ -19,7 +19,7 @@ from lmcore.conversion import new_directory as module
 from lmcore.conversion.convert import convert
 from lmcore.conversion.detect import MATCHES, format_of
 from lmcore.conversion.foreign_model import describe_foreign
-from lmcore.conversion.formats import FORMATS, read_state
+from lmcore.conversion.formats import FORMATS, WriteOptions, read_state
 from lmcore.conversion.native import LmcoreState
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState
 from lmcore.errors import CheckpointError
@@ -130,3 +130,17 @@ def test_a_directory_of_no_format(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "x/checkpoints", 1, {"w": torch.ones(2)}, {}, model_shape={})
     with pytest.raises(CheckpointError, match="cannot be built"):
         read_state(tmp_path / "x")
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "lmcore"])
+def test_values_too_large_for_a_dtype(tmp_path: Path, run_of: RunOf, name: str) -> None:
+    """They would become infinite: an error, and nothing is written."""
+    state = RandomState(LLAMA)
+    state.tensors["final_norm.weight", WEIGHT][3] = 1e5
+    run = run_of(state)
+    half = WriteOptions(dtype=torch.float16)
+    with pytest.raises(CheckpointError, match="1 of its values are too large") as caught:
+        convert(run, tmp_path / "out", name, options=half)
+    assert "norm" in caught.value.what
+    assert not (tmp_path / "out").exists()
+    convert(run, tmp_path / "out", name, options=WriteOptions(dtype=torch.bfloat16))

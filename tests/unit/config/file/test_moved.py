@@ -61,21 +61,21 @@ def test_a_tokenizer_that_is_gone(project: Path, tmp_path: Path) -> None:
 
 
 def test_a_path_to_write_to(project: Path, tmp_path: Path) -> None:
-    """A cache that was moved is used; a file that does not exist yet follows its folder."""
+    """A cache that was moved is used; what does not exist yet follows from the run directory."""
     old, new = tmp_path / "old", project
     (new / "cache").mkdir()
     paths = {
         "data_cache_path": str(old / "cache"),
-        "kill_switch_path": str(old / "data/stop"),
-        "tensorboard_dir": str(old / "nowhere/events"),
+        "kill_switch_path": str(old / "runs/a/stop"),
+        "tensorboard_dir": str(old / "events"),
     }
     values, notices = follow(new / "runs/a", old / "runs/a", **paths)
     followed = {
         "data_cache_path": str(new / "cache"),
-        "kill_switch_path": str(new / "data/stop"),
+        "kill_switch_path": str(new / "runs/a/stop"),
     }
     assert values == paths | followed
     assert len(notices) == 2
-    (old / "data").mkdir(parents=True)
-    values, notices = follow(new / "runs/a", old / "runs/a", **paths)
-    assert values == paths | {"data_cache_path": str(new / "cache")}, "its old folder is there"
+    (old / "cache").mkdir(parents=True)
+    values, _ = follow(new / "runs/a", old / "runs/a", **paths)
+    assert values["data_cache_path"] == paths["data_cache_path"], "it is still there"

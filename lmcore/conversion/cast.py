@@ -1,0 +1,36 @@
+"""Casts of tensors that refuse to make values infinite."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lmcore.accelerator.dtype import dtype_name
+from lmcore.errors import CheckpointError
+
+__all__ = ["cast"]
+
+
+def cast(name: str, tensor: Tensor, dtype: torch.dtype, *, option: str = "--dtype") -> Tensor:
+    """Return a tensor in another dtype, which may round its values.
+
+    Args:
+        name: Name of the tensor, for the message.
+        tensor: Tensor of any dtype.
+        dtype: Dtype of the result.
+        option: Option that asked for *dtype*, for the message.
+
+    Raises:
+        CheckpointError: Values would become infinite.
+    """
+    found = tensor.to(dtype)
+    narrower = found.is_floating_point() and dtype.itemsize < tensor.dtype.itemsize
+    if narrower and not bool(found.isfinite().all()):
+        lost = int((tensor.isfinite() & ~found.isfinite()).sum())
+        if lost:
+            raise CheckpointError(
+                f"`{name}` cannot be cast to {dtype_name(dtype)}",
+                why=f"{lost:,} of its values are too large and would become infinite",
+                hint=f"choose another dtype by `{option}`, such as bfloat16",
+            )
+    return found
