@@ -20,6 +20,7 @@ __all__ = ["AddedSpelling", "PretrainedFiles", "read_pretrained"]
 _PIPELINE = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
 _MAP = "special_tokens_map.json"
+_TEMPLATE = "chat_template.jinja"
 _MAX_PIPELINE_BYTES = 512 * 1024 * 1024
 _MAX_CONFIG_BYTES = 32 * 1024 * 1024
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -49,7 +50,8 @@ class PretrainedFiles:
     """Contents of the files of a pretrained tokenizer.
 
     Attributes:
-        paths: the files that were read, `tokenizer.json` first.
+        paths: the files that were read, `tokenizer.json` first; last a chat template, which is not
+            read, and is copied with the others.
         pipeline: text of `tokenizer.json`.
         roles: spelling of the token for each of bos, eos, unk, sep, pad, cls, mask.
         added: tokens that the configuration adds, in order of their ids.
@@ -87,6 +89,11 @@ def read_pretrained(path: str, *, flag: str) -> PretrainedFiles:
                 paths.append(beside)
                 settings.update({k: v for k, v in _object(beside, flag).items() if v is not None})
     source = str(paths[-1])
+    template = pipeline.with_name(_TEMPLATE)
+    if pipeline.name == _PIPELINE and template.is_file():
+        if template.stat().st_size > _MAX_CONFIG_BYTES:
+            raise DataError(f"`{template}` is larger than {_MAX_CONFIG_BYTES:,} bytes")
+        paths.append(template)
     try:
         text = content.decode()
     except UnicodeDecodeError:

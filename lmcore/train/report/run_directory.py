@@ -101,8 +101,9 @@ class RunDirectory:
             run.checkpoints.mkdir(parents=True, exist_ok=True)
             run.take_lock()
         except OSError as cause:
+            done = "written to" if save and Path(save).is_dir() else "made"
             raise RunError(
-                f"the run directory `{save or 'runs'}` cannot be made",
+                f"the run directory `{save or 'runs'}` cannot be {done}",
                 why=f"{cause.strerror}: `{cause.filename}`",
                 hint="choose another with `--save DIR`",
             ) from cause

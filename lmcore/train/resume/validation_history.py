@@ -96,12 +96,18 @@ class ValidationHistory:
 
     def early_stop_reason(self, plan: RunPlan, step: int) -> str | None:
         """Return the reason for an early stop after *step*; None to continue, or at the end."""
-        limit = plan.config.training.early_stop
+        training = plan.config.training
+        limit, reference = training.early_stop, self.reference_loss
         if limit is None or self.without_improvement < limit or step >= plan.train_iters:
             return None
+        assert reference is not None, "there were validations"
+        below, flags = reference, f"--early-stop {limit}"
+        if training.early_stop_delta:
+            below -= training.early_stop_delta
+            flags += f" --early-stop-delta {training.early_stop_delta:g}"
         return (
-            f"{STOPPED_EARLY}: {self.without_improvement} validations without a lower loss than "
-            f"{self.reference_loss:.4f} (--early-stop {limit})"
+            f"{STOPPED_EARLY}: {self.without_improvement} validations without a loss below "
+            f"{below:.4f} ({flags})"
         )
 
     def to_dict(self) -> Mapping[str, Any]:

@@ -289,6 +289,19 @@ def test_every_type_travels(
     save_tokenizer(loaded, tmp_path / "tokenizer")  # nothing to do
 
 
+def test_a_chat_template_travels(tmp_path: Path) -> None:
+    """It has no influence on ids, and a model that is shared again needs it."""
+    (tmp_path / "source").mkdir()
+    without = pretrained(tmp_path / "source").fingerprint()
+    (tmp_path / "source/chat_template.jinja").write_text("{{ messages }}")
+    tokenizer = pretrained(tmp_path / "source")
+    assert tokenizer.fingerprint() == without
+    save_tokenizer(tokenizer, tmp_path / "tokenizer")
+    loaded = load_tokenizer(tmp_path / "tokenizer")
+    assert loaded.fingerprint() == without
+    assert Path(loaded.files()[-1]).read_text() == "{{ messages }}"
+
+
 def test_altered_pretrained_copy(tmp_path: Path) -> None:
     """Another end of a document in the copy's configuration is noticed."""
     (tmp_path / "source").mkdir()

@@ -169,6 +169,10 @@ def test_file_in_the_way(tmp_path: Path) -> None:
         RunDirectory.create(str(tmp_path / "file/run"), "x", load=None)
     assert "Not a directory" in str(caught.value.why)
     assert "--save" in str(caught.value.hint)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/checkpoints").write_text("")
+    with pytest.raises(RunError, match="cannot be written to"):
+        RunDirectory.create(str(tmp_path / "run"), "x", load=None)
 
 
 def test_write_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,8 +38,11 @@ def test_early_stop(make_plan: Any) -> None:
     assert history.early_stop_reason(plan, 5) is None
     history.add(5, 2.5)
     reason = history.early_stop_reason(plan, 5)
-    assert (
-        reason == "stopped early: 2 validations without a lower loss than 2.0000 (--early-stop 2)"
+    assert reason == "stopped early: 2 validations without a loss below 2.0000 (--early-stop 2)"
+    wide = make_plan("--train-iters 9 --eval-iters 1 --early-stop 2 --early-stop-delta 0.5")
+    assert history.early_stop_reason(wide, 5) == (
+        "stopped early: 2 validations without a loss below 1.5000 (--early-stop 2 "
+        "--early-stop-delta 0.5)"
     )
     assert history.early_stop_reason(plan, 9) is None
     assert history.early_stop_reason(make_plan("--train-iters 9"), 5) is None
