@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +15,7 @@ from lmcore.cli.selection import find_plugins
 from lmcore.cli.text.sample_output import (
     JsonOutput,
     LinesOutput,
-    Output,
     PlainOutput,
-    Sample,
     check_output_file,
     open_output_file,
     standard_output,
@@ -31,13 +27,18 @@ from lmcore.config.section.accelerator import MAX_THREADS, plugin_off_option
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError, LmcoreError, RunError
+from lmcore.generation.sample import DEFAULT_TOKENS, Output
+from lmcore.generation.sampling_options import (
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    SamplingOptions,
+)
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.runtime.device_choice import choose_device
 
 if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSettings
     from lmcore.generation.load import LoadedModel
-    from lmcore.generation.sampling_options import SamplingOptions
     from lmcore.plugin import PluginSet
     from lmcore.runtime.runtime import Runtime
 
@@ -47,7 +48,7 @@ SUMMARY = "Continue a text with a trained model."
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT_TOKENS = 200
+MAX_LOGPROBS = 20
 _EPILOG = """\
 The same command gives the same text: sample i uses the seed `--seed` + i.
 
@@ -89,8 +90,14 @@ class GenerateSection(TokenizerSection):
     )
     tokens: int | None = option(
         None,
-        f"Tokens to generate per prompt; default: {_DEFAULT_TOKENS}, or fewer if the model has "
+        f"Tokens to generate per prompt; default: {DEFAULT_TOKENS}, or fewer if the model has "
         "fewer positions left.",
+        minimum=1,
+    )
+    out_seq_length: int | None = option(
+        None,
+        "Most tokens to generate per prompt, as Megatron's flag: fewer if the model has fewer "
+        "positions left after the prompt.",
         minimum=1,
     )
     temperature: float = option(
@@ -108,12 +115,46 @@ class GenerateSection(TokenizerSection):
         minimum=0,
         maximum=1,
     )
+    min_p: float = option(
+        0.0,
+        "Sample from the tokens with at least this share of the highest probability; 0: all.",
+        minimum=0,
+        maximum=1,
+    )
+    repetition_penalty: float = option(
+        1.0,
+        "Make tokens of the prompt and of the text so far less probable: divisor of positive "
+        "logits and factor of negative ones; 1: no penalty.",
+        minimum=0,
+        maximum=MAX_REPETITION_PENALTY,
+    )
+    frequency_penalty: float = option(
+        0.0,
+        "Subtract this from the logit of a token for each time it was generated.",
+        minimum=-MAX_PENALTY,
+        maximum=MAX_PENALTY,
+    )
+    presence_penalty: float = option(
+        0.0,
+        "Subtract this from the logit of each token that was generated.",
+        minimum=-MAX_PENALTY,
+        maximum=MAX_PENALTY,
+    )
+    stop: tuple[str, ...] = option(
+        (), "Texts that end the generated text and are not part of it.", metavar="TEXT"
+    )
     greedy: bool = option(False, "Always take the most probable token.")
     seed: int = option(1234, "Seed of the first sample.", minimum=0)
     num_samples: int = option(1, "Samples per prompt.", minimum=1)
     micro_batch_size: int = option(8, "Samples generated together.", minimum=1)
     json: bool = option(
         False, "Print a JSON object per sample: prompt, text, tokens, finished, seed."
+    )
+    logprobs: int | None = option(
+        None,
+        "With --json: the log-probability of each token, and of this many most probable ones.",
+        minimum=0,
+        maximum=MAX_LOGPROBS,
     )
     device: str | None = option(
         None, "Device type, as listed by `lmcore plugins`; default: detected.", metavar="TYPE"
@@ -148,12 +189,15 @@ def run(argv: list[str]) -> int:
     from lmcore.checkpoint import chosen_checkpoint, find_checkpoint
     from lmcore.conversion.detect import format_of
     from lmcore.conversion.unrecognized import unrecognized
-    from lmcore.generation.sampling_options import SamplingOptions
 
     options = SamplingOptions(
         temperature=section.temperature,
         top_k=section.top_k,
         top_p=section.top_p,
+        min_p=section.min_p,
+        repetition_penalty=section.repetition_penalty,
+        frequency_penalty=section.frequency_penalty,
+        presence_penalty=section.presence_penalty,
         greedy=section.greedy,
     )
     _check_flags(section)
@@ -173,12 +217,25 @@ def run(argv: list[str]) -> int:
             hint="name the directory of the checkpoint by `--load`",
         )
     prompts = _read_prompts(section)
+    from lmcore.generation.sampler import Sampler, SampleSettings
+
+    wanted = SampleSettings(
+        options,
+        section.seed,
+        section.num_samples,
+        section.tokens,
+        section.out_seq_length,
+        section.stop,
+        section.logprobs,
+        section.micro_batch_size,
+        section.cache,
+    )
     with (
         _memory_explained(section),
         _loaded(section, plugins, settings) as (runtime, loaded),
         _opened(section, len(prompts) * section.num_samples) as output,
     ):
-        _Sampler(section, options, runtime, loaded, output).run(prompts)
+        Sampler(wanted, runtime, loaded, output).run(prompts)
     return 0
 
 
@@ -219,6 +276,12 @@ def _check_flags(section: GenerateSection) -> None:
     if len(given) > 1:
         flags = " and ".join(f"`{flag}`" for flag in given)
         raise ConfigError(f"{flags} exclude each other", hint="keep one of them")
+    if section.tokens is not None and section.out_seq_length is not None:
+        raise ConfigError(
+            "`--tokens` and `--out-seq-length` exclude each other", hint="keep one of them"
+        )
+    if section.logprobs is not None and not section.json:
+        raise ConfigError("`--logprobs` needs `--json`", why="only its objects have a place for it")
     if section.json and section.sample_output_file is not None:
         raise ConfigError(
             "`--json` and `--sample-output-file` exclude each other",
@@ -277,106 +340,3 @@ def _opened(section: GenerateSection, num_samples: int) -> Iterator[Output]:
         yield JsonOutput(standard_output())
     else:
         yield PlainOutput(standard_output(), num_samples=num_samples)
-
-
-@dataclass(frozen=True)
-class _Request:
-    """Sample to generate."""
-
-    prompt: str
-    ids: tuple[int, ...]
-    seed: int
-
-
-@dataclass(frozen=True)
-class _Sampler:
-    """Generation of all samples of a command."""
-
-    section: GenerateSection
-    options: SamplingOptions
-    runtime: Runtime
-    loaded: LoadedModel
-    output: Output
-
-    def run(self, prompts: Sequence[str]) -> None:
-        """Generate and write all samples; check every prompt before the first."""
-        from lmcore.generation.generate import require_room, room
-
-        section = self.section
-        encoded = [self._encode(prompt, number) for number, prompt in enumerate(prompts, start=1)]
-        positions = self.loaded.model.shape.max_position_embeddings
-        free = room(positions, max(map(len, encoded)))
-        num_tokens = section.tokens or max(min(_DEFAULT_TOKENS, free), 1)
-        require_room(encoded, num_tokens, positions)
-        # Lazily, as there may be more samples than memory holds.
-        repeated = (
-            (prompt, ids)
-            for prompt, ids in zip(prompts, encoded, strict=True)
-            for _ in range(section.num_samples)
-        )
-        requests = (
-            _Request(prompt, ids, section.seed + index)
-            for index, (prompt, ids) in enumerate(repeated)
-        )
-        begin, made = time.perf_counter(), 0
-        while batch := list(itertools.islice(requests, section.micro_batch_size)):
-            for sample in self._batch(batch, num_tokens):
-                self.output.end(sample)
-                made += len(sample.tokens)
-        seconds = time.perf_counter() - begin
-        logger.info("%d tokens in %.1f s, %.1f tokens/s", made, seconds, made / seconds)
-
-    def _encode(self, prompt: str, number: int) -> tuple[int, ...]:
-        tokenizer = self.loaded.tokenizer
-        try:
-            ids = tokenizer.encode(prompt)
-        except UnicodeEncodeError:
-            raise ConfigError(
-                "the prompt is not UTF-8", hint="give it by `--prompt-file`, in UTF-8"
-            ) from None
-        if ids:
-            return tuple(ids)
-        if tokenizer.eod is None:
-            raise ConfigError(
-                f"prompt {number} is empty",
-                why=f"this `{tokenizer.name}` has no end-of-document token to start from",
-                hint="give a text by `--prompt`",
-            )
-        return (tokenizer.eod,)
-
-    def _batch(self, requests: Sequence[_Request], num_tokens: int) -> list[Sample]:
-        from lmcore.generation.generate import generate
-        from lmcore.generation.text_stream import TextStream, continuation
-
-        tokenizer = self.loaded.tokenizer
-        first = requests[0]
-        stream = TextStream(tokenizer, first.ids)
-        if self.output.streams:
-            self.output.begin(first.prompt)
-        made = generate(
-            self.loaded.model,
-            [request.ids for request in requests],
-            num_tokens=num_tokens,
-            options=self.options,
-            seed=first.seed,
-            eod=tokenizer.eod,
-            vocab_size=tokenizer.vocab_size,
-            precision_context=self.runtime.precision.context,
-            on_token=(lambda _row, token: self.output.piece(stream.push(token)))
-            if self.output.streams
-            else None,
-            use_cache=self.section.cache,
-        )
-        if self.output.streams:
-            self.output.piece(stream.finish())
-        return [
-            Sample(
-                prompt=request.prompt,
-                text=continuation(tokenizer, request.ids, generation.tokens),
-                tokens=generation.tokens,
-                num_prompt_tokens=len(request.ids),
-                finished=generation.finished,
-                seed=request.seed,
-            )
-            for request, generation in zip(requests, made, strict=True)
-        ]

@@ -12,6 +12,8 @@ __all__ = ["TextStream", "continuation"]
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 _MOST_INCOMPLETE = 3
+_MOST_TOKENS = 64
+"""Tokens that are decoded again for each new one; the older half is dropped beyond this."""
 
 
 class TextStream:
@@ -24,9 +26,10 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        # All ids are decoded each time: the text between two tokens may depend on both.
+        # Decoded with the tokens before: the text between two tokens may depend on both.
         self._ids = list(prompt)
         self._returned = len(tokenizer.decode(self._ids))
+        self._forget()
 
     def push(self, token: int) -> str:
         """Return the text that *token* completes; empty within a character."""
@@ -35,11 +38,20 @@ class TextStream:
         # The bytes of an incomplete character decode to one replacement character, or to one each;
         # four bytes are always complete.
         incomplete = min(len(text) - len(text.rstrip(_INCOMPLETE)), _MOST_INCOMPLETE)
-        return self._advance(text[: len(text) - incomplete])
+        piece = self._advance(text[: len(text) - incomplete])
+        if not incomplete:
+            self._forget()
+        return piece
 
     def finish(self) -> str:
         """Return the remaining text; bytes that are no character become U+FFFD."""
         return self._advance(self._tokenizer.decode(self._ids))
+
+    def _forget(self) -> None:
+        """Drop old tokens, at a place where all text has been returned."""
+        if len(self._ids) > _MOST_TOKENS:
+            del self._ids[: -_MOST_TOKENS // 2]
+            self._returned = len(self._tokenizer.decode(self._ids))
 
     def _advance(self, text: str) -> str:
         piece = text[self._returned :]

@@ -7,61 +7,23 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Any, TextIO
 
 from lmcore.durable import AtomicFile
 from lmcore.errors import ConfigError, printable
+from lmcore.generation.sample import Sample
 
 __all__ = [
     "JsonOutput",
     "LinesOutput",
-    "Output",
     "PlainOutput",
-    "Sample",
     "check_output_file",
     "open_output_file",
     "standard_output",
 ]
 
 _BOLD, _NORMAL = "\x1b[1m", "\x1b[0m"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A prompt and its continuation.
-
-    Attributes:
-        prompt: Text of the prompt.
-        text: Text of the continuation.
-        tokens: Token ids of the continuation.
-        num_prompt_tokens: Number of tokens of the prompt.
-        finished: True if the model ended the document.
-        seed: Seed that reproduces this sample alone.
-    """
-
-    prompt: str
-    text: str
-    tokens: tuple[int, ...]
-    num_prompt_tokens: int
-    finished: bool
-    seed: int
-
-
-class Output(Protocol):
-    """Output of samples; `begin` and `piece` are called before `end` if `streams` is True."""
-
-    streams: bool
-
-    def begin(self, prompt: str) -> None:
-        """Begin a sample with its prompt."""
-
-    def piece(self, text: str) -> None:
-        """Add text to the sample."""
-
-    def end(self, sample: Sample) -> None:
-        """End the sample, which is given whole."""
 
 
 class _Whole:
@@ -84,13 +46,15 @@ class JsonOutput(_Whole):
 
     def end(self, sample: Sample) -> None:
         """Write the object."""
-        values = {
+        values: dict[str, Any] = {
             "prompt": sample.prompt,
             "text": sample.text,
             "tokens": list(sample.tokens),
             "finished": sample.finished,
             "seed": sample.seed,
         }
+        if sample.logprobs is not None:
+            values["logprobs"] = sample.logprobs
         self.stream.write(json.dumps(values) + "\n")
         self.stream.flush()
 

@@ -7,7 +7,6 @@ from collections.abc import Collection
 from lmcore.config.option import options_of
 from lmcore.config.options.command_line import ForeignFlag, Translation
 from lmcore.config.section import ModelSection, OptimizerSection, TrainingSection
-from lmcore.errors import ConfigError
 
 __all__ = ["generate_flags"]
 
@@ -28,18 +27,17 @@ def generate_flags(own: Collection[str]) -> dict[str, ForeignFlag]:
             lambda values: Translation(flags=("--sample-output-file", *values)),
             replacement="--sample-output-file",
         ),
-        "--out-seq-length": ForeignFlag(
-            "1",
-            lambda values: Translation(
-                problem=ConfigError(
-                    f"`--out-seq-length {' '.join(values)}` is not supported",
-                    why="it counts the tokens of the prompt too",
-                    hint="use `--tokens N`, the number of tokens after the prompt",
-                )
-            ),
-            replacement="--tokens",
-        ),
+        "--bf16": _precision("bf16"),
+        "--fp16": _precision("fp16"),
     }
+
+
+def _precision(name: str) -> ForeignFlag:
+    return ForeignFlag(
+        "0",
+        lambda _: Translation(flags=("--precision", name)),
+        replacement=f"--precision {name}",
+    )
 
 
 def _run_flags(own: Collection[str]) -> dict[str, ForeignFlag]:

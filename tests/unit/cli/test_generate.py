@@ -14,10 +14,12 @@ import torch
 
 from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.checkpoint import save_checkpoint
-from lmcore.cli.generate import _Request, _Sampler, run
+from lmcore.cli.generate import run
 from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import CheckpointError, ConfigError, DeviceError, RunError, printable
+from lmcore.generation import sampler
+from lmcore.generation.request import Request
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
@@ -54,7 +56,7 @@ def generate(run_directory: str, capsys: pytest.CaptureFixture[str]):
 
     def call(*flags: str) -> str:
         capsys.readouterr()
-        precision = [] if "--precision" in flags else ["--precision", "fp32"]
+        precision = [] if {"--precision", "--bf16"} & {*flags} else ["--precision", "fp32"]
         argv = ["--load", run_directory, "--device", "cpu", *precision, *flags]
         assert run(argv) == 0
         return capsys.readouterr().out
@@ -98,13 +100,69 @@ class TestOutput:
         assert len({tuple(record["tokens"]) for record in found}) > 1
 
     def test_requests_are_made_as_needed(self, generate, monkeypatch) -> None:
-        """Many samples need no memory for the later ones when the first batch begins."""
-        request = Mock(side_effect=_Request)
-        monkeypatch.setattr("lmcore.cli.generate._Request", request)
-        monkeypatch.setattr(_Sampler, "_batch", Mock(side_effect=InterruptedError))
+        """Many samples need no memory for the later ones when the first ones begin."""
+        request = Mock(side_effect=Request)
+        monkeypatch.setattr(sampler, "Request", request)
+        monkeypatch.setattr(sampler.Engine, "run", Mock(side_effect=InterruptedError))
         with pytest.raises(InterruptedError):
             generate("--prompt", "ab", "--tokens", "2", "--num-samples", "1000")
-        assert request.call_count == 8  # a batch
+        assert request.call_count == 16  # those that run, and as many that wait
+
+    def test_prompts_of_all_lengths_together(self, generate, tmp_path) -> None:
+        """Each sample of many is the one of its prompt and seed alone."""
+        file = tmp_path / "prompts"
+        file.write_text("\n".join("x" * (5 * n % 17 + 1) for n in range(9)))
+        flags = ["--tokens", "9", "--json", "--sample-input-file"]
+        together = records(generate(*flags, str(file), "--micro-batch-size", "4"))
+        for record in together:
+            alone = ["--prompt", record["prompt"], "--seed", str(record["seed"])]
+            assert records(generate("--tokens", "9", "--json", *alone)) == [record]
+        assert [record["seed"] for record in together] == list(range(1234, 1243))
+
+    def test_stop_texts(self, generate) -> None:
+        """The text ends before the first of them, with and without a cache."""
+        flags = ["--prompt", "ab", "--tokens", "20", "--greedy", "--json"]
+        (whole,) = records(generate(*flags))
+        stop = whole["text"][4:6]
+        cut = whole["text"].index(stop)
+        for cache in ((), ("--no-cache",)):
+            (found,) = records(generate(*flags, *cache, "--stop", "never there", stop))
+            assert found["text"] == whole["text"][:cut]
+            assert found["finished"]
+
+    def test_logprobs(self, generate) -> None:
+        """The most probable token of greedy text is the chosen one."""
+        flags = ["--prompt", "ab", "--tokens", "4", "--greedy", "--json", "--logprobs"]
+        (record,) = records(generate(*flags, "2"))
+        assert [one["id"] for one in record["logprobs"]] == record["tokens"]
+        for one in record["logprobs"]:
+            first, second = one["top"]
+            assert {key: one[key] for key in first} == first
+            assert 0 >= first["logprob"] >= second["logprob"]
+        (record,) = records(generate(*flags, "0"))
+        assert all(one["top"] == [] for one in record["logprobs"])
+
+    def test_penalties(self, generate) -> None:
+        """A large penalty forbids to repeat a token."""
+        flags = ["--prompt", "ab", "--tokens", "20", "--greedy", "--json"]
+        (free,) = records(generate(*flags))
+        assert len(set(free["tokens"])) < 20
+        (record,) = records(generate(*flags, "--repetition-penalty", "10"))
+        assert len(set(record["tokens"])) > len(set(free["tokens"]))
+
+    def test_megatrons_length(self, generate, tmp_path) -> None:
+        """`--out-seq-length` counts tokens after the prompt, as far as there are positions."""
+        file = tmp_path / "prompts"
+        file.write_text("x\n" + "y" * 30)
+        flags = ["--sample-input-file", str(file), "--out-seq-length", "12", "--json", "--greedy"]
+        first, second = records(generate(*flags))
+        assert len(first["tokens"]) == 12 or first["finished"]
+        assert len(second["tokens"]) == 3 or second["finished"]
+
+    def test_megatrons_precision(self, generate) -> None:
+        """`--bf16` is the precision."""
+        flags = ["--prompt", "ab", "--tokens", "9", "--json"]
+        assert generate(*flags, "--bf16") == generate(*flags, "--precision", "bf16")
 
     def test_no_cache(self, generate) -> None:
         """`--no-cache`, and Megatron's name of it, change nothing but the time."""
@@ -205,7 +263,12 @@ class TestBadInput:
             (["--prompt-file", "/nowhere/prompt.txt"], "cannot read the prompt file"),
             (["--json", "--sample-output-file", "x"], "exclude each other"),
             (["--sample-output-file", "/nowhere/x"], "no such directory"),
-            (["--out-seq-length", "7"], "is not supported"),
+            (["--out-seq-length", "7", "--tokens", "7"], "exclude each other"),
+            (["--logprobs", "2"], "needs `--json`"),
+            (["--logprobs", "21", "--json"], "21"),
+            (["--stop", ""], "the value is empty"),
+            (["--min-p", "2"], "2"),
+            (["--repetition-penalty", "0"], "out of range"),
             (["--promt", "x"], "unknown flag `--promt`"),
             (["--prompt", "x" * 33], "has 33 tokens, too many"),
             (["--prompt", "x" * 30, "--tokens", "4"], "leaves no room for 4 more"),

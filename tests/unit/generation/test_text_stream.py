@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer
+from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer, build_tokenizer
 from lmcore.generation.text_stream import TextStream, continuation
 
 BYTES = ByteTokenizer()
@@ -67,3 +70,30 @@ def test_pieces_joined(data: bytes, prompt: str) -> None:
 def test_no_replacement_in_valid_text(text: str) -> None:
     """Valid text is never shown with a replacement character, not for a moment."""
     assert all("\ufffd" not in piece for piece in pieces(list(text.encode()), []))
+
+
+REAL = {
+    "gpt2": (
+        "GPT2BPETokenizer",
+        {"vocab_file": "gpt2/gpt2-vocab.json", "merge_file": "gpt2/gpt2-merges.txt"},
+    ),
+    "wordpiece": ("BertWordPieceLowerCase", {"vocab_file": "bert-base-uncased/vocab.txt"}),
+    "t5": ("SentencePieceTokenizer", {"tokenizer_model": "t5/spiece.model"}),
+    "llama": ("Llama2Tokenizer", {"tokenizer_model": "mistral-v1/tokenizer.model.v1"}),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_long_texts(name: str, shared_data: Path) -> None:
+    """Real tokenizers: the pieces of a long text of any tokens, joined, are the whole text."""
+    kind, files = REAL[name]
+    paths = {key: str(shared_data / "tokenizers" / file) for key, file in files.items()}
+    tokenizer = build_tokenizer(kind, **paths)
+    source = random.Random(name)
+    words = [source.randrange(tokenizer.vocab_size) for _ in range(150)]
+    text = tokenizer.encode("It's 3.5 km to the café, isn't it? " * 10 + "漢字かな\n  two  spaces ")
+    for prompt, ids in (([], words), (text[:90], text[90:] + words), (words, text)):
+        stream = TextStream(tokenizer, prompt)
+        found = [stream.push(token) for token in ids] + [stream.finish()]
+        assert "".join(found) == continuation(tokenizer, prompt, ids)
+        assert len(stream._ids) <= 70

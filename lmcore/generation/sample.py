@@ -1,0 +1,49 @@
+"""`Sample`: a prompt with its continuation; `Output`: where samples go.  Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["DEFAULT_TOKENS", "Output", "Sample"]
+
+DEFAULT_TOKENS = 200
+"""Tokens of a sample whose length was not given."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt and its continuation.
+
+    Attributes:
+        prompt: Text of the prompt.
+        text: Text of the continuation.
+        tokens: Token ids of the continuation.
+        num_prompt_tokens: Number of tokens of the prompt.
+        finished: True if the model ended the document.
+        seed: Seed that reproduces this sample alone.
+        logprobs: Log-probability of each token, as JSON values; None: not asked for.
+    """
+
+    prompt: str
+    text: str
+    tokens: tuple[int, ...]
+    num_prompt_tokens: int
+    finished: bool
+    seed: int
+    logprobs: list[dict[str, Any]] | None = None
+
+
+class Output(Protocol):
+    """Output of samples; `begin` and `piece` are called before `end` if `streams` is True."""
+
+    streams: bool
+
+    def begin(self, prompt: str) -> None:
+        """Begin a sample with its prompt."""
+
+    def piece(self, text: str) -> None:
+        """Add text to the sample."""
+
+    def end(self, sample: Sample) -> None:
+        """End the sample, which is given whole."""

@@ -1,0 +1,244 @@
+"""Generation of samples of several prompts, in their order."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lmcore.errors import ConfigError
+from lmcore.generation.completion import Completion
+from lmcore.generation.engine import Engine
+from lmcore.generation.generate import recompute, require_room, room
+from lmcore.generation.request import Continuation, Request
+from lmcore.generation.sample import DEFAULT_TOKENS, Output, Sample
+from lmcore.generation.sampling_options import SamplingOptions
+
+if TYPE_CHECKING:
+    from lmcore.generation.load import LoadedModel
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = ["SampleSettings", "Sampler"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SampleSettings:
+    """Number and length of samples, and the choice of their tokens.
+
+    Attributes:
+        options: Options of the choice of each token.
+        seed: Seed of the first sample; each further one has the next seed.
+        num_samples: Number of samples of each prompt.
+        tokens: Number of tokens of a sample, which all prompts must have room for; None: a default,
+            or fewer if there is no room.
+        most_tokens: Number of tokens of a sample, or fewer as its prompt has room; None: *tokens*.
+        stop: Texts that end a sample.
+        top_logprobs: Number of most probable tokens to report; see `Request`.
+        num_together: Number of samples that are generated together.
+        cache: False: every token recomputes the whole text.
+    """
+
+    options: SamplingOptions
+    seed: int = 0
+    num_samples: int = 1
+    tokens: int | None = None
+    most_tokens: int | None = None
+    stop: Sequence[str] = ()
+    top_logprobs: int | None = None
+    num_together: int = 8
+    cache: bool = True
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Sample to generate."""
+
+    prompt: str
+    request: Request
+    completion: Completion
+
+
+@dataclass
+class _Running:
+    """Sample that the engine works on.
+
+    Attributes:
+        asked: The sample.
+        continuation: Its tokens.
+        shown: Number of characters that were written; None: the prompt was not written either.
+    """
+
+    asked: _Asked
+    continuation: Continuation
+    shown: int | None = None
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Generation of samples.
+
+    Attributes:
+        settings: Number and length of the samples, and the choice of their tokens.
+        runtime: Device and precision.
+        loaded: Model and tokenizer.
+        output: Output of the samples.
+    """
+
+    settings: SampleSettings
+    runtime: Runtime
+    loaded: LoadedModel
+    output: Output
+
+    def run(self, prompts: Sequence[str]) -> None:
+        """Generate and write all samples; check every prompt before the first.
+
+        Raises:
+            ConfigError: A prompt has no tokens, or leaves too few positions.
+            RunError: The model's logits are not finite.
+        """
+        encoded = [self._encode(prompt, number) for number, prompt in enumerate(prompts, start=1)]
+        lengths = self._lengths(encoded)
+        # Lazily, as there may be more samples than memory holds.
+        asked = self._samples(prompts, encoded, lengths)
+        begin = time.perf_counter()
+        made = self._continue(asked) if self.settings.cache else self._recompute(asked)
+        seconds = time.perf_counter() - begin
+        logger.info("%d tokens in %.1f s, %.1f tokens/s", made, seconds, made / seconds)
+
+    def _lengths(self, encoded: Sequence[Sequence[int]]) -> list[int]:
+        """Return the largest number of tokens after each prompt."""
+        settings, positions = self.settings, self.loaded.model.shape.max_position_embeddings
+        if settings.most_tokens is not None:
+            require_room(encoded, 1, positions)
+            return [min(settings.most_tokens, room(positions, len(ids))) for ids in encoded]
+        free = room(positions, max(map(len, encoded)))
+        num_tokens = settings.tokens or max(min(DEFAULT_TOKENS, free), 1)
+        require_room(encoded, num_tokens, positions)
+        return [num_tokens] * len(encoded)
+
+    def _samples(
+        self, prompts: Sequence[str], encoded: Sequence[Sequence[int]], lengths: Sequence[int]
+    ) -> Iterator[_Asked]:
+        tokenizer, seed = self.loaded.tokenizer, self.settings.seed
+        stop_tokens = frozenset(() if tokenizer.eod is None else (tokenizer.eod,))
+        for prompt, ids, length in zip(prompts, encoded, lengths, strict=True):
+            for _ in range(self.settings.num_samples):
+                completion = Completion(tokenizer, ids, self.settings.stop)
+                request = Request(
+                    *(ids, length, self.settings.options, seed, stop_tokens),
+                    ends=completion.update,
+                    top_logprobs=self.settings.top_logprobs,
+                )
+                yield _Asked(prompt, request, completion)
+                seed += 1
+
+    def _continue(self, asked: Iterator[_Asked]) -> int:
+        """Generate several samples together, write them in order, and return the tokens."""
+        size = self.settings.num_together
+        engine = Engine(
+            self.loaded.model,
+            vocab_size=self.loaded.tokenizer.vocab_size,
+            max_requests=size,
+            precision_context=self.runtime.precision.context,
+        )
+        running: deque[_Running] = deque()
+        made = 0
+
+        def add() -> None:
+            while len(running) < 2 * size and (one := next(asked, None)) is not None:
+                running.append(_Running(one, engine.add(one.request)))
+
+        def write(_changed: Sequence[Continuation]) -> None:
+            nonlocal made
+            while running:
+                self._show(running[0])
+                if not running[0].continuation.ended:
+                    break
+                made += self._end(running.popleft())
+            add()
+
+        add()
+        engine.run(write)
+        return made
+
+    def _recompute(self, asked: Iterator[_Asked]) -> int:
+        """Generate one sample after another without a cache, and return the tokens."""
+        made = 0
+        for one in asked:
+            (continuation,) = recompute(
+                self.loaded.model,
+                [one.request],
+                self.loaded.tokenizer.vocab_size,
+                self.runtime.precision.context,
+            )
+            running = _Running(one, continuation)
+            self._show(running)
+            made += self._end(running)
+        return made
+
+    def _show(self, one: _Running) -> None:
+        """Write the text of a sample that is new, on an output for its growth."""
+        if not self.output.streams:
+            return
+        if one.shown is None:
+            self.output.begin(one.asked.prompt)
+        text = one.asked.completion.text
+        self.output.piece(text[one.shown or 0 :])
+        one.shown = len(text)
+
+    def _end(self, one: _Running) -> int:
+        """Write the rest of a sample; return the number of its tokens."""
+        continuation, asked = one.continuation, one.asked
+        if continuation.error is not None:
+            raise continuation.error
+        text = asked.completion.finish(continuation.tokens)
+        self._show(one)
+        self.output.end(
+            Sample(
+                prompt=asked.prompt,
+                text=text,
+                tokens=tuple(continuation.tokens),
+                num_prompt_tokens=len(asked.request.prompt),
+                finished=continuation.finish_reason == "stop",
+                seed=asked.request.seed,
+                logprobs=self._logprobs(continuation),
+            )
+        )
+        return len(continuation.tokens)
+
+    def _logprobs(self, continuation: Continuation) -> list[dict[str, Any]] | None:
+        """Return the probabilities of the tokens as JSON values."""
+        if self.settings.top_logprobs is None:
+            return None
+        decode = self.loaded.tokenizer.decode
+
+        def described(token: int, logprob: float) -> dict[str, Any]:
+            return {"id": token, "text": decode([token]), "logprob": logprob}
+
+        return [
+            described(one.token, one.logprob) | {"top": [described(*other) for other in one.top]}
+            for one in continuation.logprobs
+        ]
+
+    def _encode(self, prompt: str, number: int) -> tuple[int, ...]:
+        tokenizer = self.loaded.tokenizer
+        try:
+            ids = tokenizer.encode(prompt)
+        except UnicodeEncodeError:
+            raise ConfigError(
+                "the prompt is not UTF-8", hint="give it by `--prompt-file`, in UTF-8"
+            ) from None
+        if ids:
+            return tuple(ids)
+        if tokenizer.eod is None:
+            raise ConfigError(
+                f"prompt {number} is empty",
+                why=f"this `{tokenizer.name}` has no end-of-document token to start from",
+                hint="give a text by `--prompt`",
+            )
+        return (tokenizer.eod,)
