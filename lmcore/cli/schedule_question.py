@@ -38,7 +38,8 @@ def ask_schedule(plan: RunPlan, environ: Mapping[str, str]) -> str | None:
     from lmcore.train.resume.saved_meta import check_saved_run
     from lmcore.train.resume.schedule_change import schedule_choices, schedule_is_open
 
-    check_saved_run(resume.checkpoint, resume.manifest)
+    own_schedule = plan.config.checkpoint.override_opt_param_scheduler
+    check_saved_run(resume.checkpoint, resume.manifest, own_schedule=own_schedule)
     is_over = plan.train_iters <= resume.manifest.iteration
     if is_over or not schedule_is_open(plan, resume.manifest):
         return None

@@ -14,6 +14,7 @@ from lmcore import log
 from lmcore.cli.device_count import default_process_count
 from lmcore.cli.schedule_question import ask_schedule
 from lmcore.cli.selection import find_plugins
+from lmcore.config.continued import CONTINUE_OPTION
 from lmcore.config.load import load_config
 from lmcore.config.options.command_line import wants_help
 from lmcore.config.options.run_help import render_run_help
@@ -90,7 +91,8 @@ def _train(argv: list[str]) -> int:
     world_size = _process_count(loaded, rank, plugins, selection)
     valid = validate(loaded, world_size=world_size, further=[*problems, *torch_problems(loaded)])
     assert selection is not None  # its absence is among the problems
-    resume = find_resume_point(config.checkpoint)
+    continued = str(loaded.provenance["load"]) == CONTINUE_OPTION.flag
+    resume = find_resume_point(config.checkpoint, continued=continued)
     copy = None if resume is None else resume.checkpoint.parent.parent / "tokenizer"
     tokenizer = choose_tokenizer(
         config.data,

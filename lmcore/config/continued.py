@@ -14,7 +14,7 @@ from lmcore.config.option import INPUT_PATH, Option, flag_of
 from lmcore.config.settings import Provenance
 from lmcore.errors import ConfigError, nearest
 
-__all__ = ["CONTINUE_OPTION", "ContinuedRun", "continue_command"]
+__all__ = ["CONTINUE_OPTION", "SETTINGS_NAME", "ContinuedRun", "continue_command"]
 
 CONTINUE_OPTION = Option(
     name="continue",

@@ -91,12 +91,15 @@ def _check_vocabulary(loaded: LoadedConfig, vocab_size: int) -> None:
     if data.vocab_size is None or data.tokenizer_type == "NullTokenizer":
         return
     if data.vocab_size < vocab_size:
+        hint = f"leave `--vocab-size` out, or use {vocab_size} or more"
+        if loaded.provenance["tokenizer_type"].kind == "checkpoint":
+            hint = f"add `--vocab-size {vocab_size}`: the new rows get initial values"
+        elif loaded.provenance["vocab_size"].kind == "checkpoint":
+            hint = "use the checkpoint's tokenizer, and data prepared with it"
         raise ConfigError(
             f"{loaded.shown('vocab_size')} is less than the tokenizer's {vocab_size} tokens",
             why="a token beyond the vocabulary has no embedding",
-            hint=f"add `--vocab-size {vocab_size}`: the new rows get initial values"
-            if loaded.provenance["vocab_size"].kind == "checkpoint"
-            else f"leave `--vocab-size` out, or use {vocab_size} or more",
+            hint=hint,
         )
 
 

@@ -253,6 +253,20 @@ def test_no_run(tmp_path: Path, capsys: Any, make: Any, words: str) -> None:
     assert words in capsys.readouterr().err
 
 
+def test_a_run_without_a_checkpoint(train: Any, go_on: Any) -> None:
+    """It may have begun with another model's weights: it does not start from initial ones."""
+    part = train("part", f"{BASE} --exit-interval 6")
+    shutil.rmtree(part.directory / "checkpoints")
+    more = go_on(part, "--exit-interval none")
+    assert more.status == 2
+    assert "the run has no checkpoint" in more.err
+    assert f"the first line of `{part.directory / 'config.yaml'}`" in more.err
+    assert not list(part.directory.glob("checkpoints/*"))
+    accepted = go_on(part, "--exit-interval none --no-exit-on-missing-checkpoint")
+    assert accepted.status == 0
+    assert "starting from initial weights" in accepted.err
+
+
 def test_the_data_of_a_moved_run_is_named(
     train: Any, go_on: Any, data_prefix: str, tmp_path: Path
 ) -> None:

@@ -76,9 +76,14 @@ def write_run_file(plan: RunPlan, directory: Path | None = None) -> str:
 
 
 def _start(plan: RunPlan) -> str:
-    """Return the options of one start that fine-tuning needs again, as flags."""
-    if not plan.config.checkpoint.finetune:
+    """Return the options of one start that a run with the weights of another needs, as flags."""
+    asked = plan.config.checkpoint
+    if asked.load is None:
         return ""
+    if not asked.finetune and asked.save is not None:
+        save, load = map(os.path.abspath, (asked.save, asked.load))
+        if load == save or load.startswith(f"{save}{os.sep}"):
+            return ""  # it goes on with its own checkpoints
     words = []
     for option in plan.options.values():
         value = absolute_paths(option, plan.value(option))

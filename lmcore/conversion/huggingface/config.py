@@ -171,15 +171,10 @@ class _Reader:
 
     def shape(self, values: Mapping[str, Any]) -> ModelShape:
         try:
-            shape = read_shape(values, self.path.parent)
+            return read_shape(values, self.path.parent)
         except CheckpointError as error:
             error.what, error.hint = f"`{self.path}` describes no model", _COPY
             raise
-        if shape.num_attention_heads * shape.head_dim != shape.hidden_size:
-            self.notes.append(
-                f"attention heads have {shape.head_dim} channels: `--kv-channels {shape.head_dim}`"
-            )
-        return shape
 
     def dropouts(self, attention: str, hidden: str | None) -> dict[str, float]:
         """Return both dropout probabilities."""

@@ -250,10 +250,6 @@ class _Reader:
                 "the run computed GELU exactly (`--no-bias-gelu-fusion`), lmcore computes its tanh "
                 "approximation"
             )
-        if shape.head_dim * shape.num_attention_heads != shape.hidden_size:
-            found.append(
-                f"attention heads have {shape.head_dim} channels: `--kv-channels {shape.head_dim}`"
-            )
         tokenizer = self.get("tokenizer_type", None)
         if isinstance(tokenizer, str):
             found.append(f"its tokenizer, `{tokenizer}`, {NO_TOKENIZER}")

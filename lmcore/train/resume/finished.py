@@ -37,7 +37,8 @@ def finished_run(plan: RunPlan) -> str | None:
         return None
     manifest, directory = resume.manifest, resume.checkpoint.parent.parent
     try:
-        check_saved_run(resume.checkpoint, manifest)
+        own = plan.config.checkpoint.override_opt_param_scheduler
+        check_saved_run(resume.checkpoint, manifest, own_schedule=own)
     except CheckpointError:
         return None  # training names what is wrong
     summary = finished_summary(plan, directory, manifest.iteration, ValidationHistory.of(plan))

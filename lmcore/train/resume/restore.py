@@ -94,7 +94,7 @@ def restore(
     if rows:
         shape["padded_vocab_size"] = saved["padded_vocab_size"]
     if not asked.finetune:
-        check_saved_run(checkpoint, manifest)
+        check_saved_run(checkpoint, manifest, own_schedule=asked.override_opt_param_scheduler)
     check_same_run(plan, checkpoint, manifest, shape, order, state.schedule)
     load = _Load(resume, state, rows, channel)
     if rows:

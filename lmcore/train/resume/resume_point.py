@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmcore.config.continued import SETTINGS_NAME
 from lmcore.config.option import flag_of
 from lmcore.config.plan import ResumePoint
-from lmcore.errors import CheckpointError, ConfigError
+from lmcore.errors import CheckpointArgumentError, CheckpointError, ConfigError
 from lmcore.log import ALL_RANKS
 
 if TYPE_CHECKING:
@@ -22,13 +23,16 @@ __all__ = ["find_resume_point", "refuse_fewer_steps", "verify_resume_point"]
 logger = logging.getLogger(__name__)
 
 
-def find_resume_point(settings: CheckpointSection) -> ResumePoint | None:
+def find_resume_point(
+    settings: CheckpointSection, *, continued: bool = False
+) -> ResumePoint | None:
     """Return the checkpoint that `--load` names; None if the run starts from initial weights.
 
     Only the sizes of its files are compared with its manifest; see `verify_resume_point`.
 
     Args:
         settings: The `checkpoint` section.
+        continued: True if `--continue` named the run, which then has a checkpoint.
 
     Raises:
         CheckpointError: There is no checkpoint and the settings require one, or it is damaged.
@@ -57,6 +61,8 @@ def find_resume_point(settings: CheckpointSection) -> ResumePoint | None:
         save = settings.save
         first_start = save is not None and Path(save).resolve() == path.resolve()
         may_be_missing = first_start or not settings.exit_on_missing_checkpoint
+        if continued and settings.exit_on_missing_checkpoint and not _holds_any(path):
+            raise _never_saved(path) from None  # its weights may have been another model's
         if not may_be_missing or _holds_any(path):
             raise (unrecognized(path) or error) from None
         return None
@@ -68,6 +74,18 @@ def find_resume_point(settings: CheckpointSection) -> ResumePoint | None:
     batch = part_of(manifest.meta, "config", "config", "training").get("global_batch_size")
     batch = batch if type(batch) is int and batch > 0 else None
     return ResumePoint(checkpoint, manifest, found, data_rules=rules, global_batch_size=batch)
+
+
+def _never_saved(path: Path) -> CheckpointArgumentError:
+    """Return the error for a run without a checkpoint that `--continue` names."""
+    hint = "start the run again"
+    if (path / SETTINGS_NAME).is_file():
+        hint += f": the first line of `{path / SETTINGS_NAME}` has the command"
+    return CheckpointArgumentError(
+        f"`--continue {path}`: the run has no checkpoint",
+        why="it ended before its first one",
+        hint=hint,
+    )
 
 
 def _refuse_conflicts(settings: CheckpointSection, path: Path) -> None:

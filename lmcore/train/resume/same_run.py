@@ -297,9 +297,10 @@ def resumed_schedule(
         manifest: Manifest of the checkpoint, checked by `check_saved_run`.
         schedule: Learning-rate schedule of the run's own settings.
     """
-    asked, saved = plan.config.checkpoint, saved_schedule(manifest)
+    asked = plan.config.checkpoint
     if asked.override_opt_param_scheduler:
         return schedule
+    saved = saved_schedule(manifest)
     changed = changed_fields(manifest, schedule)
     if asked.schedule in {"extend", "restart"} and changed:
         choices = schedule_choices(plan, manifest, schedule)

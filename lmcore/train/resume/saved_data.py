@@ -45,7 +45,7 @@ def saved_data(plan: RunPlan) -> SavedData | None:
     if resume is None or asked.finetune or asked.override_data_order:
         return None
     checkpoint, manifest = resume.checkpoint, resume.manifest
-    check_saved_run(checkpoint, manifest)
+    check_saved_run(checkpoint, manifest, own_schedule=asked.override_opt_param_scheduler)
     meta = manifest.meta
     if meta["data_order"] == UNKNOWN_ORDER and not asked.change_blend:
         return None

@@ -28,23 +28,31 @@ __all__ = ["check_saved_run", "data_rules", "part_of", "setting_pair"]
 _COUNTERS = ("iteration", "consumed_samples", "consumed_tokens")
 
 
-def check_saved_run(checkpoint: Path, manifest: Manifest) -> None:
+def check_saved_run(checkpoint: Path, manifest: Manifest, *, own_schedule: bool = False) -> None:
     """Refuse a checkpoint whose manifest lacks the state of a run.
 
     Args:
         checkpoint: Directory of the checkpoint.
         manifest: Manifest of the checkpoint.
+        own_schedule: True if the run has a learning-rate schedule of its own
+            (`--override-opt-param-scheduler`), so that the checkpoint, which may be of another
+            program, needs none.
 
     Raises:
         CheckpointError: Parts are missing or wrong; the message names them.
     """
-    wrong = [*_problems(manifest.meta)]
+    has_schedule = "schedule" in manifest.meta
+    wrong = [*_problems(manifest.meta, schedule=has_schedule or not own_schedule)]
     if wrong:
+        hint = "use another checkpoint, or take its weights alone by `--finetune`"
+        if not has_schedule and all(name.startswith("schedule.") for name in wrong):
+            hint = "`--override-opt-param-scheduler` continues with the learning-rate schedule of "
+            hint += "this run's settings; or take the weights alone by `--load` and `--finetune`"
         raise CheckpointError(
             f"no run can continue from checkpoint `{checkpoint}`",
             why="its manifest does not have what a run saves: "
             + ", ".join(f"`meta.{name}`" for name in wrong),
-            hint="use another checkpoint, or take its weights alone by `--finetune`",
+            hint=hint,
         )
 
 
@@ -104,13 +112,14 @@ def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _problems(meta: Mapping[str, Any]) -> Iterator[str]:
+def _problems(meta: Mapping[str, Any], *, schedule: bool) -> Iterator[str]:
     """Yield the paths of missing or wrong values."""
     counters = part_of(meta, "counters")
     for name in dict.fromkeys((*_COUNTERS, *counters)):
         if not _is_number(counters.get(name), whole=True):
             yield f"counters.{name}"
-    yield from _schedule(part_of(meta, "schedule"))
+    if schedule:
+        yield from _schedule(part_of(meta, "schedule"))
     if not isinstance(meta.get("data_order"), str):
         yield "data_order"
     if meta.get("layout") is not None:

@@ -104,6 +104,20 @@ def test_sources_survive_resumes(write) -> None:
     assert loaded.provenance["min_lr"].source == "--min-lr"
 
 
+@pytest.mark.parametrize(
+    "load, save, again",
+    [("a", "b", " --load '{}/a'"), ("a", "a", ""), ("a/checkpoints/iter_0000003", "a", "")],
+)
+def test_the_command_that_repeats_a_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, load: str, save: str, again: str
+) -> None:
+    """A run that goes on from another one's checkpoint needs it again, unless it has its own."""
+    (tmp_path / "a b").mkdir()
+    monkeypatch.chdir(tmp_path / "a b")
+    text = write_run_file(plan_of("--load", load, "--save", save))
+    assert f"NEW_DIR{again.format(Path.cwd())}` repeats it." in text
+
+
 def test_options_of_one_start_are_comments(write) -> None:
     """A run that was fine-tuned is continued from its file; the file says how to repeat it."""
     path = write(plan_of("--finetune", "--load", "x y", "--save", "run", "--change-tokenizer"))

@@ -14,9 +14,11 @@ from megatron_models import LLAMA, MemoryState, assert_same
 
 from lmcore.conversion.deepspeed.read import read_deepspeed
 from lmcore.conversion.detect import format_of
+from lmcore.conversion.formats import read_state
 from lmcore.conversion.huggingface.config import config_of
 from lmcore.conversion.huggingface.recipes import recipes_of
-from lmcore.conversion.state import Progress
+from lmcore.conversion.huggingface.write import write_huggingface
+from lmcore.conversion.state import WEIGHT, Progress
 from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape
 
@@ -106,3 +108,15 @@ def test_another_configuration(tmp_path: Path) -> None:
         read_deepspeed(tmp_path)
     assert "`model.layers.4.input_layernorm.weight` is missing" in (caught.value.why or "")
     assert "has shape [20, 16] instead of [24, 16]" in (caught.value.why or "")
+
+
+def test_a_directory_of_a_trainer(tmp_path: Path) -> None:
+    """It has the model twice: the state of Adam is read from DeepSpeed's files only."""
+    state = write(tmp_path, LLAMA, Layout(zero=1, data=2))
+    write_huggingface(state, tmp_path, None)
+    assert format_of(tmp_path) == "huggingface"
+    found = read_state(tmp_path)
+    assert found.kinds == (WEIGHT,)
+    (note,) = found.notes
+    assert "`--source-format megatron-deepspeed`" in note
+    assert_same(read_state(tmp_path, "megatron-deepspeed"), state)

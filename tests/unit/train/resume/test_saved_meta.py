@@ -124,3 +124,16 @@ def test_a_part_of_nothing_is_empty() -> None:
     assert part_of({"a": {"b": {"c": 1}}}, "a", "b") == {"c": 1}
     assert part_of({"a": {"b": 1}}, "a", "b") == {}
     assert part_of({"a": []}, "a", "b") == {}
+
+
+def test_a_run_with_a_schedule_of_its_own() -> None:
+    """A checkpoint of another program has none; a wrong one is an error all the same."""
+    without = manifest(changed("schedule", ...))
+    check_saved_run(Path("c"), without, own_schedule=True)
+    with pytest.raises(CheckpointError, match=r"schedule\.style") as caught:
+        check_saved_run(Path("c"), without)
+    assert "`--override-opt-param-scheduler`" in str(caught.value.hint)
+    wrong = manifest(changed("schedule.highest", "x"))
+    with pytest.raises(CheckpointError) as caught:
+        check_saved_run(Path("c"), wrong, own_schedule=True)
+    assert "--override" not in str(caught.value.hint)
