@@ -108,9 +108,10 @@ def _foreign_problems(path: Path, name: str | None) -> list[str]:
 def _line(record: dict[str, Any]) -> str:
     speed = size_text(record["bytes"] / max(record["seconds"], 1e-9))
     about = f"{size_text(record['bytes'])} in {record['seconds']:.1f} s, {speed}/s"
-    if not record["problems"]:
-        return f"{record['path']}  intact  ({about})"
-    problems = "\n".join(f"  {problem}" for problem in record["problems"])
     # Without checksums, what cannot be read may also be a model that lmcore does not have.
-    word = "DAMAGED" if record["format"] == "lmcore" else "CANNOT BE READ"
-    return f"{record['path']}  {word}\n{problems}"
+    own = record["format"] == "lmcore"
+    good, bad = ("intact", "DAMAGED") if own else ("can be read", "CANNOT BE READ")
+    if not record["problems"]:
+        return f"{record['path']}  {good}  ({about})"
+    problems = "\n".join(f"  {problem}" for problem in record["problems"])
+    return f"{record['path']}  {bad}\n{problems}"

@@ -5,15 +5,13 @@ It is printed last, after the error, if the run directory has a checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lmcore.checkpoint.layout import CHECKPOINTS_NAME, parse_iteration, survey
+from lmcore.checkpoint.manifest import MANIFEST_NAME
 from lmcore.config.continued import continue_command
 from lmcore.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from lmcore.checkpoint import Manifest
 
 __all__ = ["Continuation"]
 
@@ -22,14 +20,14 @@ class Continuation:
     """State of a run directory at the start, with which its state at the end is compared."""
 
     def __init__(self, directory: Path | None, start: Path | None) -> None:
-        """Find the newest checkpoint in the run directory.
+        """Note the checkpoints in the run directory, without reading them.
 
         Args:
             directory: The run directory; None if it is a new one.
             start: Checkpoint from which the run starts; None without one.
         """
         self._start = start
-        self._before = None if directory is None else _newest(directory)
+        self._before = set() if directory is None else _times(directory)
 
     def line(self, directory: Path) -> str | None:
         """Return the line with the command; None if the directory has no complete checkpoint.
@@ -39,21 +37,21 @@ class Continuation:
         Args:
             directory: The run directory.
         """
-        newest = _newest(directory)
-        if newest is None:
+        try:
+            path, manifest = survey(directory / CHECKPOINTS_NAME).newest()
+        except (CheckpointError, OSError):
             return None
-        path, manifest = newest
         named, step = directory, manifest.iteration
-        start = self._start
-        saved = self._before is None or self._before[1].sequence != manifest.sequence
+        start, saved = self._start, _times(directory) - self._before
         if not saved and start is not None and start.resolve() != path.resolve():
             named, step = start, parse_iteration(start.name) or 0
         return f"to continue from step {step:,}: `{continue_command(named)}`"
 
 
-def _newest(directory: Path) -> tuple[Path, Manifest] | None:
-    """Return the newest complete checkpoint of a run directory; None if there is none."""
-    try:
-        return survey(directory / CHECKPOINTS_NAME).newest()
-    except CheckpointError:
-        return None
+def _times(directory: Path) -> set[tuple[str, int]]:
+    """Return name and time of each checkpoint in a run directory."""
+    found = set()
+    for path in (directory / CHECKPOINTS_NAME).glob(f"iter_*/{MANIFEST_NAME}"):
+        with contextlib.suppress(OSError):
+            found.add((path.parent.name, path.stat().st_mtime_ns))
+    return found

@@ -113,6 +113,7 @@ def test_another_programs_model(tmp_path: Path, capsys: Capsys) -> None:
     """It is no damage that lmcore does not have a model; such a directory is not edited."""
     write_huggingface(RandomState(GPT2), tmp_path, None)
     assert main(["checkpoint", "verify", str(tmp_path)]) == 0
+    assert "can be read" in capsys.readouterr().out
     assert main(["checkpoint", "edit", str(tmp_path), str(tmp_path / "x"), "--drop", "*"]) == 2
     assert f"`lmcore checkpoint convert {tmp_path} DIR --to lmcore`" in capsys.readouterr().err
     config = tmp_path / "config.json"
