@@ -34,13 +34,14 @@ PADDED = 50304
 
 
 def lmcore_contender(
-    stack: ExitStack, layers: int, hidden: int, heads: int, *, precision: str
+    stack: ExitStack, layers: int, hidden: int, heads: int, *, precision: str, rows: int = 8
 ) -> Contender:
     """Return lmcore's generation on a model that is built as a run builds it."""
     from lmcore.cli.selection import find_plugins
     from lmcore.config.section import AcceleratorSection, Config
     from lmcore.generation.generate import generate
     from lmcore.generation.sampling_options import SamplingOptions
+    from lmcore.generation.weights import fix_weights
     from lmcore.model.build import build_model
     from lmcore.model.shape import ModelShape
     from lmcore.runtime.device_choice import choose_device
@@ -52,8 +53,9 @@ def lmcore_contender(
     config = Config(accelerator=AcceleratorSection(device="cpu", precision=precision))
     runtime = stack.enter_context(start_runtime(config, plugins, selection, RankInfo()))
     shape = ModelShape(layers, hidden, heads, 4 * hidden, POSITIONS, PADDED)
-    model = build_model(shape, runtime)
+    model = build_model(shape, runtime, masked=True)
     model.initialize(1)
+    context = fix_weights(model.eval(), runtime, rows)
 
     def run(prompts: Prompts, num_tokens: int) -> int:
         made = generate(
@@ -64,7 +66,7 @@ def lmcore_contender(
             seed=0,
             eod=None,
             vocab_size=VOCABULARY,
-            precision_context=runtime.precision.context,
+            precision_context=context,
         )
         return sum(len(one.tokens) for one in made)
 

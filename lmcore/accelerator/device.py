@@ -17,6 +17,7 @@ from lmcore.errors import DeviceError, PluginError
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from lmcore.accelerator.rng import RngTracker
 
@@ -48,6 +49,10 @@ def own_index(device_type: str) -> int:
     return torch_device.own_index(device_type)
 
 
+Projection = Callable[["Tensor"], "Tensor"]
+"""Function of rows [M, I] that gives [M, O]."""
+
+
 @dataclass(frozen=True)
 class Device:
     """One device of this process and the functions that work on it.
@@ -75,6 +80,9 @@ class Device:
             threads use the device meanwhile.
         new_rng_tracker: Makes the tracker of the device's random numbers; None: the core's own,
             which needs only the functions above, so that it is never missing.
+        constant_projection: Takes a weight [O, I] and a bias [O] or None that do not change, and a
+            usual number of rows M, and returns the function of x [M, I] that gives
+            `x @ weight.T + bias` [M, O], or None where torch's own is as fast; None: it always is.
         missing: For each optional ability that is None, the reason.
         facts: Versions and properties for `environment.json`, JSON values only.  `compile_pays`,
             if it is true, compiles blocks in runs without `--compile` and `--no-compile`.
@@ -100,6 +108,7 @@ class Device:
     missing: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     new_graph: Callable[[], Any] | None = None
+    constant_projection: Callable[[Tensor, Tensor | None, int], Projection | None] | None = None
 
     def __post_init__(self) -> None:
         """Refuse an absent ability without a reason, and a present ability with one."""

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSettings
     from lmcore.generation.load import LoadedModel
     from lmcore.plugin import PluginSet
-    from lmcore.runtime.runtime import Runtime
 
 __all__ = ["SUMMARY", "GenerateSection", "run"]
 
@@ -232,10 +231,10 @@ def run(argv: list[str]) -> int:
     )
     with (
         _memory_explained(section),
-        _loaded(section, plugins, settings) as (runtime, loaded),
+        _loaded(section, plugins, settings) as loaded,
         _opened(section, len(prompts) * section.num_samples) as output,
     ):
-        Sampler(wanted, runtime, loaded, output).run(prompts)
+        Sampler(wanted, loaded, output).run(prompts)
     return 0
 
 
@@ -305,7 +304,7 @@ def _read_prompts(section: GenerateSection) -> list[str]:
 @contextmanager
 def _loaded(
     section: GenerateSection, plugins: PluginSet, settings: PluginSettings
-) -> Iterator[tuple[Runtime, LoadedModel]]:
+) -> Iterator[LoadedModel]:
     """Choose the device, then load torch and the model."""
     from lmcore.config.section import AcceleratorSection, Config
     from lmcore.data.tokenizer.build import registered_types
@@ -325,10 +324,14 @@ def _loaded(
     choice = TokenizerSettings.of(section)
     with start_runtime(config, plugins, selection, rank) as runtime:
         loaded = load_model(
-            Path(section.load), runtime, choice=choice, extra=registered_types(plugins)
+            Path(section.load),
+            runtime,
+            choice=choice,
+            extra=registered_types(plugins),
+            rows=section.micro_batch_size if section.sample_input_file else section.num_samples,
         )
         logger.info("loaded %s on %s", loaded.checkpoint, runtime.device.name)
-        yield runtime, loaded
+        yield loaded
 
 
 @contextmanager

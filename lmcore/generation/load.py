@@ -7,11 +7,12 @@ shape against bounds, the tensors against the shape, the tokenizer against the r
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +24,7 @@ from lmcore.conversion.state import notes_beside
 from lmcore.conversion.tokenizer import NO_CHOICE, tokenizer_of
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
 from lmcore.errors import CheckpointError, ConfigError
+from lmcore.generation.weights import fix_weights
 from lmcore.model.build import op_binding
 from lmcore.model.protocol import CausalLM
 from lmcore.model.registry import create_model
@@ -48,11 +50,13 @@ class LoadedModel:
         model: Model in evaluation mode, on the run's device.
         tokenizer: Tokenizer that the model was trained with.
         checkpoint: Directory of the checkpoint.
+        context: Returns the context of a forward pass, which sets the precision.
     """
 
     model: CausalLM
     tokenizer: Tokenizer
     checkpoint: Path
+    context: Callable[[], AbstractContextManager[Any]]
 
 
 def load_model(
@@ -61,6 +65,7 @@ def load_model(
     *,
     choice: TokenizerSettings = NO_CHOICE,
     extra: Mapping[str, TokenizerFactory] = _NONE,
+    rows: int = 1,
 ) -> LoadedModel:
     """Return the model of a checkpoint of any format, with its tokenizer.
 
@@ -72,6 +77,7 @@ def load_model(
         runtime: Device, precision and kernels.
         choice: Tokenizer chosen by the user instead of the checkpoint's own.
         extra: Tokenizer types that plugins registered.
+        rows: Usual number of sequences that are decoded together.
 
     Raises:
         CheckpointError: There is no checkpoint, it is damaged, or its model cannot generate.
@@ -89,13 +95,14 @@ def load_model(
         logger.warning("%s: %s", path, note)
     if isinstance(state, LmcoreState):
         model = load_weights(state.checkpoint, state.manifest, runtime)
-        return LoadedModel(model, tokenizer, state.checkpoint)
+        return LoadedModel(model, tokenizer, state.checkpoint, fix_weights(model, runtime, rows))
     model = _described(state.shape, runtime, path)
     _allocate(model, runtime)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(state.read(name))
-    return LoadedModel(model.eval(), tokenizer, path)
+    model.eval()
+    return LoadedModel(model, tokenizer, path, fix_weights(model, runtime, rows))
 
 
 def load_weights(checkpoint: Path, manifest: Manifest, runtime: Runtime) -> CausalLM:

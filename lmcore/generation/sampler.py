@@ -19,7 +19,6 @@ from lmcore.generation.sampling_options import SamplingOptions
 
 if TYPE_CHECKING:
     from lmcore.generation.load import LoadedModel
-    from lmcore.runtime.runtime import Runtime
 
 __all__ = ["SampleSettings", "Sampler"]
 
@@ -84,13 +83,11 @@ class Sampler:
 
     Attributes:
         settings: Number and length of the samples, and the choice of their tokens.
-        runtime: Device and precision.
         loaded: Model and tokenizer.
         output: Output of the samples.
     """
 
     settings: SampleSettings
-    runtime: Runtime
     loaded: LoadedModel
     output: Output
 
@@ -144,7 +141,7 @@ class Sampler:
             self.loaded.model,
             vocab_size=self.loaded.tokenizer.vocab_size,
             max_requests=size,
-            precision_context=self.runtime.precision.context,
+            precision_context=self.loaded.context,
         )
         running: deque[_Running] = deque()
         made = 0
@@ -174,7 +171,7 @@ class Sampler:
                 self.loaded.model,
                 [one.request],
                 self.loaded.tokenizer.vocab_size,
-                self.runtime.precision.context,
+                self.loaded.context,
             )
             running = _Running(one, continuation)
             self._show(running)

@@ -248,6 +248,8 @@ class GPT(CausalLM):
 
     def logits(self, hidden_BSH: Tensor) -> Tensor:
         """Return the logits of the padded vocabulary."""
+        if self.head_projection is not None:
+            return self.head_projection(hidden_BSH)
         return functional.linear(hidden_BSH, self.head_weight)
 
     def new_cache(self, dtype: torch.dtype) -> SlotCache:

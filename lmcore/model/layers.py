@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    import torch
+
     from lmcore.model.op_binding import OpBinding
 
 __all__ = ["Embedding", "Linear"]
@@ -37,7 +39,18 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """Lookup table; parameters are uninitialized."""
+    """Lookup table; parameters are uninitialized.
+
+    Attributes:
+        output_dtype: Dtype of the rows that a lookup returns; None: the table's.
+    """
+
+    output_dtype: torch.dtype | None = None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the rows of some ids."""
+        rows = super().forward(ids)
+        return rows if self.output_dtype is None else rows.to(self.output_dtype)
 
     def reset_parameters(self) -> None:
         """Leave the parameters as they are."""

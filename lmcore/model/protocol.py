@@ -272,7 +272,12 @@ class CausalLM(Model):
     """A causal language model that can generate; calling it returns hidden states [B, S, H].
 
     `forward` takes token ids [B, S] and a view of the cache of the tokens before them.
+
+    Attributes:
+        head_projection: Projection to logits by a constant weight; None: by `head_weight`.
     """
+
+    head_projection: Callable[[Tensor], Tensor] | None = None
 
     @property
     @abstractmethod

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from torch.nn import functional
 
 from lmcore.accelerator import OP_SPECS, OpContext, OpTable
 from lmcore.accelerator.op.records import load_target
@@ -13,6 +15,7 @@ from lmcore.errors import ConfigError
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
+from lmcore_cpu.kernel.constant_projection import constant_projection
 from lmcore_cpu.kernels import KERNELS
 
 SHAPE = ModelShape(
@@ -66,3 +69,29 @@ def test_strict_names_what_a_compiled_model_lacks():
         build()
     assert len(error.value.why.splitlines()) == 2
     assert "the compiler fuses the reference itself" in error.value.why
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [(96, 64), (50, 33), (1, 1)])
+def test_constant_projection(dtype: torch.dtype, size: tuple[int, int], bias: bool) -> None:
+    """It gives the product of any number of rows, for leading dims of any number."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(size, generator=generator).to(dtype)
+    offset = torch.randn(size[0], generator=generator).to(dtype) if bias else None
+    project = constant_projection(weight, offset, 8)
+    if project is None:
+        assert dtype == torch.bfloat16
+        pytest.skip("this processor has no bfloat16 products")
+    for leading in ((1,), (2,), (3,), (40,), (2, 1), (2, 5), (0,)):
+        x = torch.randn(*leading, size[1], generator=generator).to(dtype)
+        expected = functional.linear(x.double(), weight.double(), None)
+        expected = (expected if offset is None else expected + offset.double()).to(dtype)
+        tolerance = 1e-5 if dtype == torch.float32 else 4e-2
+        torch.testing.assert_close(project(x), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_constant_projection_of_few_rows() -> None:
+    """In float32, products of one row stay in torch's layout, which is the faster one."""
+    assert constant_projection(torch.ones(4, 4), None, 1) is None
+    assert constant_projection(torch.ones(4, 4, dtype=torch.float64), None, 8) is None

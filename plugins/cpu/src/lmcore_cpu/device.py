@@ -23,6 +23,7 @@ from lmcore_cpu import ipex
 from lmcore_cpu.allocator import keep_freed_memory
 from lmcore_cpu.host import cpu_count, cpu_name, memory_limit
 from lmcore_cpu.kernel import linear
+from lmcore_cpu.kernel.constant_projection import constant_projection
 from lmcore_cpu.settings import CpuSection
 
 __all__ = ["create_device"]
@@ -79,6 +80,7 @@ def create_device(settings: CpuSection = _DEFAULTS) -> Device:
         set_rng_state=_set_rng_state,
         missing=missing,
         facts=_facts() | {"keeps_freed_memory": keeps},
+        constant_projection=constant_projection,
         **abilities,
     )
 

@@ -1,0 +1,62 @@
+"""Projections by a weight that does not change, in oneDNN's own layout.
+
+Measured on all products of a 124M model, 2 cores with AMX, for 1 to 16 rows: bfloat16 takes 12 to
+13 ms in oneDNN's layout, 18 to 20 ms in torch's.  float32 takes 25 ms instead of 39 ms for 4 rows
+and 29 ms instead of 53 ms for 8; for 1 and 2 rows torch's layout is the faster one.
+
+Shapes: M rows (all leading dims), I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lmcore_cpu.kernel.linear import available
+
+__all__ = ["constant_projection"]
+
+_TYPICAL_ROWS = 8
+"""Number of rows that oneDNN chooses a layout for; measured beside 1 and 16."""
+_MOST_ROWS_OF_TORCH = 2
+"""float32 products of up to as many rows are faster in torch's layout."""
+
+
+def constant_projection(
+    weight_OI: Tensor, bias_O: Tensor | None, rows: int
+) -> Callable[[Tensor], Tensor] | None:
+    """Return x -> x @ weight.T + bias for a constant weight; None if torch's own is as fast.
+
+    Args:
+        weight_OI: Weight; in float32 it stays in memory beside the copy in another layout.
+        bias_O: Bias; None for none.
+        rows: Largest usual number of rows of x.
+    """
+    if not available() or weight_OI.numel() == 0:
+        return None
+    if weight_OI.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001
+        return _packed(weight_OI, bias_O)
+    if weight_OI.dtype != torch.float32 or rows <= _MOST_ROWS_OF_TORCH:
+        return None
+    many = _packed(weight_OI, bias_O)
+
+    def project(x_MI: Tensor) -> Tensor:
+        if x_MI.numel() <= _MOST_ROWS_OF_TORCH * x_MI.shape[-1]:
+            return functional.linear(x_MI, weight_OI, bias_O)
+        return many(x_MI)
+
+    return project
+
+
+def _packed(weight_OI: Tensor, bias_O: Tensor | None) -> Callable[[Tensor], Tensor]:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), _TYPICAL_ROWS)  # noqa: SLF001
+    product = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - no public names
+
+    def project(x_MI: Tensor) -> Tensor:
+        found: Tensor = product(x_MI, packed, bias_O, "none", [], "")
+        return found
+
+    return project
