@@ -48,6 +48,7 @@ SUMMARY = "Continue a text with a trained model."
 logger = logging.getLogger(__name__)
 
 MAX_LOGPROBS = 20
+MAX_BEAM_WIDTH = 128
 _EPILOG = """\
 The same command gives the same text: sample i uses the seed `--seed` + i.
 
@@ -143,6 +144,18 @@ class GenerateSection(TokenizerSection):
         (), "Texts that end the generated text and are not part of it.", metavar="TEXT"
     )
     greedy: bool = option(False, "Always take the most probable token.")
+    beam_width: int | None = option(
+        None,
+        "Beam search: follow this many texts and write the most probable ones, as many as "
+        "--num-samples.",
+        minimum=1,
+        maximum=MAX_BEAM_WIDTH,
+    )
+    length_penalty: float = option(
+        1.0,
+        "Exponent of the number of tokens in the score of beam search: 0 prefers short texts, "
+        "above 1 long ones.",
+    )
     seed: int = option(1234, "Seed of the first sample.", minimum=0)
     num_samples: int = option(1, "Samples per prompt.", minimum=1)
     micro_batch_size: int = option(8, "Samples generated together.", minimum=1)
@@ -228,6 +241,8 @@ def run(argv: list[str]) -> int:
         section.logprobs,
         section.micro_batch_size,
         section.cache,
+        section.beam_width,
+        section.length_penalty,
     )
     with (
         _memory_explained(section),
@@ -279,6 +294,8 @@ def _check_flags(section: GenerateSection) -> None:
         raise ConfigError(
             "`--tokens` and `--out-seq-length` exclude each other", hint="keep one of them"
         )
+    if section.beam_width is not None:
+        _check_beam_search(section, section.beam_width)
     if section.logprobs is not None and not section.json:
         raise ConfigError("`--logprobs` needs `--json`", why="only its objects have a place for it")
     if section.json and section.sample_output_file is not None:
@@ -286,6 +303,26 @@ def _check_flags(section: GenerateSection) -> None:
             "`--json` and `--sample-output-file` exclude each other",
             why="the file has JSON lines in a format of lmcore's",
             hint="write `--json > FILE` for all values of a sample",
+        )
+
+
+def _check_beam_search(section: GenerateSection, width: int) -> None:
+    """Raise an error if an option has no meaning in beam search."""
+    defaults = {one.key: one for one in options_of(GenerateSection)}
+    sampling = (
+        *("temperature", "top_k", "top_p", "min_p", "greedy", "stop", "logprobs", "cache"),
+        *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+    )
+    for name in sampling:
+        if getattr(section, name) != defaults[name].default:
+            raise ConfigError(
+                f"`{defaults[name].flag}` cannot be used with `--beam-width`",
+                why="beam search draws no tokens: it follows the most probable texts",
+            )
+    if section.num_samples > width:
+        raise ConfigError(
+            f"`--num-samples {section.num_samples}` is more than `--beam-width {width}`",
+            why="beam search finds as many texts as its width",
         )
 
 

@@ -15,7 +15,7 @@ from lmcore.errors import RunError
 from lmcore.generation.request import Continuation, TokenProbability
 from lmcore.generation.sampling import apply_penalties, sample
 
-__all__ = ["extend", "probabilities"]
+__all__ = ["extend", "not_finite", "probabilities"]
 
 
 def extend(continuations: Sequence[Continuation], logits_BV: Tensor, vocab_size: int) -> list[int]:
@@ -43,7 +43,7 @@ def extend(continuations: Sequence[Continuation], logits_BV: Tensor, vocab_size:
         if math.isfinite(value):
             _append(one, token)
         else:
-            one.error = _not_finite(value)
+            one.error = not_finite(value)
     return tokens
 
 
@@ -121,7 +121,12 @@ def _append(continuation: Continuation, token: int) -> None:
     del continuation.logprobs[len(continuation.tokens) :]
 
 
-def _not_finite(value: float) -> RunError:
+def not_finite(value: float) -> RunError:
+    """Return the error of logits that are not finite.
+
+    Args:
+        value: The highest of them.
+    """
     return RunError(
         f"the model's logits for the next token are not finite (the highest is {value})",
         why="the weights are not finite, or the precision overflowed",

@@ -23,6 +23,7 @@ class Sample:
         finished: True if the model ended the document.
         seed: Seed that reproduces this sample alone.
         logprobs: Log-probability of each token, as JSON values; None: not asked for.
+        score: Score of beam search; None: the sample is not from one.
     """
 
     prompt: str
@@ -32,6 +33,7 @@ class Sample:
     finished: bool
     seed: int
     logprobs: list[dict[str, Any]] | None = None
+    score: float | None = None
 
 
 class Output(Protocol):

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lmcore.errors import ConfigError
+from lmcore.generation.beam import beam_search
 from lmcore.generation.completion import Completion
 from lmcore.generation.engine import Engine
 from lmcore.generation.generate import recompute, require_room, room
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sample import DEFAULT_TOKENS, Output, Sample
 from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.generation.text_stream import continuation
 
 if TYPE_CHECKING:
     from lmcore.generation.load import LoadedModel
@@ -40,6 +42,8 @@ class SampleSettings:
         top_logprobs: Number of most probable tokens to report; see `Request`.
         num_together: Number of samples that are generated together.
         cache: False: every token recomputes the whole text.
+        beam_width: Number of texts that beam search follows; None: no beam search.
+        length_penalty: Exponent of the length in the score of beam search; see `beam_search`.
     """
 
     options: SamplingOptions
@@ -51,6 +55,8 @@ class SampleSettings:
     top_logprobs: int | None = None
     num_together: int = 8
     cache: bool = True
+    beam_width: int | None = None
+    length_penalty: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -100,10 +106,13 @@ class Sampler:
         """
         encoded = [self._encode(prompt, number) for number, prompt in enumerate(prompts, start=1)]
         lengths = self._lengths(encoded)
-        # Lazily, as there may be more samples than memory holds.
-        asked = self._samples(prompts, encoded, lengths)
         begin = time.perf_counter()
-        made = self._continue(asked) if self.settings.cache else self._recompute(asked)
+        if self.settings.beam_width is not None:
+            made = self._search(prompts, encoded, lengths, self.settings.beam_width)
+        else:
+            # Lazily, as there may be more samples than memory holds.
+            asked = self._samples(prompts, encoded, lengths)
+            made = self._continue(asked) if self.settings.cache else self._recompute(asked)
         seconds = time.perf_counter() - begin
         logger.info("%d tokens in %.1f s, %.1f tokens/s", made, seconds, made / seconds)
 
@@ -122,7 +131,7 @@ class Sampler:
         self, prompts: Sequence[str], encoded: Sequence[Sequence[int]], lengths: Sequence[int]
     ) -> Iterator[_Asked]:
         tokenizer, seed = self.loaded.tokenizer, self.settings.seed
-        stop_tokens = frozenset(() if tokenizer.eod is None else (tokenizer.eod,))
+        stop_tokens = self._stop_tokens()
         for prompt, ids, length in zip(prompts, encoded, lengths, strict=True):
             for _ in range(self.settings.num_samples):
                 completion = Completion(tokenizer, ids, self.settings.stop)
@@ -177,6 +186,44 @@ class Sampler:
             self._show(running)
             made += self._end(running)
         return made
+
+    def _search(
+        self,
+        prompts: Sequence[str],
+        encoded: Sequence[Sequence[int]],
+        lengths: Sequence[int],
+        width: int,
+    ) -> int:
+        """Write the best texts of beam search after each prompt, and return their tokens."""
+        tokenizer, made = self.loaded.tokenizer, 0
+        for prompt, ids, length in zip(prompts, encoded, lengths, strict=True):
+            found = beam_search(
+                self.loaded.model,
+                ids,
+                width=width,
+                max_tokens=length,
+                vocab_size=tokenizer.vocab_size,
+                stop_tokens=self._stop_tokens(),
+                length_penalty=self.settings.length_penalty,
+                precision_context=self.loaded.context,
+            )
+            for beam in found[: self.settings.num_samples]:
+                text = continuation(tokenizer, ids, beam.tokens)
+                if self.output.streams:
+                    self.output.begin(prompt)
+                    self.output.piece(text)
+                self.output.end(
+                    Sample(
+                        *(prompt, text, beam.tokens, len(ids), beam.finished, self.settings.seed),
+                        score=beam.score,
+                    )
+                )
+                made += len(beam.tokens)
+        return made
+
+    def _stop_tokens(self) -> frozenset[int]:
+        eod = self.loaded.tokenizer.eod
+        return frozenset(() if eod is None else (eod,))
 
     def _show(self, one: _Running) -> None:
         """Write the text of a sample that is new, on an output for its growth."""

@@ -53,6 +53,8 @@ class JsonOutput(_Whole):
             "finished": sample.finished,
             "seed": sample.seed,
         }
+        if sample.score is not None:
+            values["score"] = sample.score
         if sample.logprobs is not None:
             values["logprobs"] = sample.logprobs
         self.stream.write(json.dumps(values) + "\n")

@@ -159,6 +159,17 @@ class TestOutput:
         assert len(first["tokens"]) == 12 or first["finished"]
         assert len(second["tokens"]) == 3 or second["finished"]
 
+    def test_beam_search(self, generate) -> None:
+        """The best texts, by their scores; one beam is greedy text."""
+        flags = ["--prompt", "ab", "--tokens", "6", "--json"]
+        found = records(generate(*flags, "--beam-width", "4", "--num-samples", "3"))
+        scores = [record["score"] for record in found]
+        assert len({record["text"] for record in found}) == 3
+        assert scores == sorted(scores, reverse=True)
+        (greedy,) = records(generate(*flags, "--greedy"))
+        (single,) = records(generate(*flags, "--beam-width", "1"))
+        assert single["text"] == greedy["text"]
+
     def test_megatrons_precision(self, generate) -> None:
         """`--bf16` is the precision."""
         flags = ["--prompt", "ab", "--tokens", "9", "--json"]
@@ -268,6 +279,10 @@ class TestBadInput:
             (["--logprobs", "21", "--json"], "21"),
             (["--stop", ""], "the value is empty"),
             (["--min-p", "2"], "2"),
+            (["--beam-width", "2", "--top-k", "5"], "`--top-k` cannot be used"),
+            (["--beam-width", "2", "--no-cache"], "cannot be used"),
+            (["--beam-width", "2", "--num-samples", "3"], "is more than"),
+            (["--length-penalty", "nan", "--beam-width", "2"], "nan"),
             (["--repetition-penalty", "0"], "out of range"),
             (["--promt", "x"], "unknown flag `--promt`"),
             (["--prompt", "x" * 33], "has 33 tokens, too many"),
