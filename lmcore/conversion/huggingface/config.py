@@ -301,7 +301,7 @@ def _rope(reader: _Reader, default_base: float) -> tuple[int, float]:
     base = settings.get("rope_theta", reader.get("rope_theta", default_base))
     if not isinstance(base, int | float) or isinstance(base, bool) or base != int(base):
         raise reader.unsupported(f"`rope_theta` is `{base}`; lmcore takes whole numbers")
-    if settings.get("partial_rotary_factor", 1.0) != 1.0:
+    if settings.get("partial_rotary_factor", reader.get("partial_rotary_factor", 1.0)) != 1.0:
         raise reader.unsupported("it rotates a part of each head's channels")
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind == "default":

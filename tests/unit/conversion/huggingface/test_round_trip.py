@@ -88,6 +88,7 @@ def changed(directory: Path, **values: object) -> Path:
         ("gpt2", {"activation_function": "relu"}, '`activation_function` is `"relu"`'),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
         ("gpt2", {"n_layer": "two"}, "`num_layers` is `two`, not an integer"),
+        ("llama", {"partial_rotary_factor": 0.5}, "it rotates a part"),
         ("gpt2", {"n_head": 5}, "not divisible"),
         ("llama", {"hidden_act": "gelu"}, "`hidden_act`"),
         ("llama", {"mlp_bias": True}, "feed-forward layers have biases"),
