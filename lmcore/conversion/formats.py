@@ -94,7 +94,12 @@ def _write_dist(
     state: ModelState, directory: Path, tokenizer: Tokenizer | None, options: WriteOptions
 ) -> list[str]:
     return write_distributed(
-        state, directory, tokenizer, layout=options.layout, dtype=options.dtype
+        state,
+        directory,
+        tokenizer,
+        layout=options.layout,
+        dtype=options.dtype,
+        step_of_parameters=_style(options.names, STYLES) != STYLES[0],
     )
 
 
@@ -134,7 +139,9 @@ FORMATS = {
     ),
     "huggingface": CheckpointFormat("Hugging Face", HuggingFaceState, _write_huggingface),
     "megatron": CheckpointFormat("Megatron-LM", MegatronState, _write_megatron, optimizer=True),
-    "megatron-dist": CheckpointFormat(DistributedState.format, DistributedState, _write_dist),
+    "megatron-dist": CheckpointFormat(
+        DistributedState.format, DistributedState, _write_dist, optimizer=True
+    ),
     "megatron-deepspeed": CheckpointFormat(
         "Megatron-DeepSpeed", read_deepspeed, _write_deepspeed, optimizer=True
     ),

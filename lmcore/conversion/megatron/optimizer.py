@@ -31,9 +31,11 @@ from lmcore.conversion.state import ADAM, WEIGHT, Progress
 from lmcore.errors import CheckpointError
 
 __all__ = [
+    "group_contents",
     "moments_content",
     "read_moments",
     "require_rounded",
+    "updates",
 ]
 
 _MAIN = ("fp32_from_fp16_params", "fp32_from_fp16")
@@ -191,14 +193,12 @@ def moments_content(
         step_of_parameters: True if the state of each parameter has the number of updates, as
             torch's Adam needs; the groups have it in any case, as fused ones need.
     """
-    settings = {**_DEFAULTS, **((progress.adam or {}) if progress else {})}
-    schedule = (progress.schedule or {}) if progress else {}
-    step = (progress.optimizer_step or progress.iteration) if progress else 0
-    rate = float(schedule.get("highest", 0.0))
-    groups: list[dict[str, Any]] = []
+    groups = group_contents(progress)
+    step = updates(progress)
     state: dict[int, dict[str, Tensor]] = {}
     mains: list[list[Tensor]] = []
-    for decays in (True, False):
+    for group in groups:
+        decays = bool(group["wd_mult"])
         members = [one for one in shares if (one[WEIGHT].ndim > 1) == decays]
         first = len(state)
         for number, share in enumerate(members, start=first):
@@ -206,25 +206,46 @@ def moments_content(
             if step_of_parameters:
                 state[number]["step"] = torch.tensor(float(step))
         mains.append([share[WEIGHT] for share in members])
-        groups.append(
-            {
-                "lr": rate,
-                "bias_correction": True,
-                "betas": (settings["beta1"], settings["beta2"]),
-                "eps": settings["eps"],
-                "weight_decay": settings["weight_decay"] if decays else 0.0,
-                "wd_mult": 1.0 if decays else 0.0,
-                "lr_mult": 1.0,
-                "is_expert_parallel": False,
-                "is_decoupled_lr": False,
-                "default_config": True,
-                "max_lr": rate,
-                "min_lr": float(schedule.get("lowest", 0.0)),
-                "step": step,
-                "params": list(range(first, first + len(members))),
-            }
-        )
+        group["params"] = list(range(first, first + len(members)))
     inner = {"state": state, "param_groups": groups}
     if dtype == torch.float32:
         return inner
     return {"optimizer": inner, "fp32_from_fp16_params": mains}
+
+
+def updates(progress: Progress | None) -> int:
+    """Return the number of updates that Adam has made.
+
+    Args:
+        progress: Position of the run.
+    """
+    return (progress.optimizer_step or progress.iteration) if progress else 0
+
+
+def group_contents(progress: Progress | None) -> list[dict[str, Any]]:
+    """Return Megatron's two groups of parameters, with weight decay and without.
+
+    Args:
+        progress: Position of the run.
+    """
+    settings = {**_DEFAULTS, **((progress.adam or {}) if progress else {})}
+    schedule = (progress.schedule or {}) if progress else {}
+    rate = float(schedule.get("highest", 0.0))
+    return [
+        {
+            "lr": rate,
+            "bias_correction": True,
+            "betas": (settings["beta1"], settings["beta2"]),
+            "eps": settings["eps"],
+            "weight_decay": settings["weight_decay"] if decays else 0.0,
+            "wd_mult": 1.0 if decays else 0.0,
+            "lr_mult": 1.0,
+            "is_expert_parallel": False,
+            "is_decoupled_lr": False,
+            "default_config": True,
+            "max_lr": rate,
+            "min_lr": float(schedule.get("lowest", 0.0)),
+            "step": updates(progress),
+        }
+        for decays in (True, False)
+    ]

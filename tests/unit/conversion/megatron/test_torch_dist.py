@@ -47,11 +47,38 @@ def test_round_trip(shape: ModelShape, tmp_path: Path) -> None:
     assert (found.progress, found.vocab_size) == (progress, 23)
 
 
+@pytest.mark.parametrize("each", [False, True], ids=["steps of groups", "of parameters"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_round_trip_of_adam(
+    shape: ModelShape, dtype: torch.dtype, each: bool, tmp_path: Path
+) -> None:
+    """Main parameters and moments come back bit by bit, with the updates and settings."""
+    adam = {"beta1": 0.85, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.2}
+    state = MemoryState(shape, optimizer=True, progress=Progress(7, 70, 6, adam=adam))
+    write_distributed(state, tmp_path, None, dtype=dtype, step_of_parameters=each)
+    found = DistributedState(tmp_path)
+    assert_same(found, state)
+    assert found.progress == state.progress
+
+
+def test_names_of_main_parameters(tmp_path: Path) -> None:
+    """The names of the plain and of the distributed optimizer give the same values, in float32."""
+    state = MemoryState(GPT, optimizer=True, progress=Progress(7, 70))
+    write_distributed(state, tmp_path, None, dtype=torch.bfloat16)
+    foreign = "decoder.final_layernorm.weight"
+    for kind in ("fp32_param", "param"):
+        loaded = {f"optimizer.state.{kind}.{foreign}": torch.empty(16)}
+        dcp.load(loaded, checkpoint_id=tmp_path / "iter_0000007", no_dist=True)
+        assert torch.equal(*loaded.values(), state.read("final_norm.weight"))
+    content = torch.load(tmp_path / "iter_0000007" / "common.pt", weights_only=False)
+    assert content["content_metadata"]["distrib_optim_sharding_type"] == "fully_reshardable"
+
+
 def test_half_precision(tmp_path: Path) -> None:
     """Weights can be written in bfloat16; torch reads the files as its own."""
-    state = MemoryState(GPT, optimizer=True, progress=Progress(7, 70))
-    notes = write_distributed(state, tmp_path, None, dtype=torch.bfloat16)
-    assert "the state of the optimizer is left out" in notes[0]
+    state = MemoryState(GPT, progress=Progress(7, 70))
+    write_distributed(state, tmp_path, None, dtype=torch.bfloat16)
     found = DistributedState(tmp_path)
     assert found.dtype("final_norm.weight") == torch.bfloat16
     name = "decoder.layers.mlp.linear_fc2.weight"
