@@ -143,6 +143,9 @@ class GenerateSection(TokenizerSection):
     stop: tuple[str, ...] = option(
         (), "Texts that end the generated text and are not part of it.", metavar="TEXT"
     )
+    json_schema: str | None = option(
+        None, "File with a JSON schema: the generated text is JSON of it.", metavar="FILE"
+    )
     greedy: bool = option(False, "Always take the most probable token.")
     beam_width: int | None = option(
         None,
@@ -229,6 +232,9 @@ def run(argv: list[str]) -> int:
             hint="name the directory of the checkpoint by `--load`",
         )
     prompts = _read_prompts(section)
+    from lmcore.generation.prompt import read_json_schema
+
+    schema = read_json_schema(section.json_schema) if section.json_schema is not None else None
     from lmcore.generation.sampler import Sampler, SampleSettings
 
     wanted = SampleSettings(
@@ -241,6 +247,7 @@ def run(argv: list[str]) -> int:
         section.logprobs,
         section.micro_batch_size,
         section.cache,
+        schema,
         section.beam_width,
         section.length_penalty,
     )
@@ -311,6 +318,7 @@ def _check_beam_search(section: GenerateSection, width: int) -> None:
     defaults = {one.key: one for one in options_of(GenerateSection)}
     sampling = (
         *("temperature", "top_k", "top_p", "min_p", "greedy", "stop", "logprobs", "cache"),
+        "json_schema",
         *("repetition_penalty", "frequency_penalty", "presence_penalty"),
     )
     for name in sampling:

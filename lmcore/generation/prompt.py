@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from lmcore.errors import ConfigError, DataError
 
-__all__ = ["read_prompt_file", "read_prompt_lines", "read_stdin"]
+__all__ = ["read_json_schema", "read_prompt_file", "read_prompt_lines", "read_stdin"]
 
 
 def read_prompt_file(path: str) -> str:
@@ -38,6 +40,25 @@ def read_prompt_lines(path: str) -> list[str]:
     if not lines:
         raise ConfigError(f"`{path}` is empty", hint="write one prompt on each line")
     return [line.removesuffix("\r") for line in lines]
+
+
+def read_json_schema(path: str) -> dict[str, Any] | bool:
+    """Return the JSON schema in a file.
+
+    Args:
+        path: Path of the file.
+
+    Raises:
+        ConfigError: The file cannot be read.
+        DataError: The file is not JSON, or is no schema.
+    """
+    try:
+        schema = json.loads(_decode(_read(path), path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise DataError(f"`{path}` is not JSON", why=str(error)) from None
+    if not isinstance(schema, dict | bool):
+        raise DataError(f"`{path}` is no JSON schema", why="a schema is an object")
+    return schema
 
 
 def read_stdin() -> str:

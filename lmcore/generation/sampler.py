@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from lmcore.generation.beam import beam_search
 from lmcore.generation.completion import Completion
 from lmcore.generation.engine import Engine
 from lmcore.generation.generate import recompute, require_room, room
+from lmcore.generation.json_schema import JsonSchemas
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sample import DEFAULT_TOKENS, Output, Sample
 from lmcore.generation.sampling_options import SamplingOptions
@@ -42,6 +43,7 @@ class SampleSettings:
         top_logprobs: Number of most probable tokens to report; see `Request`.
         num_together: Number of samples that are generated together.
         cache: False: every token recomputes the whole text.
+        json_schema: Schema of the JSON that each sample is; None: any text.
         beam_width: Number of texts that beam search follows; None: no beam search.
         length_penalty: Exponent of the length in the score of beam search; see `beam_search`.
     """
@@ -55,6 +57,7 @@ class SampleSettings:
     top_logprobs: int | None = None
     num_together: int = 8
     cache: bool = True
+    json_schema: Mapping[str, Any] | bool | None = None
     beam_width: int | None = None
     length_penalty: float = 1.0
 
@@ -131,6 +134,8 @@ class Sampler:
         self, prompts: Sequence[str], encoded: Sequence[Sequence[int]], lengths: Sequence[int]
     ) -> Iterator[_Asked]:
         tokenizer, seed = self.loaded.tokenizer, self.settings.seed
+        schema = self.settings.json_schema
+        schemas = JsonSchemas(tokenizer) if schema is not None else None
         stop_tokens = self._stop_tokens()
         for prompt, ids, length in zip(prompts, encoded, lengths, strict=True):
             for _ in range(self.settings.num_samples):
@@ -139,6 +144,9 @@ class Sampler:
                     *(ids, length, self.settings.options, seed, stop_tokens),
                     ends=completion.update,
                     top_logprobs=self.settings.top_logprobs,
+                    constraint=schemas.constraint(schema)
+                    if schemas and schema is not None
+                    else None,
                 )
                 yield _Asked(prompt, request, completion)
                 seed += 1

@@ -91,6 +91,12 @@ class FileTokenizer(Tokenizer):
         """Return the sha256 of each file."""
         return [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in self.files()]
 
+    def special_tokens(self) -> set[int]:
+        """Return the ids that are no text."""
+        values = vars(self.special).values()
+        single = {one for one in values if isinstance(one, int)}
+        return single | set(self.special.sentinels)
+
     def check_ids(self, ids: Sequence[int]) -> None:
         """Raise `ValueError` if an id is outside the vocabulary."""
         for i in ids:

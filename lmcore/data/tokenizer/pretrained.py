@@ -118,6 +118,10 @@ class PretrainedTokenizer(FileTokenizer):
         pipeline = sha256(Path(self.files()[0]).read_bytes()).hexdigest()
         return [pipeline, sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()]
 
+    def special_tokens(self) -> set[int]:
+        """Return the ids that are no text, added tokens among them."""
+        return super().special_tokens() | set(self._special_spellings)
+
     def _spells_special(self, text: str) -> bool:
         if self.settings.parse_special_tokens or self._any_special is None:
             return False

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from suite.selection import peer
 
 from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.checkpoint import save_checkpoint
@@ -169,6 +170,17 @@ class TestOutput:
         (greedy,) = records(generate(*flags, "--greedy"))
         (single,) = records(generate(*flags, "--beam-width", "1"))
         assert single["text"] == greedy["text"]
+
+    @pytest.mark.peer
+    def test_json_schema(self, generate, tmp_path) -> None:
+        """The text is JSON of the schema, though the model would write anything."""
+        peer("llguidance")
+        file = tmp_path / "schema.json"
+        file.write_text('{"enum": ["yes", [true]]}')
+        flags = ["--prompt", "ab", "--json", "--json-schema", str(file), "--num-samples", "4"]
+        for record in records(generate(*flags)):
+            assert json.loads(record["text"]) in ("yes", [True])
+            assert record["finished"]
 
     def test_megatrons_precision(self, generate) -> None:
         """`--bf16` is the precision."""

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from lmcore.errors import ConfigError, DataError
-from lmcore.generation.prompt import read_prompt_file, read_prompt_lines, read_stdin
+from lmcore.generation.prompt import (
+    read_json_schema,
+    read_prompt_file,
+    read_prompt_lines,
+    read_stdin,
+)
 
 
 def written(path: Path, content: bytes) -> str:
@@ -61,3 +66,20 @@ def test_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Standard input is one prompt."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é\n".encode())))
     assert read_stdin() == "é"
+
+
+def test_json_schema(tmp_path: Path) -> None:
+    """A file with an object or a boolean; anything else is refused."""
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "object"}')
+    assert read_json_schema(str(file)) == {"type": "object"}
+    for text, message in (
+        ("{", "is not JSON"),
+        ("[1]", "is no JSON schema"),
+        ("[" * 99999, "JSON"),
+    ):
+        file.write_text(text)
+        with pytest.raises(DataError, match=message):
+            read_json_schema(str(file))
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_json_schema(str(tmp_path))

@@ -1,0 +1,116 @@
+"""Text that is JSON of a schema: the tokens that may come next, by the library llguidance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from lmcore.data.tokenizer.token_bytes import token_bytes
+from lmcore.errors import ConfigError, MissingPackageError
+
+if TYPE_CHECKING:
+    from lmcore.data.tokenizer import Tokenizer
+
+__all__ = ["JsonSchemas"]
+
+
+class JsonSchemas:
+    """Constraints of JSON schemas for texts of one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Prepare the vocabulary, which takes a moment for a large one.
+
+        Args:
+            tokenizer: Tokenizer of the model.
+
+        Raises:
+            ConfigError: Its tokens have no bytes of their own.
+            MissingPackageError: llguidance is not installed.
+        """
+        self._library = _imported()
+        table = token_bytes(tokenizer)
+        if table is None:
+            raise ConfigError(
+                f"a JSON schema cannot be used with tokenizer `{tokenizer.name}`",
+                why="the text of a token depends on the tokens before",
+            )
+        self._size = tokenizer.vocab_size
+        # The end of a text is a token of its own if the vocabulary has none.
+        self._end = tokenizer.eod if tokenizer.eod is not None else self._size
+        words = [*table, None] if tokenizer.eod is None else table
+        vocabulary = _Vocabulary(words, self._end, tokenizer)
+        wrapper = self._library.TokenizerWrapper(vocabulary)
+        self._tokenizer = self._library.LLTokenizer(wrapper, n_vocab=len(words))
+
+    def constraint(self, schema: Mapping[str, Any] | bool) -> JsonConstraint:  # noqa: FBT001
+        """Return the rule for one text; see `Constraint`.
+
+        Args:
+            schema: JSON schema; an empty one allows any JSON.
+
+        Raises:
+            ConfigError: The schema is invalid, or too large.
+        """
+        matcher = self._library.LLMatcher
+        grammar = matcher.grammar_from_json_schema(json.dumps(schema))
+        problem = matcher.validate_grammar(grammar, self._tokenizer)
+        if problem:
+            raise ConfigError("the JSON schema cannot be used", why=problem)
+        return JsonConstraint(matcher(self._tokenizer, grammar), self._size, self._end)
+
+
+class JsonConstraint:
+    """Rule for the tokens of one text; see `Constraint`."""
+
+    def __init__(self, matcher: Any, size: int, end: int) -> None:
+        """Begin with no text.
+
+        Args:
+            matcher: Matcher of llguidance.
+            size: Size of the vocabulary.
+            end: Token that ends a text.
+        """
+        self._matcher, self._size, self._end = matcher, size, end
+
+    def allowed(self, size: int) -> torch.Tensor:
+        """Return the tokens that may come next, bool [size]."""
+        mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        bits = np.unpackbits(mask, bitorder="little")[:size].astype(bool)
+        return torch.from_numpy(bits)
+
+    def accept(self, token: int) -> bool:
+        """Take the next token; return True if nothing can follow."""
+        self._matcher.consume_token(token)
+        # Without a token for its end, a text ends as soon as it is complete.
+        ends_itself = self._end >= self._size and self._matcher.is_accepting()
+        return bool(self._matcher.is_stopped() or ends_itself)
+
+
+class _Vocabulary:
+    """Vocabulary in the form that llguidance takes."""
+
+    bos_token_id = None
+
+    def __init__(self, words: list[bytes | None], end: int, tokenizer: Tokenizer) -> None:
+        self.eos_token_id = end
+        self.tokens = [b"" if word is None else word for word in words]
+        self.special_token_ids = [number for number, word in enumerate(words) if word is None]
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        plain = text.decode(errors="replace") if isinstance(text, bytes) else text
+        return self._tokenizer.encode(plain)
+
+
+def _imported() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise MissingPackageError(
+            "llguidance", needed_for="a JSON schema", install="pip install llguidance"
+        ) from None
+    return llguidance

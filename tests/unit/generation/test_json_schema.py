@@ -1,0 +1,110 @@
+"""Text that is JSON of a schema, whatever the model would rather write."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from typing import Any
+
+import pytest
+import torch
+from suite.selection import peer
+
+from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer
+from lmcore.errors import ConfigError, MissingPackageError
+from lmcore.generation.json_schema import JsonSchemas
+from lmcore.generation.next_token import extend
+from lmcore.generation.request import Continuation, Request
+from lmcore.generation.sampling import new_generator
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 4},
+        "kind": {"enum": ["cat", "dog"]},
+        "ages": {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
+    },
+    "required": ["name", "kind", "ages"],
+    "additionalProperties": False,
+}
+
+
+def written(schemas: JsonSchemas, schema: dict[str, Any], seed: int, size: int) -> Continuation:
+    """A text of random logits under the rule of a schema."""
+    request = Request(
+        [0],
+        3000,
+        seed=seed,
+        stop_tokens=frozenset({256}),
+        constraint=schemas.constraint(schema),
+    )
+    text = Continuation(request, new_generator(seed))
+    generator = torch.Generator().manual_seed(seed)
+    while not text.ended:
+        extend([text], torch.randn(1, 300, generator=generator), size)
+    return text
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("seed", range(5))
+def test_texts_are_of_the_schema(seed: int) -> None:
+    """Random logits give JSON with these properties."""
+    peer("llguidance")
+    schemas = JsonSchemas(ByteTokenizer())
+    text = written(schemas, SCHEMA, seed, 257)
+    assert text.finish_reason == "stop"
+    value = json.loads(bytes(text.tokens))
+    assert value.keys() == {"name", "kind", "ages"}
+    assert len(value["name"]) <= 4
+    assert value["kind"] in {"cat", "dog"}
+    assert all(isinstance(age, int) for age in value["ages"])
+    assert len(value["ages"]) <= 2
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("schema", [{}, {"type": "nope"}, {"$ref": "http://example.org/x"}])
+def test_schemas(schema: dict[str, Any]) -> None:
+    """An empty schema is any JSON; an invalid one is refused with the library's reason."""
+    peer("llguidance")
+    schemas = JsonSchemas(ByteTokenizer())
+    if not schema:
+        assert schemas.constraint(schema).allowed(257)[ord("{")]
+        return
+    with pytest.raises(ConfigError, match="JSON schema"):
+        schemas.constraint(schema)
+
+
+@pytest.mark.peer
+def test_a_vocabulary_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text ends as soon as it is complete."""
+    peer("llguidance")
+    tokenizer = ByteTokenizer()
+    tokenizer.eod = None  # type: ignore[assignment]
+    tokenizer.vocab_size = 256
+    table = [bytes([byte]) for byte in range(256)]
+    monkeypatch.setattr("lmcore.generation.json_schema.token_bytes", lambda _: table)
+    text = written(JsonSchemas(tokenizer), SCHEMA, 1, 256)
+    assert text.finish_reason == "stop"
+    assert json.loads(bytes(text.tokens))["kind"] in {"cat", "dog"}
+
+
+@pytest.mark.peer
+def test_tokens_without_bytes() -> None:
+    """A tokenizer whose tokens have no bytes is refused."""
+    peer("llguidance")
+    with pytest.raises(ConfigError, match="NullTokenizer"):
+        JsonSchemas(NullTokenizer(10))
+
+
+def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package to install is named."""
+    real = builtins.__import__
+
+    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "llguidance":
+            raise ModuleNotFoundError("No module named 'llguidance'")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(MissingPackageError, match="llguidance"):
+        JsonSchemas(ByteTokenizer())
