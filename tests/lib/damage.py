@@ -44,7 +44,7 @@ def blank(path: Path, draw: random.Random) -> None:
 def swap(path: Path, draw: random.Random) -> None:
     """Exchange two blocks."""
     content = path.read_bytes()
-    middle = draw.randint(1, len(content) - 1)
+    middle = draw.randint(1, max(len(content) - 1, 1))  # one byte stays as it is
     path.write_bytes(content[middle:] + content[:middle])
 
 
