@@ -23,6 +23,7 @@ from lmcore.conversion.megatron.arguments import read_model
 from lmcore.conversion.megatron.directory import COMMON_NAME, find_checkpoint
 from lmcore.conversion.megatron.moments import group_values
 from lmcore.conversion.megatron.names import UNUSED, parameter_of
+from lmcore.conversion.megatron.optimizer import require_rounded
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.problems import require_no_problems
 from lmcore.conversion.megatron.records import load_content, values_of
@@ -109,6 +110,7 @@ class DistributedState(ModelState):
         require_no_problems(checkpoint, problems)
         schedule, unread = read_schedule(content, args)
         self.notes = [*model.notes, *([unread] if unread else [])]
+        self._weights = stored[WEIGHT]
         self._places = self._with_optimizer(stored)
         self.kinds = tuple(self._places)
         self.progress = _progress(content, args, schedule, optimizer=len(self.kinds) > 1)
@@ -120,9 +122,15 @@ class DistributedState(ModelState):
     def read(self, name: str, kind: str = WEIGHT) -> Tensor:
         """Return a whole tensor; see `ModelState`."""
         place = self._places[kind][name]
-        parts = [self._read(stored, place.layer) for stored in place.names]
-        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+        tensor = self._whole(place)
+        if kind == WEIGHT and place != self._weights[name]:
+            require_rounded(self.checkpoint, name, tensor, self._whole(self._weights[name]))
         return self._packing.join(name, [tensor]).contiguous()
+
+    def _whole(self, place: _Stored) -> Tensor:
+        """Return the tensor of a position, gate and up joined."""
+        parts = [self._read(stored, place.layer) for stored in place.names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _read(self, name: str, layer: int | None) -> Tensor:
         """Return a stored tensor, or one layer of it."""

@@ -140,6 +140,17 @@ def test_the_state_of_adam(half: bool, by_layer: bool, tmp_path: Path) -> None:
     assert found.progress == Progress(5, 12, 5, adam=settings)
 
 
+def test_main_parameters_that_do_not_fit(tmp_path: Path) -> None:
+    """A main parameter that does not round to its weight is refused, not read."""
+    state = MemoryState(GPT, optimizer=True)
+    key = "optimizer.state.fp32_param.embedding.word_embeddings.weight"
+    shifted = state.read("token_embedding.weight").roll(4)
+    saved_by_torch(tmp_path, state, half=True, **{key: shifted})
+    found = DistributedState(tmp_path)
+    with pytest.raises(CheckpointError, match="does not fit the model"):
+        found.read("token_embedding.weight")
+
+
 def test_a_distributed_state_that_is_not_read(tmp_path: Path) -> None:
     """Buffers of ranks are left out with a note, as are flattened moments."""
     state = MemoryState(GPT, optimizer=True)
