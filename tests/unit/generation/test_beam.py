@@ -9,11 +9,19 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.errors import RunError
 from lmcore.generation.beam import Beam, beam_search
 from lmcore.model.gpt import GPT
+from lmcore.model.op_binding import OpBinding
 
 VOCABULARY = 257
+
+
+@pytest.fixture
+def ops() -> OpBinding:
+    """The core's own ops: kernels have tests of their own."""
+    return OpBinding(OpTable(OP_SPECS), "cpu", "float32")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.errors import RunError
 from lmcore.generation import engine as engine_module
 from lmcore.generation.engine import Engine
@@ -16,6 +17,7 @@ from lmcore.generation.generate import recompute
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling_options import SamplingOptions
 from lmcore.model.gpt import GPT
+from lmcore.model.op_binding import OpBinding
 
 VOCABULARY = 257
 POSITIONS = 32
@@ -28,6 +30,12 @@ OPTIONS = [
     SamplingOptions(min_p=0.1, repetition_penalty=1.3),
     SamplingOptions(frequency_penalty=0.5, presence_penalty=0.5, temperature=1.5),
 ]
+
+
+@pytest.fixture
+def ops() -> OpBinding:
+    """The core's own ops: kernels have tests of their own."""
+    return OpBinding(OpTable(OP_SPECS), "cpu", "float32")
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.config.section import AcceleratorSection, Config
 from lmcore.generation.engine import Engine
 from lmcore.generation.request import Continuation, Request
@@ -16,6 +17,7 @@ from lmcore.generation.sampling_options import SamplingOptions
 from lmcore.generation.weights import fix_weights
 from lmcore.model.gpt import GPT
 from lmcore.model.layers import Embedding, Linear
+from lmcore.model.op_binding import OpBinding
 from lmcore.plugin import discover, select
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.runtime import Runtime, start_runtime
@@ -24,6 +26,12 @@ REQUESTS = [
     Request(prompt, 6, SamplingOptions(greedy=True), top_logprobs=3)
     for prompt in ([5, 99, 17], [200, 3, 44, 8], [7], [1, 2])
 ]
+
+
+@pytest.fixture
+def ops() -> OpBinding:
+    """The core's own ops: kernels have tests of their own."""
+    return OpBinding(OpTable(OP_SPECS), "cpu", "float32")
 
 
 @pytest.fixture(params=["fp32", "bf16", "fp64"])
