@@ -28,7 +28,9 @@ __all__ = [
     "METADATA_MODULE",
     "METADATA_NAME",
     "STORAGE_MODULE",
+    "ForeignIndex",
     "StoredChunk",
+    "StoredObject",
     "dtype_of",
     "read_foreign_metadata",
     "read_metadata",
@@ -83,6 +85,36 @@ class StoredChunk:
     length: int
 
 
+@dataclass(frozen=True)
+class StoredObject:
+    """An object that is not a tensor.
+
+    Attributes:
+        file: Name of the file.
+        offset: First byte in the file.
+        length: Number of bytes.
+    """
+
+    file: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class ForeignIndex:
+    """Content of an index that another program wrote.
+
+    Attributes:
+        tensors: Dtype and shape of each tensor.
+        chunks: Chunks of each tensor.
+        objects: Position of each object that is not a tensor.
+    """
+
+    tensors: dict[str, TensorEntry]
+    chunks: dict[str, list[StoredChunk]]
+    objects: dict[str, StoredObject]
+
+
 def read_metadata(checkpoint: Path, manifest: Manifest) -> dict[str, list[StoredChunk]]:
     """Return the chunks of each tensor in *checkpoint*, all checked against *manifest*.
 
@@ -99,12 +131,8 @@ def read_metadata(checkpoint: Path, manifest: Manifest) -> dict[str, list[Stored
         return _Converter(manifest.tensors, sizes).index(record)
 
 
-def read_foreign_metadata(
-    directory: Path,
-) -> tuple[dict[str, TensorEntry], dict[str, list[StoredChunk]]]:
-    """Return tensors and chunks of an index that another program wrote, checked in itself.
-
-    Objects that are not tensors are left out.
+def read_foreign_metadata(directory: Path) -> ForeignIndex:
+    """Return what an index lists that another program wrote, checked in itself.
 
     Raises:
         CheckpointError: it names anything outside the format, or bytes outside the files of
@@ -118,15 +146,19 @@ def read_foreign_metadata(
         stated = _mapping(fields.get("state_dict_metadata"), "state_dict_metadata")
         stored = _mapping(fields.get("storage_data"), "storage_data")
         tensors = {name: _entry(name, one) for name, one in stated.items() if not _is_bytes(one)}
-        ranges = {
-            index: one
-            for index, one in stored.items()
-            if _fields(index, "MetadataIndex").get("fqn") not in stated.keys() - tensors.keys()
-        }
+        others = stated.keys() - tensors.keys()
+        ranges, objects = {}, {}
+        for index, one in stored.items():
+            name = _fields(index, "MetadataIndex").get("fqn")
+            if name in others:
+                objects[str(name)] = one
+            else:
+                ranges[index] = one
         entries = {name: stated[name] for name in tensors}
         record.state = {"state_dict_metadata": entries, "storage_data": ranges}
         sizes = {one.name: one.stat().st_size for one in directory.iterdir() if one.is_file()}
-        return tensors, _Converter(tensors, sizes).index(record)
+        converter = _Converter(tensors, sizes)
+        return ForeignIndex(tensors, converter.index(record), converter.objects(objects))
 
 
 def _content(path: Path) -> bytes:
@@ -240,13 +272,6 @@ class _PlanRecord(_Record):
         self.args = args
 
 
-@dataclass(frozen=True)
-class _ByteRange:
-    file: str
-    offset: int
-    length: int
-
-
 class _Converter:
     """Converts records to stored chunks, and refuses all that `save_checkpoint` never writes."""
 
@@ -274,6 +299,12 @@ class _Converter:
             _refuse(f"it stores {len(ranges)} parts that belong to no tensor")
         return found
 
+    def objects(self, stored: Mapping[str, object]) -> dict[str, StoredObject]:
+        """Return the positions of objects, given their records."""
+        return {
+            name: self._range(name, _fields(one, "_StorageInfo")) for name, one in stored.items()
+        }
+
     def _chunks(self, name: str, record: object) -> list[ChunkBounds]:
         fields = _fields(record, "TensorStorageMetadata")
         shape = _sizes(fields.get("size"))
@@ -299,8 +330,8 @@ class _Converter:
             _refuse(f"a part of tensor `{name}` lies outside it")
         return chunk
 
-    def _ranges(self, stored: Mapping[Any, Any]) -> dict[tuple[str, tuple[int, ...]], _ByteRange]:
-        ranges: dict[tuple[str, tuple[int, ...]], _ByteRange] = {}
+    def _ranges(self, stored: Mapping[Any, Any]) -> dict[tuple[str, tuple[int, ...]], StoredObject]:
+        ranges: dict[tuple[str, tuple[int, ...]], StoredObject] = {}
         for index, record in stored.items():
             fields = _fields(index, "MetadataIndex")
             name = fields.get("fqn")
@@ -312,16 +343,16 @@ class _Converter:
             ranges[key] = self._range(name, _fields(record, "_StorageInfo"))
         return ranges
 
-    def _range(self, name: str, fields: Mapping[str, Any]) -> _ByteRange:
+    def _range(self, name: str, fields: Mapping[str, Any]) -> StoredObject:
         file = fields.get("relative_path")
         if not isinstance(file, str) or file not in self._sizes or file == METADATA_NAME:
-            _refuse(f"tensor `{name}` is stored in `{str(file)[:80]}`, not a file of the manifest")
+            _refuse(f"`{name}` is stored in `{str(file)[:80]}`, not a file of the manifest")
         offset, length = _sizes((fields.get("offset"), fields.get("length")))
         if offset + length > self._sizes[file]:
-            _refuse(f"tensor `{name}` is stored beyond the end of `{file}`")
+            _refuse(f"`{name}` is stored beyond the end of `{file}`")
         if fields.get("transform_descriptors"):
-            _refuse(f"tensor `{name}` is stored through a transformation")
-        return _ByteRange(file, offset, length)
+            _refuse(f"`{name}` is stored through a transformation")
+        return StoredObject(file, offset, length)
 
 
 def _refuse(why: str) -> NoReturn:

@@ -15,7 +15,7 @@ import torch
 
 from lmcore.accelerator.dtype import dtype_name
 from lmcore.checkpoint.chunks import ChunkBounds, overlap
-from lmcore.checkpoint.dcp_metadata import StoredChunk
+from lmcore.checkpoint.dcp_metadata import StoredChunk, StoredObject
 from lmcore.checkpoint.manifest import TensorEntry
 from lmcore.checkpoint.zip_checksum import damaged_record
 from lmcore.errors import CheckpointError
@@ -25,7 +25,9 @@ from lmcore.threads import map_in_threads
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["read_tensors"]
+__all__ = ["read_object", "read_tensors"]
+
+_MAX_OBJECT_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,38 @@ def read_tensors(
         files.items(),
         num_threads,
     )
+
+
+def read_object(directory: Path, name: str, stored: StoredObject) -> Any:
+    """Return an object of plain values and tensors, which names no code.
+
+    Args:
+        directory: Directory of the checkpoint.
+        name: Name of the object, for messages.
+        stored: Its position.
+
+    Raises:
+        CheckpointError: It is damaged, large, or contains anything else.
+    """
+    path = directory / stored.file
+    why = ""
+    try:
+        with path.open("rb") as stream:
+            part = _Slice(stream, stored.offset, stored.length)
+            with zipfile.ZipFile(cast("IO[bytes]", part)) as archive:
+                size = sum(one.file_size for one in archive.infolist())
+                record = damaged_record(archive)
+            part.seek(0)
+            if max(size, stored.length) > _MAX_OBJECT_BYTES or size > stored.length:
+                why = f"it is compressed or too large: {stored.length:,} bytes of {size:,}"
+            elif record is not None:
+                why = f"the checksum of its record `{record}` is wrong"
+            else:
+                return torch.load(cast("IO[bytes]", part), map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001 - a damaged file fails in many ways
+        # torch's own text suggests loading without the restriction: never show it.
+        why = f"it is damaged, or has more than plain values: `{type(error).__name__}`"
+    raise CheckpointError(f"`{name}` in `{path}` is refused", why=why, hint="copy the file again")
 
 
 def _copies(chunk: StoredChunk, tensor: Tensor, layout: TensorLayout) -> Iterator[_Copy]:

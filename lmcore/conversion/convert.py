@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Conversion", "convert"]
 
+_LEFT_OUT = "the optimizer's state, if there is any, was left out: `--weights-only`"
 _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
 
 
@@ -60,6 +61,7 @@ def convert(
     to: str,
     *,
     source_format: str | None = None,
+    weights_only: bool = False,
     options: WriteOptions | None = None,
     choice: TokenizerSettings = NO_CHOICE,
     extra: Mapping[str, TokenizerFactory] = _NONE,
@@ -73,6 +75,7 @@ def convert(
         target: Directory that does not exist yet, or is empty.
         to: Name of the format to write.
         source_format: Name of the format to read; None: recognized by its files.
+        weights_only: True to leave the optimizer's state out.
         options: Settings of the written checkpoint; None: the defaults.
         choice: Tokenizer chosen by the user instead of the checkpoint's own.
         extra: Tokenizer types that plugins registered.
@@ -85,10 +88,11 @@ def convert(
     begin = time.perf_counter()
     options = options or WriteOptions()
     require_absent(target)
-    state = read_state(source, source_format)
+    state = read_state(source, source_format, weights_only=weights_only)
     tokenizer = tokenizer_of(state, choice, extra)
     if state.vocab_size is None and tokenizer is not None:
         state.vocab_size = tokenizer.vocab_size
+    left_out = [_LEFT_OUT] if weights_only else []
     with new_directory(target, _weight_bytes(state, options)) as directory:
         notes = FORMATS[to].write(state, directory, tokenizer, options)
         size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
@@ -100,7 +104,7 @@ def convert(
         optimizer=len(state.kinds) > 1 and FORMATS[to].optimizer,
         size=size,
         seconds=time.perf_counter() - begin,
-        notes=[*notes_beside(state.notes, tokenizer), *notes],
+        notes=[*notes_beside(state.notes, tokenizer), *left_out, *notes],
     )
 
 

@@ -47,10 +47,10 @@ def describe(directory: str, name: str) -> dict[str, Any]:
         directory: Directory of the checkpoint.
         name: Name of its format.
     """
-    from lmcore.conversion.formats import read_state
+    from lmcore.conversion.weights import WeightReader
 
     try:
-        state = read_state(Path(directory), name)
+        state = WeightReader(Path(directory), name).state
     except LmcoreError as error:
         return {"error": {"what": error.what, "why": error.why, "hint": error.hint}}
     return {"shape": state.shape.to_dict(), "notes": list(state.notes)}

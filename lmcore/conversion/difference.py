@@ -69,6 +69,12 @@ class Difference:
         forms = self.shapes if self.tolerance else self.forms
         return bool(self.only_first or self.only_second or forms or self.values or self.shape)
 
+    @property
+    def unequal(self) -> int:
+        """Number of tensors that both have and that differ."""
+        forms = self.shapes if self.tolerance else self.forms
+        return len({*forms, *(one.name for one in self.values)})
+
     def to_json(self) -> dict[str, Any]:
         """Return the values for JSON; distances that are infinite are null."""
         found = {**asdict(self), "differ": self.found}

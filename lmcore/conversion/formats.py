@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from lmcore.conversion.megatron.names import STYLES
 from lmcore.conversion.megatron.read import MegatronState
 from lmcore.conversion.megatron.write import write_megatron
 from lmcore.conversion.native import LmcoreState, write_lmcore
-from lmcore.conversion.state import ModelState
+from lmcore.conversion.state import WEIGHT, ModelState
 from lmcore.conversion.unrecognized import unrecognized
 from lmcore.errors import CheckpointArgumentError
 
@@ -57,14 +57,15 @@ class CheckpointFormat:
 
     Attributes:
         title: Name of the format in messages.
-        read: Returns the state in a directory.
+        read: Returns the state in a directory; without the optimizer's if its second argument is
+            true.
         write: Writes a state with its tokenizer, if there is one, into an empty directory; returns
             what the user should know.
         optimizer: True if the optimizer's state is written, too.
     """
 
     title: str
-    read: Callable[[Path], ModelState]
+    read: Callable[[Path, bool], ModelState]
     write: Callable[[ModelState, Path, Tokenizer | None, WriteOptions], list[str]]
     optimizer: bool = False
 
@@ -133,28 +134,47 @@ def _style(name: str | None, styles: Sequence[str]) -> str:
 FORMATS = {
     "lmcore": CheckpointFormat(
         "lmcore",
-        LmcoreState,
+        lambda directory, _weights_only: LmcoreState(directory),
         lambda state, directory, tokenizer, _options: write_lmcore(state, directory, tokenizer),
         optimizer=True,
     ),
-    "huggingface": CheckpointFormat("Hugging Face", HuggingFaceState, _write_huggingface),
-    "megatron": CheckpointFormat("Megatron-LM", MegatronState, _write_megatron, optimizer=True),
+    "huggingface": CheckpointFormat(
+        "Hugging Face",
+        lambda directory, _weights_only: HuggingFaceState(directory),
+        _write_huggingface,
+    ),
+    "megatron": CheckpointFormat(
+        "Megatron-LM",
+        lambda directory, weights_only: MegatronState(directory, weights_only=weights_only),
+        _write_megatron,
+        optimizer=True,
+    ),
     "megatron-dist": CheckpointFormat(
-        DistributedState.format, DistributedState, _write_dist, optimizer=True
+        DistributedState.format,
+        lambda directory, weights_only: DistributedState(directory, weights_only=weights_only),
+        _write_dist,
+        optimizer=True,
     ),
     "megatron-deepspeed": CheckpointFormat(
-        "Megatron-DeepSpeed", read_deepspeed, _write_deepspeed, optimizer=True
+        "Megatron-DeepSpeed",
+        lambda directory, weights_only: read_deepspeed(directory, weights_only=weights_only),
+        _write_deepspeed,
+        optimizer=True,
     ),
 }
 """Every format by the name that `lmcore checkpoint convert` takes; see `detect.MATCHES`."""
 
 
-def read_state(directory: Path, name: str | None = None) -> ModelState:
+def read_state(
+    directory: Path, name: str | None = None, *, weights_only: bool = False
+) -> ModelState:
     """Return the state of a checkpoint.
 
     Args:
         directory: Directory of the checkpoint.
         name: Name of its format; None: recognized by its files.
+        weights_only: True to leave the optimizer's state out, so that it is not looked at as far
+            as the weights are elsewhere.
 
     Raises:
         CheckpointError: There is no checkpoint of a known format, or it is damaged.
@@ -173,4 +193,9 @@ def read_state(directory: Path, name: str | None = None) -> ModelState:
             hint="give the directory that has the weights; for lmcore a run directory, its "
             "`checkpoints`, or one `iter_XXXXXXX`",
         )
-    return FORMATS[known].read(directory)
+    state = FORMATS[known].read(directory, weights_only)
+    if weights_only:
+        state.kinds = (WEIGHT,)
+        if state.progress is not None:
+            state.progress = replace(state.progress, optimizer_step=None, adam=None)
+    return state

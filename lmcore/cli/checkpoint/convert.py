@@ -57,6 +57,11 @@ class ConvertSection(TokenizerSection):
     source_format: str | None = option(
         None, "Format of SOURCE; default: recognized by its files.", choices=FORMAT_NAMES
     )
+    weights_only: bool = option(
+        False,
+        "Leave the optimizer's state out; where the model has weights of its own, in its dtype, "
+        "these are taken.",
+    )
     dtype: str = option(
         "float32",
         "Dtype of the weights in other formats; lmcore's own are float32.",
@@ -122,6 +127,7 @@ def run(argv: list[str]) -> int:
             Path(section.target),
             section.to,
             source_format=section.source_format,
+            weights_only=section.weights_only,
             options=WriteOptions(
                 dtype=dtype_of(section.dtype),
                 largest_file=max(1, int(section.max_file_size_gb * 1e9)),
@@ -172,5 +178,8 @@ def _summary(done: Conversion) -> str:
     ]
     directory = shlex.quote(str(done.directory))
     if done.target == "lmcore":
-        lines += ["", f"next: lmcore generate --load {directory} --prompt TEXT"]
+        # Without a tokenizer of its own a run needs its options; a note above says so.
+        given = (done.directory / "tokenizer").is_dir()
+        tokenizer = "" if given else " --tokenizer-type TYPE"
+        lines += ["", f"next: lmcore generate --load {directory}{tokenizer} --prompt TEXT"]
     return "\n".join(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from lmcore.config.option import REQUIRED, option
@@ -74,9 +75,13 @@ def _missing(names: Sequence[str], where: str, other: str) -> Iterator[str]:
     kinds: dict[str, list[str]] = {}
     for name in names:
         kinds.setdefault(name.partition(".")[0], []).append(name)
-    for kind, found in kinds.items():
+    for found in kinds.values():
         if len(found) > _LISTED:
-            yield f"only in {where}, not in {other}  {len(found)} tensors `{kind}.*`"
+            parts = (
+                set(level) for level in zip(*(name.split(".") for name in found), strict=False)
+            )
+            common = ".".join(min(one) for one in takewhile(lambda one: len(one) == 1, parts))
+            yield f"only in {where}, not in {other}  {len(found)} tensors `{common}.*`"
         else:
             yield from (f"only in {where}, not in {other}  {name}" for name in found)
 
@@ -101,4 +106,4 @@ def _lines(found: Difference, section: DiffSection) -> Iterator[str]:
     elif found.settings:
         yield f"{counted(len(found.settings), 'setting')} of the runs differ (`--settings`)"
     within = f" within {section.tolerance:g}" if section.tolerance else ""
-    yield f"{counted(found.equal, 'tensor')} equal{within}, {len(found.values)} not"
+    yield f"{counted(found.equal, 'tensor')} equal{within}, {found.unequal} not"

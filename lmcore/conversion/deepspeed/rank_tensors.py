@@ -31,12 +31,13 @@ from lmcore.conversion.megatron.moments import group_values, step_of
 from lmcore.conversion.megatron.rank_file import flat_tensors
 from lmcore.conversion.megatron.records import load_content
 from lmcore.conversion.state import ADAM, WEIGHT
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointError, counted
 
 __all__ = ["RankTensors", "open_rank", "universal_tensors"]
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _OPTIMIZER = "zero_pp_rank_{}_mp_rank_%02d_optim_states.pt"
+_COPY = "copy all files of the universal checkpoint again"
 _MAX_DIMS = 8
 _MAX_RANKS = 2**20
 
@@ -118,7 +119,8 @@ class _Universal(_Source):
         self._directory = directory
         self.tensors = {}
         self._weights: dict[str, tuple[Tensor, bool]] = {}
-        complete = True
+        states = [f"{kind}.pt" for kind in ADAM]
+        missing: list[Path] = []
         for path in sorted(directory.glob("*/fp32.pt")):
             name = path.parent.name
             self._weights[name] = tensor, flat = self._content(name, "fp32")
@@ -129,8 +131,19 @@ class _Universal(_Source):
                     why=f"it has {tensor.numel():,} elements, `param_shapes` {list(shape)}",
                 )
             self.tensors[name] = StoredTensor(_stored(tensor, path).dtype, shape, path)
-            complete &= all((path.parent / f"{kind}.pt").is_file() for kind in ADAM)
-        if complete and self.tensors:
+            missing += [one for file in states if not (one := path.parent / file).is_file()]
+        if not self.tensors:
+            raise CheckpointError(
+                f"`{directory}` is not complete", why="it has no `NAME/fp32.pt`", hint=_COPY
+            )
+        if 0 < len(missing) < len(states) * len(self.tensors):
+            raise CheckpointError(
+                f"`{directory}` is not complete",
+                why=f"Adam's state lacks {counted(len(missing), 'file')}, such as "
+                f"`{missing[0].parent.name}/{missing[0].name}`",
+                hint=_COPY,
+            )
+        if not missing:
             self.kinds = (WEIGHT, *ADAM)
             self.step = self._step(next(iter(self.tensors)))
             self.settings = self._settings()

@@ -41,17 +41,20 @@ _IN_TOKENS = ("lr_warmup_tokens", "lr_decay_tokens", "warmup_tokens", "decay_tok
 _EMBEDDING = "token_embedding.weight"
 
 
-def read_deepspeed(path: Path) -> ModelState:
+def read_deepspeed(path: Path, *, weights_only: bool = False) -> ModelState:
     """Return the state of the newest checkpoint at *path*.
 
     Args:
         path: Directory that DeepSpeed saved to, or one checkpoint in it.
+        weights_only: True to take the weights from the model's files, if these have them.
 
     Raises:
         CheckpointError: A file is missing or damaged, lmcore does not have the model, or nothing
             describes it.
     """
     files = find_files(path)
+    if weights_only and files.universal is None and not files.partitions:
+        files = dataclasses.replace(files, optimizers={})
     content = load_content(files.first)
     args = values_of(content.get("args"))
     if args is not None and "hidden_size" in args and "num_attention_heads" in args:
@@ -101,7 +104,7 @@ class MegatronDeepSpeedState(ModelState):
         self._names = [self._named(rank, swiglu=swiglu) for rank in self._ranks]
         model = read_model(args, self.checkpoint, self._rows())
         self.settings = model.settings
-        self.shape, self.notes = model.shape, [*model.notes, *_notes(files, self._ranks)]
+        self.shape, self.notes = model.shape, [*model.notes, *_notes(files, self._ranks, content)]
         self.vocab_size = self._vocab_size(content, model.vocab_size)
         self._packing = Packing(self.shape, len(self._ranks), self._version(content))
         self._require_fit()
@@ -264,7 +267,7 @@ class TransformersDeepSpeedState(HuggingFaceState):
         self._rank = rank
         super().__init__(described, weights=rank)
         self.path = path
-        self.notes = [*self.notes, *_notes(files, [rank])]
+        self.notes = [*self.notes, *_notes(files, [rank], content)]
         if all(rank.has(name, kind) for name in self._names.values() for kind in ADAM):
             self.kinds = (WEIGHT, *ADAM)
         self.progress = _progress(content, {}, rank, adam=len(self.kinds) > 1)
@@ -346,9 +349,12 @@ def _schedule(
     return read_schedule(content, args)
 
 
-def _notes(files: DeepSpeedDirectory, ranks: Sequence[RankTensors]) -> list[str]:
+def _notes(
+    files: DeepSpeedDirectory, ranks: Sequence[RankTensors], content: Mapping[str, Any]
+) -> list[str]:
     """Return a note if the weights are those with which the model computed, in 16 bits."""
-    if files.optimizers or files.universal is not None:
+    described = bool(content.get("param_shapes"))
+    if (files.optimizers and described) or files.universal is not None:
         return []
     dtypes = {one.dtype for rank in ranks for one in rank.tensors.values()}
     low = sorted(
@@ -357,4 +363,7 @@ def _notes(files: DeepSpeedDirectory, ranks: Sequence[RankTensors]) -> list[str]
     if not low:
         return []
     dtype = " and ".join(low)
-    return [f"the weights are {dtype}: the checkpoint has no partitions of ZeRO in float32"]
+    why = "no partitions of ZeRO in float32 were read"
+    if files.optimizers:
+        why = "the partitions of ZeRO are not read, as the checkpoint lacks `param_shapes`"
+    return [f"the weights are {dtype}: {why}"]

@@ -84,7 +84,9 @@ def write_tokenizer(tokenizer: Tokenizer, directory: Path, shape: ModelShape) ->
         pipeline, *beside = tokenizer.files()
         shutil.copyfile(pipeline, directory / _PIPELINE)
         for path in beside:
-            shutil.copyfile(path, directory / Path(path).name)
+            copy = directory / Path(path).relative_to(Path(pipeline).parent)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
         return []
     if tokenizer.name == "GPT2BPETokenizer":
         vocabulary, merges = tokenizer.files()

@@ -92,7 +92,8 @@ def write_huggingface(
     bos = _bos(tokenizer) if tokenizer is not None else None
     name = str(dtype).removeprefix("torch.")
     _write_json(directory / CONFIG_NAME, config_of(shape, dtype=name, eos=eos, bos=bos))
-    if eos is not None:
+    # The tokenizer's copy stays: a chat model may end its texts with several tokens.
+    if eos is not None and not (directory / "generation_config.json").exists():
         generation = {"bos_token_id": bos if bos is not None else eos, "eos_token_id": eos}
         _write_json(directory / "generation_config.json", generation)
     if rows != state.shape.padded_vocab_size:

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmcore.checkpoint.dcp_metadata import dtype_of, read_foreign_metadata
-from lmcore.checkpoint.dcp_reader import read_tensors
+from lmcore.checkpoint.dcp_metadata import dtype_of
 from lmcore.conversion.megatron.arguments import read_model
+from lmcore.conversion.megatron.buckets import BucketState, has_buckets
 from lmcore.conversion.megatron.directory import COMMON_NAME, find_checkpoint
 from lmcore.conversion.megatron.moments import group_values
 from lmcore.conversion.megatron.names import UNUSED, parameter_of
@@ -28,9 +28,9 @@ from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.problems import require_no_problems
 from lmcore.conversion.megatron.records import load_content, values_of
 from lmcore.conversion.megatron.schedule import read_schedule
+from lmcore.conversion.megatron.stored_tensors import StoredTensors
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
 from lmcore.errors import CheckpointError
-from lmcore.parallel.tensor_layout import Chunk, TensorLayout
 
 __all__ = ["DistributedState"]
 
@@ -72,11 +72,12 @@ class DistributedState(ModelState):
 
     format = "Megatron-LM (torch_dist)"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, weights_only: bool = False) -> None:
         """Read the index and compare its tensors with the saved arguments.
 
         Args:
             path: Directory that Megatron saved to, or one checkpoint in it.
+            weights_only: True to leave the optimizer out.
 
         Raises:
             CheckpointError: A file is missing or damaged, lmcore does not have the model, or the
@@ -94,11 +95,12 @@ class DistributedState(ModelState):
                 f"`{checkpoint}` does not say which model it has",
                 why=f"its `{COMMON_NAME}` lacks the arguments of the run that wrote it",
             )
-        self._entries, self._index = read_foreign_metadata(checkpoint)
+        self._stored = StoredTensors(checkpoint)
+        self._entries = self._stored.entries
         layers = args.get("num_layers")
         self._layers = layers if type(layers) is int and 0 < layers <= _MOST_LAYERS else 0
         self._swiglu = bool(args.get("swiglu"))
-        problems, stored = self._stored()
+        problems, stored = self._named()
         embedding = stored[WEIGHT].get("token_embedding.weight")
         if embedding is None or len(self._entries[embedding.name].shape) != 2:
             raise CheckpointError(f"`{checkpoint}` has no token embedding")
@@ -111,48 +113,43 @@ class DistributedState(ModelState):
         schedule, unread = read_schedule(content, args)
         self.notes = [*model.notes, *([unread] if unread else [])]
         self._weights = stored[WEIGHT]
-        self._places = self._with_optimizer(stored)
-        self.kinds = tuple(self._places)
-        self.progress = _progress(content, args, schedule, optimizer=len(self.kinds) > 1)
+        self._buckets: BucketState | None = None
+        self._places = {WEIGHT: stored[WEIGHT]}
+        if not weights_only and has_buckets(self._stored):
+            self._buckets = BucketState(self._stored, self.shape, args, self._weight)
+            self.kinds = (WEIGHT, *ADAM)
+        elif not weights_only:
+            self._places = self._with_optimizer(stored)
+            self.kinds = tuple(self._places)
+        self.progress = self._progress(content, args, schedule)
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
+        if self._buckets is not None:
+            return self._buckets.dtype(name, kind)
         return self._dtype_of(self._places[kind][name])
 
     def read(self, name: str, kind: str = WEIGHT) -> Tensor:
         """Return a whole tensor; see `ModelState`."""
-        place = self._places[kind][name]
-        tensor = self._whole(place)
-        if kind == WEIGHT and place != self._weights[name]:
-            require_rounded(self.checkpoint, name, tensor, self._whole(self._weights[name]))
-        return self._packing.join(name, [tensor]).contiguous()
+        if self._buckets is not None:
+            tensor = self._buckets.read(name, kind)
+        else:
+            tensor = self._packing.join(name, [self._whole(self._places[kind][name])])
+        if kind == WEIGHT and (self._buckets or self._places[kind][name] != self._weights[name]):
+            weight = self._packing.join(name, [self._weight(name)])
+            require_rounded(self.checkpoint, name, tensor, weight)
+        return tensor.contiguous()
+
+    def _weight(self, name: str) -> Tensor:
+        """Return a weight of the model in Megatron's packing."""
+        return self._whole(self._weights[name])
 
     def _whole(self, place: _Stored) -> Tensor:
         """Return the tensor of a position, gate and up joined."""
-        parts = [self._read(stored, place.layer) for stored in place.names]
+        parts = [self._stored.read(stored, place.layer) for stored in place.names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _read(self, name: str, layer: int | None) -> Tensor:
-        """Return a stored tensor, or one layer of it."""
-        entry = self._entries[name]
-        size, layout = entry.shape, TensorLayout.whole(entry.shape)
-        if layer is not None:
-            size = (1, *entry.shape[1:])
-            first = (layer, *(0,) * (len(size) - 1))
-            layout = TensorLayout(entry.shape, (Chunk((0,) * len(size), first, size),))
-        tensor = torch.empty(size, dtype=dtype_of(entry.dtype))
-        read_tensors(
-            self.checkpoint,
-            self._index,
-            self._entries,
-            {name: tensor},
-            {name: layout},
-            num_threads=1,
-            compare=True,
-        )
-        return tensor if layer is None else tensor[0]
-
-    def _stored(self) -> tuple[list[str], dict[str, dict[str, _Stored]]]:
+    def _named(self) -> tuple[list[str], dict[str, dict[str, _Stored]]]:
         """Return what is wrong with names, and the positions of each kind by lmcore's names."""
         found: dict[str, dict[str, _Stored]] = {kind: {} for kind in (WEIGHT, "main", *ADAM)}
         problems = []
@@ -238,28 +235,29 @@ class DistributedState(ModelState):
                     return True
         return False
 
+    def _progress(
+        self,
+        content: Mapping[str, Any],
+        args: Mapping[str, Any],
+        schedule: Mapping[str, float | str] | None,
+    ) -> Progress | None:
+        iteration = content.get("iteration", args.get("iteration"))
+        samples = args.get("consumed_train_samples", 0)
+        if not all(type(value) is int and value >= 0 for value in (iteration, samples)):
+            return None
+        if len(self.kinds) == 1:
+            return Progress(iteration, samples, schedule=schedule)
+        if self._buckets is not None:
+            step, settings = self._buckets.step, self._buckets.settings
+        else:
+            step, settings = group_values(content.get("optimizer"))
+        return Progress(iteration, samples, step, schedule, settings)
+
     def _dtype_of(self, place: _Stored) -> torch.dtype:
         return dtype_of(self._entries[place.names[0]].dtype)
 
 
 _UNREAD = (
-    "the state of its optimizer is not read: it was distributed, and saved in buffers of ranks; "
-    "Megatron's `--dist-ckpt-optim-fully-reshardable` saves it by parameters"
+    "the state of its optimizer is not read: it was distributed, and saved in pieces of parameters "
+    "by an earlier version; Megatron's `--dist-ckpt-optim-fully-reshardable` saves it by parameters"
 )
-
-
-def _progress(
-    content: Mapping[str, Any],
-    args: Mapping[str, Any],
-    schedule: Mapping[str, float | str] | None,
-    *,
-    optimizer: bool,
-) -> Progress | None:
-    iteration = content.get("iteration", args.get("iteration"))
-    samples = args.get("consumed_train_samples", 0)
-    if not all(type(value) is int and value >= 0 for value in (iteration, samples)):
-        return None
-    if not optimizer:
-        return Progress(iteration, samples, schedule=schedule)
-    step, settings = group_values(content.get("optimizer"))
-    return Progress(iteration, samples, step, schedule, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmcore.conversion.megatron.names import foreign_name
@@ -9,10 +10,12 @@ from lmcore.errors import CheckpointArgumentError
 from lmcore.model.parameters import parameter_shapes
 from lmcore.model.shape import ModelShape
 
-__all__ = ["Layout"]
+__all__ = ["AFTER", "BEFORE", "Layout", "in_order"]
 
-_BEFORE = ("token_embedding", "position_embedding")
-_AFTER = ("final_norm", "output_embedding")
+BEFORE = ("token_embedding", "position_embedding")
+"""Beginnings of the names of parameters before the layers."""
+AFTER = ("final_norm", "output_embedding")
+"""The same of parameters after the layers, in order."""
 _ORDER = {
     "core": (
         "attention.output",
@@ -85,16 +88,15 @@ class Layout:
         names = list(parameter_shapes(shape))
         found: list[tuple[str, str]] = []
         if stage == part == 0:
-            before = [name for name in names if name.startswith(_BEFORE)]
+            before = [name for name in names if name.startswith(BEFORE)]
             found += [(foreign_name(name, style), name) for name in before]
         for number, layer in enumerate(layers):
             prefix = f"blocks.{layer}."
-            inside = [name for name in names if name.startswith(prefix)]
-            for name in sorted(inside, key=lambda one: _ORDER[style].index(_module(one))):
+            for name in in_order([name for name in names if name.startswith(prefix)], style):
                 local = f"blocks.{number}.{name.removeprefix(prefix)}"
                 found.append((foreign_name(local, style), name))
         if stage == self.pipeline - 1 and part == self.virtual - 1:
-            after = [name for name in names if name.startswith(_AFTER)]
+            after = [name for name in names if name.startswith(AFTER)]
             found += [(foreign_name(name, style), name) for name in after]
             if shape.tied and self.pipeline > 1:
                 copy = "word_embeddings_for_head.weight"
@@ -121,6 +123,25 @@ class Layout:
                     "the checkpoint cannot be written in this layout",
                     why=f"{count} {what} cannot be divided into {size} equal parts",
                 )
+
+
+def in_order(names: Sequence[str], style: str) -> list[str]:
+    """Return the parameters of layers in the order in which Megatron's layers make them.
+
+    Args:
+        names: Names in lmcore, layer after layer; others keep their place before or after them.
+        style: Set of names, one of `STYLES`.
+    """
+    order = _ORDER[style]
+    numbered = {name: int(name.split(".")[1]) for name in names if name.startswith("blocks.")}
+    return sorted(
+        names,
+        key=lambda name: (
+            (numbered[name], order.index(_module(name)))
+            if name in numbered
+            else (-1 if name.startswith(BEFORE) else len(names), 0)
+        ),
+    )
 
 
 def _module(name: str) -> str:

@@ -32,6 +32,7 @@ from lmcore.errors import CheckpointError
 
 __all__ = [
     "group_contents",
+    "is_rounded",
     "moments_content",
     "read_moments",
     "require_rounded",
@@ -160,6 +161,21 @@ class _Reader:
         )
 
 
+def is_rounded(main: Tensor, weight: Tensor) -> bool:
+    """Return True if *weight* is the rounded main parameter.
+
+    Args:
+        main: Parameter of the optimizer.
+        weight: Parameter of the model.
+    """
+    if main is weight:
+        return True
+    rounded = main.to(weight.dtype)
+    return torch.equal(rounded, weight) or bool(
+        ((rounded == weight) | (rounded.isnan() & weight.isnan())).all()
+    )
+
+
 def require_rounded(path: Path, name: str, main: Tensor, weight: Tensor) -> None:
     """Raise a `CheckpointError` unless *weight* is the rounded main parameter.
 
@@ -169,11 +185,12 @@ def require_rounded(path: Path, name: str, main: Tensor, weight: Tensor) -> None
         main: Parameter of the optimizer.
         weight: Parameter of the model.
     """
-    if main.dtype != weight.dtype and not torch.equal(main.to(weight.dtype), weight):
+    if not is_rounded(main, weight):
         raise CheckpointError(
             f"the optimizer's state in `{path}` does not fit the model",
             why=f"its parameter in the place of `{name}` is not the model's",
-            hint="convert another checkpoint of the run",
+            hint="convert another checkpoint of the run, or take the weights without it: "
+            "`lmcore checkpoint convert --weights-only`",
         )
 
 

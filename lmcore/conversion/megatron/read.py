@@ -37,11 +37,12 @@ class MegatronState(ModelState):
 
     format = "Megatron-LM"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, weights_only: bool = False) -> None:
         """Open the files of all ranks and compare their tensors with the saved arguments.
 
         Args:
             path: Directory that Megatron saved to, or one checkpoint in it.
+            weights_only: True to leave the optimizer out.
 
         Raises:
             CheckpointError: A file is missing or damaged, lmcore does not have the model, or the
@@ -77,7 +78,10 @@ class MegatronState(ModelState):
         self.shape, self.vocab_size, self.notes = model.shape, model.vocab_size, model.notes
         self._packing = Packing(self.shape, files.tensor_size, self._files[0][0].version)
         self._weights = self._matched()
-        self._parts, step, adam = self._with_optimizer()
+        self._parts: dict[str, dict[str, list[Tensor]]] = {WEIGHT: self._weights}
+        step, adam = None, None
+        if not weights_only:
+            self._parts, step, adam = self._with_optimizer()
         self.kinds = tuple(self._parts)
         self._compared: set[str] = set()
         schedule, unread = read_schedule(self._files[0][0].content, args)

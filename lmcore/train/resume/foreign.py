@@ -86,13 +86,13 @@ def load_foreign(
         CheckpointError: The checkpoint is damaged.
         OtherRankError: The same for another process, with its text.
     """
-    from lmcore.conversion.formats import read_state
+    from lmcore.conversion.weights import WeightReader
     from lmcore.parallel.tensor_layout import box
 
     def fill() -> None:
-        state = read_state(path)
+        weights = WeightReader(path)
         for name, tensor in tensors.items():
-            whole = state.read(name.removeprefix(_PREFIX))
+            whole = weights.read(name.removeprefix(_PREFIX))
             if tuple(whole.shape) != layouts[name].shape and name not in rows:
                 raise CheckpointError(
                     f"the weights of `{path}` are not those of the model that it describes",

@@ -87,6 +87,11 @@ def test_edit_and_diff(run: Path, tmp_path: Path, capsys: Capsys) -> None:
     assert "model.final_norm.bias  float32 [24] -> bfloat16 [24]" in text
     assert main(["checkpoint", "diff", str(run), str(out), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["differ"] is True
+    assert "26 tensors equal, 2 not" in text
+    steps = ["checkpoint", "edit", str(run), str(tmp_path / "b"), "--drop", "optimizer.step.*"]
+    assert main(steps) == 0
+    assert main(["checkpoint", "diff", str(run), str(tmp_path / "b")]) == 1
+    assert "28 tensors `optimizer.step.*`" in capsys.readouterr().out
     tolerant = ["--tensors", "model.blocks.*", "--tolerance", "0.1"]
     assert main(["checkpoint", "diff", str(run), str(out), *tolerant]) == 0
     capsys.readouterr()

@@ -42,6 +42,17 @@ def test_a_downloaded_model_generates(
     assert len(set(texts[0])) > 1
 
 
+def test_the_next_command_of_a_run_without_a_tokenizer_names_its_option(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in model.glob("tokenizer*"):
+        file.unlink()
+    run = tmp_path / "run"
+    assert main(["checkpoint", "convert", str(model), str(run), "--to", "lmcore"]) == 0
+    expected = f"next: lmcore generate --load {run} --tokenizer-type TYPE --prompt TEXT"
+    assert expected in capsys.readouterr().out
+
+
 def test_json_and_errors(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["checkpoint", "convert", str(model), str(tmp_path / "out")]
     assert main([*command, "--to", "huggingface", "--dtype", "bfloat16", "--json"]) == 0

@@ -47,6 +47,16 @@ def test_weights_without_zero(shape: ModelShape, layout: Layout, tmp_path: Path)
     assert is_deepspeed(tmp_path / "global_step7")
 
 
+def test_partitions_without_shapes_are_reported(tmp_path: Path) -> None:
+    """The weights are the model's, in 16 bits: nothing gives the order of ZeRO's parameters."""
+    directory = write(MemoryState(GPT, optimizer=True), tmp_path, Layout(zero=1))
+    path = directory / "mp_rank_00_model_states.pt"
+    torch.save(torch.load(path, weights_only=False) | {"param_shapes": None}, path)
+    found = read_deepspeed(tmp_path)
+    assert found.kinds == (WEIGHT,)
+    assert any("lacks `param_shapes`" in note for note in found.notes)
+
+
 @pytest.mark.parametrize("first_block", [2, 3])
 def test_numbers_of_layers(first_block: int, tmp_path: Path) -> None:
     """Blocks begin at layer 2 in Microsoft's repository and at 3 in BigScience's."""

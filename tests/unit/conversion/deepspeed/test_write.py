@@ -142,3 +142,21 @@ def test_models_and_layouts_that_it_lacks(
         write_deepspeed(MemoryState(shape), tmp_path, None, layout=layout, style=style)
     assert message in (caught.value.why or "")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "files, why",
+    [("6.bias/exp_avg.pt", "Adam's state lacks 1 file"), ("*/fp32.pt", "no `NAME/fp32.pt`")],
+    ids=["state", "weights"],
+)
+def test_an_incomplete_universal_checkpoint_is_refused(
+    files: str, why: str, tmp_path: Path
+) -> None:
+    """A part of Adam's state is not read as if there were none."""
+    write_deepspeed(MemoryState(GPT, optimizer=True), tmp_path, None)
+    [directory] = tmp_path.glob("global_step*")
+    for path in (directory / "zero").glob(files):
+        path.unlink()
+    with pytest.raises(CheckpointError, match="is not complete") as caught:
+        read_deepspeed(tmp_path)
+    assert why in str(caught.value.why)

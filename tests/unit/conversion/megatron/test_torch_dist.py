@@ -152,7 +152,7 @@ def test_main_parameters_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_a_distributed_state_that_is_not_read(tmp_path: Path) -> None:
-    """Buffers of ranks are left out with a note, as are flattened moments."""
+    """Flattened moments are left out with a note."""
     state = MemoryState(GPT, optimizer=True)
     moments = {
         f"{KINDS[kind]}{foreign_name('final_norm.weight', 'core')}": torch.zeros(1, 1, 16)
@@ -161,7 +161,7 @@ def test_a_distributed_state_that_is_not_read(tmp_path: Path) -> None:
     saved_by_torch(tmp_path, state, **moments)
     found = DistributedState(tmp_path)
     assert found.kinds == (WEIGHT,)
-    assert "saved in buffers of ranks" in found.notes[0]
+    assert "saved in pieces of parameters" in found.notes[0]
 
 
 def refusal(tmp_path: Path) -> str:

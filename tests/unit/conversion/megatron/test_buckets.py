@@ -1,0 +1,224 @@
+"""Buckets of the distributed optimizer in `torch_dist`: by hand in many layouts, and damaged."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from megatron_models import GPT, LLAMA, MemoryState, assert_same
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+from lmcore.conversion.convert import convert
+from lmcore.conversion.formats import read_state
+from lmcore.conversion.megatron.arguments import architecture_arguments
+from lmcore.conversion.megatron.distributed_read import DistributedState
+from lmcore.conversion.megatron.layout import Layout
+from lmcore.conversion.megatron.names import foreign_name
+from lmcore.conversion.megatron.packing import Packing
+from lmcore.conversion.native import LmcoreState
+from lmcore.conversion.state import WEIGHT, Progress
+from lmcore.conversion.weights import WeightReader
+from lmcore.errors import CheckpointError
+from lmcore.model.shape import ModelShape
+
+# torch says that it saves in one process.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # in torch 2.8 itself
+]
+
+KEYS = {"param": WEIGHT, "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+SETTINGS = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+Vectors = dict[str, torch.Tensor]
+
+
+def buckets_of(
+    parameters: list[tuple[str, str]], state: MemoryState, layout: Layout, rank: int, limit: int
+) -> list[Vectors]:
+    """Return the buckets of one part of the model, as the optimizer fills them.
+
+    A bucket ends when it has *limit* elements, and round an embedding that two stages share.
+    """
+    packing = Packing(state.shape, layout.tensor)
+    made: list[list[str]] = [[]]
+    ends = [0]
+    for _, name in reversed(parameters):
+        count = math.prod(packing.part_shape(name))
+        shared = state.shape.tied and layout.pipeline > 1 and name == "token_embedding.weight"
+        if shared and made[-1]:
+            ends[-1] = math.ceil(ends[-1] / 64) * 64
+            made, ends = [*made, []], [*ends, 0]
+        made[-1].append(name)
+        ends[-1] = math.ceil(ends[-1] / 64) * 64 + count
+        if shared or ends[-1] >= limit:
+            made, ends = [*made, []], [*ends, 0]
+    found = []
+    for names, end in zip(made, ends, strict=True):
+        vectors = {key: torch.full((end,), torch.nan) for key in KEYS}
+        start = 0
+        for name in names:
+            for key, kind in KEYS.items():
+                part = packing.split(name, state.read(name, kind))[rank].reshape(-1)
+                vectors[key][start : start + part.numel()] = part
+            start = math.ceil((start + part.numel()) / 64) * 64
+        found.append(vectors)
+    return [vectors for vectors in found if vectors["param"].numel()]
+
+
+def save(
+    directory: Path,
+    state: MemoryState,
+    layout: Layout,
+    *,
+    limit: int = 10**9,
+    style: str = "core",
+    dtype: torch.dtype = torch.bfloat16,
+    **changes: Any,
+) -> None:
+    """Save *state* as Megatron saves it with `dp_reshardable`."""
+    whole = Packing(state.shape, 1)
+    tensors: dict[str, Any] = {
+        foreign_name(name, "core"): whole.split(name, state.read(name))[0].to(dtype).contiguous()
+        for name in state.parameters
+    }
+    for stage in range(layout.pipeline):
+        for rank in range(layout.tensor):
+            group = f"optimizer.distributed.dp_group_idx_{stage * layout.tensor + rank}"
+            values = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "step": 5.0}
+            tensors[f"{group}.optimizer/shard_0_1"] = [{"param_groups": [values]}]
+            for part in range(layout.virtual):
+                parameters = layout.parameters(state.shape, stage, part, style)
+                held = buckets_of(parameters, state, layout, rank, limit)
+                for number, vectors in enumerate(held):
+                    name = f"{group}.gbuf_idx_{part}.dtype_(torch.bfloat16, torch.float32)"
+                    for key, vector in vectors.items():
+                        tensors[f"{name}.bucket_idx_{number}.{key}"] = vector
+    tensors |= changes
+    dcp.save(
+        {name: one for name, one in tensors.items() if one is not None},
+        checkpoint_id=directory,
+        no_dist=True,
+        planner=DefaultSavePlanner(flatten_state_dict=False),  # objects keep their names
+    )
+    args = architecture_arguments(state.shape) | {
+        "tensor_model_parallel_size": layout.tensor,
+        "transformer_impl": "local" if style == "core-local" else "transformer_engine",
+        "consumed_train_samples": 12,
+    }
+    content = {"args": argparse.Namespace(**args), "iteration": 5, "optimizer": {}}
+    torch.save(content, directory / "common.pt")
+    (directory / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+
+
+@pytest.mark.parametrize("limit", [10**9, 900], ids=["one bucket", "buckets"])
+@pytest.mark.parametrize("layout", [(1, 1, 1), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_buckets(
+    shape: ModelShape, layout: tuple[int, int, int], limit: int, tmp_path: Path
+) -> None:
+    """Main parameters and moments are read bit by bit, with the updates and settings."""
+    state = MemoryState(shape, optimizer=True)
+    save(tmp_path, state, Layout(*layout), limit=limit)
+    found = DistributedState(tmp_path)
+    assert_same(found, state)
+    assert found.progress == Progress(5, 12, 5, adam=SETTINGS)
+    assert found.dtype("final_norm.weight", "exp_avg") == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_order_of_local_layers(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Layers of `--transformer-impl local` have another order, which the weights decide, too."""
+    state = MemoryState(GPT, optimizer=True)
+    save(tmp_path, state, Layout(1, 2), style="core-local", dtype=dtype)
+    assert_same(DistributedState(tmp_path), state)
+    content = torch.load(tmp_path / "common.pt", weights_only=False)
+    content["args"].transformer_impl = "transformer_engine"
+    torch.save(content, tmp_path / "common.pt")
+    assert_same(DistributedState(tmp_path), state)
+
+
+def test_uneven_stages(tmp_path: Path) -> None:
+    """The layers of each stage are found by the sizes of its buckets."""
+    state = MemoryState(dataclasses.replace(LLAMA, num_layers=3), optimizer=True)
+
+    class Uneven(Layout):
+        def layers(self, count: int, stage: int, part: int) -> range:
+            return range(1) if stage == 0 else range(1, count)
+
+    save(tmp_path, state, Uneven(1, 2), limit=500)
+    assert_same(DistributedState(tmp_path), state)
+
+
+BUCKET = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32)"
+
+
+@pytest.mark.parametrize("change", ["size", "kind", "dtype", "dims", "ranks"])
+def test_buckets_that_do_not_fit(change: str, tmp_path: Path) -> None:
+    """Buckets of another model are refused, with the way to read the weights alone."""
+    state = MemoryState(GPT, optimizer=True)
+    name = f"{BUCKET}.bucket_idx_0"
+    changes: dict[str, Any] = {
+        "size": {f"{name}.{key}": torch.zeros(640) for key in KEYS},
+        "kind": {f"{name}.exp_avg_sq": None},
+        "dtype": {f"{name}.exp_avg": torch.zeros(3, dtype=torch.uint8)},
+        "dims": {f"{name}.exp_avg": torch.zeros(3, 3)},
+        "ranks": {f"{name.replace('idx_0', 'idx_7', 1)}.param": torch.zeros(3)},
+    }
+    save(tmp_path, state, Layout(), **changes[change])
+    with pytest.raises(CheckpointError, match="does not fit the model") as caught:
+        DistributedState(tmp_path)
+    assert "--weights-only" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_main_parameters_that_are_not_the_models(
+    dtype: torch.dtype, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error names the tensor; without the optimizer the model's own weights are read."""
+    state, other = MemoryState(GPT, optimizer=True), MemoryState(GPT, optimizer=True)
+    other.tensors["final_norm.bias", WEIGHT] = torch.full((16,), 7.0)
+    parameters = Layout().parameters(GPT, 0, 0, "core")
+    (vectors,) = buckets_of(parameters, other, Layout(), 0, 10**9)
+    main = {f"{BUCKET}.bucket_idx_0.param": vectors["param"]}
+    save(tmp_path / "in", state, Layout(), dtype=dtype, **main)
+    found = DistributedState(tmp_path / "in")
+    with pytest.raises(CheckpointError, match="does not fit the model") as caught:
+        found.read("final_norm.bias")
+    assert "`final_norm.bias`" in str(caught.value.why)
+    assert "--weights-only" in str(caught.value.hint)
+    done = convert(tmp_path / "in", tmp_path / "out", "lmcore", weights_only=True)
+    assert not done.optimizer
+    assert any("left out" in note for note in done.notes)
+    back = LmcoreState(tmp_path / "out")
+    assert back.kinds == (WEIGHT,)
+    reader = WeightReader(tmp_path / "in")
+    for name in state.parameters:
+        rounded = state.read(name).to(dtype).float()
+        assert torch.equal(back.read(name), rounded)
+        assert torch.equal(reader.read(name).to(dtype).float(), rounded)
+    assert "`final_norm.bias`" in caplog.text
+
+
+def test_weights_only(tmp_path: Path) -> None:
+    """Buckets of another model do not matter, nor does the optimizer's progress."""
+    state = MemoryState(LLAMA, optimizer=True)
+    save(tmp_path, state, Layout(), **{f"{BUCKET}.bucket_idx_0.exp_avg": torch.zeros(3)})
+    found = read_state(tmp_path, weights_only=True)
+    assert found.kinds == (WEIGHT,)
+    assert found.progress == Progress(5, 12)
+    assert found.dtype("final_norm.weight") == torch.bfloat16
+
+
+def test_settings_that_name_code(tmp_path: Path) -> None:
+    """The stored settings of the optimizer run no code."""
+    state = MemoryState(GPT, optimizer=True)
+    key = "optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1"
+    save(tmp_path, state, Layout(), **{key: [argparse.Namespace()]})
+    with pytest.raises(CheckpointError, match="is refused"):
+        DistributedState(tmp_path)
