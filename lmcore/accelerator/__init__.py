@@ -30,6 +30,7 @@ from lmcore.accelerator.probe import (
     ProbeState,
     Problem,
 )
+from lmcore.accelerator.quantized_weight import QuantizedWeight
 from lmcore.accelerator.recompute import (
     RecomputePolicy,
     full_offload_policy,
@@ -62,6 +63,7 @@ __all__ = [
     "Probe",
     "ProbeState",
     "Problem",
+    "QuantizedWeight",
     "RecomputePolicy",
     "Reject",
     "Resolution",

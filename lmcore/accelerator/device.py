@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from lmcore.accelerator.quantized_weight import QuantizedWeight
     from lmcore.accelerator.rng import RngTracker
 
 __all__ = ["Device", "own_index"]
@@ -83,6 +84,11 @@ class Device:
         constant_projection: Takes a weight [O, I] and a bias [O] or None that do not change, and a
             usual number of rows M, and returns the function of x [M, I] that gives
             `x @ weight.T + bias` [M, O], or None where torch's own is as fast; None: it always is.
+        quantized_projection: Takes a `QuantizedWeight` and a bias [O] or None that do not change,
+            and returns the function of x [M, I] that gives `x @ weight.T + bias` [M, O] in the
+            dtype of the weight's scales, each row independent of the others; or None for a weight
+            that the device has no kernel for, which is then expanded for each product.  None: it
+            has none for any.
         missing: For each optional ability that is None, the reason.
         facts: Versions and properties for `environment.json`, JSON values only.  `compile_pays`,
             if it is true, compiles blocks in runs without `--compile` and `--no-compile`.
@@ -109,6 +115,9 @@ class Device:
     facts: Mapping[str, Any] = field(default_factory=dict)
     new_graph: Callable[[], Any] | None = None
     constant_projection: Callable[[Tensor, Tensor | None, int], Projection | None] | None = None
+    quantized_projection: Callable[[QuantizedWeight, Tensor | None], Projection | None] | None = (
+        None
+    )
 
     def __post_init__(self) -> None:
         """Refuse an absent ability without a reason, and a present ability with one."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmcore.cli.loading import require_checkpoint
 from lmcore.cli.selection import find_plugins
 from lmcore.cli.text.sample_output import (
     JsonOutput,
@@ -20,13 +21,14 @@ from lmcore.cli.text.sample_output import (
     open_output_file,
     standard_output,
 )
-from lmcore.config.foreign.generate import generate_flags
+from lmcore.config.foreign.generate import GivenModel, generate_flags
 from lmcore.config.option import REQUIRED, option, options_of
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
 from lmcore.config.section.accelerator import MAX_THREADS, plugin_off_option
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError, LmcoreError, RunError
+from lmcore.generation.quantization_options import QUANTIZATIONS, precision_of
 from lmcore.generation.sample import DEFAULT_TOKENS, Output
 from lmcore.generation.sampling_options import (
     MAX_PENALTY,
@@ -39,6 +41,7 @@ from lmcore.runtime.device_choice import choose_device
 if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSettings
     from lmcore.generation.load import LoadedModel
+    from lmcore.generation.sampler import SampleSettings
     from lmcore.plugin import PluginSet
 
 __all__ = ["SUMMARY", "GenerateSection", "run"]
@@ -88,10 +91,24 @@ class GenerateSection(TokenizerSection):
         "File for a JSON object {text, length, finished} per sample, instead of standard output.",
         metavar="FILE",
     )
+    interactive: bool = option(
+        False, "Continue each line that is typed or piped in, until the input ends."
+    )
+    chat: bool = option(
+        False, "Hold a conversation: each line that is typed or piped in is a message."
+    )
+    system_prompt: str | None = option(
+        None, "With --chat: system prompt of the conversation.", metavar="TEXT"
+    )
+    chat_template: str | None = option(
+        None,
+        "With --chat: file with a chat template (jinja2) instead of the tokenizer's.",
+        metavar="FILE",
+    )
     tokens: int | None = option(
         None,
         f"Tokens to generate per prompt; default: {DEFAULT_TOKENS}, or fewer if the model has "
-        "fewer positions left.",
+        "fewer positions left; with --chat the largest number per answer.",
         minimum=1,
     )
     out_seq_length: int | None = option(
@@ -178,6 +195,19 @@ class GenerateSection(TokenizerSection):
     precision: str | None = option(
         None, "Precision policy, such as fp32 or bf16; default: the device's first.", metavar="NAME"
     )
+    ops: tuple[str, ...] = option(
+        (),
+        "Preferred kernels as `op=id,id`; the first that supports the case is used.",
+        metavar="OP=ID",
+    )
+    strict_ops: bool = option(False, "Fail if an op would use the core's reference kernel.")
+    deterministic: bool = option(False, "Use only kernels that declare themselves deterministic.")
+    quantization: str | None = option(
+        None,
+        "Round the weights to integers of 8 or 4 bits when they are loaded: less memory, faster "
+        "for few samples at a time. The default precision is then bf16.",
+        choices=QUANTIZATIONS,
+    )
     num_threads: int | None = option(
         None, "CPU threads; default: torch's.", minimum=1, maximum=MAX_THREADS
     )
@@ -193,18 +223,15 @@ class GenerateSection(TokenizerSection):
 def run(argv: list[str]) -> int:
     """Run `lmcore generate` and return the exit status."""
     plugins = find_plugins(argv, probe=not wants_help(argv))
+    model = GivenModel()
     section, settings = parse_with_plugins(
         GenerateSection,
         argv,
         command="lmcore generate",
         plugins=plugin_sections(plugins),
-        foreign=generate_flags({option.flag for option in options_of(GenerateSection)}),
+        foreign=generate_flags(_own_flags(), model),
         epilog=_EPILOG,
     )
-    from lmcore.checkpoint import chosen_checkpoint, find_checkpoint
-    from lmcore.conversion.detect import format_of
-    from lmcore.conversion.unrecognized import unrecognized
-
     options = SamplingOptions(
         temperature=section.temperature,
         top_k=section.top_k,
@@ -218,20 +245,10 @@ def run(argv: list[str]) -> int:
     _check_flags(section)
     if section.sample_output_file is not None:
         check_output_file(Path(section.sample_output_file))
-    if format_of(Path(section.load)) in {None, "lmcore"}:
-        if (problem := unrecognized(Path(section.load))) is not None:
-            raise problem
-        chosen = find_checkpoint(Path(section.load))  # fails before torch is loaded
-        if section.ckpt_step is not None:
-            chosen = chosen_checkpoint(Path(section.load), section.ckpt_step)
-            section = dataclasses.replace(section, load=str(chosen))
-    elif section.ckpt_step is not None:
-        raise ConfigError(
-            f"`--ckpt-step` cannot be used with `{section.load}`",
-            why="it is no run of lmcore",
-            hint="name the directory of the checkpoint by `--load`",
-        )
-    prompts = _read_prompts(section)
+    chosen = require_checkpoint(Path(section.load), section.ckpt_step)
+    section = dataclasses.replace(section, load=str(chosen))
+    reads_lines = section.chat or section.interactive
+    prompts = [] if reads_lines else _read_prompts(section)
     from lmcore.generation.prompt import read_json_schema
 
     schema = read_json_schema(section.json_schema) if section.json_schema is not None else None
@@ -251,13 +268,28 @@ def run(argv: list[str]) -> int:
         section.beam_width,
         section.length_penalty,
     )
+    if reads_lines:
+        with _memory_explained(section), _loaded(section, plugins, settings, model) as loaded:
+            _read_lines(section, wanted, loaded)
+        return 0
     with (
         _memory_explained(section),
-        _loaded(section, plugins, settings) as loaded,
+        _loaded(section, plugins, settings, model) as loaded,
         _opened(section, len(prompts) * section.num_samples) as output,
     ):
         Sampler(wanted, loaded, output).run(prompts)
     return 0
+
+
+def _read_lines(section: GenerateSection, wanted: SampleSettings, loaded: LoadedModel) -> None:
+    """Answer, or continue, the lines of the user."""
+    from lmcore.cli.chat import chat, continue_lines, find_template
+
+    if section.chat:
+        template = find_template(loaded, section.chat_template, load=section.load)
+        chat(wanted, loaded, template, system=section.system_prompt)
+    else:
+        continue_lines(wanted, loaded)
 
 
 @contextmanager
@@ -301,6 +333,7 @@ def _check_flags(section: GenerateSection) -> None:
         raise ConfigError(
             "`--tokens` and `--out-seq-length` exclude each other", hint="keep one of them"
         )
+    _check_lines(section)
     if section.beam_width is not None:
         _check_beam_search(section, section.beam_width)
     if section.logprobs is not None and not section.json:
@@ -310,6 +343,40 @@ def _check_flags(section: GenerateSection) -> None:
             "`--json` and `--sample-output-file` exclude each other",
             why="the file has JSON lines in a format of lmcore's",
             hint="write `--json > FILE` for all values of a sample",
+        )
+
+
+def _check_lines(section: GenerateSection) -> None:
+    """Raise an error if an option has no meaning with lines of a user, or only with them."""
+    defaults = {one.key: one for one in options_of(GenerateSection)}
+
+    def given(names: tuple[str, ...]) -> list[str]:
+        return [
+            f"`{defaults[name].flag}`"
+            for name in names
+            if getattr(section, name) != defaults[name].default
+        ]
+
+    if not section.chat and (wrong := given(("system_prompt", "chat_template"))):
+        raise ConfigError(
+            f"{wrong[0]} needs `--chat`", why="without it there are no messages, only text"
+        )
+    mode = "--chat" if section.chat else "--interactive"
+    if section.chat and section.interactive:
+        raise ConfigError("`--chat` and `--interactive` exclude each other", hint="keep one")
+    if not (section.chat or section.interactive):
+        return
+    prompts = ("prompt", "prompt_file", "sample_input_file")
+    if wrong := given(prompts):
+        raise ConfigError(
+            f"{wrong[0]} cannot be used with `{mode}`",
+            why="it reads its lines from the terminal or from standard input",
+        )
+    whole = ("sample_output_file", "json", "num_samples", "beam_width", "length_penalty")
+    if wrong := given(whole):
+        raise ConfigError(
+            f"{wrong[0]} cannot be used with `{mode}`",
+            why="it writes one text for each line, as it grows",
         )
 
 
@@ -346,9 +413,16 @@ def _read_prompts(section: GenerateSection) -> list[str]:
     return [section.prompt or ""]
 
 
+def _own_flags() -> set[str]:
+    """Return the flags of the command itself, with the negations of its switches."""
+    own = options_of(GenerateSection)
+    negations = {f"--no-{one.flag[2:]}" for one in own if one.type is bool}
+    return {one.flag for one in own} | negations
+
+
 @contextmanager
 def _loaded(
-    section: GenerateSection, plugins: PluginSet, settings: PluginSettings
+    section: GenerateSection, plugins: PluginSet, settings: PluginSettings, model: GivenModel
 ) -> Iterator[LoadedModel]:
     """Choose the device, then load torch and the model."""
     from lmcore.config.section import AcceleratorSection, Config
@@ -359,7 +433,12 @@ def _loaded(
     selection = choose_device(plugins, section.device, rank)
     config = Config(
         accelerator=AcceleratorSection(
-            device=section.device, precision=section.precision, num_threads=section.num_threads
+            device=section.device,
+            ops=section.ops,
+            strict_ops=section.strict_ops,
+            deterministic=section.deterministic,
+            precision=precision_of(section.precision, section.quantization),
+            num_threads=section.num_threads,
         ),
         plugins=settings,
     )
@@ -367,13 +446,18 @@ def _loaded(
     from lmcore.runtime.runtime import start_runtime
 
     choice = TokenizerSettings.of(section)
+    if choice.tokenizer_type is None and choice.vocab_file and choice.merge_file:
+        # As in training: the only type that takes both files.
+        choice = dataclasses.replace(choice, tokenizer_type="GPT2BPETokenizer")
     with start_runtime(config, plugins, selection, rank) as runtime:
         loaded = load_model(
             Path(section.load),
             runtime,
             choice=choice,
             extra=registered_types(plugins),
+            require=lambda shape: model.require(dataclasses.asdict(shape)),
             rows=section.micro_batch_size if section.sample_input_file else section.num_samples,
+            quantization=section.quantization,
         )
         logger.info("loaded %s on %s", loaded.checkpoint, runtime.device.name)
         yield loaded

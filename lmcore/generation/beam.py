@@ -16,9 +16,10 @@ from torch import Tensor
 from lmcore.generation.next_token import not_finite
 
 if TYPE_CHECKING:
+    from lmcore.model.cache import SlotCache
     from lmcore.model.protocol import CausalLM
 
-__all__ = ["Beam", "beam_search"]
+__all__ = ["Beam", "BeamSearch", "beam_search"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,112 @@ class _Open:
         return Beam(tokens, self.logprobs, finished, score)
 
 
+class BeamSearch:
+    """Search for the best texts after one prompt, step by step.
+
+    Source: as Megatron-LM's beam search, where a text ends if its stop token is among the *width*
+    best candidates of a step, and the search when no open text can be better than the worst one
+    found.
+
+    Attributes:
+        ended: True if the search is complete.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        prompt: Sequence[int],
+        *,
+        width: int,
+        max_tokens: int,
+        vocab_size: int,
+        stop_tokens: frozenset[int] = frozenset(),
+        length_penalty: float = 1.0,
+        precision_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        """Begin a search; see `beam_search` for the arguments."""
+        assert width > 0
+        assert max_tokens > 0
+        self.ended = False
+        self._model, self._context = model, precision_context
+        self._prompt, self._length = list(prompt), len(prompt)
+        self._width, self._max_tokens = width, max_tokens
+        self._vocab_size, self._stop = vocab_size, stop_tokens
+        self._penalty = length_penalty
+        self._device = model.head_weight.device
+        self._cache: SlotCache | None = None
+        self._beams = [_Open()]
+        self._found: list[Beam] = []
+
+    def step(self) -> None:
+        """Extend every text by a token; without effect at the end.
+
+        Raises:
+            RunError: The model's logits are not finite.
+        """
+        if self.ended:
+            return
+        with torch.inference_mode(), self._context():
+            hidden = self._pass()
+            logprobs_WV = _logprobs(self._model.logits(hidden[:, -1]), self._vocab_size)
+            order = self._extend(logprobs_WV)
+            self.ended = self._is_complete()
+            if self.ended:
+                self._cache = None
+            else:
+                assert self._cache is not None
+                self._cache.select(order, self._length)
+
+    def best(self) -> list[Beam]:
+        """Return the texts found, the best one first; open ones too after the last token."""
+        found = self._found
+        if len(found) < self._width or self._reached_length:
+            found = found + [one.closed(self._penalty, finished=False) for one in self._beams]
+        return _sorted(found, self._width)
+
+    def _pass(self) -> Tensor:
+        """Return the hidden states of the prompt, or of each text's last token."""
+        if self._cache is None:
+            unit = self._model.head_weight.new_ones(1, 1)
+            dtype = torch.nn.functional.linear(unit, unit).dtype
+            self._cache = self._model.new_cache(dtype)
+            self._cache.reserve(self._width, self._length + self._max_tokens - 1)
+            tokens, view = [self._prompt], self._cache.first_tokens([0], self._length)
+        else:
+            tokens = [[one.tokens[-1]] for one in self._beams]
+            view = self._cache.next_tokens([self._length] * len(tokens))
+            self._length += 1
+        hidden: Tensor = self._model(torch.tensor(tokens, device=self._device), view)
+        return hidden
+
+    def _extend(self, logprobs_WV: Tensor) -> list[int]:
+        """Take the best candidates; return the text that each of the new ones continues."""
+        order: list[int] = []
+        following: list[_Open] = []
+        candidates = _best(self._beams, logprobs_WV, 2 * self._width)
+        for rank, (row, token, logprob) in enumerate(candidates):
+            beam = self._beams[row].extended(token, logprob)
+            if token in self._stop:
+                if rank < self._width:
+                    self._found.append(beam.closed(self._penalty, finished=True))
+            elif len(following) < self._width:
+                order.append(row)
+                following.append(beam)
+        self._beams, self._found = following, _sorted(self._found, self._width)
+        return order
+
+    def _is_complete(self) -> bool:
+        if not self._beams or self._reached_length:
+            return True
+        best = self._beams[0]
+        possible = best.total / len(best.tokens) ** self._penalty
+        return len(self._found) == self._width and self._found[-1].score >= possible
+
+    @property
+    def _reached_length(self) -> bool:
+        return bool(self._beams) and len(self._beams[0].tokens) == self._max_tokens
+
+
 def beam_search(
     model: CausalLM,
     prompt: Sequence[int],
@@ -81,48 +188,27 @@ def beam_search(
 
     Raises:
         RunError: The model's logits are not finite.
-
-    Source: as Megatron-LM's beam search, where a text ends if its stop token is among the *width*
-    best candidates of a step, and the search when no open text can be better than the worst one
-    found.
     """
-    assert width > 0
-    assert max_tokens > 0
-    device = model.head_weight.device
-    found: list[Beam] = []
+    search = BeamSearch(
+        model,
+        prompt,
+        width=width,
+        max_tokens=max_tokens,
+        vocab_size=vocab_size,
+        stop_tokens=stop_tokens,
+        length_penalty=length_penalty,
+        precision_context=precision_context,
+    )
+    # A precision policy that casts weights casts them once in a context.
     with torch.inference_mode(), precision_context():
-        unit = model.head_weight.new_ones(1, 1)
-        cache = model.new_cache(torch.nn.functional.linear(unit, unit).dtype)
-        cache.reserve(width, len(prompt) + max_tokens - 1)
-        beams, length = [_Open()], len(prompt)
-        hidden = model(torch.tensor([list(prompt)], device=device), cache.first_tokens([0], length))
-        while True:
-            logprobs_WV = _logprobs(model.logits(hidden[:, -1]), vocab_size)
-            candidates = _best(beams, logprobs_WV, 2 * width)
-            order: list[int] = []
-            following: list[_Open] = []
-            for rank, (row, token, logprob) in enumerate(candidates):
-                beam = beams[row].extended(token, logprob)
-                if token in stop_tokens:
-                    if rank < width:
-                        found.append(beam.closed(length_penalty, finished=True))
-                elif len(following) < width:
-                    order.append(row)
-                    following.append(beam)
-            beams = following
-            found = sorted(found, key=lambda one: -one.score)[:width]
-            if not beams or len(beams[0].tokens) == max_tokens:
-                break
-            possible = beams[0].total / len(beams[0].tokens) ** length_penalty
-            if len(found) == width and found[-1].score >= possible:
-                break
-            cache.select(order, length)
-            tokens_W1 = torch.tensor([[one.tokens[-1]] for one in beams], device=device)
-            hidden = model(tokens_W1, cache.next_tokens([length] * len(beams)))
-            length += 1
-    if len(found) < width or (beams and len(beams[0].tokens) == max_tokens):
-        found += [one.closed(length_penalty, finished=False) for one in beams]
-    return sorted(found, key=lambda one: -one.score)[:width]
+        while not search.ended:
+            search.step()
+    return search.best()
+
+
+def _sorted(beams: Sequence[Beam], width: int) -> list[Beam]:
+    """Return the best texts, the best one first."""
+    return sorted(beams, key=lambda one: -one.score)[:width]
 
 
 def _logprobs(logits_WV: Tensor, vocab_size: int) -> Tensor:

@@ -1,8 +1,8 @@
 """`Engine`: continues many requests together, each in its own time (continuous batching).
 
-A step takes the prompts of new requests first, in chunks (prefill), then one token of every request
-(decode).  Requests join and leave between steps.  Each has a slot of the key-value cache; the slots
-in use are the first ones.
+A step generates one token of every running request (decode), then takes the prompts of new
+requests in chunks and generates their first token (prefill).  Requests join and leave between
+steps.  Each has a slot of the key-value cache; the slots in use are the first ones.
 
 Shapes: B requests of a pass, S tokens, H hidden, V padded vocabulary.
 """
@@ -92,7 +92,7 @@ class Engine:
     def add(self, request: Request) -> Continuation:
         """Queue a request and return its continuation, which `step` extends.
 
-        The request must fit the model's positions and vocabulary; see `check_request`.
+        The request must fit the model's vocabulary and positions; see `require_room`.
         """
         continuation = Continuation(request, new_generator(request.seed))
         if request.max_tokens == 0 and not request.prompt_logprobs:
@@ -105,6 +105,7 @@ class Engine:
         """End a request before the next step; without effect if it has ended."""
         if not continuation.ended:
             continuation.finish_reason = "cancelled"
+            self._waiting = deque(one for one in self._waiting if not one.ended)
 
     @property
     def num_running(self) -> int:
@@ -117,9 +118,9 @@ class Engine:
         return len(self._waiting)
 
     def step(self) -> list[Continuation]:
-        """Generate a token of each running request; return the continuations that changed.
+        """Generate at most one token of each request; return the continuations that changed.
 
-        The list is empty if there is nothing to do.
+        The list is empty if there is nothing to do, or if a step took only a part of a prompt.
         """
         with torch.inference_mode(), self._context():
             return self._step()
@@ -139,18 +140,16 @@ class Engine:
 
     def _step(self) -> list[Continuation]:
         self._remove_ended()
-        self._admit()
-        changed = self._prefill()
-        self._remove_ended()
         decoded = self._decode()
         self._remove_ended()
-        return changed + [one for one in decoded if one not in changed]
+        self._admit()
+        begun = self._prefill()
+        self._remove_ended()
+        return decoded + begun
 
     def _admit(self) -> None:
         while self._waiting and len(self._slots) < self._max_requests:
-            continuation = self._waiting.popleft()
-            if not continuation.ended:
-                self._slots.append(_Slot(continuation))
+            self._slots.append(_Slot(self._waiting.popleft()))
         if not self._slots:
             return
         if self._cache is None:

@@ -18,10 +18,10 @@ import torch
 
 from lmcore.checkpoint import Manifest, load_checkpoint, num_bytes
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.conversion.formats import read_state
 from lmcore.conversion.native import LmcoreState, require_weights
 from lmcore.conversion.state import notes_beside
 from lmcore.conversion.tokenizer import NO_CHOICE, tokenizer_of
+from lmcore.conversion.weights import WeightReader
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
 from lmcore.errors import CheckpointError, ConfigError
 from lmcore.generation.weights import fix_weights
@@ -66,6 +66,8 @@ def load_model(
     choice: TokenizerSettings = NO_CHOICE,
     extra: Mapping[str, TokenizerFactory] = _NONE,
     rows: int = 1,
+    require: Callable[[ModelShape], None] | None = None,
+    quantization: str | None = None,
 ) -> LoadedModel:
     """Return the model of a checkpoint of any format, with its tokenizer.
 
@@ -78,12 +80,18 @@ def load_model(
         choice: Tokenizer chosen by the user instead of the checkpoint's own.
         extra: Tokenizer types that plugins registered.
         rows: Usual number of sequences that are decoded together.
+        require: Check of the model's shape, which raises an error, before weights are read.
+        quantization: Integers that the weights are rounded to, one of `QUANTIZATIONS`; None: none.
 
     Raises:
         CheckpointError: There is no checkpoint, it is damaged, or its model cannot generate.
-        ConfigError, DataError: The tokenizer is missing, or is not the run's.
+        ConfigError, DataError: The tokenizer is missing, or is not the run's; the precision does
+            not go with quantization.
     """
-    state = read_state(path)
+    weights = WeightReader(path)
+    state = weights.state
+    if require is not None:
+        require(state.shape)
     tokenizer = tokenizer_of(state, choice, extra)
     if tokenizer is None:
         raise ConfigError(
@@ -95,14 +103,16 @@ def load_model(
         logger.warning("%s: %s", path, note)
     if isinstance(state, LmcoreState):
         model = load_weights(state.checkpoint, state.manifest, runtime)
-        return LoadedModel(model, tokenizer, state.checkpoint, fix_weights(model, runtime, rows))
+        context = fix_weights(model, runtime, rows, quantization)
+        return LoadedModel(model, tokenizer, state.checkpoint, context)
     model = _described(state.shape, runtime, path)
     _allocate(model, runtime)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(state.read(name))
+            parameter.copy_(weights.read(name))
     model.eval()
-    return LoadedModel(model, tokenizer, path, fix_weights(model, runtime, rows))
+    context = fix_weights(model, runtime, rows, quantization)
+    return LoadedModel(model, tokenizer, path, context)
 
 
 def load_weights(checkpoint: Path, manifest: Manifest, runtime: Runtime) -> CausalLM:

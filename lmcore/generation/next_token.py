@@ -21,7 +21,8 @@ __all__ = ["extend", "not_finite", "probabilities"]
 def extend(continuations: Sequence[Continuation], logits_BV: Tensor, vocab_size: int) -> list[int]:
     """Choose the next token of each continuation, append it, and return all of them.
 
-    A continuation ends here if the token ends it, or with an error if its logits are not finite.
+    A continuation ends here if the token ends it, or with an error if its logits are not finite or
+    its constraint or `ends` raises one; the others continue.
 
     Args:
         continuations: Continuations without an end.
@@ -40,10 +41,15 @@ def extend(continuations: Sequence[Continuation], logits_BV: Tensor, vocab_size:
     tokens: list[int] = token_B.tolist()
     _note_probabilities(logits_BW, tokens, continuations)
     for one, token, value in zip(continuations, tokens, highest, strict=True):
-        if math.isfinite(value):
-            _append(one, token)
-        else:
+        if one.error is not None:
+            continue
+        if not math.isfinite(value):
             one.error = not_finite(value)
+            continue
+        try:
+            _append(one, token)
+        except Exception as error:  # noqa: BLE001
+            one.error = error
     return tokens
 
 
@@ -86,8 +92,12 @@ def _adjusted(logits_BW: Tensor, continuations: Sequence[Continuation]) -> Tenso
         if request.options.has_penalties:
             apply_penalties(logits_BW[row], request.options, request.prompt, one.tokens)
         if request.constraint is not None:
-            allowed_W = request.constraint.allowed(logits_BW.shape[-1]).to(logits_BW.device)
-            logits_BW[row].masked_fill_(~allowed_W, -math.inf)
+            try:
+                allowed_W = request.constraint.allowed(logits_BW.shape[-1])
+            except Exception as error:  # noqa: BLE001
+                one.error = error
+                continue
+            logits_BW[row].masked_fill_(~allowed_W.to(logits_BW.device), -math.inf)
     return logits_BW
 
 
@@ -111,6 +121,8 @@ def _append(continuation: Continuation, token: int) -> None:
         continuation.finish_reason = "length"
     elif token in request.stop_tokens:
         continuation.finish_reason = "stop"
+        if len(continuation.logprobs) > len(continuation.tokens):
+            continuation.stop_logprob = continuation.logprobs[-1]
     else:
         continuation.tokens.append(token)
         complete = request.constraint is not None and request.constraint.accept(token)

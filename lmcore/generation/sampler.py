@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lmcore.data.tokenizer.chat_files import end_tokens
 from lmcore.errors import ConfigError
 from lmcore.generation.beam import beam_search
 from lmcore.generation.completion import Completion
@@ -230,8 +231,7 @@ class Sampler:
         return made
 
     def _stop_tokens(self) -> frozenset[int]:
-        eod = self.loaded.tokenizer.eod
-        return frozenset(() if eod is None else (eod,))
+        return end_tokens(self.loaded.tokenizer)
 
     def _show(self, one: _Running) -> None:
         """Write the text of a sample that is new, on an output for its growth."""

@@ -1,18 +1,23 @@
-"""Weights that do not change any more: cast once, and in the layout that the device likes best."""
+"""Weights that do not change any more: cast or quantized once, in the layout of the device."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from lmcore.errors import ConfigError
+from lmcore.generation.quantization import GROUP, expanded_projection, quantize
 from lmcore.model.layers import Embedding, Linear
 
 if TYPE_CHECKING:
+    from lmcore.accelerator.device import Device
     from lmcore.accelerator.precision import PrecisionPolicy
     from lmcore.model.protocol import CausalLM
     from lmcore.runtime.runtime import Runtime
@@ -22,34 +27,49 @@ __all__ = ["fix_weights"]
 logger = logging.getLogger(__name__)
 
 _NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_BITS = {"int8": 8, "int4": 4}
+_HEAD_BITS = 8
+"""Fewest bits of the head: it decides between tokens, and 4 bits cost the most there."""
+
+Project = Callable[[Tensor], Tensor]
 
 
 def fix_weights(
-    model: CausalLM, runtime: Runtime, rows: int
+    model: CausalLM, runtime: Runtime, rows: int, quantization: str | None = None
 ) -> Callable[[], AbstractContextManager[Any]]:
     """Prepare a loaded model for generation and return the context of its forward passes.
 
     A policy that would cast the weights of products in every pass is replaced by weights that are
-    cast here: the products are the same.  The model cannot be trained afterwards.
+    cast here: the products are the same.  The model cannot be trained afterwards, and its
+    projections have no `weight` of their own where the device has a copy in another layout.
 
     Args:
         model: Model on the run's device, in evaluation mode.
         runtime: Device and precision.
         rows: Usual number of rows of a product: the sequences that are decoded together.
+        quantization: `int8` or `int4`: the projections and the head are rounded to integers of so
+            many bits, the head to at least 8; embeddings and norms stay.  None: nothing is.
+
+    Raises:
+        ConfigError: The precision policy does not go with quantization.
     """
-    dtype = _narrow_dtype(runtime.precision)
-    make = runtime.device.constant_projection
-    for module in model.modules():
+    policy = runtime.precision
+    dtype = _narrow_dtype(policy)
+    if quantization is not None and dtype is None and policy.compute != policy.keep:
+        raise ConfigError(
+            f"`--quantization {quantization}` cannot be used with `--precision {policy.name}`",
+            why="the precision replaces the products by its own",
+            hint="use `--precision bf16`",
+        )
+    fixed = _Fixed(runtime.device, dtype, rows, quantization)
+    for name, module in model.named_modules():
         if isinstance(module, Linear):
-            if dtype is not None:
-                module.to(dtype)
-            module.op = _fixed(module.op, module.weight, module.bias, dtype, make, rows)
-        elif isinstance(module, Embedding) and dtype is not None:
-            module.output_dtype = module.weight.dtype
-            module.to(dtype)
-    head = _fixed(_linear, model.head_weight, None, dtype, make, rows)
-    model.head_projection = lambda hidden: head(hidden, model.head_weight, None)
-    return runtime.precision.context if dtype is None else nullcontext
+            _fix_linear(module, fixed, name)
+        elif isinstance(module, Embedding) and module.weight is not model.head_weight:
+            _cast_table(module, dtype)
+    _fix_head(model, fixed)
+    fixed.report()
+    return policy.context if dtype is None else nullcontext
 
 
 def _narrow_dtype(policy: PrecisionPolicy) -> torch.dtype | None:
@@ -58,25 +78,132 @@ def _narrow_dtype(policy: PrecisionPolicy) -> torch.dtype | None:
     return _NARROW.get(policy.compute) if casts else None
 
 
+@dataclass
+class _Fixed:
+    """Projections by constant weights, and an account of them.
+
+    Attributes:
+        device: Device of the model.
+        dtype: Dtype that the factors of products are cast to; None: they are not cast.
+        rows: Usual number of rows.
+        quantization: Kind of integers; None: weights are not quantized.
+        quantized_bytes: Bytes of each quantized weight.
+        expanded: Number of quantized weights that the device has no products for.
+        kept: Names of weights that are not quantized.
+    """
+
+    device: Device
+    dtype: torch.dtype | None
+    rows: int
+    quantization: str | None
+    quantized_bytes: list[int] = field(default_factory=list)
+    expanded: int = 0
+    kept: list[str] = field(default_factory=list)
+
+    @torch.no_grad()
+    def projection(self, name: str, weight: Tensor, bias: Tensor | None) -> Project | None:
+        """Return the projection by a weight; None if torch's own is as good.
+
+        Args:
+            name: Name of the weight.
+            weight: Weight [O, I]; may be freed afterwards.
+            bias: Bias [O] or None.
+        """
+        compute = weight.dtype if self.dtype is None else self.dtype
+        weight = weight.detach()
+        bias = None if bias is None else bias.detach().to(compute)
+        project = self._quantized(name, weight, bias, compute)
+        if project is None and self.device.constant_projection is not None:
+            project = self.device.constant_projection(weight.to(compute), bias, self.rows)
+        if project is None or self.dtype is None:
+            return project
+        made, dtype = project, self.dtype
+        return lambda x: made(x.to(dtype))
+
+    def _quantized(
+        self, name: str, weight: Tensor, bias: Tensor | None, compute: torch.dtype
+    ) -> Project | None:
+        if self.quantization is None:
+            return None
+        bits = _BITS[self.quantization]
+        quantized = quantize(weight, max(bits, _HEAD_BITS) if name == "head" else bits, compute)
+        if quantized is None:
+            self.kept.append(name)
+            return None
+        self.quantized_bytes.append(quantized.num_bytes)
+        make = self.device.quantized_projection
+        project = make(quantized, bias) if make is not None else None
+        if project is None:
+            self.expanded += 1
+            project = expanded_projection(quantized, bias)
+        return project
+
+    def report(self) -> None:
+        """Log what was quantized, and what was not."""
+        if self.quantization is None:
+            return
+        count, size = len(self.quantized_bytes), sum(self.quantized_bytes) / 1e6
+        logger.info("quantized %d matrices to %s: %.1f MB", count, self.quantization, size)
+        if self.kept:
+            logger.warning(
+                "%d matrices are not quantized, because their inputs are no multiple of %d: %s",
+                *(len(self.kept), GROUP, ", ".join(self.kept[:4])),
+            )
+        if self.expanded:
+            logger.warning(
+                "device `%s` has no kernel for %d of the %s weights in this dtype and size: "
+                "they are expanded for each product, which saves memory but takes longer",
+                *(self.device.type, self.expanded, self.quantization),
+            )
+
+
+def _fix_linear(module: Linear, fixed: _Fixed, name: str) -> None:
+    project = fixed.projection(name, module.weight, module.bias)
+    if project is None:
+        module.op = _cast_first(module.op, fixed.dtype)
+    else:
+        module.op = lambda x, _weight, _bias: project(x)
+        _free(module.weight)
+    if fixed.dtype is not None:
+        module.to(fixed.dtype)
+
+
+def _fix_head(model: CausalLM, fixed: _Fixed) -> None:
+    """Fix the product with the head's weight, which may be the table of the token embedding."""
+    project = fixed.projection("head", model.head_weight, None)
+    owners = [
+        module
+        for module in model.modules()
+        if isinstance(module, Embedding) and module.weight is model.head_weight
+    ]
+    for module in owners:
+        _cast_table(module, fixed.dtype)
+    if project is not None:
+        model.head_projection = project
+        if not model.tied_parameters:
+            _free(model.head_weight)
+        return
+    linear = _cast_first(_linear, fixed.dtype)
+    model.head_projection = lambda hidden: linear(hidden, model.head_weight, None)
+
+
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.nn.functional.linear(x, weight, bias)
+    return functional.linear(x, weight, bias)
 
 
-def _fixed(
-    op: Callable[..., Tensor],
-    weight: Tensor,
-    bias: Tensor | None,
-    dtype: torch.dtype | None,
-    make: Callable[[Tensor, Tensor | None, int], Callable[[Tensor], Tensor] | None] | None,
-    rows: int,
-) -> Callable[..., Tensor]:
-    """Return the op of a projection, with the weight in the device's own layout if it has one."""
-    with torch.no_grad():
-        projection = make(weight, bias, rows) if make is not None else None
-    if projection is not None and dtype is None:
-        return lambda x, _weight, _bias: projection(x)
-    if projection is not None:
-        return lambda x, _weight, _bias: projection(x.to(dtype))
+def _cast_table(module: Embedding, dtype: torch.dtype | None) -> None:
     if dtype is not None:
-        return lambda x, weight, bias: op(x.to(dtype), weight, bias)
-    return op
+        module.output_dtype = module.weight.dtype
+        module.to(dtype)
+
+
+def _free(weight: Tensor) -> None:
+    """Free the memory of a weight, which keeps its device and dtype."""
+    weight.data = weight.new_empty((0, *weight.shape[1:]))
+
+
+def _cast_first(op: Callable[..., Tensor], dtype: torch.dtype | None) -> Callable[..., Tensor]:
+    """Return an op that casts its first argument."""
+    if dtype is None:
+        return op
+    return lambda x, weight, bias: op(x.to(dtype), weight, bias)

@@ -258,7 +258,7 @@ class GPT(CausalLM):
             num_layers=len(self.layers),
             num_heads=self.shape.num_query_groups,
             head_dim=self.shape.head_dim,
-            device=self.layers[0].attention.qkv.weight.device,
+            device=self.head_weight.device,
             dtype=dtype,
         )
 

@@ -89,6 +89,9 @@ TABLES = (
     Run("library", "--parts kernels", peers=("kernels in a model of transformers",)),
     Run("generation", rows=("batch 1, tokens/s: lmcore", "batch 2, tokens/s: lmcore")),
     Run(
+        "quantization", rows=tuple(f"{one}: perplexity" for one in ("fp32", "bf16", "int8", "int4"))
+    ),
+    Run(
         "data_index",
         rows=(
             *("sample index", "whole index", "blend", "sentences", "cold", "warm"),

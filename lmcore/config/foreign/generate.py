@@ -1,24 +1,105 @@
-"""Flags of Megatron's generation scripts and of training runs, for `lmcore generate`."""
+"""Flags of Megatron's generation scripts and of training runs, for `lmcore generate`.
+
+A script gives the flags of the training run to generation too.  Flags of the model's shape are
+compared with the checkpoint, which defines the model.  Flags of training change nothing, and the
+command says so.  Flags that training refuses are refused here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from lmcore.config.option import options_of
+from lmcore.config.foreign.megatron import RENAMED
+from lmcore.config.foreign.megatron_flags import train_flags
+from lmcore.config.option import Option
 from lmcore.config.options.command_line import ForeignFlag, Translation
-from lmcore.config.section import ModelSection, OptimizerSection, TrainingSection
+from lmcore.config.section import run_options
+from lmcore.errors import ConfigError, LmcoreError
 
-__all__ = ["generate_flags"]
+__all__ = ["GivenModel", "generate_flags"]
+
+_COMPARED = "they are compared with the checkpoint, which defines the model"
+_TRAINING = "only training uses them"
+_ONE_PROCESS = "one process generates, from a checkpoint of any layout"
+_RECOMPUTE = "--recompute"
+
+_FIELDS: Mapping[str, str] = {
+    **{
+        name: name
+        for name in (
+            *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size"),
+            *("max_position_embeddings", "position_embedding_type", "normalization", "swiglu"),
+            *("rotary_base", "rotary_percent", "layernorm_epsilon", "add_bias_linear"),
+            *("add_qkv_bias", "untie_embeddings_and_output_weights"),
+        )
+    },
+    "kv_channels": "head_dim",
+}
+"""Field of the model's shape for each option that it has unchanged."""
+_DERIVED = ("group_query_attention", "num_query_groups", "use_rope_scaling", "rope_scaling_factor")
 
 
-def generate_flags(own: Collection[str]) -> dict[str, ForeignFlag]:
+@dataclass(frozen=True)
+class GivenModel:
+    """Flags of the model's shape on a command line.
+
+    Attributes:
+        values: Value of each option, by name.
+        texts: The same options as typed.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def require(self, shape: Mapping[str, Any]) -> None:
+        """Raise an error for the flags that contradict a checkpoint.
+
+        Args:
+            shape: Shape of the checkpoint's model.
+
+        Raises:
+            ConfigError: Every contradiction.
+        """
+        problems: list[LmcoreError] = [
+            ConfigError(
+                f"`{self.texts[name]}` contradicts the checkpoint",
+                why=f"its model has {shape[key]} as `{key}`",
+                hint="leave the flags of the model out: the checkpoint defines it",
+            )
+            for name, key, expected in self._expected()
+            if shape[key] != expected
+        ]
+        if problems:
+            raise ConfigError.collect(problems)
+
+    def _expected(self) -> Iterable[tuple[str, str, Any]]:
+        """Yield options with the fields of the shape and the values that they imply."""
+        values = self.values
+        for name, key in _FIELDS.items():
+            if values.get(name) is not None:
+                yield name, key, values[name]
+        if values.get("group_query_attention"):
+            groups = values.get("num_query_groups")
+            name = "group_query_attention" if groups is None else "num_query_groups"
+            yield name, "num_query_groups", groups or 1
+        if values.get("use_rope_scaling"):
+            default = run_options()["rope_scaling_factor"].default
+            factor = values.get("rope_scaling_factor", default)
+            yield "use_rope_scaling", "rope_scaling_factor", factor
+
+
+def generate_flags(own: Collection[str], model: GivenModel) -> dict[str, ForeignFlag]:
     """Return the foreign flags of `lmcore generate` by name.
 
     Args:
         own: Flags of the command itself, which are not foreign.
+        model: Place for the flags of the model's shape, which parsing fills.
     """
-    return {
-        **_run_flags(own),
+    flags = {**train_flags(), **_recompute_flags(), **_run_flags(model)}
+    flags |= {
         "--recompute": ForeignFlag(
             "0", lambda _: Translation(flags=("--no-cache",)), replacement="--no-cache"
         ),
@@ -27,28 +108,64 @@ def generate_flags(own: Collection[str]) -> dict[str, ForeignFlag]:
             lambda values: Translation(flags=("--sample-output-file", *values)),
             replacement="--sample-output-file",
         ),
-        "--bf16": _precision("bf16"),
-        "--fp16": _precision("fp16"),
+        "--ckpt-format": _without_effect("1", "the format of a checkpoint is detected"),
     }
+    return {name: flag for name, flag in flags.items() if name not in own}
 
 
-def _precision(name: str) -> ForeignFlag:
-    return ForeignFlag(
-        "0",
-        lambda _: Translation(flags=("--precision", name)),
-        replacement=f"--precision {name}",
-    )
+def _without_effect(arity: str, reason: str) -> ForeignFlag:
+    return ForeignFlag(arity, lambda _: Translation(no_effect=reason))
 
 
-def _run_flags(own: Collection[str]) -> dict[str, ForeignFlag]:
-    """Return the flags of a training run that scripts pass to generation too."""
-    sections = {"model": ModelSection, "training": TrainingSection, "optimizer": OptimizerSection}
+def _recompute_flags() -> dict[str, ForeignFlag]:
+    """Return the flags of activation recomputation; `--recompute` is about the cache here."""
+    train = train_flags()
     return {
-        option.flag: ForeignFlag(
-            "0" if option.type is bool else "1",
-            lambda _: Translation(no_effect="the checkpoint defines the model"),
-        )
-        for name, section in sections.items()
-        for option in options_of(section, name=name)
-        if option.flag not in own
+        name: _without_effect(train[name].values, _TRAINING)
+        for name, renamed in RENAMED.items()
+        if renamed.replacement.startswith(_RECOMPUTE)
     }
+
+
+def _run_flags(model: GivenModel) -> dict[str, ForeignFlag]:
+    """Return the flags of a training run."""
+    flags: dict[str, ForeignFlag] = {}
+    for option in run_options().values():
+        switch = option.type is bool
+        arity = "0" if switch else "+" if option.repeated else "1"
+        if option.name in _FIELDS or option.name in _DERIVED:
+            flags[option.flag] = _of_model(arity, option, option.flag, model)
+            if switch:
+                negation = f"--no-{option.flag[2:]}"
+                flags[negation] = _of_model(arity, option, negation, model)
+            continue
+        reason = _ONE_PROCESS if option.section == "parallel" else _TRAINING
+        flags[option.flag] = _without_effect(arity, reason)
+        if switch:
+            flags[f"--no-{option.flag[2:]}"] = _without_effect(arity, reason)
+    return flags
+
+
+def _of_model(arity: str, option: Option, flag: str, model: GivenModel) -> ForeignFlag:
+    return ForeignFlag(arity, functools.partial(_note, option, flag, model))
+
+
+def _note(option: Option, flag: str, model: GivenModel, values: tuple[str, ...]) -> Translation:
+    """Note the value of a flag of the model's shape."""
+    text = " ".join((flag, *values))
+    word = values[0] if values else "true" if flag == option.flag else "false"
+    try:
+        value = option.convert(word, where=f"`{text}`")
+    except ConfigError as problem:
+        return Translation(problem=problem)
+    earlier = model.texts.get(option.name)
+    if earlier is not None and model.values[option.name] != value:
+        return Translation(
+            problem=ConfigError(
+                f"`{option.flag}` is given more than once, with different values",
+                why=f"found `{earlier}` and `{text}`",
+                hint="keep one of them",
+            )
+        )
+    model.values[option.name], model.texts[option.name] = value, text
+    return Translation(no_effect=_COMPARED)

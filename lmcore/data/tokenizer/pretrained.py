@@ -11,7 +11,7 @@ import json
 import multiprocessing
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -48,6 +48,9 @@ class PretrainedTokenizer(FileTokenizer):
     Args:
         settings: type, path, and the options of pretrained types.
 
+    Attributes:
+        roles: spelling of the token for each role, such as bos and eos, that the configuration has.
+
     Raises:
         DataError: files that are missing or damaged.
     """
@@ -69,6 +72,7 @@ class PretrainedTokenizer(FileTokenizer):
         self.vocab_size: int = max(vocabulary.values()) + 1
         by_id = {i: token for token, i in vocabulary.items()}
         self.spellings = tuple(by_id.get(i, "") for i in range(self.vocab_size))
+        self.roles: Mapping[str, str] = self._files.roles
         self.special = _special_ids(self._files.roles, vocabulary, sentinels)
         self.eod: int | None = self.special.eos
         self._before, self._after = (

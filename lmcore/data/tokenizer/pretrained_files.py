@@ -15,14 +15,26 @@ from typing import Any
 from lmcore.data.tokenizer.file_tokenizer import read_bounded
 from lmcore.errors import DataError
 
-__all__ = ["AddedSpelling", "PretrainedFiles", "read_pretrained"]
+__all__ = [
+    "ADDITIONAL_TEMPLATES",
+    "CONFIG",
+    "GENERATION_CONFIG",
+    "MAX_CONFIG_BYTES",
+    "TEMPLATE",
+    "AddedSpelling",
+    "PretrainedFiles",
+    "read_pretrained",
+]
 
 _PIPELINE = "tokenizer.json"
-_CONFIG = "tokenizer_config.json"
+CONFIG = "tokenizer_config.json"
 _MAP = "special_tokens_map.json"
-_TEMPLATE = "chat_template.jinja"
+TEMPLATE = "chat_template.jinja"
+ADDITIONAL_TEMPLATES = "additional_chat_templates"
+GENERATION_CONFIG = "generation_config.json"
 _MAX_PIPELINE_BYTES = 512 * 1024 * 1024
-_MAX_CONFIG_BYTES = 32 * 1024 * 1024
+MAX_CONFIG_BYTES = 32 * 1024 * 1024
+_MAX_TEMPLATES = 64
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 # A file of each other layout, and the tokenizer type that reads it.
 _OTHER_LAYOUTS = {
@@ -50,8 +62,8 @@ class PretrainedFiles:
     """Contents of the files of a pretrained tokenizer.
 
     Attributes:
-        paths: the files that were read, `tokenizer.json` first; last a chat template, which is not
-            read, and is copied with the others.
+        paths: the files that were read, `tokenizer.json` first; last those for chats, which are not
+            read here, and are copied with the others.
         pipeline: text of `tokenizer.json`.
         roles: spelling of the token for each of bos, eos, unk, sep, pad, cls, mask.
         added: tokens that the configuration adds, in order of their ids.
@@ -83,17 +95,14 @@ def read_pretrained(path: str, *, flag: str) -> PretrainedFiles:
     content = read_bounded(str(pipeline), _MAX_PIPELINE_BYTES, flag=flag)
     paths, settings = [pipeline], {}
     if pipeline.name == _PIPELINE:
-        for name in (_MAP, _CONFIG):  # the newer one overrides
+        for name in (_MAP, CONFIG):  # the newer one overrides
             beside = pipeline.with_name(name)
             if beside.is_file():
                 paths.append(beside)
                 settings.update({k: v for k, v in _object(beside, flag).items() if v is not None})
     source = str(paths[-1])
-    template = pipeline.with_name(_TEMPLATE)
-    if pipeline.name == _PIPELINE and template.is_file():
-        if template.stat().st_size > _MAX_CONFIG_BYTES:
-            raise DataError(f"`{template}` is larger than {_MAX_CONFIG_BYTES:,} bytes")
-        paths.append(template)
+    if pipeline.name == _PIPELINE:
+        paths += _chat_files(pipeline.parent)
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -110,6 +119,22 @@ def read_pretrained(path: str, *, flag: str) -> PretrainedFiles:
         add_bos=_switch(settings, "add_bos_token", source),
         add_eos=_switch(settings, "add_eos_token", source),
     )
+
+
+def _chat_files(directory: Path) -> list[Path]:
+    """Return the files for chats: templates, and the tokens that end a generated text."""
+    more = sorted((directory / ADDITIONAL_TEMPLATES).glob("*.jinja"))
+    if len(more) > _MAX_TEMPLATES:
+        raise DataError(
+            f"`{directory / ADDITIONAL_TEMPLATES}` has {len(more)} files",
+            why=f"at most {_MAX_TEMPLATES} templates are kept",
+        )
+    names = [directory / GENERATION_CONFIG, *more, directory / TEMPLATE]
+    found = [path for path in names if path.is_file()]
+    for path in found:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise DataError(f"`{path}` is larger than {MAX_CONFIG_BYTES:,} bytes")
+    return found
 
 
 def _pipeline_path(path: Path, flag: str) -> Path:
@@ -133,7 +158,7 @@ def _pipeline_path(path: Path, flag: str) -> Path:
 
 
 def _object(path: Path, flag: str) -> dict[str, Any]:
-    content = read_bounded(str(path), _MAX_CONFIG_BYTES, flag=flag)
+    content = read_bounded(str(path), MAX_CONFIG_BYTES, flag=flag)
     try:
         values = json.loads(content)
     except (ValueError, RecursionError) as error:

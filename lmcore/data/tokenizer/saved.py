@@ -4,7 +4,8 @@
     tokenizer/vocab.json        of a BPE; vocab.txt of WordPiece
     tokenizer/merges.txt        of a BPE
     tokenizer/tokenizer.model   a SentencePiece model
-    tokenizer/pretrained/       tokenizer.json of a pretrained tokenizer and its configuration files
+    tokenizer/pretrained/       tokenizer.json of a pretrained tokenizer, its configuration files,
+                                chat templates and generation_config.json
 
 The directory is renamed into place, so that it is never incomplete.  The fingerprint is compared
 when the tokenizer is loaded: weights are useless with another vocabulary.
@@ -56,7 +57,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, replace: bool = Fal
     try:
         with atomic_directory(directory, replace=True) as temporary:
             for name, source in _copies(tokenizer, record).items():
-                (temporary / name).parent.mkdir(exist_ok=True)
+                (temporary / name).parent.mkdir(exist_ok=True, parents=True)
                 (temporary / name).write_bytes(Path(source).read_bytes())
             (temporary / RECORD_NAME).write_bytes(f"{json.dumps(record, indent=2)}\n".encode())
     except OSError as error:
@@ -145,7 +146,8 @@ def _copies(tokenizer: Tokenizer, record: Mapping[str, Any]) -> dict[str, str]:
     """Return the source path of each file of the copy."""
     if record.get("tokenizer_name_or_path") is not None:
         pipeline, *beside = tokenizer.files()
-        copies = {f"pretrained/{Path(path).name}": path for path in beside}
+        folder = Path(pipeline).parent
+        copies = {f"pretrained/{Path(path).relative_to(folder)}": path for path in beside}
         return {"pretrained/tokenizer.json": pipeline, **copies}
     described = tokenizer.describe()
     return {

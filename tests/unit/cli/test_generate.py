@@ -18,7 +18,14 @@ from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.generate import run
 from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
-from lmcore.errors import CheckpointError, ConfigError, DeviceError, RunError, printable
+from lmcore.errors import (
+    CheckpointError,
+    ConfigError,
+    DeviceError,
+    LmcoreError,
+    RunError,
+    printable,
+)
 from lmcore.generation import sampler
 from lmcore.generation.request import Request
 from lmcore.model.gpt import GPT
@@ -57,7 +64,9 @@ def generate(run_directory: str, capsys: pytest.CaptureFixture[str]):
 
     def call(*flags: str) -> str:
         capsys.readouterr()
-        precision = [] if {"--precision", "--bf16"} & {*flags} else ["--precision", "fp32"]
+        precision = (
+            [] if {"--precision", "--bf16", "--fp16"} & {*flags} else ["--precision", "fp32"]
+        )
         argv = ["--load", run_directory, "--device", "cpu", *precision, *flags]
         assert run(argv) == 0
         return capsys.readouterr().out
@@ -183,6 +192,15 @@ class TestOutput:
             assert json.loads(record["text"]) in ("yes", [True])
             assert record["finished"]
 
+    def test_ops(self, generate) -> None:
+        """`--ops` selects kernels, and `--strict-ops` refuses the core's own."""
+        flags = ["--prompt", "ab", "--tokens", "3", "--greedy", "--ops"]
+        with pytest.raises(ConfigError, match="no such kernel"):
+            generate(*flags, "linear=nothing")
+        with pytest.raises(LmcoreError, match="reference"):
+            generate(*flags, "linear=reference", "--strict-ops")
+        assert generate(*flags, "linear=reference").startswith("ab")
+
     def test_megatrons_precision(self, generate) -> None:
         """`--bf16` is the precision."""
         flags = ["--prompt", "ab", "--tokens", "9", "--json"]
@@ -193,11 +211,43 @@ class TestOutput:
         flags = ["--prompt", "ab", "--tokens", "12", "--greedy", "--json"]
         assert generate(*flags) == generate(*flags, "--no-cache") == generate(*flags, "--recompute")
 
-    def test_shape_of_the_training_command(self, generate) -> None:
-        """A script's flags of a training run are understood; the checkpoint decides."""
-        flags = ["--prompt", "ab", "--tokens", "12", "--greedy", "--json"]
-        shape = ["--num-layers", "99", "--hidden-size", "7", "--lr", "1e-4", "--train-iters", "5"]
-        assert generate(*flags, *shape) == generate(*flags)
+    def test_flags_of_the_training_command(self, generate, run_directory, tmp_path) -> None:
+        """A script's flags of a training run and of generation are understood together."""
+        output = tmp_path / "samples.json"
+        gpt_arguments = """
+            --num-layers 2 --hidden-size 24 --num-attention-heads 3 --seq-length 1024
+            --max-position-embeddings 32 --micro-batch-size 4 --global-batch-size 8
+            --rampup-batch-size 2 2 1_000 --lr 0.00015 --train-iters 500000
+            --lr-decay-iters 320000 --lr-decay-style cosine --lr-warmup-fraction .01 --fp16
+            --log-interval 10 --save-interval 500 --eval-interval 100 --checkpoint-activations
+            --save nowhere --data-path nothing --tensorboard-queue-size 5
+            --log-timers-to-tensorboard --deepspeed --deepspeed_config none.json --zero-stage 1
+            --deepspeed-activation-checkpointing --tensor-model-parallel-size 2 --local_rank 0
+            --no-load-optim --no-masked-softmax-fusion
+        """
+        script = "--out-seq-length 40 --temperature 1.0 --num-samples 2 --top_p 0.9 --recompute"
+        generate(
+            *gpt_arguments.split(),
+            "--load",
+            run_directory,
+            *script.split(),
+            "--genfile",
+            str(output),
+        )
+        found = records(output.read_text())
+        assert len(found) == 2
+        again = ["--tokens", "32", "--top-p", "0.9", "--num-samples", "2", "--json", "--no-cache"]
+        expected = records(generate(*again, "--fp16"))
+        assert [one["text"] for one in found] == [one["text"] for one in expected]
+
+    def test_flags_of_another_model(self, generate) -> None:
+        """Flags of the model that contradict the checkpoint are errors, all at once."""
+        with pytest.raises(ConfigError) as caught:
+            generate("--num-layers", "99", "--use-rotary-position-embeddings", "--hidden-size=24")
+        (other,) = caught.value.others
+        assert caught.value.what == "`--num-layers 99` contradicts the checkpoint"
+        assert caught.value.why == "its model has 2 as `num_layers`"
+        assert other.what == "`--position-embedding-type rope` contradicts the checkpoint"
 
     def test_greedy_ignores_the_seed(self, generate) -> None:
         """Greedy text has no chance in it."""
@@ -381,3 +431,20 @@ def test_numbers_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert record["text"].split() == [str(token) for token in record["tokens"]]
     assert run(flags) == 0
     assert capsys.readouterr().out.split()[:2] == ["7", "8"]
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantized_weights(
+    run_directory: str, generate, capsys: pytest.CaptureFixture[str], quantization: str
+) -> None:
+    """Text is generated in bf16 without a choice, with about the probabilities of the model."""
+    flags = ["--prompt", "ab", "--tokens", "6", "--json", "--logprobs", "0", "--greedy"]
+    (expected,) = records(generate(*flags))
+    argv = ["--load", run_directory, "--device", "cpu", *flags, "--quantization", quantization]
+    assert run(argv) == 0
+    (found,) = records(capsys.readouterr().out)
+    assert len(found["tokens"]) == 6
+    first, other = found["logprobs"][0], expected["logprobs"][0]
+    assert first["id"] == other["id"]
+    assert first["logprob"] == pytest.approx(other["logprob"], abs=0.2)
+    assert first["logprob"] != other["logprob"]

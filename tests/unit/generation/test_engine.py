@@ -212,8 +212,71 @@ def test_prompts_are_taken_in_chunks(model: GPT) -> None:
     for _ in range(3):
         engine.step()
         lengths.append(len(first.tokens))
-    assert widths == [(1, 2), (1, 1), (1, 5), (2, 1), (1, 5), (2, 1), (1, 3), (2, 1)]
-    assert lengths == [3, 4, 5]
+    assert widths == [(1, 2), (1, 1), (1, 5), (2, 1), (1, 5), (2, 1), (1, 3)]
+    assert lengths == [2, 3, 4]
+
+
+def test_each_token_is_reported_before_the_next_is_computed(model: GPT) -> None:
+    """A step adds one token to a request, the first one too: nobody waits for two passes."""
+    engine = new_engine(model)
+    made = [engine.add(Request([1, 2, 3], 3, GREEDY))]
+    lengths = []
+    for _ in range(4):
+        engine.step()
+        lengths.append([len(one.tokens) for one in made])
+        if len(made) == 1:
+            made.append(engine.add(Request([4, 5], 2, GREEDY)))
+    assert lengths == [[1], [2, 1], [3, 2], [3, 2]]
+
+
+class BrokenRule:
+    """A constraint that fails, at once or after two tokens."""
+
+    def __init__(self, method: str) -> None:
+        self.method, self.tokens = method, 0
+
+    def allowed(self, size: int) -> torch.Tensor:
+        """Allow all."""
+        if self.method == "allowed":
+            raise ValueError("broken")
+        return torch.ones(size, dtype=torch.bool)
+
+    def accept(self, _token: int) -> bool:
+        """Count the token."""
+        self.tokens += 1
+        if self.method == "accept" and self.tokens == 2:
+            raise ValueError("broken")
+        return False
+
+
+def break_end(_tokens: object) -> bool:
+    """An end of the text that fails."""
+    raise ValueError("broken")
+
+
+@pytest.mark.parametrize("method", ["allowed", "accept", "ends"])
+def test_a_rule_that_fails_ends_one_request(model: GPT, method: str) -> None:
+    """The error is that request's; the others get their texts."""
+    rule = BrokenRule(method) if method != "ends" else None
+    ends = break_end if method == "ends" else None
+    good = Request([5, 6], 6, GREEDY)
+    bad = Request([7, 8], 6, GREEDY, constraint=rule, ends=ends)
+    engine = new_engine(model, max_requests=2)
+    broken, *made = [engine.add(one) for one in (bad, good, good)]
+    finish(engine)
+    assert str(broken.error) == "broken"
+    (expected,) = recompute(model, [good], VOCABULARY)
+    for found in made:
+        same(found, expected)
+
+
+def test_a_cancelled_request_waits_no_longer(model: GPT) -> None:
+    """A queue that is bounded has its place free at once."""
+    engine = new_engine(model, max_requests=1)
+    made = [engine.add(Request([1], 5, GREEDY)) for _ in range(3)]
+    engine.step()
+    engine.cancel(made[1])
+    assert engine.num_waiting == 1
 
 
 def test_a_request_for_nothing(model: GPT) -> None:

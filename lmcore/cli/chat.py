@@ -1,0 +1,173 @@
+"""`lmcore generate --chat` and `--interactive`: texts for one line after another of a user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from lmcore.cli.text.dialogue import Dialogue
+from lmcore.cli.text.sample_output import standard_output
+from lmcore.errors import ConfigError, counted
+
+if TYPE_CHECKING:
+    from lmcore.generation.answers import Answer
+    from lmcore.generation.chat import ChatTemplate
+    from lmcore.generation.conversation import Conversation
+    from lmcore.generation.load import LoadedModel
+    from lmcore.generation.sampler import SampleSettings
+
+__all__ = ["chat", "continue_lines", "find_template"]
+
+_HELP = """\
+/system TEXT   set the system prompt and forget all messages
+/reset         forget all messages but the system prompt
+/exit          end; so does Ctrl-D
+//TEXT         send /TEXT
+Ctrl-C ends an answer."""
+_ENDS = {
+    "tokens": "(the answer has the largest number of tokens, {})",
+    "positions": "(the answer has reached the last position of the model)",
+    "interrupt": "(stopped)",
+}
+
+
+def find_template(loaded: LoadedModel, file: str | None, *, load: str) -> ChatTemplate:
+    """Return the chat template of a file, or of the model's tokenizer.
+
+    Args:
+        loaded: The model.
+        file: File of the template; None: the tokenizer's.
+        load: Value of `--load`, for messages.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    from lmcore.generation.chat import ChatTemplate
+
+    if file is not None:
+        return ChatTemplate.from_file(file, loaded.tokenizer)
+    found = ChatTemplate.of(loaded.tokenizer)
+    if found is None:
+        raise ConfigError(
+            f"`{load}` has no chat template",
+            why=f"no template is kept with its `{loaded.tokenizer.name}`: the model may not have "
+            "been trained for conversations",
+            hint="give one by `--chat-template FILE`, or use `--interactive`, which continues text",
+        )
+    return found
+
+
+def chat(
+    settings: SampleSettings, loaded: LoadedModel, template: ChatTemplate, *, system: str | None
+) -> None:
+    """Answer each line of the user as a message of one conversation.
+
+    Args:
+        settings: Length of each answer, and the choice of its tokens.
+        loaded: The model.
+        template: Its chat template.
+        system: System prompt.
+
+    Raises:
+        ConfigError: A message from a pipe does not fit, or the template refuses it.
+        DataError: A line from a pipe is not UTF-8.
+        RunError: The model's logits are not finite.
+    """
+    from lmcore.generation.answers import Answers
+    from lmcore.generation.conversation import Conversation
+
+    dialogue = Dialogue(standard_output(), prompt="you>")
+    conversation = Conversation(Answers(settings, loaded), template, system=system)
+    if dialogue.interactive:
+        dialogue.note("/help lists the commands; Ctrl-D ends")
+
+    def take(line: str) -> bool:
+        if line.startswith("/") and not line.startswith("//"):
+            return _command(line, conversation, dialogue.note)
+        turn = conversation.begin(line[1:] if line.startswith("//") else line)
+        if turn.dropped:
+            dialogue.note(
+                f"(forgot the oldest {counted(turn.dropped, 'message')}: the conversation does "
+                "not fit the model's positions)"
+            )
+        answer = conversation.answer(turn, dialogue.write)
+        dialogue.end_text()
+        _note_end(answer, dialogue)
+        return True
+
+    try:
+        dialogue.lines(take)
+    finally:
+        template.close()
+
+
+def continue_lines(settings: SampleSettings, loaded: LoadedModel) -> None:
+    """Continue each line of the user by itself.
+
+    Args:
+        settings: Length of each text, and the choice of its tokens.
+        loaded: The model.
+
+    Raises:
+        ConfigError: A line from a pipe does not fit.
+        DataError: A line from a pipe is not UTF-8.
+        RunError: The model's logits are not finite.
+    """
+    from lmcore.generation.answers import Answers
+
+    dialogue = Dialogue(standard_output(), prompt="prompt>")
+    answers = Answers(settings, loaded)
+
+    def take(line: str) -> bool:
+        prompt = loaded.tokenizer.encode(line)
+        first = True
+
+        def show(piece: str) -> None:
+            nonlocal first
+            if first:
+                dialogue.write(line, bold=True)
+                first = False
+            dialogue.write(piece)
+
+        answer = answers.answer(prompt, show)
+        dialogue.end_text()
+        _note_end(answer, dialogue)
+        return True
+
+    dialogue.lines(take)
+
+
+def _note_end(answer: Answer, dialogue: Dialogue) -> None:
+    """Say why a text ended, unless the model or a stop text ended it."""
+    if answer.end == "interrupt" and not dialogue.interactive:
+        raise KeyboardInterrupt
+    if answer.end != "stop":
+        dialogue.note(_ENDS[answer.end].format(answer.num_tokens))
+
+
+def _command(line: str, conversation: Conversation, note: Callable[[str], None]) -> bool:
+    """Obey a command; return False if it ends the conversation.
+
+    Raises:
+        ConfigError: There is no such command.
+    """
+    name, _, rest = line.strip().partition(" ")
+    match name, rest.strip():
+        case "/exit", "":
+            return False
+        case "/help", "":
+            note(_HELP)
+        case "/reset", "":
+            conversation.reset()
+            note("(forgot all messages)")
+        case "/system", text:
+            conversation.system = text or None
+            conversation.reset()
+            note("(new system prompt)" if text else "(no system prompt)")
+        case _:
+            raise ConfigError(
+                f"`{line.strip()[:100]}` is no command",
+                hint="the commands are `/system TEXT`, `/reset`, `/help` and `/exit`; `//` begins "
+                "a message with a slash",
+            )
+    return True

@@ -1,0 +1,91 @@
+"""Products with weights of 8 and 4 bits, against their exact values in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lmcore.accelerator import QuantizedWeight
+from lmcore.generation.quantization import quantize
+from lmcore_cpu.kernel import quantized_projection as kernel
+from lmcore_cpu.kernel.quantized_projection import quantized_projection
+
+SIZES = [(64, 64), (80, 96), (128, 32), (3, 32)]
+
+
+def quantized(outputs: int, inputs: int, bits: int) -> QuantizedWeight:
+    weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(0))
+    made = quantize(weight, bits, torch.bfloat16)
+    assert made is not None
+    return made
+
+
+def exact(weight: QuantizedWeight) -> torch.Tensor:
+    wide = weight.values_OI.double().unflatten(1, (-1, weight.group_size))
+    wide = wide * weight.scale_OG.double()[:, :, None]
+    if weight.offset_OG is not None:
+        wide = wide + weight.offset_OG.double()[:, :, None]
+    return wide.flatten(1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("outputs, inputs", SIZES)
+def test_products(outputs: int, inputs: int, bits: int, bias: bool) -> None:
+    """They are right for any number of rows, few and many, and leading dims."""
+    weight = quantized(outputs, inputs, bits)
+    generator = torch.Generator().manual_seed(1)
+    offset = torch.randn(outputs, generator=generator).bfloat16() if bias else None
+    project = quantized_projection(weight, offset)
+    if project is None:
+        assert bits == 4
+        assert outputs % 16
+        return
+    for leading in ((1,), (2, 1), (5,), (13,), (2, 100), (0,)):
+        x = torch.randn(*leading, inputs, generator=generator).bfloat16()
+        expected = x.double() @ exact(weight).T + (0 if offset is None else offset.double())
+        found = project(x)
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=8e-2)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_row_does_not_depend_on_others(bits: int) -> None:
+    """Among few rows its product is the same to the last bit."""
+    project = quantized_projection(quantized(64, 64, bits), None)
+    assert project is not None
+    x = torch.randn(12, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
+    together = project(x)
+    for row in range(12):
+        assert project(x[row : row + 1]).equal(together[row : row + 1])
+
+
+def test_a_layout_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layout of 4 bits that is not known is never expanded: all products are by the operator."""
+    weight = quantized(64, 64, 4)
+    x = torch.randn(200, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
+    monkeypatch.setattr(kernel, "_codes", lambda packed: torch.zeros(64, 64, dtype=torch.uint8))
+    project = quantized_projection(weight, None)
+    assert project is not None
+    torch.testing.assert_close(
+        project(x).double(), x.double() @ exact(weight).T, rtol=2e-2, atol=8e-2
+    )
+
+
+@pytest.mark.parametrize(
+    "outputs, inputs, bits, dtype",
+    [
+        (4, 50, 8, "bfloat16"),
+        (64, 64, 8, "float32"),
+        (8, 32, 4, "bfloat16"),
+        (0, 32, 8, "bfloat16"),
+    ],
+)
+def test_weights_without_a_kernel(outputs: int, inputs: int, bits: int, dtype: str) -> None:
+    """Sizes that torch's operators read wrongly, and other dtypes, are left to the core."""
+    weight = QuantizedWeight(
+        bits,
+        torch.zeros(outputs, inputs, dtype=torch.int8),
+        torch.ones(outputs, 1, dtype=getattr(torch, dtype)),
+    )
+    assert quantized_projection(weight, None) is None

@@ -1,0 +1,76 @@
+"""Dialogues on a terminal: prompts, Ctrl-C, errors that end nothing."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import pytest
+
+from lmcore.cli.text.dialogue import Dialogue
+from lmcore.errors import ConfigError
+
+
+class Screen(io.StringIO):
+    """An output that is a terminal."""
+
+    def isatty(self) -> bool:
+        """Return True."""
+        return True
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch):
+    """Return what makes a dialogue whose user types some lines, or what an exception stands for."""
+
+    def make(*lines: str | type[BaseException]) -> tuple[Dialogue, Screen]:
+        answers = iter(lines)
+
+        def ask(_prompt: str) -> str:
+            line = next(answers, EOFError)
+            if isinstance(line, str):
+                return line
+            raise line
+
+        monkeypatch.setattr("builtins.input", ask)
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+        screen = Screen()
+        return Dialogue(screen, prompt="you>"), screen
+
+    return make
+
+
+def test_terminal(typed, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C at the prompt, an error and bytes that are not UTF-8 are notes; Ctrl-D ends."""
+    dialogue, screen = typed("a", KeyboardInterrupt, "\udc80", " ", "wrong", "b")
+    taken = []
+
+    def take(line: str) -> bool:
+        if line == "wrong":
+            raise ConfigError("no")
+        taken.append(line)
+        dialogue.write(f"{line}\x1b[2J")
+        return True
+
+    dialogue.lines(take)
+    assert taken == ["a", "b"]
+    notes = capsys.readouterr().err
+    assert notes == "\n(Ctrl-D or /exit ends)\nthe line is not UTF-8\nerror: no\n\n"
+    assert "\x1b" not in screen.getvalue()
+    assert screen.getvalue().count("\n") == 1  # between the first text and the error
+
+
+def test_end(typed) -> None:
+    """The caller can end a dialogue."""
+    dialogue, _ = typed("a", "b")
+    taken: list[str] = []
+    dialogue.lines(lambda line: bool(taken.append(line)))
+    assert taken == ["a"]
+
+
+def test_bold(typed) -> None:
+    """Text of the user is bold on a terminal."""
+    dialogue, screen = typed()
+    dialogue.write("x", bold=True)
+    dialogue.write("")
+    assert screen.getvalue() == "\x1b[1mx\x1b[0m"

@@ -1,0 +1,109 @@
+"""Flags of training runs and of Megatron's scripts for `lmcore generate`."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmcore.config.foreign.generate import GivenModel, generate_flags
+from lmcore.config.options.flags import ParsedFlags, parse_flags
+from lmcore.errors import ConfigError
+
+SHAPE = {
+    "num_layers": 2,
+    "hidden_size": 24,
+    "num_query_groups": 1,
+    "head_dim": 8,
+    "rope_scaling_factor": 8.0,
+    "add_bias_linear": False,
+    "position_embedding_type": "rope",
+}
+
+
+def parsed(text: str) -> tuple[ParsedFlags, GivenModel]:
+    """The result of some flags, none of which is the command's own."""
+    model = GivenModel()
+    return parse_flags(text.split(), {}, foreign=generate_flags((), model)), model
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--num-layers 2 --hidden-size 24 --kv-channels 8 --num-layers 2",
+        "--group-query-attention",
+        "--group-query-attention --num-query-groups 1",
+        "--num-query-groups 4",  # without effect in training too
+        "--use-rope-scaling --rope-scaling-factor 8",
+        "--disable-bias-linear --use-rotary-position-embeddings",
+        "--no-group-query-attention",
+    ],
+)
+def test_flags_that_agree(text: str) -> None:
+    """Flags that describe the checkpoint's model are accepted."""
+    found, model = parsed(text)
+    assert found.problems == ()
+    model.require(SHAPE)
+
+
+@pytest.mark.parametrize(
+    "text,what",
+    [
+        ("--num-layers 3", "--num-layers 3"),
+        ("--num-key-value-heads 2", "--num-query-groups 2"),
+        ("--use-rope-scaling --rope-scaling-factor 4", "--use-rope-scaling"),
+        ("--add-bias-linear", "--add-bias-linear"),
+        ("--no-position-embedding", "--position-embedding-type none"),
+    ],
+)
+def test_flags_that_contradict(text: str, what: str) -> None:
+    """Flags of another model are errors."""
+    _, model = parsed(text)
+    with pytest.raises(ConfigError, match=f"`{what}` contradicts the checkpoint"):
+        model.require(SHAPE)
+
+
+@pytest.mark.parametrize(
+    "text,reason",
+    [
+        ("--lr 1e-4", "only training uses them"),
+        ("--rampup-batch-size 2 2 1_000", "only training uses them"),
+        ("--checkpoint-activations", "only training uses them"),
+        ("--recompute-granularity full", "only training uses them"),
+        ("--no-load-optim", "only training uses them"),
+        ("--pipeline-model-parallel-size 4", "one process generates"),
+        ("--ckpt-format torch", "the format of a checkpoint is detected"),
+        ("--hidden-size 24", "they are compared with the checkpoint"),
+    ],
+)
+def test_no_effect(text: str, reason: str) -> None:
+    """Flags of training change nothing, and the reason is said."""
+    found, _ = parsed(text)
+    assert found.problems == ()
+    ((shown, why),) = found.without_effect.items()
+    assert shown == text
+    assert why.startswith(reason)
+
+
+@pytest.mark.parametrize("text", ["--num-experts 4", "--num-layers x", "--unknown-flag 3"])
+def test_refused(text: str) -> None:
+    """What training refuses is refused here too."""
+    found, _ = parsed(text)
+    (problem,) = found.problems
+    assert text.split(maxsplit=1)[0] in problem.what
+
+
+def test_different_values() -> None:
+    """A flag with two values is an error."""
+    found, _ = parsed("--num-layers 2 --num-layers 3")
+    (problem,) = found.problems
+    assert problem.what == "`--num-layers` is given more than once, with different values"
+
+
+def test_generation() -> None:
+    """Flags of Megatron's script have their meaning, and own flags are left to the command."""
+    model = GivenModel()
+    flags = generate_flags({"--tokens", "--no-json"}, model)
+    assert flags["--genfile"].translate(("x",)).flags == ("--sample-output-file", "x")
+    assert flags["--recompute"].translate(()).flags == ("--no-cache",)
+    assert flags["--bf16"].translate(()).flags == ("--precision", "bf16")
+    assert "--num-layers" in flags
+    assert "--num-layers" not in generate_flags({"--num-layers"}, model)
