@@ -27,6 +27,11 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "Train a GPT or Llama model; without arguments a small GPT on a bundled text.",
         ),
         "generate": ("lmcore.cli.generate", "Continue a text with a trained model."),
+        "serve": (
+            "lmcore.cli.serve",
+            "Answer requests for text over HTTP, with a page to try a model.",
+        ),
+        "ask": ("lmcore.cli.ask", "Ask a server of `lmcore serve`, or of Megatron-LM, for text."),
         "checkpoint": (
             "lmcore.cli.checkpoint",
             "Inspect, verify, compare, edit and convert checkpoints.",

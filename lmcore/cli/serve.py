@@ -1,0 +1,323 @@
+"""`lmcore serve`: answer requests for text over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from lmcore.cli.selection import find_plugins
+from lmcore.config.option import option
+from lmcore.config.options.command_line import parse_with_plugins, wants_help
+from lmcore.config.section.accelerator import MAX_THREADS, plugin_off_option
+from lmcore.config.section.tokenizer import TokenizerSection
+from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.errors import ConfigError, MissingPackageError
+from lmcore.plugin.registrations import plugin_sections
+from lmcore.runtime.device_choice import choose_device
+from lmcore.serving.key_file import read_keys
+
+if TYPE_CHECKING:
+    from lmcore.config.plugin_section import PluginSettings
+    from lmcore.generation.chat import ChatTemplate
+    from lmcore.generation.load import LoadedModel
+    from lmcore.plugin import PluginSet
+    from lmcore.runtime.runtime import Runtime
+    from lmcore.serving.served_model import ServedModel
+
+__all__ = ["SUMMARY", "ServeSection", "run"]
+
+SUMMARY = "Answer requests for text over HTTP, with a page to try a model."
+
+logger = logging.getLogger(__name__)
+
+_EPILOG = """\
+  lmcore serve --load runs/my-run
+  curl localhost:5000/v1/completions -H 'Content-Type: application/json' \\
+      -d '{"prompt": "Once upon a time", "max_tokens": 50}'
+
+The page is at http://localhost:5000/."""
+
+
+@dataclass(frozen=True)
+class ServeSection(TokenizerSection):
+    """Answer requests for text over HTTP, with a page to try a model."""
+
+    load: str | None = option(
+        None,
+        "Run directory, its `checkpoints`, one `iter_XXXXXXX`, or a Hugging Face or Megatron "
+        "directory.",
+        metavar="DIR",
+    )
+    compare: tuple[str, ...] = option(
+        (),
+        "Instead of --load, two such directories: the page shows their answers side by side.",
+        metavar="DIR",
+    )
+    ckpt_step: str | None = option(
+        None,
+        "Step of the checkpoint to load instead of the newest, or `best`: the one of lowest "
+        "validation loss.",
+        metavar="STEP",
+    )
+    model_name: str | None = option(
+        None, "Name of the model in requests; default: the directory's.", metavar="NAME"
+    )
+    host: str = option(
+        "127.0.0.1",
+        "Address to listen on; the default is reached from this machine only.",
+        metavar="HOST",
+    )
+    port: int = option(5000, "Port to listen on; 0: any free one.", minimum=0, maximum=65535)
+    api_key_file: str | None = option(
+        None,
+        "File with the API keys that clients need, one on each line; default: none needed.",
+        metavar="FILE",
+    )
+    allowed_host: tuple[str, ...] = option(
+        (),
+        "Further names of this server in the `Host` header of requests, such as that of a proxy.",
+        metavar="NAME",
+    )
+    max_requests: int = option(16, "Texts that are generated together.", minimum=1, maximum=4096)
+    max_waiting: int = option(
+        64, "Texts that may wait; a request beyond is refused (429).", minimum=0, maximum=65536
+    )
+    request_timeout: float = option(
+        600.0, "Seconds in which a request has to be complete.", above=0, maximum=86400
+    )
+    shutdown_timeout: float = option(
+        30.0, "Seconds that running requests have after SIGTERM or Ctrl-C.", minimum=1, maximum=3600
+    )
+    max_body_kb: int = option(
+        4096, "Largest body of a request in KiB.", minimum=1, maximum=1024 * 1024
+    )
+    max_tokens_to_oom: int = option(
+        12000,
+        "As Megatron's flag: most tokens of a request to `/api`, prompts times the longest text.",
+        minimum=1,
+    )
+    access_log: str = option(
+        "-",
+        "File for a JSON object per request, without its texts; `-`: standard error; `none`: no "
+        "log.",
+        metavar="FILE",
+    )
+    chat_template: str | None = option(
+        None,
+        "File with the jinja2 template of chats; default: the one that the tokenizer's files have.",
+        metavar="FILE",
+    )
+    device: str | None = option(
+        None, "Device type, as listed by `lmcore plugins`; default: detected.", metavar="TYPE"
+    )
+    plugin_off: tuple[str, ...] = plugin_off_option()
+    precision: str | None = option(
+        None, "Precision policy, such as fp32 or bf16; default: the device's first.", metavar="NAME"
+    )
+    ops: tuple[str, ...] = option(
+        (),
+        "Preferred kernels as `op=id,id`; the first that supports the case is used.",
+        metavar="OP=ID",
+    )
+    strict_ops: bool = option(False, "Fail if an op would use the core's reference kernel.")
+    num_threads: int | None = option(
+        None, "CPU threads; default: torch's.", minimum=1, maximum=MAX_THREADS
+    )
+    vocab_size: int | None = option(None, "Vocabulary size of a NullTokenizer.", minimum=1)
+    tokenizer_type: str | None = option(
+        None, "Type of the tokenizer; default: the run's own copy.", metavar="TYPE"
+    )
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore serve` and return the exit status."""
+    plugins = find_plugins(argv, probe=not wants_help(argv))
+    section, settings = parse_with_plugins(
+        ServeSection,
+        argv,
+        command="lmcore serve",
+        plugins=plugin_sections(plugins),
+        epilog=_EPILOG,
+    )
+    _require_packages()
+    directories = _directories(section)
+    keys = read_keys(section.api_key_file) if section.api_key_file is not None else []
+    from lmcore.serving.server import ServerSettings, is_loopback, listen, serve
+    from lmcore.serving.state import Limits, ServerState
+
+    sock = listen(section.host, section.port)  # fails before a model is loaded
+    limits = Limits(
+        max_body_bytes=section.max_body_kb * 1024,
+        request_seconds=section.request_timeout,
+        max_total_tokens=section.max_tokens_to_oom,
+    )
+    with ExitStack() as stack:
+        stack.callback(sock.close)
+        log = stack.enter_context(_access_log(section))
+        runtime = stack.enter_context(_started(section, plugins, settings))
+        models = {
+            name: _served(section, path, name, runtime, plugins)
+            for name, path in directories.items()
+        }
+        if not is_loopback(section.host) and not keys:
+            logger.warning(
+                "everybody who reaches port %d of this machine can use the server: "
+                "`--api-key-file` limits it to those with a key",
+                sock.getsockname()[1],
+            )
+        address, port = sock.getsockname()[:2]
+        shown = f"[{address}]" if ":" in address else address
+        logger.info("serving %s on http://%s:%d", ", ".join(models), shown, port)
+        serve(
+            ServerState(models, limits),
+            sock,
+            section.host,
+            ServerSettings(keys, section.allowed_host, section.shutdown_timeout, log),
+        )
+    return 0
+
+
+def _require_packages() -> None:
+    for name in ("fastapi", "uvicorn", "prometheus_client"):
+        try:
+            __import__(name)
+        except ImportError:
+            raise MissingPackageError(
+                name.replace("_", "-"),
+                needed_for="`lmcore serve`",
+                install="pip install fastapi prometheus_client uvicorn",
+            ) from None
+
+
+def _directories(section: ServeSection) -> dict[str, Path]:
+    """Return the directories of the models by name."""
+    if (section.load is None) == (not section.compare):
+        raise ConfigError(
+            "name a checkpoint by `--load`, or two by `--compare`",
+            hint="`lmcore serve --load RUN`",
+        )
+    if section.load is not None:
+        path = Path(section.load)
+        return {section.model_name or _name(path): path}
+    if len(section.compare) != 2:
+        raise ConfigError(
+            f"`--compare` has {len(section.compare)} directories", why="it compares two"
+        )
+    for flag, value in (("--model-name", section.model_name), ("--ckpt-step", section.ckpt_step)):
+        if value is not None:
+            raise ConfigError(
+                f"`{flag}` cannot be used with `--compare`", why="there are two models"
+            )
+    first, second = (Path(one) for one in section.compare)
+    names = (_name(first), _name(second))
+    if names[0] == names[1]:
+        names = (f"{names[0]}-1", f"{names[1]}-2")
+    return dict(zip(names, (first, second), strict=True))
+
+
+def _name(path: Path) -> str:
+    """Return the name of a model: of its run, or with the step for one checkpoint."""
+    resolved = path.resolve()
+    if resolved.name == "checkpoints":
+        return resolved.parent.name
+    if resolved.name.startswith("iter_") and resolved.parent.name == "checkpoints":
+        return f"{resolved.parent.parent.name}-{resolved.name}"
+    return resolved.name
+
+
+@contextmanager
+def _access_log(section: ServeSection) -> Iterator[TextIO | None]:
+    if section.access_log == "none":
+        yield None
+    elif section.access_log == "-":
+        yield sys.stderr
+    else:
+        with ExitStack() as stack:
+            try:
+                stream = stack.enter_context(Path(section.access_log).open("a", encoding="utf-8"))
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot write `{section.access_log}`", why=error.strerror or str(error)
+                ) from None
+            yield stream
+
+
+@contextmanager
+def _started(
+    section: ServeSection, plugins: PluginSet, settings: PluginSettings
+) -> Iterator[Runtime]:
+    """Choose the device, then load torch."""
+    from lmcore.config.section import AcceleratorSection, Config
+    from lmcore.runtime.launch.rank import only_process
+
+    rank = only_process(os.environ)
+    selection = choose_device(plugins, section.device, rank)
+    config = Config(
+        accelerator=AcceleratorSection(
+            device=section.device,
+            precision=section.precision,
+            ops=section.ops,
+            strict_ops=section.strict_ops,
+            num_threads=section.num_threads,
+        ),
+        plugins=settings,
+    )
+    from lmcore.runtime.runtime import start_runtime
+
+    with start_runtime(config, plugins, selection, rank) as runtime:
+        yield runtime
+
+
+def _served(
+    section: ServeSection, path: Path, name: str, runtime: Runtime, plugins: PluginSet
+) -> ServedModel:
+    """Load a model and start its service."""
+    from lmcore.cli.loading import require_checkpoint
+    from lmcore.data.tokenizer.build import registered_types
+    from lmcore.generation.chat import ChatTemplate
+    from lmcore.generation.load import load_model
+    from lmcore.serving.served_model import ServedModel
+    from lmcore.serving.service import Service
+
+    loaded = load_model(
+        require_checkpoint(path, section.ckpt_step),
+        runtime,
+        choice=TokenizerSettings.of(section),
+        extra=registered_types(plugins),
+        rows=section.max_requests,
+    )
+    logger.info("loaded %s on %s", loaded.checkpoint, runtime.device.name)
+    if section.chat_template is not None:
+        template: ChatTemplate | None = ChatTemplate.from_file(
+            section.chat_template, loaded.tokenizer
+        )
+    else:
+        template = ChatTemplate.of(loaded.tokenizer)
+    service = Service(loaded, max_running=section.max_requests, max_waiting=section.max_waiting)
+    return ServedModel(name, loaded, service, template, _facts(loaded, runtime, template))
+
+
+def _facts(
+    loaded: LoadedModel, runtime: Runtime, template: ChatTemplate | None
+) -> dict[str, str | int | bool]:
+    """Return what the page shows of a model."""
+    shape = loaded.model.shape
+    return {
+        "family": shape.family,
+        "parameters": sum(one.numel() for one in loaded.model.parameters()),
+        "layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "positions": shape.max_position_embeddings,
+        "vocabulary": loaded.tokenizer.vocab_size,
+        "tokenizer": loaded.tokenizer.name,
+        "checkpoint": loaded.checkpoint.name,
+        "device": runtime.device.name,
+        "precision": runtime.precision.name,
+        "chat": template is not None,
+    }

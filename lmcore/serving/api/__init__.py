@@ -1,0 +1,1 @@
+"""The HTTP interfaces: Megatron-LM's, and one compatible with OpenAI's."""

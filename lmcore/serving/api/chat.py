@@ -1,0 +1,264 @@
+"""`POST /v1/chat/completions`: answers in a conversation, compatible with OpenAI's interface."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from lmcore.generation.completion import Completion
+from lmcore.generation.request import Request as EngineRequest
+from lmcore.generation.request import TokenProbability
+from lmcore.serving.api.fields import MAX_LOGPROBS, SamplingBody, Usage, finish_reason
+from lmcore.serving.api.sse import event_stream
+from lmcore.serving.errors import ApiError
+from lmcore.serving.http.access_log import note
+from lmcore.serving.state import ServerState
+from lmcore.serving.texts import TextRequest, Texts
+
+if TYPE_CHECKING:
+    from lmcore.serving.served_model import ServedModel
+
+__all__ = ["ChatBody", "ChatReply", "router"]
+
+router = APIRouter()
+
+_MAX_MESSAGES = 2048
+
+
+class TextPart(BaseModel):
+    """Part of a message."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """Message of a conversation."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: Annotated[str, Field(min_length=1, max_length=100)]
+    content: str | list[TextPart]
+    name: str | None = None
+    refusal: Annotated[None, Field(description="Accepted, as a reply has it.")] = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return the message for a template."""
+        content = self.content
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        return {"role": self.role, "content": text} | ({"name": self.name} if self.name else {})
+
+
+class ChatBody(SamplingBody):
+    """Request for answers in a conversation."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=_MAX_MESSAGES)]
+    max_tokens: Annotated[int | None, Field(ge=1, description="Most tokens of an answer.")] = None
+    max_completion_tokens: Annotated[
+        int | None, Field(ge=1, description="Newer name of `max_tokens`.")
+    ] = None
+    logprobs: Annotated[
+        bool | None, Field(description="Reply the log-probabilities of tokens.")
+    ] = False
+    top_logprobs: Annotated[
+        int | None,
+        Field(ge=0, le=MAX_LOGPROBS, description="Number of most probable tokens at each place."),
+    ] = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Number of most probable tokens to reply; None: no probabilities."""
+        if not self.logprobs:
+            if self.top_logprobs:
+                raise ApiError(400, "`top_logprobs` needs `logprobs` true", field="top_logprobs")
+            return None
+        return self.top_logprobs or 0
+
+
+class ChatToken(BaseModel):
+    """Log-probability of a token."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenWithTop(ChatToken):
+    """Log-probability of a token, and of the most probable ones at its place."""
+
+    top_logprobs: list[ChatToken]
+
+
+class ChatLogprobs(BaseModel):
+    """Log-probabilities of the tokens of an answer."""
+
+    content: list[ChatTokenWithTop]
+    refusal: None = None
+
+
+class Answer(BaseModel):
+    """Message of the model."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(BaseModel):
+    """An answer."""
+
+    index: int
+    message: Answer
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+
+
+class ChatReply(BaseModel):
+    """All answers of a request."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+@router.post(
+    "/v1/chat/completions",
+    responses={200: {"model": ChatReply, "content": {"text/event-stream": {}}}},
+    response_model=None,
+    summary="Answer in a conversation",
+)
+async def create_chat_completion(body: ChatBody, request: Request) -> Response:
+    """Answer in a conversation."""
+    state: ServerState = request.app.state.server
+    model = state.model(body.model)
+    prompt, wanted = await asyncio.to_thread(_wanted, model, body)
+    texts = Texts(model, wanted, state.limits.request_seconds, streams=bool(body.stream))
+    head = {
+        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "object": "chat.completion.chunk" if body.stream else "chat.completion",
+        "created": int(time.time()),
+        "model": model.name,
+    }
+    note(request.scope, model=model.name, prompt_tokens=len(prompt))
+    if body.stream:
+        return event_stream(_chunks(request, model, body, len(prompt), texts, head))
+    made = await texts.whole(request.receive)
+    if made is None:
+        return Response(status_code=499)
+    generated = sum(len(one.tokens) for one in made)
+    note(request.scope, generated_tokens=generated)
+    choices = [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": text.text, "refusal": None},
+            "logprobs": _logprobs(model, body, text.logprobs),
+            "finish_reason": finish_reason(text.end),
+        }
+        for index, text in enumerate(made)
+    ]
+    usage = Usage.of(len(prompt), generated)
+    return JSONResponse({**head, "choices": choices, "usage": usage.model_dump()})
+
+
+def _wanted(model: ServedModel, body: ChatBody) -> tuple[list[int], list[TextRequest]]:
+    """Return the tokens of the conversation, and a request for each answer."""
+    prompt = model.chat_tokens([message.plain() for message in body.messages], "messages")
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise ApiError(
+            400, "`max_tokens` and `max_completion_tokens` exclude each other", field="max_tokens"
+        )
+    name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
+    length = model.length(prompt, body.max_tokens or body.max_completion_tokens, "messages", name)
+    if length == 0:
+        raise ApiError(
+            400,
+            f"`messages` have {len(prompt)} tokens, which leave no room for an answer: the model "
+            f"has {model.positions} positions",
+            field="messages",
+            code="context_length_exceeded",
+        )
+    options, seed, schema = body.options(), body.first_seed, body.schema_of_text
+    wanted = []
+    for number in range(body.num_choices):
+        completion = Completion(model.loaded.tokenizer, prompt, body.stops)
+        request = EngineRequest(
+            prompt,
+            length,
+            options,
+            (seed + number) % 2**63,
+            model.chat_stop_tokens,
+            ends=completion.update,
+            top_logprobs=body.num_logprobs,
+            constraint=None if schema is None else model.json_rule(schema, "response_format"),
+        )
+        wanted.append(TextRequest(request, completion))
+    return prompt, wanted
+
+
+async def _chunks(
+    request: Request,
+    model: ServedModel,
+    body: ChatBody,
+    prompt_tokens: int,
+    texts: Texts,
+    head: dict[str, Any],
+) -> AsyncIterator[dict[str, Any]]:
+    """Return the answers in parts: each with the new text of one."""
+    usage = body.stream_options is not None and body.stream_options.include_usage
+    extra: dict[str, Any] = {"usage": None} if usage else {}
+    generated = 0
+    for index in range(body.num_choices):
+        yield {**head, "choices": [_part(index, {"role": "assistant", "content": ""})], **extra}
+    async for index, update in texts.updates():
+        generated += len(update.tokens)
+        note(request.scope, generated_tokens=generated)
+        if update.text or update.tokens:
+            part = _part(index, {"content": update.text})
+            part["logprobs"] = _logprobs(model, body, update.logprobs)
+            yield {**head, "choices": [part], **extra}
+        if update.end is not None:
+            end = _part(index, {}) | {"finish_reason": finish_reason(update.end)}
+            yield {**head, "choices": [end], **extra}
+    if usage:
+        total = Usage.of(prompt_tokens, generated)
+        yield {**head, "choices": [], "usage": total.model_dump()}
+
+
+def _part(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _logprobs(
+    model: ServedModel, body: ChatBody, found: Sequence[TokenProbability]
+) -> dict[str, Any] | None:
+    if not body.logprobs:
+        return None
+
+    def described(token: int, logprob: float) -> dict[str, Any]:
+        content = model.token_bytes(token)
+        return {
+            "token": content.decode(errors="replace"),
+            "logprob": logprob,
+            "bytes": list(content),
+        }
+
+    return {
+        "content": [
+            described(one.token, one.logprob)
+            | {"top_logprobs": [described(*other) for other in one.top]}
+            for one in found
+        ],
+        "refusal": None,
+    }

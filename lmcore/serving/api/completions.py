@@ -1,0 +1,287 @@
+"""`POST /v1/completions`: continuations of prompts, compatible with OpenAI's interface."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+
+from lmcore.generation.completion import Completion
+from lmcore.generation.request import Request as EngineRequest
+from lmcore.generation.request import TokenProbability
+from lmcore.serving.api.fields import MAX_LOGPROBS, SamplingBody, Usage, finish_reason
+from lmcore.serving.api.sse import event_stream
+from lmcore.serving.errors import ApiError
+from lmcore.serving.http.access_log import note
+from lmcore.serving.state import ServerState
+from lmcore.serving.texts import Text, TextRequest, Texts
+
+if TYPE_CHECKING:
+    from lmcore.serving.served_model import ServedModel
+
+__all__ = ["CompletionBody", "CompletionReply", "router"]
+
+router = APIRouter()
+
+_Ids = Annotated[list[int], Field(min_length=1)]
+
+
+class CompletionBody(SamplingBody):
+    """Request for continuations of prompts."""
+
+    prompt: Annotated[
+        str
+        | _Ids
+        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[_Ids], Field(min_length=1)],
+        Field(description="Text, texts, or their token ids; an empty one begins a document."),
+    ]
+    max_tokens: Annotated[int | None, Field(ge=0, description="Most tokens of a text.")] = 16
+    echo: Annotated[bool | None, Field(description="Begin each text with its prompt.")] = False
+    logprobs: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=MAX_LOGPROBS,
+            description="Reply the log-probabilities of tokens, and of so many most probable ones.",
+        ),
+    ] = None
+    best_of: Annotated[int | None, Field(ge=1, description="As `n`, if it is given.")] = None
+    suffix: Annotated[None, Field(description="Not supported.")] = None
+    logit_bias: Annotated[
+        Annotated[dict[str, float], Field(max_length=0)] | None,
+        Field(description="Not supported unless it is empty."),
+    ] = None
+
+
+class TokenLogprobs(BaseModel):
+    """Log-probabilities of the tokens of a text."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    """A text."""
+
+    index: int
+    text: str
+    logprobs: TokenLogprobs | None
+    finish_reason: str | None
+
+
+class CompletionReply(BaseModel):
+    """All texts of a request, or the next part of one."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+@dataclass
+class _Offsets:
+    """Place in the text, from which the offsets of tokens count."""
+
+    at: int = 0
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Prompts of a request, with how each is continued.
+
+    Attributes:
+        texts: Text of each prompt, for `echo`.
+        prompts: Token ids of each prompt.
+        requests: For each prompt as many as there are choices.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    prompts: list[list[int]] = field(default_factory=list)
+    requests: list[TextRequest] = field(default_factory=list)
+
+
+@router.post(
+    "/v1/completions",
+    responses={
+        200: {"model": CompletionReply, "content": {"text/event-stream": {}}},
+    },
+    response_model=None,
+    summary="Continue prompts",
+)
+async def create_completion(body: CompletionBody, request: Request) -> Response:
+    """Continue prompts."""
+    state: ServerState = request.app.state.server
+    model = state.model(body.model)
+    if body.best_of is not None and body.best_of != body.num_choices:
+        raise ApiError(400, "`best_of` has to equal `n`", field="best_of")
+    if body.stream and body.echo and body.logprobs is not None:
+        raise ApiError(400, "`echo` with `logprobs` cannot be streamed", field="stream")
+    asked = await asyncio.to_thread(_asked, model, body, state.limits.max_prompts)
+    texts = Texts(model, asked.requests, state.limits.request_seconds, streams=bool(body.stream))
+    head = {
+        "id": f"cmpl-{secrets.token_hex(12)}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model.name,
+    }
+    prompt_tokens = sum(map(len, asked.prompts))
+    note(request.scope, model=model.name, prompt_tokens=prompt_tokens)
+    if body.stream:
+        return event_stream(_chunks(request, model, body, asked, texts, head))
+    made = await texts.whole(request.receive)
+    if made is None:
+        return Response(status_code=499)
+    generated = sum(len(one.tokens) for one in made)
+    note(request.scope, generated_tokens=generated)
+    choices = await asyncio.to_thread(_choices, model, body, asked, made)
+    usage = Usage.of(prompt_tokens, generated)
+    return JSONResponse({**head, "choices": choices, "usage": usage.model_dump()})
+
+
+def _asked(model: ServedModel, body: CompletionBody, most: int) -> _Asked:
+    """Return the checked prompts, and a request for each text."""
+    asked = _Asked()
+    given = body.prompt
+    several: Sequence[Any]
+    several = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
+    if len(several) > most:
+        raise ApiError(
+            400, f"`prompt` has {len(several)} prompts; at most {most} are taken", field="prompt"
+        )
+    for one in several:
+        ids = model.encode(one, "prompt") if isinstance(one, str) else one
+        asked.prompts.append(model.checked(ids, "prompt"))
+        asked.texts.append(one if isinstance(one, str) else model.loaded.tokenizer.decode(one))
+    options, seed = body.options(), body.first_seed
+    echo = bool(body.echo)
+    for prompt in asked.prompts:
+        wanted = model.length(prompt, body.max_tokens, "prompt", "max_tokens")
+        if wanted == 0 and not echo:
+            raise ApiError(400, "`max_tokens` 0 needs `echo` true", field="max_tokens")
+        for _ in range(body.num_choices):
+            completion = Completion(model.loaded.tokenizer, prompt, body.stops)
+            schema = body.schema_of_text
+            request = EngineRequest(
+                prompt,
+                wanted,
+                options,
+                (seed + len(asked.requests)) % 2**63,
+                model.stop_tokens,
+                ends=completion.update,
+                top_logprobs=body.logprobs,
+                prompt_logprobs=echo and body.logprobs is not None,
+                constraint=None if schema is None else model.json_rule(schema, "response_format"),
+            )
+            asked.requests.append(TextRequest(request, completion))
+    return asked
+
+
+async def _chunks(
+    request: Request,
+    model: ServedModel,
+    body: CompletionBody,
+    asked: _Asked,
+    texts: Texts,
+    head: dict[str, Any],
+) -> AsyncIterator[dict[str, Any]]:
+    """Return the reply in parts: each with the new text of one choice."""
+    usage = body.stream_options is not None and body.stream_options.include_usage
+    extra: dict[str, Any] = {"usage": None} if usage else {}
+    generated = 0
+    if body.echo:
+        for index in range(len(asked.requests)):
+            text = asked.texts[index // body.num_choices]
+            yield {**head, "choices": [_choice(index, text, None, None)], **extra}
+    offsets = [
+        _Offsets(len(asked.texts[index // body.num_choices]) if body.echo else 0)
+        for index in range(len(asked.requests))
+    ]
+    async for index, update in texts.updates():
+        generated += len(update.tokens)
+        note(request.scope, generated_tokens=generated)
+        logprobs = None
+        if body.logprobs is not None:
+            logprobs = _logprobs(model, update.logprobs, offsets[index], body.logprobs)
+        choice = _choice(index, update.text, logprobs, finish_reason(update.end))
+        yield {**head, "choices": [choice], **extra}
+    if usage:
+        total = Usage.of(sum(map(len, asked.prompts)), generated)
+        yield {**head, "choices": [], "usage": total.model_dump()}
+
+
+def _choices(
+    model: ServedModel, body: CompletionBody, asked: _Asked, made: Sequence[Text]
+) -> list[dict[str, Any]]:
+    choices = []
+    for index, text in enumerate(made):
+        number = index // body.num_choices
+        whole, logprobs = text.text, None
+        if body.echo:
+            whole = asked.texts[number] + whole
+        if body.logprobs is not None:
+            offset = _Offsets()
+            logprobs = _logprobs(model, text.logprobs, offset, body.logprobs)
+            if body.echo:
+                logprobs = _with_prompt(model, asked.prompts[number], text, body.logprobs)
+        choices.append(_choice(index, whole, logprobs, finish_reason(text.end)))
+    return choices
+
+
+def _choice(
+    index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _with_prompt(
+    model: ServedModel, prompt: Sequence[int], text: Text, most: int
+) -> dict[str, Any]:
+    """Return the log-probabilities of the prompt, whose first token has none, and of the text."""
+    offset = _Offsets()
+    first = model.token_text(prompt[0])
+    offset.at = len(first)
+    rest = _logprobs(model, [*text.prompt_logprobs, *text.logprobs], offset, most)
+    return {
+        "tokens": [first, *rest["tokens"]],
+        "token_logprobs": [None, *rest["token_logprobs"]],
+        "top_logprobs": [None, *rest["top_logprobs"]] if most else None,
+        "text_offset": [0, *rest["text_offset"]],
+    }
+
+
+def _logprobs(
+    model: ServedModel, found: Sequence[TokenProbability], offset: _Offsets, most: int
+) -> dict[str, Any]:
+    tokens, offsets = [], []
+    for one in found:
+        text = model.token_text(one.token)
+        tokens.append(text)
+        offsets.append(offset.at)
+        offset.at += len(text)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [one.logprob for one in found],
+        "top_logprobs": [_top(model, one) for one in found] if most else None,
+        "text_offset": offsets,
+    }
+
+
+def _top(model: ServedModel, found: TokenProbability) -> dict[str, float]:
+    """Return the most probable tokens by text, and the token itself."""
+    top: dict[str, float] = {}
+    for token, logprob in (*found.top, (found.token, found.logprob)):
+        # Tokens with the same text: the first is the most probable one.
+        top.setdefault(model.token_text(token), logprob)
+    return top

@@ -1,0 +1,36 @@
+"""Streams of server-sent events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from fastapi.responses import StreamingResponse
+
+from lmcore.serving.errors import ApiError
+from lmcore.serving.http.problems import openai_problem
+
+__all__ = ["event_stream"]
+
+
+def event_stream(chunks: AsyncIterator[Mapping[str, Any]]) -> StreamingResponse:
+    """Return a response that sends each chunk as an event, and `[DONE]` at the end.
+
+    An error after the start is an event, too: the status has been sent.
+    """
+
+    async def events() -> AsyncIterator[str]:
+        try:
+            async for chunk in chunks:
+                yield _event(chunk)
+        except ApiError as error:
+            yield _event(openai_problem(error))
+        yield "data: [DONE]\n\n"
+
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+
+
+def _event(content: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"

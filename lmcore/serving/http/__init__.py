@@ -1,0 +1,1 @@
+"""Parts of every HTTP request: keys, limits, the access log, metrics."""

@@ -1,0 +1,128 @@
+"""`Guard`: who may use the server, and how large and slow a request may be."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import Collection, Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lmcore.serving.errors import ApiError
+from lmcore.serving.http.problems import reply
+
+__all__ = ["Guard"]
+
+_OPEN_PATHS = ("/", "/health")
+_OPEN_FOLDER = "/page/"
+
+
+class Guard:
+    """ASGI middleware with the checks before a request."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Sequence[str],
+        hosts: Collection[str] | None,
+        *,
+        max_body_bytes: int,
+        body_seconds: float,
+    ) -> None:
+        """Wrap an application.
+
+        Args:
+            app: Application.
+            keys: API keys; without any, everybody may use the server.
+            hosts: Names that a request may call this server by; None: any.
+            max_body_bytes: Size of a body.
+            body_seconds: Time that a client has to send the body.
+        """
+        self._app, self._hosts = app, hosts
+        self._max_bytes, self._seconds = max_body_bytes, body_seconds
+        self._keys = [_digest(key) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run a request, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        problem = self._problem(scope)
+        if problem is not None:
+            await reply(scope["path"], problem)(scope, receive, send)
+            return
+        body = await self._body(scope, receive)
+        if isinstance(body, ApiError):
+            await reply(scope["path"], body)(scope, receive, send)
+        elif body is not None:
+            await self._app(scope, _replayed(body, receive), send)
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | ApiError | None:
+        """Return the body of a request, or why it is refused; None if the client has left."""
+        announced = Headers(scope=scope).get("content-length", "")
+        too_large = ApiError(413, f"the body has more than {self._max_bytes} bytes")
+        if announced.isdecimal() and int(announced[:20]) > self._max_bytes:
+            return too_large
+        parts: list[bytes] = []
+        size, more = 0, True
+        try:
+            async with asyncio.timeout(self._seconds):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > self._max_bytes:
+                        return too_large
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            return ApiError(408, f"the body did not arrive within {self._seconds:g} seconds")
+        return b"".join(parts)
+
+    def _problem(self, scope: Scope) -> ApiError | None:
+        headers = Headers(scope=scope)
+        if self._hosts is not None and _host(headers.get("host", "")) not in self._hosts:
+            # A page of another site, whose name was made to lead here, sends its own.
+            return ApiError(
+                403,
+                "the header `Host` does not name this server; `--allowed-host` allows others",
+            )
+        path = scope["path"]
+        if not self._keys or path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER):
+            return None
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        found = _digest(key.strip())
+        # All are compared, in the same time whatever they are.
+        matches = [hmac.compare_digest(found, one) for one in self._keys]
+        if kind.lower() == "bearer" and any(matches):
+            return None
+        what = "is not known" if key else "is missing: send the header `Authorization: Bearer KEY`"
+        return ApiError(401, f"the API key {what}", code="invalid_api_key")
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Return a function that gives the body once, then further messages."""
+    given = False
+
+    async def replayed() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def _host(header: str) -> str:
+    """Return the name in a `Host` header, without the port."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0].lower()

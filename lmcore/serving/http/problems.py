@@ -1,0 +1,127 @@
+"""Errors as replies: what OpenAI's clients read under /v1, Megatron's plain message under /api."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from lmcore.serving.errors import ApiError
+
+__all__ = ["Problem", "add_handlers", "openai_problem", "reply"]
+
+logger = logging.getLogger(__name__)
+
+_MOST_SHOWN = 10
+
+
+class ProblemDetails(BaseModel):
+    """Details of an error."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class Problem(BaseModel):
+    """Body of a reply that is an error."""
+
+    error: ProblemDetails
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+def openai_problem(error: ApiError) -> dict[str, Any]:
+    """Return the body of a reply for an error."""
+    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    details = ProblemDetails(message=error.message, type=kind, param=error.field, code=error.code)
+    return Problem(error=details).model_dump()
+
+
+def reply(path: str, error: ApiError) -> Response:
+    """Return the reply for an error, in the form of the interface that *path* belongs to."""
+    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    body = error.message if path == "/api" else openai_problem(error)
+    return JSONResponse(body, status_code=error.status, headers=headers)
+
+
+def add_handlers(app: FastAPI, gone: Mapping[str, str]) -> None:
+    """Make an application answer each error by `reply`.
+
+    Args:
+        app: Application.
+        gone: Messages for fields that an interface no longer has.
+    """
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return reply(request.url.path, _of_fields(error.errors(), gone))
+
+    async def known(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return reply(request.url.path, error)
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        found = ApiError(error.status_code, str(error.detail))
+        answer = reply(request.url.path, found)
+        answer.headers.update(error.headers or {})
+        return answer
+
+    async def unexpected(request: Request, error: Exception) -> Response:
+        logger.error("an internal error", exc_info=error)
+        return reply(request.url.path, ApiError(500, "an internal error; see the server's log"))
+
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(ApiError, known)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, unexpected)
+
+
+def _of_fields(problems: Sequence[Mapping[str, Any]], gone: Mapping[str, str]) -> ApiError:
+    """Return one error for all fields that are wrong."""
+    messages: list[str] = []
+    fields: list[str] = []
+    for one in problems:
+        place = [str(part) for part in one["loc"] if part != "body"]
+        name = place[0] if place else None
+        if one["type"] == "json_invalid":
+            messages.append("the body is not JSON")
+        elif one["type"] == "extra_forbidden" and name is not None and name in gone:
+            messages.append(gone[name])
+        elif one["type"] == "extra_forbidden":
+            messages.append(f"`{'.'.join(place)[:100]}` is not a field of this request")
+        elif name is None:
+            messages.append(
+                "the body has to be a JSON object, with the header `Content-Type: application/json`"
+            )
+        else:
+            # The names of types within a union are not places of the body.
+            where = ".".join(part for part in place if not _is_type_name(part))
+            messages.append(f"`{where[:100]}`: {one['msg'][:1].lower()}{one['msg'][1:]}")
+        if name is not None:
+            fields.append(name)
+    shown = list(dict.fromkeys(messages))
+    more = [f"and {len(shown) - _MOST_SHOWN} more"] if len(shown) > _MOST_SHOWN else []
+    return ApiError(
+        400, "; ".join(shown[:_MOST_SHOWN] + more), field=fields[0][:100] if fields else None
+    )
+
+
+def _is_type_name(part: str) -> bool:
+    return "[" in part or part in {"str", "int", "float", "bool", "constrained-str"}

@@ -1,0 +1,197 @@
+"""`ServedModel`: a model that clients use, its tokens, and the checks of prompts before work."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from lmcore.data.tokenizer.token_bytes import token_bytes
+from lmcore.errors import LmcoreError
+from lmcore.generation.chat import ChatTemplate, end_tokens
+from lmcore.generation.generate import room
+from lmcore.generation.json_schema import JsonSchemas
+from lmcore.serving.errors import ApiError
+
+if TYPE_CHECKING:
+    from lmcore.generation.load import LoadedModel
+    from lmcore.generation.request import Constraint
+    from lmcore.serving.service import Service
+
+__all__ = ["ServedModel"]
+
+
+@dataclass(frozen=True, eq=False)
+class ServedModel:
+    """A model that clients use.
+
+    Attributes:
+        name: Name in requests.
+        loaded: Model and tokenizer.
+        service: Thread that generates.
+        template: Chat template; None: the model does not chat.
+        facts: Facts that the page shows of the model.
+        created: Time of the start, in seconds since 1970.
+    """
+
+    name: str
+    loaded: LoadedModel
+    service: Service
+    template: ChatTemplate | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    created: int = field(default_factory=lambda: int(time.time()))
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def positions(self) -> int:
+        """Number of positions of the model."""
+        return self.loaded.model.shape.max_position_embeddings
+
+    @property
+    def vocab_size(self) -> int:
+        """Size of the vocabulary without padding."""
+        return self.loaded.tokenizer.vocab_size
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """Tokens that end a document."""
+        eod = self.loaded.tokenizer.eod
+        return frozenset(() if eod is None else (eod,))
+
+    def encode(self, text: str, name: str) -> list[int]:
+        """Return the token ids of a text.
+
+        Args:
+            text: Any text.
+            name: Field of the request.
+
+        Raises:
+            ApiError: The tokenizer has no ids for it.
+        """
+        try:
+            return list(self.loaded.tokenizer.encode(text))
+        except (LmcoreError, UnicodeError) as error:
+            what = error.what_and_why if isinstance(error, LmcoreError) else "it is not UTF-8"
+            raise ApiError(400, f"`{name}` cannot be encoded: {what}", field=name) from None
+
+    def chat_tokens(self, messages: Sequence[Mapping[str, Any]], name: str) -> list[int]:
+        """Return the token ids of a conversation, with the beginning of an answer.
+
+        Raises:
+            ApiError: The model has no chat template, or it refuses the messages.
+        """
+        if self.template is None:
+            raise ApiError(
+                400,
+                f"the model `{self.name}` has no chat template; use `/v1/completions`, or start "
+                "the server with `--chat-template FILE`",
+                code="no_chat_template",
+            )
+        try:
+            with self._lock:
+                ids = self.template.prompt_tokens(messages)
+        except LmcoreError as error:
+            raise ApiError(400, f"`{name}`: {error.what_and_why}", field=name) from None
+        return self.checked(ids, name)
+
+    @cached_property
+    def chat_stop_tokens(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return self.stop_tokens | end_tokens(self.loaded.tokenizer)
+
+    def checked(self, ids: Sequence[int], name: str) -> list[int]:
+        """Return token ids of a client, or the start of a document for none.
+
+        Raises:
+            ApiError: An id is outside the vocabulary, or a document has no start.
+        """
+        if not ids:
+            eod = self.loaded.tokenizer.eod
+            if eod is None:
+                raise ApiError(
+                    400,
+                    f"`{name}` is empty, and the tokenizer has no end-of-document token to "
+                    "start from",
+                    field=name,
+                )
+            return [eod]
+        wrong = [one for one in ids if not 0 <= one < self.vocab_size]
+        if wrong:
+            raise ApiError(
+                400,
+                f"`{name}` has the token id {wrong[0]}, outside the vocabulary of "
+                f"{self.vocab_size} tokens",
+                field=name,
+            )
+        return list(ids)
+
+    def length(self, prompt: Sequence[int], wanted: int | None, name: str, length_name: str) -> int:
+        """Return the number of tokens to generate.
+
+        Args:
+            prompt: Token ids.
+            wanted: Number that the client wants; None: as many as there is room for.
+            name, length_name: Fields of the request with the prompt and the number.
+
+        Raises:
+            ApiError: The model has too few positions.
+        """
+        positions, length = self.positions, len(prompt)
+        if length > positions:
+            raise ApiError(
+                400,
+                f"`{name}` has {length} tokens; the model has {positions} positions",
+                field=name,
+                code="context_length_exceeded",
+            )
+        free = room(positions, length)
+        if wanted is None:
+            return free
+        if wanted > free:
+            raise ApiError(
+                400,
+                f"`{name}` has {length} tokens and `{length_name}` is {wanted}; the model has "
+                f"{positions} positions, which leave room for {free}",
+                field=length_name,
+                code="context_length_exceeded",
+            )
+        return wanted
+
+    def json_rule(self, schema: Mapping[str, Any] | bool, name: str) -> Constraint:  # noqa: FBT001
+        """Return the rule that a text is JSON of a schema.
+
+        Raises:
+            ApiError: The schema is invalid, or such rules are not available.
+        """
+        try:
+            with self._lock:
+                schemas = self._schemas
+            return schemas.constraint(schema)
+        except LmcoreError as error:
+            raise ApiError(400, f"`{name}`: {error.what_and_why}", field=name) from None
+
+    @cached_property
+    def _schemas(self) -> JsonSchemas:
+        return JsonSchemas(self.loaded.tokenizer)
+
+    @cached_property
+    def _bytes(self) -> list[bytes | None] | None:
+        return token_bytes(self.loaded.tokenizer)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of a token in a text; of a special one its name."""
+        table = self._bytes
+        found = table[token] if table is not None and token < len(table) else None
+        return self.loaded.tokenizer.decode([token]).encode() if found is None else found
+
+    def token_text(self, token: int) -> str:
+        """Return the text of a token alone; bytes that are no character become U+FFFD."""
+        return self.token_bytes(token).decode(errors="replace")
+
+    @cached_property
+    def tokens_that_begin_a_line(self) -> list[int]:
+        """Ids of the tokens whose text begins with a line break."""
+        return [one for one in range(self.vocab_size) if self.token_bytes(one)[:1] == b"\n"]

@@ -1,0 +1,142 @@
+"""The HTTP server: listen, answer, and stop without losing a reply."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+import uvicorn
+
+from lmcore.errors import ConfigError
+from lmcore.serving.app import create_app
+
+if TYPE_CHECKING:
+    from lmcore.serving.state import ServerState
+
+__all__ = ["ServerSettings", "is_loopback", "listen", "serve"]
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK_NAMES = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Settings of a server.
+
+    Attributes:
+        keys: API keys; without any, everybody may use it.
+        allowed_hosts: Further names that requests may call it by.
+        shutdown_seconds: Time that running requests have after a signal.
+        log: Stream of the access log; None: no log.
+    """
+
+    keys: Sequence[str] = ()
+    allowed_hosts: Collection[str] = ()
+    shutdown_seconds: float = 30.0
+    log: TextIO | None = None
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only programs of this machine reach a name."""
+    return host in LOOPBACK_NAMES or host.startswith("127.")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Args:
+        host: Name or address of this machine.
+        port: Port; 0: any free one.
+
+    Raises:
+        ConfigError: The address is not this machine's, or the port is taken.
+    """
+    made = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(2048)
+    except OSError as error:
+        if made is not None:
+            made.close()
+        raise ConfigError(
+            f"cannot listen on `{host}` port {port}",
+            why=error.strerror or str(error),
+            hint="choose another `--port`, or `--port 0` for any free one",
+        ) from None
+    made.settimeout(0)
+    return made
+
+
+def serve(state: ServerState, sock: socket.socket, host: str, settings: ServerSettings) -> None:
+    """Answer requests until a signal ends the server; return when all replies are sent.
+
+    Args:
+        state: Models and limits.
+        sock: Socket that listens.
+        host: Name that it was given.
+        settings: Settings of the server.
+    """
+    hosts = None
+    if is_loopback(host) or settings.allowed_hosts:
+        names = {*LOOPBACK_NAMES, host, *settings.allowed_hosts}
+        hosts = {name.lower() for name in names}
+    log = settings.log
+
+    def write(line: str) -> None:
+        assert log is not None
+        log.write(line + "\n")
+        log.flush()
+
+    app = create_app(state, keys=settings.keys, hosts=hosts, log=write if log is not None else None)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=max(int(settings.shutdown_seconds), 1),
+        h11_max_incomplete_event_size=64 * 1024,
+        http="h11",
+        ws="none",
+        loop="asyncio",
+    )
+    _Server(config).run(sockets=[sock])
+    for model in state.models.values():
+        if not model.service.close(settings.shutdown_seconds):
+            logger.warning("model `%s`: texts were cut off at the end", model.name)
+
+
+class _Server(uvicorn.Server):
+    """Server that ends after the first signal when it has answered, and at once at the second."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle the signals that end the server."""
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        for number in numbers:
+            loop.add_signal_handler(number, self._stop)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _stop(self) -> None:
+        if self.should_exit:
+            self.force_exit = True
+            return
+        logger.info("stopping when running requests are answered; a second signal ends them")
+        self.should_exit = True

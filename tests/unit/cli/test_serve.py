@@ -1,0 +1,183 @@
+"""`lmcore serve` and `lmcore ask` as processes: start, answer, stop."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.checkpoint import save_checkpoint
+from lmcore.cli.ask import run as ask
+from lmcore.cli.serve import run as serve
+from lmcore.data.tokenizer import ByteTokenizer
+from lmcore.data.tokenizer.saved import save_tokenizer
+from lmcore.errors import ConfigError, RunError
+from lmcore.model.gpt import GPT
+from lmcore.model.op_binding import OpBinding
+from lmcore.model.shape import ModelShape
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+pytest.importorskip("prometheus_client")
+
+SHAPE = ModelShape(1, 24, 3, 40, 4096, 384, init_method_std=0.3)
+
+
+def save_run(directory: Path, seed: int) -> Path:
+    """Write a run with a byte model of random weights that writes letters."""
+    model = GPT(SHAPE, OpBinding(OpTable(OP_SPECS), "cpu", "float32"))
+    model.initialize(seed)
+    with torch.no_grad():
+        model.head_weight[128:] = 0
+        model.head_weight[:32] = 0
+    tensors = {f"model.{name}": tensor.detach() for name, tensor in model.named_parameters()}
+    save_checkpoint(directory / "checkpoints", 5, tensors, {}, model_shape=SHAPE.to_dict())
+    save_tokenizer(ByteTokenizer(), directory / "tokenizer")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs `first` and `second`."""
+    folder = tmp_path_factory.mktemp("runs")
+    for seed, name in enumerate(("first", "second")):
+        save_run(folder / name, seed)
+    return folder
+
+
+@contextmanager
+def served(*flags: str) -> Iterator[tuple[subprocess.Popen[str], int, list[str]]]:
+    """Run a server; give its process, port and the lines of its standard error."""
+    command = [sys.executable, "-m", "lmcore", "serve", "--device", "cpu", "--port", "0", *flags]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+    lines: list[str] = []
+    ports: queue.Queue[int] = queue.Queue()
+
+    def read() -> None:
+        assert process.stderr is not None
+        with process.stderr:
+            for line in process.stderr:
+                lines.append(line)
+                if found := re.search(r"serving .* on http://127\.0\.0\.1:(\d+)", line):
+                    ports.put(int(found[1]))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield process, ports.get(timeout=100), lines
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+
+
+def test_two_models_and_the_client(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both answer by name; SIGTERM ends the server with the status 0."""
+    directories = [str(runs / name) for name in ("first", "second")]
+    with served("--compare", *directories) as (process, port, lines):
+        texts = []
+        for name in ("first", "second"):
+            flags = ["--prompt", "Hello", "--tokens", "9", "--temperature", "0", "--model", name]
+            assert ask([f"localhost:{port}", *flags]) == 0
+            texts.append(capsys.readouterr().out)
+        assert texts[0] != texts[1]
+        assert all(len(text) == 10 for text in texts)
+        with pytest.raises(RunError, match="no chat template"):
+            ask([f"localhost:{port}", "--prompt", "Hello", "--chat"])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert any("stopping" in line for line in lines)
+    logged = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [one["status"] for one in logged] == [200, 200, 400]
+
+
+def test_piped_lines(runs: Path) -> None:
+    """Each line of standard input gets an answer on a line."""
+    with served("--load", str(runs / "first"), "--access-log", "none") as (_, port, lines):
+        command = [sys.executable, "-m", "lmcore", "ask", f"localhost:{port}", "--tokens", "3"]
+        done = subprocess.run(
+            [*command, "--temperature", "0"],
+            input=b"One\nTwo\n",
+            capture_output=True,
+            check=True,
+            timeout=60,
+        )
+        assert [len(line) for line in done.stdout.split(b"\n")] == [3, 3, 0]
+        wrong = subprocess.run(
+            command, input=b"\xff\n", capture_output=True, check=False, timeout=60
+        )
+        assert wrong.returncode == 2
+        assert b"not UTF-8" in wrong.stderr
+    assert not any(line.startswith("{") for line in lines)
+
+
+def test_stopping_answers_first(runs: Path) -> None:
+    """After one signal a running request is answered, after two it is cut off."""
+    for signals, answered in ((1, True), (2, False)):
+        with served("--load", str(runs / "first")) as (process, port, _):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            tokens = 300 if answered else 4000
+            body = json.dumps({"prompt": "a", "max_tokens": tokens, "stream": True})
+            connection.request(
+                "POST", "/v1/completions", body, {"Content-Type": "application/json"}
+            )
+            reply = connection.getresponse()
+            begin = reply.read1(100)
+            assert begin.startswith(b"data: ")
+            for _ in range(signals):
+                process.send_signal(signal.SIGINT)
+                reply.read1(100)
+            if answered:
+                assert reply.read().endswith(b"data: [DONE]\n\n")
+            assert process.wait(60) == 0
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    "flags, problem",
+    [
+        ([], "`--load`"),
+        (["--compare", "a"], "it compares two"),
+        (["--load", "RUN", "--compare", "a", "b"], "`--load`"),
+        (["--load", "nothing-here"], "nothing-here"),
+        (["--load", "RUN", "--port", "65536"], "--port"),
+        (["--load", "RUN", "--host", "192.0.2.1"], "cannot listen"),
+        (["--load", "RUN", "--api-key-file", "missing"], "cannot read"),
+        (["--load", "RUN", "--api-key-file", "EMPTY"], "has no keys"),
+        (["--load", "RUN", "--access-log", "no/such/folder/log"], "cannot write"),
+        (["--load", "RUN", "--num-threads", "99999"], "--num-threads"),
+        (["--load", "RUN", "--ckpt-step", "77"], "77"),
+    ],
+)
+def test_wrong_flags(runs: Path, tmp_path: Path, flags: list[str], problem: str) -> None:
+    """Each problem is named before a model is loaded."""
+    empty = tmp_path / "empty"
+    empty.write_text("# no keys\n\n")
+    named = {"RUN": str(runs / "first"), "EMPTY": str(empty)}
+    argv = [named.get(flag, flag) for flag in flags]
+    if "--port" not in argv:
+        argv += ["--port", "0"]
+    with pytest.raises(Exception, match=re.escape(problem)):
+        serve([*argv, "--device", "cpu"])
+
+
+def test_a_taken_port(runs: Path) -> None:
+    """The error names the port and the way out."""
+    with served("--load", str(runs / "first")) as (_, port, _lines):
+        argv = ["--load", str(runs / "first"), "--port", str(port), "--device", "cpu"]
+        with pytest.raises(ConfigError, match="--port 0"):
+            serve(argv)

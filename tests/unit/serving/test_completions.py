@@ -1,0 +1,198 @@
+"""`/v1/completions`: texts, streams, log-probabilities and errors as OpenAI's clients expect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lmcore.generation.generate import recompute
+from lmcore.generation.load import LoadedModel
+from lmcore.generation.request import Request
+from lmcore.generation.sampling_options import SamplingOptions
+
+from .conftest import Server
+
+PATH = "/v1/completions"
+
+
+def ids(text: str) -> list[int]:
+    """Tokens of a text."""
+    return list(text.encode())
+
+
+def expected_text(loaded: LoadedModel, prompt: str, length: int, **options: Any) -> str:
+    """The text that recomputation gives."""
+    sampling = SamplingOptions(**options) if options else SamplingOptions(greedy=True)
+    request = Request(ids(prompt), length, sampling, 5, frozenset({256}))
+    (found,) = recompute(loaded.model, [request], 257)
+    return loaded.tokenizer.decode(found.tokens)
+
+
+def test_a_text(server: Server, loaded: LoadedModel) -> None:
+    """Temperature 0 is greedy; the reply counts the tokens."""
+    reply = server.ask(PATH, {"prompt": "Hello", "max_tokens": 9, "temperature": 0})
+    assert reply.status == 200
+    (choice,) = reply.json["choices"]
+    assert choice["text"] == expected_text(loaded, "Hello", 9)
+    assert choice["finish_reason"] == "length"
+    assert reply.json["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 9,
+        "total_tokens": 14,
+    }
+    assert reply.json["object"] == "text_completion"
+    assert reply.json["model"] == "tiny"
+    assert reply.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "prompt", [["ab", "cd"], [[97, 98], [99, 100]]], ids=["texts", "token ids"]
+)
+def test_several_prompts_and_choices(
+    server: Server, loaded: LoadedModel, prompt: list[Any]
+) -> None:
+    """Choices are in the order of the prompts; each has the next seed."""
+    reply = server.ask(
+        PATH, {"prompt": prompt, "n": 2, "max_tokens": 6, "seed": 4, "temperature": 1.5}
+    )
+    found = reply.json["choices"]
+    assert [one["index"] for one in found] == [0, 1, 2, 3]
+    sampled = SamplingOptions(temperature=1.5)
+    requests = [
+        Request(ids(text), 6, sampled, 4 + number, frozenset({256}))
+        for number, text in enumerate(["ab", "ab", "cd", "cd"])
+    ]
+    assert [one["text"] for one in found] == [
+        loaded.tokenizer.decode(one.tokens) for one in recompute(loaded.model, requests, 257)
+    ]
+
+
+def test_a_stream_is_the_text_in_parts(server: Server) -> None:
+    """With the same seed, tokens and log-probabilities are those of the whole reply."""
+    body = {"prompt": "Hello", "max_tokens": 12, "seed": 9, "n": 2, "logprobs": 2}
+    whole = server.ask(PATH, body).json
+    reply = server.ask(PATH, {**body, "stream": True, "stream_options": {"include_usage": True}})
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    *parts, last = reply.events
+    assert last["usage"] == whole["usage"]
+    assert last["choices"] == []
+    for index, choice in enumerate(whole["choices"]):
+        own = [part["choices"][0] for part in parts if part["choices"][0]["index"] == index]
+        assert "".join(one["text"] for one in own) == choice["text"]
+        assert [one["finish_reason"] for one in own] == [None] * (len(own) - 1) + ["length"]
+        for name in ("tokens", "text_offset"):
+            joined = [value for one in own for value in one["logprobs"][name]]
+            assert joined == choice["logprobs"][name]
+        found = [value for one in own for value in one["logprobs"]["token_logprobs"]]
+        assert found == pytest.approx(choice["logprobs"]["token_logprobs"], abs=1e-4)
+
+
+def test_stop_texts(server: Server, loaded: LoadedModel) -> None:
+    """The text ends before the stop text, also in a stream."""
+    whole = expected_text(loaded, "Hello", 30)
+    stop = whole[10:13]
+    body = {"prompt": "Hello", "max_tokens": 30, "temperature": 0, "stop": [stop, "never there"]}
+    (choice,) = server.ask(PATH, body).json["choices"]
+    assert choice["text"] == whole[: whole.index(stop)]
+    assert choice["finish_reason"] == "stop"
+    events = server.ask(PATH, {**body, "stream": True}).events
+    assert "".join(one["choices"][0]["text"] for one in events) == choice["text"]
+
+
+def test_echo_scores_the_prompt(server: Server, loaded: LoadedModel) -> None:
+    """As evaluation does: no new tokens, and each of the prompt's but the first has a value."""
+    reply = server.ask(
+        PATH, {"prompt": [ids("Hello")], "max_tokens": 0, "echo": True, "logprobs": 1}
+    )
+    (choice,) = reply.json["choices"]
+    found = choice["logprobs"]
+    assert choice["text"] == "Hello"
+    assert found["tokens"] == list("Hello")
+    assert found["text_offset"] == [0, 1, 2, 3, 4]
+    import torch
+
+    logits = loaded.model.logits(loaded.model(torch.tensor([ids("Hello")])))[0, :, :257]
+    expected = logits.log_softmax(-1)
+    assert found["token_logprobs"][0] is None
+    assert found["token_logprobs"][1:] == pytest.approx(
+        expected[range(4), ids("ello")].tolist(), abs=1e-4
+    )
+    best = [max(top.values()) for top in found["top_logprobs"][1:]]
+    assert best == pytest.approx(expected[:4].max(-1).values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "change, field, problem",
+    [
+        ({"prompt": None}, "prompt", "`prompt`"),
+        ({"prompt": []}, "prompt", "at least 1"),
+        ({"prompt": [[]]}, "prompt", "at least 1"),
+        ({"prompt": [1, "a"]}, "prompt", "`prompt"),
+        ({"prompt": [257]}, "prompt", "outside the vocabulary"),
+        ({"prompt": [-1]}, "prompt", "outside the vocabulary"),
+        ({"prompt": ["a"] * 129}, "prompt", "at most 128"),
+        ({"prompt": "a" * 97}, "prompt", "97 tokens; the model has 96 positions"),
+        ({"max_tokens": 95}, "max_tokens", "leave room for 92"),
+        ({"max_tokens": 0}, "max_tokens", "needs `echo`"),
+        ({"max_tokens": 2.5}, "max_tokens", "valid integer"),
+        ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"top_p": 0.5, "top_k": 3}, "top_k", "exclude each other"),
+        ({"frequency_penalty": 2.1}, "frequency_penalty", "less than or equal to 2"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"n": 13}, None, "room for 12"),
+        ({"best_of": 3}, "best_of", "equal `n`"),
+        ({"seed": -1}, "seed", "greater than or equal to 0"),
+        ({"seed": 2**63}, "seed", "less than or equal to"),
+        ({"stop": ""}, "stop", "at least 1 character"),
+        ({"stop": ["a"] * 17}, "stop", "at most 16"),
+        ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
+        ({"suffix": "b"}, "suffix", "`suffix`"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "`logit_bias`"),
+        ({"stream_options": {}}, "stream_options", "needs `stream`"),
+        ({"response_format": {"type": "yaml"}}, "response_format", "`response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "belongs to"),
+        ({"unknown": 1}, "unknown", "not a field"),
+        ({"model": "other"}, "model", "this server has `tiny`"),
+    ],
+)
+def test_wrong_requests(
+    server: Server, change: dict[str, Any], field: str | None, problem: str
+) -> None:
+    """The error names the field and says what is wrong."""
+    reply = server.ask(PATH, {"prompt": "Hello", "max_tokens": 4} | change)
+    assert reply.status == (404 if "model" in change else 400)
+    error = reply.json["error"]
+    assert problem in error["message"]
+    assert error["param"] == field
+    assert error["type"] in {"invalid_request_error", "not_found_error"}
+
+
+@pytest.mark.parametrize(
+    "body, problem",
+    [
+        (b"", "JSON object"),
+        (b"{", "not JSON"),
+        (b'{"prompt": "\xff"}', "body"),
+        (b'{"prompt": "\\ud800"}', "`prompt`"),
+        (b'{"prompt": "a", "temperature": NaN}', "`temperature`"),
+        (b'{"prompt": "a", "temperature": 1e999}', "`temperature`"),
+        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "body"),
+        (b"[" * 100_000, "body"),
+        (b"null", "JSON object"),
+    ],
+)
+def test_bodies_that_are_no_request(server: Server, body: bytes, problem: str) -> None:
+    """Text that is no JSON, no UTF-8 or no number is refused."""
+    reply = server.ask(PATH, body, method="POST")
+    assert reply.status == 400
+    assert problem in reply.message
+
+
+def test_a_body_of_another_type(server: Server) -> None:
+    """A page of another site can only send such: it is refused."""
+    reply = server.ask(PATH, b'{"prompt": "a"}', headers={"Content-Type": "text/plain"})
+    assert reply.status == 400
+    assert "Content-Type" in reply.message

@@ -1,0 +1,182 @@
+"""Texts of many clients at a time: each is right, and ends in one of the ways it may."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from lmcore.generation.beam import beam_search
+from lmcore.generation.completion import Completion
+from lmcore.generation.generate import recompute
+from lmcore.generation.load import LoadedModel
+from lmcore.generation.request import Request
+from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.serving.service import ClosedError, QueueFullError, Service
+from lmcore.serving.work import BeamRequest, Update, Work
+
+GREEDY = SamplingOptions(greedy=True)
+
+
+class Client:
+    """Collects the updates of one work."""
+
+    def __init__(self, loaded: LoadedModel, request: Request | BeamRequest, **options: Any) -> None:
+        self.updates: queue.Queue[Update] = queue.Queue()
+        completion = None
+        if isinstance(request, Request):
+            completion = Completion(loaded.tokenizer, request.prompt)
+        self.work = Work(request, self.updates.put, completion, **options)
+
+    def wait(self) -> list[Update]:
+        """Return all updates, to the end."""
+        found = [self.updates.get(timeout=30)]
+        while found[-1].end is None:
+            found.append(self.updates.get(timeout=30))
+        return found
+
+
+@pytest.fixture
+def slow(loaded: LoadedModel) -> Callable[[float], LoadedModel]:
+    """Return a model whose passes take a time."""
+
+    def made(seconds: float) -> LoadedModel:
+        class Pause(nullcontext[None]):
+            def __enter__(self) -> None:
+                time.sleep(seconds)
+
+        return LoadedModel(loaded.model, loaded.tokenizer, loaded.checkpoint, Pause)
+
+    return made
+
+
+def test_texts_of_many_clients(loaded: LoadedModel) -> None:
+    """Each gets the tokens that it gets alone, in parts or whole, from any thread."""
+    requests = [
+        Request([65 + number] * (number + 1), 3 + number, SamplingOptions(), seed=number)
+        for number in range(12)
+    ]
+    service = Service(loaded, max_running=3, max_waiting=12)
+    clients = [Client(loaded, one, streams=number % 2 == 0) for number, one in enumerate(requests)]
+    threads = [threading.Thread(target=service.submit, args=([one.work],)) for one in clients]
+    for thread in threads:
+        thread.start()
+    made = [one.wait() for one in clients]
+    expected = recompute(loaded.model, requests, loaded.tokenizer.vocab_size)
+    for updates, right in zip(made, expected, strict=True):
+        tokens = [token for update in updates for token in update.tokens]
+        assert tokens == right.tokens
+        assert "".join(update.text for update in updates) == loaded.tokenizer.decode(tokens)
+        assert updates[-1].end == right.finish_reason
+    assert len(made[0]) > 1
+    assert all(len(one) == 1 for one in made[1::2])
+    totals = service.statistics
+    assert totals.generated_tokens == sum(len(one.tokens) for one in expected)
+    assert totals.prompt_tokens == sum(len(one.prompt) for one in requests)
+    assert sum(totals.ended.values()) == 12
+    assert service.close(5)
+
+
+def test_a_full_queue(slow: Callable[[float], LoadedModel]) -> None:
+    """Work beyond the queue is refused, as a whole; afterwards there is room again."""
+    loaded = slow(0.02)
+    service = Service(loaded, max_running=1, max_waiting=2)
+    first = [Client(loaded, Request([65], 20, GREEDY)) for _ in range(3)]
+    service.submit([one.work for one in first])
+    with pytest.raises(QueueFullError):
+        service.submit([Client(loaded, Request([65], 1, GREEDY)).work] * 2)
+    for one in first:
+        assert one.wait()[-1].end == "length"
+    last = Client(loaded, Request([65], 1, GREEDY))
+    service.submit([last.work])
+    assert last.wait()[-1].end == "length"
+    service.close(5)
+
+
+def test_cancelled_and_late(slow: Callable[[float], LoadedModel]) -> None:
+    """Running and waiting work ends when its client leaves, or at its deadline."""
+    loaded = slow(0.02)
+    service = Service(loaded, max_running=2, max_waiting=8)
+    kinds = ["leaves", "late", "stays", "leaves", "late", "stays"]
+    clients = [
+        Client(
+            loaded,
+            Request([65], 60 if kind != "stays" else 3, GREEDY),
+            deadline=time.monotonic() + 0.3 if kind == "late" else None,
+            streams=True,
+        )
+        for kind in kinds
+    ]
+    service.submit([one.work for one in clients])
+    assert clients[0].updates.get(timeout=30).tokens
+    service.cancel([one.work for one, kind in zip(clients, kinds, strict=True) if kind == "leaves"])
+    ends = {"leaves": "cancelled", "late": "timeout", "stays": "length"}
+    for one, kind in zip(clients, kinds, strict=True):
+        assert one.wait()[-1].end == ends[kind]
+    service.close(5)
+
+
+def test_a_pass_that_fails(slow: Callable[[float], LoadedModel]) -> None:
+    """What runs gets the error; what waits is generated by the next pass."""
+    loaded = slow(0)
+    state = {"broken": True}
+
+    class Failing(nullcontext[None]):
+        def __enter__(self) -> None:
+            if state.pop("broken", False):
+                raise torch.OutOfMemoryError("no memory")
+
+    loaded = LoadedModel(loaded.model, loaded.tokenizer, loaded.checkpoint, Failing)
+    service = Service(loaded, max_running=2, max_waiting=8)
+    clients = [Client(loaded, Request([65], 2, GREEDY)) for _ in range(4)]
+    service.submit([one.work for one in clients])
+    found = [one.wait()[-1] for one in clients]
+    assert [one.end for one in found] == ["error", "error", "length", "length"]
+    assert isinstance(found[0].error, torch.OutOfMemoryError)
+    assert service.is_alive
+    service.close(5)
+
+
+def test_beam_search_beside_texts(loaded: LoadedModel) -> None:
+    """Searches run one at a time, between the tokens of the texts."""
+    service = Service(loaded, max_running=4, max_waiting=8)
+    request = BeamRequest([65, 66], 8, 3)
+    clients = [
+        Client(loaded, request),
+        Client(loaded, Request([65], 12, GREEDY)),
+        Client(loaded, request),
+        Client(loaded, BeamRequest([65], 30, 3), deadline=0.0),
+    ]
+    service.submit([one.work for one in clients])
+    found = [one.wait()[-1] for one in clients]
+    expected = beam_search(
+        loaded.model, [65, 66], width=3, max_tokens=8, vocab_size=loaded.tokenizer.vocab_size
+    )
+    assert list(found[0].beams) == list(found[2].beams) == expected
+    assert [one.end for one in found] == ["length", "length", "length", "timeout"]
+    service.close(5)
+
+
+def test_closing(slow: Callable[[float], LoadedModel]) -> None:
+    """A service finishes its work, or cancels it after a time; it takes no more."""
+    loaded = slow(0.01)
+    service = Service(loaded)
+    done = Client(loaded, Request([65], 10, GREEDY))
+    service.submit([done.work])
+    assert service.close(30)
+    assert done.wait()[-1].end == "length"
+    with pytest.raises(ClosedError):
+        service.submit([done.work])
+    assert not service.is_alive
+
+    service = Service(loaded, max_running=1)
+    clients = [Client(loaded, Request([65], 90, GREEDY)) for _ in range(2)]
+    service.submit([one.work for one in clients])
+    assert not service.close(0.1)
+    assert [one.wait()[-1].end for one in clients] == ["cancelled", "cancelled"]
