@@ -23,7 +23,7 @@ PLUGINS = {
 }
 LAYERS = [
     ["cli"],
-    ["library", "train"],
+    ["library", "serving", "train"],
     ["evaluation", "generation"],
     ["conversion"],
     ["checkpoint"],
