@@ -11,8 +11,8 @@ from lmcore.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from lmcore.generation.answers import Answer
-    from lmcore.generation.chat import ChatTemplate
-    from lmcore.generation.conversation import Conversation
+    from lmcore.generation.chat.conversation import Conversation
+    from lmcore.generation.chat.template import ChatTemplate
     from lmcore.generation.load import LoadedModel
     from lmcore.generation.sampler import SampleSettings
 
@@ -42,7 +42,7 @@ def find_template(loaded: LoadedModel, file: str | None, *, load: str) -> ChatTe
     Raises:
         ConfigError: There is none.
     """
-    from lmcore.generation.chat import ChatTemplate
+    from lmcore.generation.chat.template import ChatTemplate
 
     if file is not None:
         return ChatTemplate.from_file(file, loaded.tokenizer)
@@ -74,7 +74,7 @@ def chat(
         RunError: The model's logits are not finite.
     """
     from lmcore.generation.answers import Answers
-    from lmcore.generation.conversation import Conversation
+    from lmcore.generation.chat.conversation import Conversation
 
     dialogue = Dialogue(standard_output(), prompt="you>")
     conversation = Conversation(Answers(settings, loaded), template, system=system)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.cli.loading import require_checkpoint
+from lmcore.cli.loading import LoadingSection, require_checkpoint, started_runtime
 from lmcore.cli.selection import find_plugins
 from lmcore.cli.text.sample_output import (
     JsonOutput,
@@ -24,11 +23,7 @@ from lmcore.cli.text.sample_output import (
 from lmcore.config.foreign.generate import GivenModel, generate_flags
 from lmcore.config.option import REQUIRED, option, options_of
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
-from lmcore.config.section.accelerator import MAX_THREADS, plugin_off_option
-from lmcore.config.section.tokenizer import TokenizerSection
-from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError, LmcoreError, RunError
-from lmcore.generation.quantization_options import QUANTIZATIONS, precision_of
 from lmcore.generation.sample import DEFAULT_TOKENS, Output
 from lmcore.generation.sampling_options import (
     MAX_PENALTY,
@@ -36,7 +31,6 @@ from lmcore.generation.sampling_options import (
     SamplingOptions,
 )
 from lmcore.plugin.registrations import plugin_sections
-from lmcore.runtime.device_choice import choose_device
 
 if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSettings
@@ -60,7 +54,7 @@ The same command gives the same text: sample i uses the seed `--seed` + i.
 
 
 @dataclass(frozen=True)
-class GenerateSection(TokenizerSection):
+class GenerateSection(LoadingSection):
     """Continue a text with a trained model."""
 
     load: str = option(
@@ -68,12 +62,6 @@ class GenerateSection(TokenizerSection):
         "Run directory, its `checkpoints`, one `iter_XXXXXXX`, or a Hugging Face or Megatron "
         "directory.",
         metavar="DIR",
-    )
-    ckpt_step: str | None = option(
-        None,
-        "Step of the checkpoint to load instead of the newest, or `best`: the one of lowest "
-        "validation loss.",
-        metavar="STEP",
     )
     prompt: str | None = option(
         None,
@@ -188,35 +176,8 @@ class GenerateSection(TokenizerSection):
         minimum=0,
         maximum=MAX_LOGPROBS,
     )
-    device: str | None = option(
-        None, "Device type, as listed by `lmcore plugins`; default: detected.", metavar="TYPE"
-    )
-    plugin_off: tuple[str, ...] = plugin_off_option()
-    precision: str | None = option(
-        None, "Precision policy, such as fp32 or bf16; default: the device's first.", metavar="NAME"
-    )
-    ops: tuple[str, ...] = option(
-        (),
-        "Preferred kernels as `op=id,id`; the first that supports the case is used.",
-        metavar="OP=ID",
-    )
-    strict_ops: bool = option(False, "Fail if an op would use the core's reference kernel.")
-    deterministic: bool = option(False, "Use only kernels that declare themselves deterministic.")
-    quantization: str | None = option(
-        None,
-        "Round the weights to integers of 8 or 4 bits when they are loaded: less memory, faster "
-        "for few samples at a time. The default precision is then bf16.",
-        choices=QUANTIZATIONS,
-    )
-    num_threads: int | None = option(
-        None, "CPU threads; default: torch's.", minimum=1, maximum=MAX_THREADS
-    )
     cache: bool = option(
         True, "Use a key-value cache; without it, each token recomputes the whole context."
-    )
-    vocab_size: int | None = option(None, "Vocabulary size of a NullTokenizer.", minimum=1)
-    tokenizer_type: str | None = option(
-        None, "Type of the tokenizer; default: the run's own copy.", metavar="TYPE"
     )
 
 
@@ -247,6 +208,10 @@ def run(argv: list[str]) -> int:
         check_output_file(Path(section.sample_output_file))
     chosen = require_checkpoint(Path(section.load), section.ckpt_step)
     section = dataclasses.replace(section, load=str(chosen))
+    if section.chat_template is not None:
+        from lmcore.generation.chat.template import read_template
+
+        read_template(section.chat_template)  # fails before the model is loaded
     reads_lines = section.chat or section.interactive
     prompts = [] if reads_lines else _read_prompts(section)
     from lmcore.generation.prompt import read_json_schema
@@ -425,35 +390,15 @@ def _loaded(
     section: GenerateSection, plugins: PluginSet, settings: PluginSettings, model: GivenModel
 ) -> Iterator[LoadedModel]:
     """Choose the device, then load torch and the model."""
-    from lmcore.config.section import AcceleratorSection, Config
     from lmcore.data.tokenizer.build import registered_types
-    from lmcore.runtime.launch.rank import only_process
 
-    rank = only_process(os.environ)
-    selection = choose_device(plugins, section.device, rank)
-    config = Config(
-        accelerator=AcceleratorSection(
-            device=section.device,
-            ops=section.ops,
-            strict_ops=section.strict_ops,
-            deterministic=section.deterministic,
-            precision=precision_of(section.precision, section.quantization),
-            num_threads=section.num_threads,
-        ),
-        plugins=settings,
-    )
-    from lmcore.generation.load import load_model
-    from lmcore.runtime.runtime import start_runtime
+    with started_runtime(section, plugins, settings) as runtime:
+        from lmcore.generation.load import load_model
 
-    choice = TokenizerSettings.of(section)
-    if choice.tokenizer_type is None and choice.vocab_file and choice.merge_file:
-        # As in training: the only type that takes both files.
-        choice = dataclasses.replace(choice, tokenizer_type="GPT2BPETokenizer")
-    with start_runtime(config, plugins, selection, rank) as runtime:
         loaded = load_model(
             Path(section.load),
             runtime,
-            choice=choice,
+            choice=section.tokenizer_choice(),
             extra=registered_types(plugins),
             require=lambda shape: model.require(dataclasses.asdict(shape)),
             rows=section.micro_batch_size if section.sample_input_file else section.num_samples,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,20 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from lmcore.cli.loading import LoadingSection, require_checkpoint, started_runtime
 from lmcore.cli.selection import find_plugins
 from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
-from lmcore.config.section.accelerator import MAX_THREADS, plugin_off_option
-from lmcore.config.section.tokenizer import TokenizerSection
-from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError, MissingPackageError
 from lmcore.plugin.registrations import plugin_sections
-from lmcore.runtime.device_choice import choose_device
 from lmcore.serving.key_file import read_keys
 
 if TYPE_CHECKING:
-    from lmcore.config.plugin_section import PluginSettings
-    from lmcore.generation.chat import ChatTemplate
+    from lmcore.generation.chat.template import ChatTemplate
     from lmcore.generation.load import LoadedModel
     from lmcore.plugin import PluginSet
     from lmcore.runtime.runtime import Runtime
@@ -45,7 +40,7 @@ The page is at http://localhost:5000/."""
 
 
 @dataclass(frozen=True)
-class ServeSection(TokenizerSection):
+class ServeSection(LoadingSection):
     """Answer requests for text over HTTP, with a page to try a model."""
 
     load: str | None = option(
@@ -58,12 +53,6 @@ class ServeSection(TokenizerSection):
         (),
         "Instead of --load, two such directories: the page shows their answers side by side.",
         metavar="DIR",
-    )
-    ckpt_step: str | None = option(
-        None,
-        "Step of the checkpoint to load instead of the newest, or `best`: the one of lowest "
-        "validation loss.",
-        metavar="STEP",
     )
     model_name: str | None = option(
         None, "Name of the model in requests; default: the directory's.", metavar="NAME"
@@ -113,26 +102,6 @@ class ServeSection(TokenizerSection):
         "File with the jinja2 template of chats; default: the one that the tokenizer's files have.",
         metavar="FILE",
     )
-    device: str | None = option(
-        None, "Device type, as listed by `lmcore plugins`; default: detected.", metavar="TYPE"
-    )
-    plugin_off: tuple[str, ...] = plugin_off_option()
-    precision: str | None = option(
-        None, "Precision policy, such as fp32 or bf16; default: the device's first.", metavar="NAME"
-    )
-    ops: tuple[str, ...] = option(
-        (),
-        "Preferred kernels as `op=id,id`; the first that supports the case is used.",
-        metavar="OP=ID",
-    )
-    strict_ops: bool = option(False, "Fail if an op would use the core's reference kernel.")
-    num_threads: int | None = option(
-        None, "CPU threads; default: torch's.", minimum=1, maximum=MAX_THREADS
-    )
-    vocab_size: int | None = option(None, "Vocabulary size of a NullTokenizer.", minimum=1)
-    tokenizer_type: str | None = option(
-        None, "Type of the tokenizer; default: the run's own copy.", metavar="TYPE"
-    )
 
 
 def run(argv: list[str]) -> int:
@@ -146,12 +115,20 @@ def run(argv: list[str]) -> int:
         epilog=_EPILOG,
     )
     _require_packages()
-    directories = _directories(section)
+    # What can fail fails before the model is loaded.
+    checkpoints = {
+        name: require_checkpoint(path, section.ckpt_step)
+        for name, path in _directories(section).items()
+    }
+    if section.chat_template is not None:
+        from lmcore.generation.chat.template import read_template
+
+        read_template(section.chat_template)
     keys = read_keys(section.api_key_file) if section.api_key_file is not None else []
     from lmcore.serving.server import ServerSettings, is_loopback, listen, serve
     from lmcore.serving.state import Limits, ServerState
 
-    sock = listen(section.host, section.port)  # fails before a model is loaded
+    sock = listen(section.host, section.port)
     limits = Limits(
         max_body_bytes=section.max_body_kb * 1024,
         request_seconds=section.request_timeout,
@@ -160,10 +137,10 @@ def run(argv: list[str]) -> int:
     with ExitStack() as stack:
         stack.callback(sock.close)
         log = stack.enter_context(_access_log(section))
-        runtime = stack.enter_context(_started(section, plugins, settings))
+        runtime = stack.enter_context(started_runtime(section, plugins, settings))
         models = {
             name: _served(section, path, name, runtime, plugins)
-            for name, path in directories.items()
+            for name, path in checkpoints.items()
         }
         if not is_loopback(section.host) and not keys:
             logger.warning(
@@ -248,49 +225,23 @@ def _access_log(section: ServeSection) -> Iterator[TextIO | None]:
             yield stream
 
 
-@contextmanager
-def _started(
-    section: ServeSection, plugins: PluginSet, settings: PluginSettings
-) -> Iterator[Runtime]:
-    """Choose the device, then load torch."""
-    from lmcore.config.section import AcceleratorSection, Config
-    from lmcore.runtime.launch.rank import only_process
-
-    rank = only_process(os.environ)
-    selection = choose_device(plugins, section.device, rank)
-    config = Config(
-        accelerator=AcceleratorSection(
-            device=section.device,
-            precision=section.precision,
-            ops=section.ops,
-            strict_ops=section.strict_ops,
-            num_threads=section.num_threads,
-        ),
-        plugins=settings,
-    )
-    from lmcore.runtime.runtime import start_runtime
-
-    with start_runtime(config, plugins, selection, rank) as runtime:
-        yield runtime
-
-
 def _served(
-    section: ServeSection, path: Path, name: str, runtime: Runtime, plugins: PluginSet
+    section: ServeSection, checkpoint: Path, name: str, runtime: Runtime, plugins: PluginSet
 ) -> ServedModel:
     """Load a model and start its service."""
-    from lmcore.cli.loading import require_checkpoint
     from lmcore.data.tokenizer.build import registered_types
-    from lmcore.generation.chat import ChatTemplate
+    from lmcore.generation.chat.template import ChatTemplate
     from lmcore.generation.load import load_model
     from lmcore.serving.served_model import ServedModel
     from lmcore.serving.service import Service
 
     loaded = load_model(
-        require_checkpoint(path, section.ckpt_step),
+        checkpoint,
         runtime,
-        choice=TokenizerSettings.of(section),
+        choice=section.tokenizer_choice(),
         extra=registered_types(plugins),
         rows=section.max_requests,
+        quantization=section.quantization,
     )
     logger.info("loaded %s on %s", loaded.checkpoint, runtime.device.name)
     if section.chat_template is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from lmcore.data.tokenizer.chat_files import end_tokens
+from lmcore.data.tokenizer.pretrained.chat_files import end_tokens
 from lmcore.errors import ConfigError
 from lmcore.generation.completion import Completion
 from lmcore.generation.generate import generate_with_cache, recompute, room

@@ -121,6 +121,7 @@ def _append(continuation: Continuation, token: int) -> None:
         continuation.finish_reason = "length"
     elif token in request.stop_tokens:
         continuation.finish_reason = "stop"
+        continuation.stop_token = token
         if len(continuation.logprobs) > len(continuation.tokens):
             continuation.stop_logprob = continuation.logprobs[-1]
     else:

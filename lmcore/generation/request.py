@@ -81,7 +81,8 @@ class Continuation:
         generator: Random numbers of the request.
         tokens: Generated tokens, without the stop token.
         logprobs: Probability of each generated token, if the request wants them.
-        stop_logprob: Probability of the stop token that ended it, if the request wants it.
+        stop_token: Stop token that ended it; None: none did.
+        stop_logprob: Probability of the stop token, if the request wants it.
         prompt_logprobs: Probability of each token of the prompt but the first, if wanted.
         finish_reason: Why it ended; None: it has not.
         error: Error that ended it; None: there was none.
@@ -91,6 +92,7 @@ class Continuation:
     generator: torch.Generator
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenProbability] = field(default_factory=list)
+    stop_token: int | None = None
     stop_logprob: TokenProbability | None = None
     prompt_logprobs: list[TokenProbability] = field(default_factory=list)
     finish_reason: FinishReason | None = None

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lmcore.data.tokenizer.chat_files import end_tokens
+from lmcore.data.tokenizer.pretrained.chat_files import end_tokens
 from lmcore.errors import ConfigError
 from lmcore.generation.beam import beam_search
 from lmcore.generation.completion import Completion

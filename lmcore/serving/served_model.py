@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from lmcore.data.tokenizer.pretrained.chat_files import end_tokens
 from lmcore.data.tokenizer.token_bytes import token_bytes
 from lmcore.errors import LmcoreError
-from lmcore.generation.chat import ChatTemplate, end_tokens
+from lmcore.generation.chat.template import ChatTemplate
 from lmcore.generation.generate import room
 from lmcore.generation.json_schema import JsonSchemas
 from lmcore.serving.errors import ApiError
@@ -55,11 +56,10 @@ class ServedModel:
         """Size of the vocabulary without padding."""
         return self.loaded.tokenizer.vocab_size
 
-    @property
+    @cached_property
     def stop_tokens(self) -> frozenset[int]:
-        """Tokens that end a document."""
-        eod = self.loaded.tokenizer.eod
-        return frozenset(() if eod is None else (eod,))
+        """Tokens that end a text: of a document, and of an answer."""
+        return end_tokens(self.loaded.tokenizer)
 
     def encode(self, text: str, name: str) -> list[int]:
         """Return the token ids of a text.
@@ -96,11 +96,6 @@ class ServedModel:
         except LmcoreError as error:
             raise ApiError(400, f"`{name}`: {error.what_and_why}", field=name) from None
         return self.checked(ids, name)
-
-    @cached_property
-    def chat_stop_tokens(self) -> frozenset[int]:
-        """Tokens that end an answer."""
-        return self.stop_tokens | end_tokens(self.loaded.tokenizer)
 
     def checked(self, ids: Sequence[int], name: str) -> list[int]:
         """Return token ids of a client, or the start of a document for none.

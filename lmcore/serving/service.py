@@ -336,6 +336,7 @@ class Service:
             prompt,
             end,
             stopped_by=completion.stopped_by if completion is not None else None,
+            stop_token=continuation.stop_token,
             stop_logprob=continuation.stop_logprob,
         )
 

@@ -46,6 +46,7 @@ class Text:
     prompt_logprobs: list[TokenProbability] = field(default_factory=list)
     end: EndReason | None = None
     stopped_by: str | None = None
+    stop_token: int | None = None
     stop_logprob: TokenProbability | None = None
     beams: tuple[Beam, ...] = ()
 
@@ -56,7 +57,7 @@ class Text:
         self.logprobs += update.logprobs
         self.prompt_logprobs += update.prompt_logprobs
         self.end, self.stopped_by, self.beams = update.end, update.stopped_by, update.beams
-        self.stop_logprob = update.stop_logprob
+        self.stop_token, self.stop_logprob = update.stop_token, update.stop_logprob
 
 
 class Texts:

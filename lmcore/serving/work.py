@@ -39,7 +39,8 @@ class Update:
         end: Reason of the end; None: more follows.
         error: Error that ended it.
         stopped_by: Stop text that ended it.
-        stop_logprob: Probability of the stop token that ended it, if the request wants it.
+        stop_token: Stop token that ended it; None: none did.
+        stop_logprob: Probability of the stop token, if the request wants it.
         beams: Texts of beam search, the best one first.
     """
 
@@ -50,6 +51,7 @@ class Update:
     end: EndReason | None = None
     error: Exception | None = None
     stopped_by: str | None = None
+    stop_token: int | None = None
     stop_logprob: TokenProbability | None = None
     beams: tuple[Beam, ...] = ()
 

@@ -198,7 +198,7 @@ def _wanted(model: ServedModel, body: ChatBody) -> tuple[list[int], list[TextReq
             length,
             options,
             (seed + number) % 2**63,
-            model.chat_stop_tokens,
+            model.stop_tokens,
             ends=completion.update,
             top_logprobs=body.num_logprobs,
             constraint=None if schema is None else model.json_rule(schema, "response_format"),

@@ -107,7 +107,10 @@ class GenerateBody(BaseModel):
     ] = None
     stop_token: Annotated[
         int | None,
-        Field(ge=0, description="Token that ends a text of beam search; default: end of document."),
+        Field(
+            ge=0,
+            description="Token that ends a text of beam search; default: the model's end tokens.",
+        ),
     ] = None
     length_penalty: Annotated[
         float,
@@ -249,7 +252,6 @@ def _requests(
     lengths: Sequence[int],
 ) -> list[TextRequest]:
     seed = body.random_seed if body.random_seed >= 0 else secrets.randbits(32)
-    eod = model.loaded.tokenizer.eod
     made = []
     for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
         completion = Completion(model.loaded.tokenizer, prompt)
@@ -258,7 +260,7 @@ def _requests(
             length,
             _options(body),
             (seed + number) % 2**63,
-            frozenset(() if eod is None else (eod,)),
+            model.stop_tokens,
             ends=_end_of(body, completion),
             top_logprobs=0 if body.logprobs else None,
             prompt_logprobs=body.logprobs,
@@ -309,10 +311,9 @@ def _reply(
     made: Sequence[Text],
 ) -> dict[str, Any]:
     texts, segments, logprobs = [], [], []
-    eod = model.loaded.tokenizer.eod
     for prompt, own, text in zip(prompts, made, body.prompts, strict=True):
         # As Megatron-LM, which replies the token of the end with the text.
-        ended = [eod] if own.end == "stop" and eod is not None and not _by_rule(body, own) else []
+        ended = [own.stop_token] if own.stop_token is not None else []
         texts.append(text + own.text + (model.loaded.tokenizer.decode(ended) if ended else ""))
         segments.append([model.token_text(one) for one in (*prompt, *own.tokens, *ended)])
         own_logprobs = [*own.prompt_logprobs, *own.logprobs]
@@ -322,28 +323,21 @@ def _reply(
     return {"text": texts, "segments": segments, "logprobs": logprobs if body.logprobs else None}
 
 
-def _by_rule(body: GenerateBody, text: Text) -> bool:
-    """Return True if a line break ended a text."""
-    if body.stop_on_eol:
-        return "\n" in text.text
-    return body.stop_on_double_eol and "\n\n" in text.text
-
-
 def _beam_requests(
     model: ServedModel,
     body: GenerateBody,
     prompts: Sequence[Sequence[int]],
     lengths: Sequence[int],
 ) -> list[TextRequest]:
-    stop = body.stop_token if body.stop_token is not None else model.loaded.tokenizer.eod
-    if stop is not None and stop >= model.vocab_size:
+    stops = model.stop_tokens if body.stop_token is None else frozenset({body.stop_token})
+    if body.stop_token is not None and body.stop_token >= model.vocab_size:
         raise ApiError(
             400,
-            f"`stop_token` {stop} is outside the vocabulary of {model.vocab_size} tokens",
+            f"`stop_token` {body.stop_token} is outside the vocabulary of {model.vocab_size} "
+            "tokens",
             field="stop_token",
         )
     assert body.beam_width is not None
-    stops = frozenset(() if stop is None else (stop,))
     return [
         TextRequest(BeamRequest(prompt, length, body.beam_width, stops, body.length_penalty))
         for prompt, length in zip(prompts, lengths, strict=True)

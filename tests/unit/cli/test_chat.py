@@ -206,6 +206,13 @@ class TestInteractive:
         assert out == "".join(expected)
 
 
+def test_missing_template(byte_run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of a template that is missing is named before a model is loaded."""
+    monkeypatch.setattr("lmcore.generation.load.load_model", None)
+    with pytest.raises(ConfigError, match="cannot read the chat template `missing`"):
+        run(["--load", byte_run, "--chat", "--chat-template", "missing"])
+
+
 @pytest.mark.parametrize(
     "flags,what",
     [

@@ -161,10 +161,18 @@ def test_stopping_answers_first(runs: Path) -> None:
         (["--load", "RUN", "--access-log", "no/such/folder/log"], "cannot write"),
         (["--load", "RUN", "--num-threads", "99999"], "--num-threads"),
         (["--load", "RUN", "--ckpt-step", "77"], "77"),
+        (["--load", "RUN", "--chat-template", "missing"], "cannot read the chat template"),
     ],
 )
-def test_wrong_flags(runs: Path, tmp_path: Path, flags: list[str], problem: str) -> None:
+def test_wrong_flags(
+    runs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    problem: str,
+) -> None:
     """Each problem is named before a model is loaded."""
+    monkeypatch.setattr("lmcore.generation.load.load_model", None)
     empty = tmp_path / "empty"
     empty.write_text("# no keys\n\n")
     named = {"RUN": str(runs / "first"), "EMPTY": str(empty)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmcore.generation.chat import ChatTemplate
+from lmcore.generation.chat.template import ChatTemplate
 from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel
 from lmcore.generation.request import Request

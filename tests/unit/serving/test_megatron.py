@@ -55,6 +55,28 @@ def test_tokens_and_logprobs(server: Server, loaded: LoadedModel) -> None:
         )
 
 
+def test_the_end_token_is_replied(server: Server, loaded: LoadedModel) -> None:
+    """A text that the model ended has the end token, with its segment and log-probability."""
+    prompts = [f"prompt {number}" for number in range(8)]
+    options = {"temperature": 100.0, "random_seed": 1}
+    reply = server.ask(
+        "/api", {"prompts": prompts, "tokens_to_generate": 80, "logprobs": True, **options}
+    )
+    requests = [
+        Request(ids(prompt), 80, SamplingOptions(100.0), 1 + number, frozenset({256}))
+        for number, prompt in enumerate(prompts)
+    ]
+    found = recompute(loaded.model, requests, 257)
+    assert {one.stop_token for one in found} == {None, 256}
+    for number, one in enumerate(found):
+        tokens = [*ids(prompts[number]), *one.tokens, *[256] * (one.stop_token is not None)]
+        assert len(reply.json["segments"][number]) == len(tokens)
+        assert len(reply.json["logprobs"][number]) == len(tokens) - 1
+        text = prompts[number] + loaded.tokenizer.decode(one.tokens)
+        end = "" if one.stop_token is None else loaded.tokenizer.decode([256])
+        assert reply.json["text"][number] == text + end
+
+
 def test_scores_only(server: Server) -> None:
     """No tokens, with log-probabilities of the prompt."""
     reply = server.ask("/api", {"prompts": ["Hello"], "tokens_to_generate": 0, "logprobs": True})

@@ -11,8 +11,8 @@ import pytest
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError, UndefinedError
 
-from lmcore.generation.chat_sandbox import TemplateRefusalError, render, serve
-from lmcore.generation.json_messages import read_message, write_message
+from lmcore.generation.chat.json_messages import read_message, write_message
+from lmcore.generation.chat.sandbox import TemplateRefusalError, render, serve
 
 
 def text(template: str, **variables: Any) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lmcore.errors import ConfigError
 from lmcore.generation.answers import Answer, Answers
-from lmcore.generation.chat import ChatTemplate
+from lmcore.generation.chat.template import ChatTemplate
 
 __all__ = ["Conversation", "Turn"]
 

@@ -11,7 +11,7 @@ import tokenizers
 
 from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer, build_tokenizer
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
-from lmcore.data.tokenizer.special_text import role_tokens, special_encoder
+from lmcore.data.tokenizer.pretrained.special_text import role_tokens, special_encoder
 
 
 def test_pretrained(

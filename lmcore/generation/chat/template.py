@@ -17,12 +17,12 @@ from typing import Any
 
 from lmcore.bounded_file import read_bounded_file
 from lmcore.data.tokenizer import Tokenizer
-from lmcore.data.tokenizer.chat_files import DEFAULT_TEMPLATE, chat_templates, end_tokens
-from lmcore.data.tokenizer.special_text import role_tokens, special_encoder
+from lmcore.data.tokenizer.pretrained.chat_files import DEFAULT_TEMPLATE, chat_templates
+from lmcore.data.tokenizer.pretrained.special_text import role_tokens, special_encoder
 from lmcore.errors import ConfigError
-from lmcore.generation.chat_renderer import MAX_TEMPLATE_CHARACTERS, ChatRenderer
+from lmcore.generation.chat.renderer import MAX_TEMPLATE_CHARACTERS, ChatRenderer
 
-__all__ = ["ChatTemplate", "Message", "end_tokens"]
+__all__ = ["ChatTemplate", "Message", "read_template"]
 
 Message = Mapping[str, Any]
 """A message: `role`, `content`, and what else the template knows, such as `tool_calls`."""
@@ -75,15 +75,7 @@ class ChatTemplate:
         Raises:
             ConfigError: The file cannot be read.
         """
-        try:
-            source = read_bounded_file(path, _MAX_BYTES).decode()
-        except UnicodeDecodeError:
-            raise ConfigError(f"the chat template `{path}` is not UTF-8") from None
-        except OSError as error:
-            raise ConfigError(
-                f"cannot read the chat template `{path}`", why=error.strerror or str(error)
-            ) from None
-        return cls(tokenizer, {DEFAULT_TEMPLATE: source}, path)
+        return cls(tokenizer, {DEFAULT_TEMPLATE: read_template(path)}, path)
 
     def render(
         self,
@@ -155,6 +147,22 @@ class ChatTemplate:
                 hint=f"its templates are {', '.join(f'`{one}`' for one in sorted(self.templates))}",
             )
         return self.templates[name]
+
+
+def read_template(path: str) -> str:
+    """Return the text of a file with a chat template.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    try:
+        return read_bounded_file(path, _MAX_BYTES).decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"the chat template `{path}` is not UTF-8") from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the chat template `{path}`", why=error.strerror or str(error)
+        ) from None
 
 
 def _plain(message: Message) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import tokenizers
 
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.tokenizer.file_tokenizer import FileTokenizer, SpecialIds, refuse_surrogates
-from lmcore.data.tokenizer.pretrained_files import PretrainedFiles, read_pretrained
+from lmcore.data.tokenizer.pretrained.files import PretrainedFiles, read_pretrained
 from lmcore.errors import DataError
 
 __all__ = ["PretrainedTokenizer", "pretrained_path"]

@@ -23,7 +23,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from lmcore.generation.json_messages import read_message, write_message
+from lmcore.generation.chat.json_messages import read_message, write_message
 
 __all__ = ["TemplateRefusalError", "render", "serve"]
 

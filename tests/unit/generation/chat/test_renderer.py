@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from lmcore.errors import ConfigError
-from lmcore.generation import chat_renderer
-from lmcore.generation.chat_renderer import ChatRenderer
+from lmcore.generation.chat import renderer as renderer_module
+from lmcore.generation.chat.renderer import ChatRenderer
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 HUGE = "{{ ('a' * 2000000000) | length }}"
@@ -74,7 +74,7 @@ def test_end_of_the_process(renderer: ChatRenderer, monkeypatch: pytest.MonkeyPa
         renderer._process.kill()
 
     with monkeypatch.context() as patch:
-        patch.setattr(chat_renderer, "write_message", die)
+        patch.setattr(renderer_module, "write_message", die)
         with pytest.raises(ConfigError, match="failed: its process was killed by SIGKILL"):
             renderer.render("a", {}, name="here")
     assert renderer.render("a", {}, name="here") == "a"
@@ -83,7 +83,7 @@ def test_end_of_the_process(renderer: ChatRenderer, monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(chat_renderer, "read_message", interrupted)
+        patch.setattr(renderer_module, "read_message", interrupted)
         with pytest.raises(KeyboardInterrupt):
             renderer.render("old answer", {}, name="here")
     assert renderer.render("a", {}, name="here") == "a"

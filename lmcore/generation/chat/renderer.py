@@ -14,7 +14,7 @@ from typing import Any
 
 from lmcore.child_process import ending
 from lmcore.errors import ConfigError, RunError
-from lmcore.generation.json_messages import read_message, write_message
+from lmcore.generation.chat.json_messages import read_message, write_message
 
 __all__ = ["MAX_TEMPLATE_CHARACTERS", "ChatRenderer"]
 
@@ -26,7 +26,7 @@ _BOOTSTRAP = """\
 import json, sys
 given = json.loads(sys.argv[1])
 sys.path[:] = [*given, *(path for path in sys.path if path not in given)]
-from lmcore.generation.chat_sandbox import serve
+from lmcore.generation.chat.sandbox import serve
 raise SystemExit(serve(sys.stdin.buffer, sys.stdout.buffer, int(sys.argv[2])))
 """
 """Program of the process: it searches modules in the same folders as its parent."""

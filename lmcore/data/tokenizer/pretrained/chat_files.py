@@ -14,14 +14,14 @@ from typing import Any
 
 from lmcore.accelerator.tokenizer import Tokenizer
 from lmcore.data.tokenizer.file_tokenizer import read_bounded
-from lmcore.data.tokenizer.pretrained import PretrainedTokenizer
-from lmcore.data.tokenizer.pretrained_files import (
+from lmcore.data.tokenizer.pretrained.files import (
     ADDITIONAL_TEMPLATES,
     CONFIG,
     GENERATION_CONFIG,
     MAX_CONFIG_BYTES,
     TEMPLATE,
 )
+from lmcore.data.tokenizer.pretrained.tokenizer import PretrainedTokenizer
 from lmcore.errors import DataError
 
 __all__ = ["DEFAULT_TEMPLATE", "chat_templates", "end_tokens"]

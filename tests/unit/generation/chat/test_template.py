@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from lmcore.data.tokenizer import ByteTokenizer, Tokenizer, build_tokenizer
 from lmcore.errors import ConfigError
-from lmcore.generation.chat import ChatTemplate
+from lmcore.generation.chat.template import ChatTemplate
 
 CHATML = """\
 {%- if messages[0].role != 'system' -%}

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 
 from lmcore.data.tokenizer import ByteTokenizer, Tokenizer, build_tokenizer
-from lmcore.data.tokenizer.chat_files import chat_templates, end_tokens
+from lmcore.data.tokenizer.pretrained.chat_files import chat_templates, end_tokens
 from lmcore.data.tokenizer.saved import load_tokenizer, save_tokenizer
 from lmcore.errors import DataError
 

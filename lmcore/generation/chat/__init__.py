@@ -1,0 +1,1 @@
+"""Conversations: chat templates, rendered in a process with limits, and their history."""
