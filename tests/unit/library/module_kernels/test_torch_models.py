@@ -121,7 +121,9 @@ def test_the_kernel_is_called_and_taken_out(counted_runtime, module, op):
     assert runtime.calls == {op: 2}
     assert list(model.state_dict()) == names
     for left, right in zip(before, after, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
+        # Sums of a gradient cancel: rounding is relative to its largest terms.
+        largest = float(left.abs().max())
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5 * max(largest, 1))
     report.undo()
     report.undo()
     runtime.calls.clear()
