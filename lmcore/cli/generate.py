@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.cli.loading import LoadingSection, require_checkpoint, started_runtime
+from lmcore.cli.loading import (
+    LoadingSection,
+    ProcessPlan,
+    loaded_model,
+    plan_processes,
+    require_checkpoint,
+    start_all,
+    started_runtime,
+)
+from lmcore.cli.processes import leave
 from lmcore.cli.selection import find_plugins
 from lmcore.cli.text.sample_output import (
     JsonOutput,
@@ -208,6 +217,27 @@ def run(argv: list[str]) -> int:
         check_output_file(Path(section.sample_output_file))
     chosen = require_checkpoint(Path(section.load), section.ckpt_step)
     section = dataclasses.replace(section, load=str(chosen))
+    plan = plan_processes(section, plugins)
+    if plan.starts_processes:
+        return start_all(["generate", *argv], plan, plugins)
+    _generate(section, options, plan, plugins, settings, model)
+    if plan.layout.world_size > 1:
+        leave()
+    return 0
+
+
+def _generate(
+    section: GenerateSection,
+    options: SamplingOptions,
+    plan: ProcessPlan,
+    plugins: PluginSet,
+    settings: PluginSettings,
+    model: GivenModel,
+) -> None:
+    """Load the model and write the texts; other ranks than 0 hold a part of the model."""
+    if plan.rank.rank:
+        with _loaded(section, plan, plugins, settings, model):
+            return
     if section.chat_template is not None:
         from lmcore.generation.chat.template import read_template
 
@@ -233,17 +263,16 @@ def run(argv: list[str]) -> int:
         section.beam_width,
         section.length_penalty,
     )
-    if reads_lines:
-        with _memory_explained(section), _loaded(section, plugins, settings, model) as loaded:
-            _read_lines(section, wanted, loaded)
-        return 0
     with (
         _memory_explained(section),
-        _loaded(section, plugins, settings, model) as loaded,
-        _opened(section, len(prompts) * section.num_samples) as output,
+        _loaded(section, plan, plugins, settings, model) as loaded,
     ):
-        Sampler(wanted, loaded, output).run(prompts)
-    return 0
+        assert loaded is not None
+        if reads_lines:
+            _read_lines(section, wanted, loaded)
+            return
+        with _opened(section, len(prompts) * section.num_samples) as output:
+            Sampler(wanted, loaded, output).run(prompts)
 
 
 def _read_lines(section: GenerateSection, wanted: SampleSettings, loaded: LoadedModel) -> None:
@@ -387,24 +416,26 @@ def _own_flags() -> set[str]:
 
 @contextmanager
 def _loaded(
-    section: GenerateSection, plugins: PluginSet, settings: PluginSettings, model: GivenModel
-) -> Iterator[LoadedModel]:
-    """Choose the device, then load torch and the model."""
-    from lmcore.data.tokenizer.build import registered_types
-
-    with started_runtime(section, plugins, settings) as runtime:
-        from lmcore.generation.load import load_model
-
-        loaded = load_model(
+    section: GenerateSection,
+    plan: ProcessPlan,
+    plugins: PluginSet,
+    settings: PluginSettings,
+    model: GivenModel,
+) -> Iterator[LoadedModel | None]:
+    """Load torch and the model; see `loaded_model`."""
+    rows = section.micro_batch_size if section.sample_input_file else section.num_samples
+    with (
+        started_runtime(section, plan, plugins, settings) as runtime,
+        loaded_model(
+            section,
             Path(section.load),
+            plan,
             runtime,
-            choice=section.tokenizer_choice(),
-            extra=registered_types(plugins),
+            plugins,
+            rows=rows,
             require=lambda shape: model.require(dataclasses.asdict(shape)),
-            rows=section.micro_batch_size if section.sample_input_file else section.num_samples,
-            quantization=section.quantization,
-        )
-        logger.info("loaded %s on %s", loaded.checkpoint, runtime.device.name)
+        ) as loaded,
+    ):
         yield loaded
 
 

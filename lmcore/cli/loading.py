@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmcore import log
+from lmcore.cli.device_count import default_process_count
+from lmcore.cli.processes import import_torch, start_processes
+from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.option import option
 from lmcore.config.section.accelerator import MAX_THREADS, plugin_off_option
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError
 from lmcore.generation.quantization_options import QUANTIZATIONS, precision_of
-from lmcore.runtime.device_choice import choose_device
+from lmcore.runtime.device_choice import prepare_environment, select_device
 
 if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSettings
-    from lmcore.plugin import PluginSet
+    from lmcore.generation.load import LoadedModel
+    from lmcore.model.shape import ModelShape
+    from lmcore.plugin import PluginSet, Selection
+    from lmcore.runtime.launch.rank import RankInfo
     from lmcore.runtime.runtime import Runtime
 
-__all__ = ["LoadingSection", "require_checkpoint", "started_runtime"]
+__all__ = [
+    "LoadingSection",
+    "ProcessPlan",
+    "loaded_model",
+    "plan_processes",
+    "require_checkpoint",
+    "start_all",
+    "started_runtime",
+]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +78,19 @@ class LoadingSection(TokenizerSection):
     num_threads: int | None = option(
         None, "CPU threads; default: torch's.", minimum=1, maximum=MAX_THREADS
     )
+    tensor_model_parallel_size: int = option(
+        1, "Tensor-parallel size: processes that divide each layer's weights.", minimum=1
+    )
+    pipeline_model_parallel_size: int = option(
+        1, "Pipeline-parallel size: processes that divide the layers.", minimum=1
+    )
+    nproc_per_node: int | None = option(
+        None,
+        "Processes to start on this host: tensor-parallel times pipeline-parallel size; default: "
+        "so many if there are as many devices, else one.",
+        minimum=1,
+        maximum=4096,
+    )
     vocab_size: int | None = option(None, "Vocabulary size of a NullTokenizer.", minimum=1)
     tokenizer_type: str | None = option(
         None, "Type of the tokenizer; default: the run's own copy.", metavar="TYPE"
@@ -73,25 +105,118 @@ class LoadingSection(TokenizerSection):
         return choice
 
 
-@contextmanager
-def started_runtime(
-    section: LoadingSection, plugins: PluginSet, settings: PluginSettings
-) -> Iterator[Runtime]:
-    """Choose the device, load torch, and enter a context in which the device is in use.
+@dataclass(frozen=True)
+class ProcessPlan:
+    """Processes of a command that loads a model.
+
+    Attributes:
+        rank: Rank of this process.
+        layout: Sizes of the axes `tensor` and `pipeline`.
+        selection: Choice of the device.
+    """
+
+    rank: RankInfo
+    layout: ParallelLayout
+    selection: Selection
+
+    @property
+    def starts_processes(self) -> bool:
+        """True if this process is to start the others."""
+        return self.layout.world_size > self.rank.world_size
+
+
+def plan_processes(section: LoadingSection, plugins: PluginSet) -> ProcessPlan:
+    """Return the processes that a model is divided over, before torch is loaded.
 
     Args:
         section: Options of the command.
         plugins: Plugins to choose from.
+
+    Raises:
+        ConfigError: A launcher, or `--nproc-per-node`, gives another number of processes than the
+            sizes.
+        DeviceError: There is no such device.
+    """
+    from lmcore.runtime.launch.rank import only_process, rank_info, started_by_launcher
+    from lmcore.runtime.launch.scheduler_env import translate
+    from lmcore.runtime.launch.worker_protocol import end_with_launcher
+
+    tensor, pipeline = section.tensor_model_parallel_size, section.pipeline_model_parallel_size
+    layout, asked = ParallelLayout(tensor=tensor, pipeline=pipeline), section.nproc_per_node
+    number = layout.world_size
+    product = f"{tensor} (tensor) x {pipeline} (pipeline)"
+    if asked is not None and asked != number:
+        raise ConfigError(
+            f"`--nproc-per-node {asked}` contradicts `--tensor-model-parallel-size` and "
+            "`--pipeline-model-parallel-size`",
+            why=f"they are {product}",
+            hint=f"`--nproc-per-node {number}`, or leave it out",
+        )
+    end_with_launcher(os.environ)
+    if number > 1:
+        os.environ.update(translate(os.environ))
+    rank = rank_info(os.environ) if number > 1 else only_process(os.environ)
+    if rank.world_size > 1:
+        log.configure(rank=rank.rank, world_size=rank.world_size)
+    if started_by_launcher(os.environ) and rank.world_size != number:
+        raise ConfigError(
+            f"a launcher started {rank.world_size} of the {number} processes of the model",
+            why=f"they are {product}",
+            hint=f"start {number}, or change the sizes",
+        )
+    selection = select_device(plugins, section.device, rank)
+    if rank.world_size < number and asked is None:
+        available = default_process_count(plugins, selection, rank)
+        if available < number:
+            logger.warning(
+                "one process generates, and loads the whole model: for %s processes there are %d "
+                "devices; `--nproc-per-node %d` starts them all the same",
+                *(product, available, number),
+            )
+            layout = ParallelLayout()
+    return ProcessPlan(rank, layout, selection)
+
+
+def start_all(argv: Sequence[str], plan: ProcessPlan, plugins: PluginSet) -> int:
+    """Start the processes of a command and return its exit status.
+
+    Args:
+        argv: Command and its arguments.
+        plan: Processes.
+        plugins: Plugins that were found.
+    """
+    return start_processes(
+        argv,
+        plan.layout.world_size,
+        plugins,
+        plan.selection,
+        module="lmcore.generation.parallel.start",
+    )
+
+
+@contextmanager
+def started_runtime(
+    section: LoadingSection, plan: ProcessPlan, plugins: PluginSet, settings: PluginSettings
+) -> Iterator[Runtime]:
+    """Load torch, and enter a context in which the device is in use.
+
+    Several processes compare their settings and are connected.
+
+    Args:
+        section: Options of the command.
+        plan: Processes of the command.
+        plugins: Plugins to choose from.
         settings: Options of the plugins.
 
     Raises:
-        ConfigError, DeviceError: There is no such device, precision or kernel.
+        ConfigError, DeviceError: There is no such precision or kernel, or the settings of the
+            processes differ.
+        RunError: A process stopped.
     """
     from lmcore.config.section import AcceleratorSection, Config
-    from lmcore.runtime.launch.rank import only_process
 
-    rank = only_process(os.environ)
-    selection = choose_device(plugins, section.device, rank)
+    prepare_environment(plugins, plan.selection, plan.rank)
+    import_torch()
     config = Config(
         accelerator=AcceleratorSection(
             device=section.device,
@@ -103,10 +228,73 @@ def started_runtime(
         ),
         plugins=settings,
     )
-    from lmcore.runtime.runtime import start_runtime
+    from lmcore.runtime.runtime import connect_processes, start_runtime
 
-    with start_runtime(config, plugins, selection, rank) as runtime:
+    own = dataclasses.asdict(section)
+    values = json.loads(json.dumps(own, default=str))
+    with (
+        connect_processes(config, plan.rank, "their settings", values) as rendezvous,
+        start_runtime(config, plugins, plan.selection, plan.rank, rendezvous) as runtime,
+    ):
         yield runtime
+
+
+@contextmanager
+def loaded_model(
+    section: LoadingSection,
+    checkpoint: Path,
+    plan: ProcessPlan,
+    runtime: Runtime,
+    plugins: PluginSet,
+    *,
+    rows: int,
+    require: Callable[[ModelShape], None] | None = None,
+) -> Iterator[LoadedModel | None]:
+    """Load a model; yield None, when it is closed, in the processes that only hold a part of it.
+
+    Args:
+        section: Options of the command.
+        checkpoint: Directory, from `require_checkpoint`.
+        plan: Processes of the command.
+        runtime: Device, precision and kernels.
+        plugins: Plugins, which may register tokenizers.
+        rows, require: See `load_model`.
+
+    Raises:
+        CheckpointError, ConfigError, DataError: See `load_model`.
+    """
+    from lmcore.data.tokenizer.build import registered_types
+    from lmcore.generation.load import load_model
+    from lmcore.generation.parallel.start import parallel_model
+
+    choice, extra = section.tokenizer_choice(), registered_types(plugins)
+    if plan.layout.world_size == 1:
+        loaded = load_model(
+            checkpoint,
+            runtime,
+            choice=choice,
+            extra=extra,
+            rows=rows,
+            require=require,
+            quantization=section.quantization,
+        )
+        logger.info("loaded %s on %s", loaded.checkpoint, runtime.device.name)
+        yield loaded
+        return
+    with parallel_model(
+        checkpoint,
+        runtime,
+        plan.layout,
+        choice=choice,
+        extra=extra,
+        rows=rows,
+        require=require,
+        quantization=section.quantization,
+    ) as part:
+        if part is not None:
+            words = f"{part.checkpoint} in {plan.layout.world_size} processes"
+            logger.info("loaded %s on %s", words, runtime.device.name)
+        yield part
 
 
 def require_checkpoint(path: Path, step: str | None) -> Path:

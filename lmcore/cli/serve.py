@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from lmcore.cli.loading import LoadingSection, require_checkpoint, started_runtime
+from lmcore.cli.loading import (
+    LoadingSection,
+    ProcessPlan,
+    loaded_model,
+    plan_processes,
+    require_checkpoint,
+    start_all,
+    started_runtime,
+)
+from lmcore.cli.processes import leave
 from lmcore.cli.selection import find_plugins
 from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
@@ -19,6 +28,7 @@ from lmcore.plugin.registrations import plugin_sections
 from lmcore.serving.key_file import read_keys
 
 if TYPE_CHECKING:
+    from lmcore.config.plugin_section import PluginSettings
     from lmcore.generation.chat.template import ChatTemplate
     from lmcore.generation.load import LoadedModel
     from lmcore.plugin import PluginSet
@@ -124,6 +134,35 @@ def run(argv: list[str]) -> int:
         from lmcore.generation.chat.template import read_template
 
         read_template(section.chat_template)
+    plan = plan_processes(section, plugins)
+    if plan.layout.world_size > 1 and section.compare:
+        raise ConfigError(
+            "`--compare` cannot be used with several processes", why="they hold one model"
+        )
+    if plan.starts_processes:
+        return start_all(["serve", *argv], plan, plugins)
+    if plan.rank.rank:
+        (checkpoint,) = checkpoints.values()
+        with (
+            started_runtime(section, plan, plugins, settings) as runtime,
+            loaded_model(section, checkpoint, plan, runtime, plugins, rows=section.max_requests),
+        ):
+            pass
+    else:
+        _serve(section, checkpoints, plan, plugins, settings)
+    if plan.layout.world_size > 1:
+        leave()
+    return 0
+
+
+def _serve(
+    section: ServeSection,
+    checkpoints: dict[str, Path],
+    plan: ProcessPlan,
+    plugins: PluginSet,
+    settings: PluginSettings,
+) -> None:
+    """Load the models and answer requests until the end."""
     keys = read_keys(section.api_key_file) if section.api_key_file is not None else []
     from lmcore.serving.server import ServerSettings, is_loopback, listen, serve
     from lmcore.serving.state import Limits, ServerState
@@ -137,9 +176,9 @@ def run(argv: list[str]) -> int:
     with ExitStack() as stack:
         stack.callback(sock.close)
         log = stack.enter_context(_access_log(section))
-        runtime = stack.enter_context(started_runtime(section, plugins, settings))
+        runtime = stack.enter_context(started_runtime(section, plan, plugins, settings))
         models = {
-            name: _served(section, path, name, runtime, plugins)
+            name: stack.enter_context(_served(section, path, name, plan, runtime, plugins))
             for name, path in checkpoints.items()
         }
         if not is_loopback(section.host) and not keys:
@@ -157,7 +196,6 @@ def run(argv: list[str]) -> int:
             section.host,
             ServerSettings(keys, section.allowed_host, section.shutdown_timeout, log),
         )
-    return 0
 
 
 def _require_packages() -> None:
@@ -225,33 +263,32 @@ def _access_log(section: ServeSection) -> Iterator[TextIO | None]:
             yield stream
 
 
+@contextmanager
 def _served(
-    section: ServeSection, checkpoint: Path, name: str, runtime: Runtime, plugins: PluginSet
-) -> ServedModel:
+    section: ServeSection,
+    checkpoint: Path,
+    name: str,
+    plan: ProcessPlan,
+    runtime: Runtime,
+    plugins: PluginSet,
+) -> Iterator[ServedModel]:
     """Load a model and start its service."""
-    from lmcore.data.tokenizer.build import registered_types
     from lmcore.generation.chat.template import ChatTemplate
-    from lmcore.generation.load import load_model
     from lmcore.serving.served_model import ServedModel
     from lmcore.serving.service import Service
 
-    loaded = load_model(
-        checkpoint,
-        runtime,
-        choice=section.tokenizer_choice(),
-        extra=registered_types(plugins),
-        rows=section.max_requests,
-        quantization=section.quantization,
-    )
-    logger.info("loaded %s on %s", loaded.checkpoint, runtime.device.name)
-    if section.chat_template is not None:
-        template: ChatTemplate | None = ChatTemplate.from_file(
-            section.chat_template, loaded.tokenizer
-        )
-    else:
-        template = ChatTemplate.of(loaded.tokenizer)
-    service = Service(loaded, max_running=section.max_requests, max_waiting=section.max_waiting)
-    return ServedModel(name, loaded, service, template, _facts(loaded, runtime, template))
+    with loaded_model(
+        section, checkpoint, plan, runtime, plugins, rows=section.max_requests
+    ) as loaded:
+        assert loaded is not None
+        if section.chat_template is not None:
+            template: ChatTemplate | None = ChatTemplate.from_file(
+                section.chat_template, loaded.tokenizer
+            )
+        else:
+            template = ChatTemplate.of(loaded.tokenizer)
+        service = Service(loaded, max_running=section.max_requests, max_waiting=section.max_waiting)
+        yield ServedModel(name, loaded, service, template, _facts(loaded, runtime, template))
 
 
 def _facts(
@@ -261,7 +298,7 @@ def _facts(
     shape = loaded.model.shape
     return {
         "family": shape.family,
-        "parameters": sum(one.numel() for one in loaded.model.parameters()),
+        "parameters": loaded.num_parameters,
         "layers": shape.num_layers,
         "hidden_size": shape.hidden_size,
         "positions": shape.max_position_embeddings,

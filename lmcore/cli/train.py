@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from lmcore import log
 from lmcore.cli.device_count import default_process_count
+from lmcore.cli.processes import import_torch, leave, start_processes
 from lmcore.cli.schedule_question import ask_schedule
 from lmcore.cli.selection import find_plugins
 from lmcore.config.continued import CONTINUE_OPTION
@@ -112,7 +112,7 @@ def _train(argv: list[str]) -> int:
         return _start_processes(argv, world_size, plugins, selection, plan)
     prepare_environment(plugins, selection, rank)
     clock.mark("launcher")
-    _import_torch()  # timed separately: everything below needs it
+    import_torch()  # timed separately: everything below needs it
     clock.mark("import_torch")
     from lmcore.train.run import run_training
 
@@ -120,7 +120,7 @@ def _train(argv: list[str]) -> int:
     if rank.rank == 0:
         _report(result)
     if rank.world_size > 1:
-        _leave()
+        leave()
     return 0
 
 
@@ -178,17 +178,6 @@ def _refuse_kill_switch(path: str | None) -> None:
     )
 
 
-def _leave() -> NoReturn:
-    """Exit one of several processes after everything is written and closed.
-
-    At Python's own exit, threads of communication libraries may still run while C++ destroys their
-    objects, which aborts a process that has done all its work.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
 def _process_count(
     loaded: LoadedConfig, rank: RankInfo, plugins: PluginSet, selection: Selection | None
 ) -> int:
@@ -231,9 +220,6 @@ def _start_processes(
 
     If the run fails, the command that continues it is printed last.
     """
-    from lmcore.cli.main import main
-    from lmcore.plugin import HANDED_DOWN
-    from lmcore.runtime.launch.launcher import launch
     from lmcore.train.resume.continuation import Continuation
 
     save, start = plan.config.checkpoint.save, plan.resume
@@ -246,47 +232,14 @@ def _start_processes(
         if line is not None:
             sys.stderr.write(printable(f"\n{line}\n"))
 
-    return launch(
-        [sys.executable, "-m", "lmcore.cli.main", "train", *argv],
+    return start_processes(
+        ["train", *argv],
         num_processes,
-        {**os.environ, HANDED_DOWN: selection.to_json()},
-        function=lambda: main(["train", *argv]),
-        load=lambda: _import_for(num_processes, plugins, selection),
+        plugins,
+        selection,
+        module="lmcore.train.run",
         failed=show_continuation,
     )
-
-
-def _import_for(num_processes: int, plugins: PluginSet, selection: Selection) -> None:
-    """Import torch and the training modules for processes that will be forks of this one.
-
-    Libraries read the environment when they are loaded: if the plugins set it differently for each
-    process, nothing is imported here.
-    """
-    from lmcore.plugin import launch_env
-    from lmcore.runtime.launch.rank import RankInfo
-
-    size = num_processes
-    places = [RankInfo(rank, rank, size, size).to_dict() for rank in range(size)]
-    first, *others = (launch_env(plugins, selection, place, os.environ) for place in places)
-    if any(one != first for one in others):
-        return
-    os.environ.update(first)
-    _import_torch()
-    import lmcore.train.run  # noqa: F401
-
-
-def _import_torch() -> None:
-    """Import torch, whose objects are never garbage: no collection traverses them, now or later."""
-    if "torch" in sys.modules:
-        return
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        import torch  # noqa: F401
-    finally:
-        gc.freeze()
-        if enabled:
-            gc.enable()
 
 
 def _report(result: RunResult) -> None:

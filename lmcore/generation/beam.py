@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from lmcore.generation.next_token import not_finite
+from lmcore.generation.text_model import compute_dtype
 
 if TYPE_CHECKING:
-    from lmcore.model.cache import SlotCache
-    from lmcore.model.protocol import CausalLM
+    from lmcore.generation.text_model import TextCache, TextModel
 
 __all__ = ["Beam", "BeamSearch", "beam_search"]
 
@@ -69,7 +69,7 @@ class BeamSearch:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: TextModel,
         prompt: Sequence[int],
         *,
         width: int,
@@ -88,8 +88,8 @@ class BeamSearch:
         self._width, self._max_tokens = width, max_tokens
         self._vocab_size, self._stop = vocab_size, stop_tokens
         self._penalty = length_penalty
-        self._device = model.head_weight.device
-        self._cache: SlotCache | None = None
+        self._device = model.device
+        self._cache: TextCache | None = None
         self._beams = [_Open()]
         self._found: list[Beam] = []
 
@@ -122,9 +122,7 @@ class BeamSearch:
     def _pass(self) -> Tensor:
         """Return the hidden states of the prompt, or of each text's last token."""
         if self._cache is None:
-            unit = self._model.head_weight.new_ones(1, 1)
-            dtype = torch.nn.functional.linear(unit, unit).dtype
-            self._cache = self._model.new_cache(dtype)
+            self._cache = self._model.new_cache(compute_dtype(self._model))
             self._cache.reserve(self._width, self._length + self._max_tokens - 1)
             tokens, view = [self._prompt], self._cache.first_tokens([0], self._length)
         else:
@@ -163,7 +161,7 @@ class BeamSearch:
 
 
 def beam_search(
-    model: CausalLM,
+    model: TextModel,
     prompt: Sequence[int],
     *,
     width: int,

@@ -21,10 +21,10 @@ from torch import Tensor
 from lmcore.generation.next_token import extend, probabilities
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling import new_generator
+from lmcore.generation.text_model import compute_dtype
 
 if TYPE_CHECKING:
-    from lmcore.model.cache import SlotCache
-    from lmcore.model.protocol import CausalLM
+    from lmcore.generation.text_model import TextCache, TextModel
 
 __all__ = ["Engine"]
 
@@ -65,7 +65,7 @@ class Engine:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: TextModel,
         *,
         vocab_size: int,
         max_requests: int = 16,
@@ -84,10 +84,10 @@ class Engine:
         self._model, self._vocab_size = model, vocab_size
         self._max_requests = max_requests
         self._context = precision_context
-        self._device = model.head_weight.device
+        self._device = model.device
         self._waiting: deque[Continuation] = deque()
         self._slots: list[_Slot] = []
-        self._cache: SlotCache | None = None
+        self._cache: TextCache | None = None
 
     def add(self, request: Request) -> Continuation:
         """Queue a request and return its continuation, which `step` extends.
@@ -153,9 +153,7 @@ class Engine:
         if not self._slots:
             return
         if self._cache is None:
-            unit = self._model.head_weight.new_ones(1, 1)
-            dtype = torch.nn.functional.linear(unit, unit).dtype  # compute dtype of the precision
-            self._cache = self._model.new_cache(dtype)
+            self._cache = self._model.new_cache(compute_dtype(self._model))
         elif all(slot.length == 0 for slot in self._slots):
             self._cache.release()  # what earlier requests needed
         slots, capacity = len(self._slots), max(slot.needed for slot in self._slots)

@@ -17,6 +17,7 @@ from lmcore.generation.sampling import new_generator
 from lmcore.generation.sampling_options import SamplingOptions
 
 if TYPE_CHECKING:
+    from lmcore.generation.text_model import TextModel
     from lmcore.model.protocol import CausalLM
 
 __all__ = ["Generation", "OnToken", "generate", "require_room", "room"]
@@ -102,7 +103,7 @@ def generate(
 
 
 def generate_with_cache(
-    model: CausalLM,
+    model: TextModel,
     requests: Sequence[Request],
     vocab_size: int,
     precision_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
@@ -143,7 +144,7 @@ def generate_with_cache(
 
 
 def recompute(
-    model: CausalLM,
+    model: TextModel,
     requests: Sequence[Request],
     vocab_size: int,
     precision_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
@@ -159,9 +160,7 @@ def recompute(
             text = Continuation(request, new_generator(request.seed))
             made.append(text)
             while len(text.tokens) < request.max_tokens and not text.ended:
-                tokens_1S = torch.tensor([[*request.prompt, *text.tokens]]).to(
-                    model.head_weight.device
-                )
+                tokens_1S = torch.tensor([[*request.prompt, *text.tokens]], device=model.device)
                 before = len(text.tokens)
                 extend([text], model.logits(model(tokens_1S)[:, -1]), vocab_size)
                 if text.error is not None:

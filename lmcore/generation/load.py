@@ -29,12 +29,21 @@ from lmcore.model.build import op_binding
 from lmcore.model.protocol import CausalLM
 from lmcore.model.registry import create_model
 from lmcore.model.saved_shape import read_shape
-from lmcore.model.shape import ModelShape
+from lmcore.model.shape import ModelPart, ModelShape
 
 if TYPE_CHECKING:
+    from lmcore.generation.text_model import TextModel
     from lmcore.runtime.runtime import Runtime
 
-__all__ = ["LoadedModel", "load_model", "load_weights", "weight_bytes"]
+__all__ = [
+    "LoadedModel",
+    "allocate",
+    "described_model",
+    "load_model",
+    "load_weights",
+    "open_checkpoint",
+    "weight_bytes",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +60,14 @@ class LoadedModel:
         tokenizer: Tokenizer that the model was trained with.
         checkpoint: Directory of the checkpoint.
         context: Returns the context of a forward pass, which sets the precision.
+        num_parameters: Number of parameters, tied ones once.
     """
 
-    model: CausalLM
+    model: TextModel
     tokenizer: Tokenizer
     checkpoint: Path
     context: Callable[[], AbstractContextManager[Any]]
+    num_parameters: int = 0
 
 
 def load_model(
@@ -88,6 +99,37 @@ def load_model(
         ConfigError, DataError: The tokenizer is missing, or is not the run's; the precision does
             not go with quantization.
     """
+    weights, tokenizer = open_checkpoint(path, choice, extra, require)
+    state = weights.state
+    if isinstance(state, LmcoreState):
+        model, directory = load_weights(state.checkpoint, state.manifest, runtime), state.checkpoint
+    else:
+        model, directory = _foreign_model(weights, runtime, path), path
+    count = model.parameter_count()
+    context = fix_weights(model, runtime, rows, quantization)
+    return LoadedModel(model, tokenizer, directory, context, count)
+
+
+def _foreign_model(weights: WeightReader, runtime: Runtime, path: Path) -> CausalLM:
+    """Return the model of a checkpoint of another program, in evaluation mode."""
+    model = described_model(weights.state.shape, runtime, path)
+    allocate(model, runtime)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights.read(name))
+    return model.eval()
+
+
+def open_checkpoint(
+    path: Path,
+    choice: TokenizerSettings,
+    extra: Mapping[str, TokenizerFactory],
+    require: Callable[[ModelShape], None] | None,
+) -> tuple[WeightReader, Tokenizer]:
+    """Return the weights of a checkpoint, which are not read yet, and its tokenizer.
+
+    For the arguments and errors see `load_model`.
+    """
     weights = WeightReader(path)
     state = weights.state
     if require is not None:
@@ -101,18 +143,7 @@ def load_model(
         )
     for note in notes_beside(state.notes, tokenizer):
         logger.warning("%s: %s", path, note)
-    if isinstance(state, LmcoreState):
-        model = load_weights(state.checkpoint, state.manifest, runtime)
-        context = fix_weights(model, runtime, rows, quantization)
-        return LoadedModel(model, tokenizer, state.checkpoint, context)
-    model = _described(state.shape, runtime, path)
-    _allocate(model, runtime)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights.read(name))
-    model.eval()
-    context = fix_weights(model, runtime, rows, quantization)
-    return LoadedModel(model, tokenizer, path, context)
+    return weights, tokenizer
 
 
 def load_weights(checkpoint: Path, manifest: Manifest, runtime: Runtime) -> CausalLM:
@@ -127,25 +158,37 @@ def load_weights(checkpoint: Path, manifest: Manifest, runtime: Runtime) -> Caus
         CheckpointError: The checkpoint is damaged, or its model cannot generate.
     """
     shape = read_shape(manifest.model_shape, checkpoint)
-    model = _described(shape, runtime, checkpoint)
+    model = described_model(shape, runtime, checkpoint)
     require_weights(shape, manifest, checkpoint)
-    _allocate(model, runtime)
+    allocate(model, runtime)
     tensors = {_PREFIX + name: tensor for name, tensor in model.named_parameters()}
     load_checkpoint(checkpoint, tensors, manifest, verify=False)
     return model.eval()
 
 
-def _described(shape: ModelShape, runtime: Runtime, path: Path) -> CausalLM:
-    """Return a model whose parameters have no memory."""
+def described_model(
+    shape: ModelShape, runtime: Runtime, path: Path, part: ModelPart | None = None
+) -> CausalLM:
+    """Return a model whose parameters have no memory.
+
+    Args:
+        shape: Sizes of the model.
+        runtime: Kernels.
+        path: Directory of the checkpoint, for messages.
+        part: Part of the model; None: all of it.
+
+    Raises:
+        CheckpointError: The model cannot generate.
+    """
     with torch.device("meta"):
         # With a mask: texts of different lengths are continued together.
-        model = create_model(shape, op_binding(runtime), masked=True)
+        model = create_model(shape, op_binding(runtime), masked=True, part=part)
     if not isinstance(model, CausalLM) or not model.causal:
         raise CheckpointError(f"the {shape.family} model of `{path}` cannot generate text")
     return model
 
 
-def _allocate(model: CausalLM, runtime: Runtime) -> None:
+def allocate(model: CausalLM, runtime: Runtime) -> None:
     """Give the parameters of a model memory on the run's device, without values."""
     model.to_empty(device=runtime.device.torch_device)
     runtime.precision.apply(model)

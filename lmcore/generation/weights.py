@@ -44,7 +44,7 @@ def fix_weights(
     projections have no `weight` of their own where the device has a copy in another layout.
 
     Args:
-        model: Model on the run's device, in evaluation mode.
+        model: Model, or a part of one, on the run's device and in evaluation mode.
         runtime: Device and precision.
         rows: Usual number of rows of a product: the sequences that are decoded together.
         quantization: `int8` or `int4`: the projections and the head are rounded to integers of so
@@ -65,9 +65,12 @@ def fix_weights(
     for name, module in model.named_modules():
         if isinstance(module, Linear):
             _fix_linear(module, fixed, name)
-        elif isinstance(module, Embedding) and module.weight is not model.head_weight:
+        elif isinstance(module, Embedding) and not (
+            model.part.head and module.weight is model.head_weight
+        ):
             _cast_table(module, dtype)
-    _fix_head(model, fixed)
+    if model.part.head:
+        _fix_head(model, fixed)
     fixed.report()
     return policy.context if dtype is None else nullcontext
 

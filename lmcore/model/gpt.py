@@ -118,8 +118,11 @@ class GPT(CausalLM):
         *,
         positions_BS: Tensor | None = None,
         documents_BS: Tensor | None = None,
+        hidden_BSH: Tensor | None = None,
     ) -> Tensor:
         """Return the hidden states after the final norm, [B, S, H].
+
+        A part of a model without the head returns those after its last layer.
 
         Args:
             tokens_BS: Token ids.
@@ -127,12 +130,14 @@ class GPT(CausalLM):
             positions_BS: Position of each token; None: its index in the sequence, or the cache's.
             documents_BS: Number of each token's document, beyond which it does not attend; only if
                 the model was built with *masked*, and without *cache*.
+            hidden_BSH: Hidden states of the part of the model before this one; None: this one
+                embeds the tokens.
         """
         if cache is not None:
             assert self.causal, "a cache needs causal attention"
             assert cache.mask_B11T is None or self.masked, "attention was bound without a mask"
             positions_BS = cache.positions
-        x_BSH = self.embed(tokens_BS, positions_BS)
+        x_BSH = self.embed(tokens_BS, positions_BS) if hidden_BSH is None else hidden_BSH
         rotation = self.rotation(tokens_BS, positions_BS, x_BSH.dtype)
         if cache is None:
             x_BSH = self.run_blocks(x_BSH, documents_BS, rotation=rotation)
@@ -142,7 +147,7 @@ class GPT(CausalLM):
                 x_BSH = block._call_impl(  # type: ignore[no-untyped-call]  # noqa: SLF001
                     x_BSH, layer_cache, cache.mask_B11T, rotation=rotation
                 )
-        return self.final_norm(x_BSH)  # type: ignore[no-any-return]
+        return self.final_norm(x_BSH) if self.part.head else x_BSH
 
     def embed(self, tokens_BS: Tensor, positions_BS: Tensor | None = None) -> Tensor:
         """Return the hidden states before the first layer.
@@ -258,7 +263,7 @@ class GPT(CausalLM):
             num_layers=len(self.layers),
             num_heads=self.shape.num_query_groups,
             head_dim=self.shape.head_dim,
-            device=self.head_weight.device,
+            device=self.device,
             dtype=dtype,
         )
 

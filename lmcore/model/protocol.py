@@ -20,6 +20,7 @@ from lmcore.model.shape import ModelPart
 if TYPE_CHECKING:
     from lmcore.accelerator.products import ModelProducts
     from lmcore.model.cache import SlotCache
+    from lmcore.model.layers import Embedding
     from lmcore.model.op_binding import OpBinding
     from lmcore.model.shape import ModelShape
 
@@ -113,7 +114,7 @@ class TensorParallelPlan:
     splits: Mapping[str, Split]
     column: Sequence[BoundModule]
     row: Sequence[BoundModule]
-    token_embedding: nn.Embedding | None = None
+    token_embedding: Embedding | None = None
     position_embedding: nn.Embedding | None = None
     head_norm: BoundModule | None = None
 
@@ -271,7 +272,9 @@ class Model(nn.Module, ABC):
 class CausalLM(Model):
     """A causal language model that can generate; calling it returns hidden states [B, S, H].
 
-    `forward` takes token ids [B, S] and a view of the cache of the tokens before them.
+    `forward` takes token ids [B, S], a view of the cache of the tokens before them, and as
+    `hidden_BSH` the hidden states of the part before this one, if the model is a part.  It returns
+    the hidden states after the layers of this part, and after the final norm if it has the head.
 
     Attributes:
         head_projection: Projection to logits by a constant weight; None: by `head_weight`.
@@ -283,6 +286,16 @@ class CausalLM(Model):
     @abstractmethod
     def head_weight(self) -> Tensor:
         """Weight of the head, [V, H]."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return next(self.parameters()).device
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """Dtype of the weights of products."""
+        return self.head_weight.dtype
 
     @abstractmethod
     def logits(self, hidden_BSH: Tensor) -> Tensor:

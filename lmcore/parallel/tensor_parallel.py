@@ -92,7 +92,8 @@ def _connect_embeddings(plan: TensorParallelPlan, axis: Axis, *, sequence: bool)
     if tokens is not None:
 
         def embed_tokens(tokens_BS: Tensor) -> Tensor:
-            return embed_split(tokens_BS, tokens.weight, axis, scatter=sequence)
+            rows = embed_split(tokens_BS, tokens.weight, axis, scatter=sequence)
+            return rows if tokens.output_dtype is None else rows.to(tokens.output_dtype)
 
         _replace_forward(tokens, embed_tokens)
     if positions is not None and sequence:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, TextIO
 
 import uvicorn
 
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, RunError
 from lmcore.serving.app import create_app
 
 if TYPE_CHECKING:
+    from lmcore.serving.service import Service
     from lmcore.serving.state import ServerState
 
 __all__ = ["ServerSettings", "is_loopback", "listen", "serve"]
@@ -112,14 +113,30 @@ def serve(state: ServerState, sock: socket.socket, host: str, settings: ServerSe
         ws="none",
         loop="asyncio",
     )
-    _Server(config).run(sockets=[sock])
+    services = [model.service for model in state.models.values()]
+    _Server(config, services).run(sockets=[sock])
+    if not all(service.is_alive for service in services):
+        raise RunError("the server ended because it can no longer generate", why="see the log")
     for model in state.models.values():
         if not model.service.close(settings.shutdown_seconds):
             logger.warning("model `%s`: texts were cut off at the end", model.name)
 
 
 class _Server(uvicorn.Server):
-    """Server that ends after the first signal when it has answered, and at once at the second."""
+    """Server that ends after the first signal when it has answered, and at once at the second.
+
+    It also ends when a model can no longer generate.
+    """
+
+    def __init__(self, config: uvicorn.Config, services: Sequence[Service]) -> None:
+        super().__init__(config)
+        self._services = services
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return True to end the server; called ten times a second."""
+        if not all(service.is_alive for service in self._services):
+            self.should_exit = True
+        return await super().on_tick(counter)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from lmcore.generation.beam import BeamSearch
 from lmcore.generation.engine import Engine
+from lmcore.generation.parallel.driver import ProcessesError
 from lmcore.generation.request import Continuation, Request
 from lmcore.serving.work import BeamRequest, EndReason, Update, Work
 
@@ -268,6 +269,8 @@ class Service:
         if self._running:
             try:
                 self._engine.step()
+            except ProcessesError:
+                raise  # no new engine could continue
             except Exception as error:
                 logger.exception("a pass of the model failed")
                 running, self._running = self._running, []
@@ -283,6 +286,8 @@ class Service:
         work, search = searching.work, searching.search
         try:
             search.step()
+        except ProcessesError:
+            raise
         except Exception as error:
             logger.exception("a step of beam search failed")
             self._searching = None

@@ -23,7 +23,7 @@ __all__ = ["GivenModel", "generate_flags"]
 
 _COMPARED = "they are compared with the checkpoint, which defines the model"
 _TRAINING = "only training uses them"
-_ONE_PROCESS = "one process generates, from a checkpoint of any layout"
+_OTHER_AXES = "only tensor parallelism and pipelines divide a model that generates"
 _RECOMPUTE = "--recompute"
 
 _FIELDS: Mapping[str, str] = {
@@ -139,7 +139,7 @@ def _run_flags(model: GivenModel) -> dict[str, ForeignFlag]:
                 negation = f"--no-{option.flag[2:]}"
                 flags[negation] = _of_model(arity, option, negation, model)
             continue
-        reason = _ONE_PROCESS if option.section == "parallel" else _TRAINING
+        reason = _OTHER_AXES if option.section == "parallel" else _TRAINING
         flags[option.flag] = _without_effect(arity, reason)
         if switch:
             flags[f"--no-{option.flag[2:]}"] = _without_effect(arity, reason)

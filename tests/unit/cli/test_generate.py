@@ -448,3 +448,32 @@ def test_quantized_weights(
     assert first["id"] == other["id"]
     assert first["logprob"] == pytest.approx(other["logprob"], abs=0.2)
     assert first["logprob"] != other["logprob"]
+
+
+class TestProcesses:
+    """Processes of a model that is divided; `tests/distributed` starts some."""
+
+    def test_fewer_devices(self, generate, run_directory, capsys) -> None:
+        """One process loads the whole model, and a warning names the way to start them."""
+        flags = ["--prompt", "ab", "--tokens", "9", "--precision", "fp32"]
+        expected = generate(*flags)
+        sizes = ["--tensor-model-parallel-size", "3"]
+        assert run(["--load", run_directory, "--device", "cpu", *flags, *sizes]) == 0
+        found = capsys.readouterr()
+        assert found.out == expected
+        assert "`--nproc-per-node 3` starts them all the same" in found.err
+
+    @pytest.mark.parametrize("given", ["1", "4"])
+    def test_another_launcher(self, generate, monkeypatch, given: str) -> None:
+        """A launcher has to start as many processes as the model has parts."""
+        for name, value in {"WORLD_SIZE": given, "LOCAL_WORLD_SIZE": given}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("LOCAL_RANK", "0")
+        with pytest.raises(ConfigError, match=f"a launcher started {given} of the 2 processes"):
+            generate("--prompt", "ab", "--pipeline-model-parallel-size", "2")
+
+    def test_contradiction(self, generate) -> None:
+        """The number of processes is the product of the sizes."""
+        with pytest.raises(ConfigError, match="`--nproc-per-node 2` contradicts"):
+            generate("--prompt", "ab", "--nproc-per-node", "2")

@@ -12,13 +12,18 @@ from typing import Any
 import pytest
 import torch
 
+from lmcore.errors import RunError
 from lmcore.generation.beam import beam_search
 from lmcore.generation.completion import Completion
 from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel
+from lmcore.generation.parallel.driver import ProcessesError
 from lmcore.generation.request import Request
 from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.serving.served_model import ServedModel
+from lmcore.serving.server import ServerSettings, listen, serve
 from lmcore.serving.service import ClosedError, QueueFullError, Service
+from lmcore.serving.state import Limits, ServerState
 from lmcore.serving.work import BeamRequest, Update, Work
 
 GREEDY = SamplingOptions(greedy=True)
@@ -141,6 +146,48 @@ def test_a_pass_that_fails(slow: Callable[[float], LoadedModel]) -> None:
     assert isinstance(found[0].error, torch.OutOfMemoryError)
     assert service.is_alive
     service.close(5)
+
+
+def lost(loaded: LoadedModel) -> LoadedModel:
+    """Return a model whose processes no longer work together."""
+
+    class Lost(nullcontext[None]):
+        def __enter__(self) -> None:
+            raise ProcessesError("a pass of a model in several processes failed")
+
+    return LoadedModel(loaded.model, loaded.tokenizer, loaded.checkpoint, Lost)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("kind", ["text", "beams"])
+def test_lost_processes(loaded: LoadedModel, kind: str) -> None:
+    """No pass can follow: all work ends, what waits too, and the service takes no more."""
+    broken = lost(loaded)
+    service = Service(broken, max_running=1, max_waiting=8)
+    request = Request([65], 2, GREEDY) if kind == "text" else BeamRequest([65], 2, 2)
+    clients = [Client(broken, request) for _ in range(3)]
+    service.submit([one.work for one in clients])
+    for one in clients:
+        last = one.wait()[-1]
+        assert last.end == "error"
+        assert isinstance(last.error, ProcessesError)
+    assert service.close(30)
+    with pytest.raises(ClosedError):
+        service.submit([clients[0].work])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_server_without_its_model_ends(loaded: LoadedModel) -> None:
+    """It ends with an error, so that whoever watches it can start it again."""
+    broken = lost(loaded)
+    service = Service(broken)
+    state = ServerState({"tiny": ServedModel("tiny", broken, service)}, Limits())
+    client = Client(broken, Request([65], 2, GREEDY))
+    begin = threading.Timer(0.5, service.submit, [[client.work]])
+    begin.start()
+    with listen("127.0.0.1", 0) as sock, pytest.raises(RunError, match="can no longer generate"):
+        serve(state, sock, "127.0.0.1", ServerSettings())
+    begin.join()
 
 
 def test_beam_search_beside_texts(loaded: LoadedModel) -> None:

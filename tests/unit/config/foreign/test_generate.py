@@ -69,7 +69,7 @@ def test_flags_that_contradict(text: str, what: str) -> None:
         ("--checkpoint-activations", "only training uses them"),
         ("--recompute-granularity full", "only training uses them"),
         ("--no-load-optim", "only training uses them"),
-        ("--pipeline-model-parallel-size 4", "one process generates"),
+        ("--context-parallel-size 4", "only tensor parallelism and pipelines"),
         ("--ckpt-format torch", "the format of a checkpoint is detected"),
         ("--hidden-size 24", "they are compared with the checkpoint"),
     ],

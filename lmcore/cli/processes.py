@@ -1,0 +1,95 @@
+"""Start and end of the processes of a command on this host."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from lmcore.plugin import HANDED_DOWN, launch_env
+from lmcore.runtime.launch.rank import RankInfo
+
+if TYPE_CHECKING:
+    from lmcore.plugin import PluginSet, Selection
+
+__all__ = ["import_torch", "leave", "start_processes"]
+
+
+def start_processes(
+    argv: Sequence[str],
+    num_processes: int,
+    plugins: PluginSet,
+    selection: Selection,
+    *,
+    module: str,
+    failed: Callable[[Path], None] = lambda _directory: None,
+) -> int:
+    """Run a command once for each process of a run, on the chosen device; return its exit status.
+
+    Args:
+        argv: Command and its arguments, the same for all ranks.
+        num_processes: Number of processes.
+        plugins: Plugins that were found.
+        selection: Choice of the device, which the processes keep.
+        module: Module that forked processes share, imported before.
+        failed: See `launch`.
+
+    Raises:
+        RunError: A process could not be started.
+    """
+    from lmcore.cli.main import main
+    from lmcore.runtime.launch.launcher import launch
+
+    return launch(
+        [sys.executable, "-m", "lmcore.cli.main", *argv],
+        num_processes,
+        {**os.environ, HANDED_DOWN: selection.to_json()},
+        function=lambda: main(list(argv)),
+        load=lambda: _import_for(num_processes, plugins, selection, module),
+        failed=failed,
+    )
+
+
+def _import_for(num_processes: int, plugins: PluginSet, selection: Selection, module: str) -> None:
+    """Import torch and a module for processes that will be forks of this one.
+
+    Libraries read the environment when they are loaded: if the plugins set it differently for each
+    process, nothing is imported here.
+    """
+    size = num_processes
+    places = [RankInfo(rank, rank, size, size).to_dict() for rank in range(size)]
+    first, *others = (launch_env(plugins, selection, place, os.environ) for place in places)
+    if any(one != first for one in others):
+        return
+    os.environ.update(first)
+    import_torch()
+    importlib.import_module(module)
+
+
+def import_torch() -> None:
+    """Import torch, whose objects are never garbage: no collection traverses them, now or later."""
+    if "torch" in sys.modules:
+        return
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        import torch  # noqa: F401
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
+
+
+def leave() -> NoReturn:
+    """Exit one of several processes after everything is written and closed.
+
+    At Python's own exit, threads of communication libraries may still run while C++ destroys their
+    objects, which aborts a process that has done all its work.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

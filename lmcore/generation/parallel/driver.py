@@ -1,0 +1,212 @@
+"""`ParallelModel`: the model of several processes as the engine of rank 0 sees it.
+
+Its methods send a message to the other ranks and carry it out on this rank, too.  Changes of a
+cache wait for the next pass and travel with it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from lmcore.accelerator.device_errors import first_line
+from lmcore.errors import RunError
+from lmcore.generation.parallel.messages import Command, Kind, MessageChannel, encoded
+from lmcore.generation.parallel.part import DTYPES, PartRunner
+
+if TYPE_CHECKING:
+    from lmcore.model.shape import ModelShape
+
+__all__ = ["ParallelModel", "ProcessesError"]
+
+
+class ProcessesError(RunError):
+    """End of a model in several processes, which no longer work together."""
+
+
+class ParallelModel:
+    """Model of several processes; see `TextModel`.
+
+    Passes may be called by one thread at a time; `close` by any.
+    """
+
+    causal: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        runner: PartRunner,
+        channel: MessageChannel,
+        shape: ModelShape,
+        *,
+        weight_dtype: torch.dtype,
+        idle_seconds: float,
+    ) -> None:
+        """Take the part of rank 0, and keep the other ranks waiting for messages.
+
+        Args:
+            runner: Part of the model on this rank.
+            channel: Channel to all ranks.
+            shape: Sizes of the whole model.
+            weight_dtype: Dtype of the weights of products.
+            idle_seconds: Time without a message after which one without content is sent; the ranks
+                must wait longer than that.
+        """
+        self.shape, self.weight_dtype = shape, weight_dtype
+        self._runner, self._channel = runner, channel
+        self._changes: deque[Command] = deque()
+        self._next_cache = 0
+        self._lock = threading.Lock()
+        self._failed = self._closed = False
+        self._busy, self._end = threading.Event(), threading.Event()
+        self._keeper = threading.Thread(
+            target=self._keep_waiting, args=(idle_seconds,), name="lmcore-idle", daemon=True
+        )
+        self._keeper.start()
+
+    @property
+    def device(self) -> torch.device:
+        """Device of this rank."""
+        return self._runner.device
+
+    def __call__(self, tokens_BS: Tensor, cache: _View | None = None) -> Tensor:
+        """Return the hidden states after the final norm, [B, S, H].
+
+        Args:
+            tokens_BS: Token ids.
+            cache: View of a `new_cache`; None: there are no tokens before.
+
+        Raises:
+            ProcessesError: The pass failed, or an earlier one.
+        """
+        view = cache or _View(Kind.WHOLE_PASS, ())
+        given = [*tokens_BS.shape, *view.given, *tokens_BS.flatten().tolist()]
+        return self._run((view.kind, given))
+
+    def logits(self, hidden_NH: Tensor) -> Tensor:
+        """Return the logits of hidden states over the padded vocabulary, [N, V].
+
+        Args:
+            hidden_NH: Hidden states of this model.
+
+        Raises:
+            ProcessesError: The pass failed, or an earlier one.
+        """
+        rows = hidden_NH.flatten(0, -2)
+        logits = self._run((Kind.LOGITS, [len(rows)]), rows)
+        return logits.view(*hidden_NH.shape[:-1], logits.shape[-1])
+
+    def new_cache(self, dtype: torch.dtype) -> _Cache:
+        """Return an empty cache, on all ranks; it is freed when the object is."""
+        number, self._next_cache = self._next_cache, self._next_cache + 1
+        self._change((Kind.NEW_CACHE, [number, DTYPES.index(dtype)]))
+        cache = _Cache(number, self._runner, self._change)
+        weakref.finalize(cache, self._change, (Kind.DROP_CACHE, [number])).atexit = False
+        return cache
+
+    def close(self) -> None:
+        """End the other ranks; after a failed pass they are left to the launcher."""
+        self._end.set()
+        self._keeper.join()
+        with self._lock:
+            if not self._closed and not self._failed:
+                self._channel.send(encoded([(Kind.CLOSE, [])]))
+            self._closed = True
+
+    def _change(self, command: Command) -> None:
+        """Change a cache here now, and on the other ranks before the next pass."""
+        self._runner.run(command)
+        self._changes.append(command)
+
+    def _run(self, command: Command, hidden_NH: Tensor | None = None) -> Tensor:
+        """Run a pass on all ranks and return its result."""
+        with self._lock:
+            if self._failed or self._closed:
+                raise ProcessesError("the processes of the model have ended their work")
+            made = None
+            try:
+                changes = [self._changes.popleft() for _ in range(len(self._changes))]
+                self._channel.send(encoded([*changes, command]))
+                made = self._runner.run(command, hidden_NH)
+            except Exception as error:
+                raise ProcessesError(
+                    "a pass of a model in several processes failed",
+                    why=first_line(error),
+                    hint="start the command again",
+                ) from error
+            finally:
+                self._failed = made is None  # the ranks are at different places
+            self._busy.set()
+        assert made is not None
+        return made
+
+    def _keep_waiting(self, seconds: float) -> None:
+        """Send messages without content while there are no others."""
+        while not self._end.wait(seconds):
+            if self._busy.is_set():
+                self._busy.clear()
+                continue
+            with self._lock:
+                if self._failed or self._closed:
+                    return
+                try:
+                    self._channel.send(encoded([(Kind.IDLE, [])]))
+                except RuntimeError:
+                    self._failed = True
+                    return
+
+
+@dataclass(frozen=True)
+class _View:
+    """View of a cache for one pass: kind of the command and its own arguments."""
+
+    kind: Kind
+    given: Sequence[int]
+
+
+class _Cache:
+    """Cache on all ranks; see `SlotCache` for its methods."""
+
+    def __init__(self, number: int, runner: PartRunner, change: Callable[[Command], None]) -> None:
+        self._number, self._runner, self._apply = number, runner, change
+
+    @property
+    def num_slots(self) -> int:
+        return self._runner.cache(self._number).num_slots
+
+    @property
+    def capacity(self) -> int:
+        return self._runner.cache(self._number).capacity
+
+    def reserve(self, num_slots: int, capacity: int) -> None:
+        self._change(Kind.RESERVE, num_slots, capacity)
+
+    def release(self) -> None:
+        self._change(Kind.RELEASE)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        self._change(Kind.MOVE, source, target, length)
+
+    def clear(self, slot: int) -> None:
+        self._change(Kind.CLEAR, slot)
+
+    def select(self, slots: Sequence[int], length: int) -> None:
+        self._change(Kind.SELECT, length, *slots)
+
+    def first_tokens(self, slots: Sequence[int], width: int) -> _View:  # noqa: ARG002
+        return _View(Kind.FIRST_PASS, [self._number, *slots])
+
+    def further_tokens(self, slot: int, start: int, width: int) -> _View:  # noqa: ARG002
+        return _View(Kind.FURTHER_PASS, [self._number, slot, start])
+
+    def next_tokens(self, lengths: Sequence[int]) -> _View:
+        return _View(Kind.NEXT_PASS, [self._number, *lengths])
+
+    def _change(self, kind: Kind, *given: int) -> None:
+        self._apply((kind, [self._number, *given]))

@@ -1,0 +1,186 @@
+"""`PartRunner`: the part of a model that a rank holds, its caches, and the commands of rank 0.
+
+Shapes: B sequences of a pass, S tokens, H hidden, N rows of hidden states, V padded vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, distributed
+
+from lmcore.generation.parallel.messages import Command, Kind
+from lmcore.parallel.collectives import gather_into
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from lmcore.model.cache import KeyValueCache, SlotCache
+    from lmcore.model.protocol import CausalLM
+    from lmcore.parallel.mesh import ParallelMesh
+
+__all__ = ["DTYPES", "PartRunner"]
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""Dtypes of caches and of hidden states, by their number in messages."""
+
+
+class PartRunner:
+    """Part of a model on this rank; all ranks run the same commands in the same order."""
+
+    def __init__(self, model: CausalLM, mesh: ParallelMesh, group: ProcessGroup | None) -> None:
+        """Take this rank's part of the model.
+
+        Args:
+            model: Part of the model in evaluation mode, with the collectives of its layers.
+            mesh: Mesh with the axes `tensor` and `pipeline`.
+            group: Group of rank 0 and the ranks of the last stage, which compute logits; None on
+                other ranks.
+        """
+        self._model, self._mesh, self._group = model, mesh, group
+        self._caches: dict[int, SlotCache] = {}
+        self._last_rank = mesh.pipeline.ranks[-1] if mesh.tensor.rank == 0 else None
+        """First rank of the last stage, which sends results to rank 0; None: not of this line."""
+        self._dtypes: dict[tuple[str, int], torch.dtype] = {}
+        """Dtype of each kind of tensor from or to a rank, sent before the first one."""
+        self._hidden_dtype = torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        """Device of this rank."""
+        return self._model.device
+
+    def cache(self, number: int) -> SlotCache:
+        """Return this rank's part of a cache."""
+        return self._caches[number]
+
+    def run(self, command: Command, hidden_NH: Tensor | None = None) -> Tensor | None:
+        """Run a command.
+
+        Args:
+            command: Command of rank 0.
+            hidden_NH: Rows of hidden states for `Kind.LOGITS`; None on other ranks than 0.
+
+        Returns:
+            Hidden states [B, S, H] or logits [N, V] on rank 0.
+        """
+        kind, given = command
+        if kind in _CACHE_KINDS:
+            self._change_cache(kind, *given)
+            return None
+        if kind is Kind.LOGITS:
+            return self._logits(given[0], hidden_NH)
+        return self._pass(kind, given)
+
+    def _change_cache(self, kind: Kind, number: int, *given: int) -> None:
+        if kind is Kind.NEW_CACHE:
+            self._caches[number] = self._model.new_cache(DTYPES[given[0]])
+        elif kind is Kind.DROP_CACHE:
+            del self._caches[number]
+        else:
+            cache = self._caches[number]
+            if kind is Kind.RESERVE:
+                cache.reserve(*given)
+            elif kind is Kind.RELEASE:
+                cache.release()
+            elif kind is Kind.MOVE:
+                cache.move(*given)
+            elif kind is Kind.CLEAR:
+                cache.clear(*given)
+            else:
+                length, *slots = given
+                cache.select(slots, length)
+
+    def _pass(self, kind: Kind, given: Sequence[int]) -> Tensor | None:
+        """Run the layers of this part; return the last hidden states on rank 0, [B, S, H]."""
+        rows, width = given[:2]
+        tokens = given[len(given) - rows * width :]
+        own = given[2 : len(given) - rows * width]
+        tokens_BS = torch.tensor(tokens, device=self.device).view(rows, width)
+        view = self._view(kind, own, width)
+        axis, hidden_BSH = self._mesh.pipeline, None
+        if axis.rank > 0:
+            size = (rows, width, self._model.shape.hidden_size)
+            hidden_BSH = self._received("stage", size, axis.ranks[axis.rank - 1])
+        hidden_BSH = self._model(tokens_BS, view, hidden_BSH=hidden_BSH)
+        if axis.size == 1:
+            self._hidden_dtype = hidden_BSH.dtype
+            return hidden_BSH if self._mesh.rank == 0 else None
+        if axis.rank < axis.size - 1:
+            self._send("stage", hidden_BSH, axis.ranks[axis.rank + 1])
+        else:
+            self._hidden_dtype = hidden_BSH.dtype
+        return self._to_first("hidden", hidden_BSH, (*tokens_BS.shape, hidden_BSH.shape[-1]))
+
+    def _view(self, kind: Kind, given: Sequence[int], width: int) -> KeyValueCache | None:
+        if kind is Kind.WHOLE_PASS:
+            return None
+        cache, own = self._caches[given[0]], given[1:]
+        if kind is Kind.FIRST_PASS:
+            return cache.first_tokens(own, width)
+        if kind is Kind.FURTHER_PASS:
+            return cache.further_tokens(own[0], own[1], width)
+        assert kind is Kind.NEXT_PASS
+        return cache.next_tokens(own)
+
+    def _logits(self, rows: int, hidden_NH: Tensor | None) -> Tensor | None:
+        """Return the logits of rows of hidden states on rank 0, [N, V]."""
+        if self._group is None:
+            return None
+        if hidden_NH is None:
+            size = (rows, self._model.shape.hidden_size)
+            hidden_NH = torch.empty(size, dtype=self._hidden_dtype, device=self.device)
+        hidden_NH = hidden_NH.contiguous()
+        distributed.broadcast(hidden_NH, 0, group=self._group)
+        axis, vocabulary = self._mesh.tensor, self._model.shape.padded_vocab_size
+        logits_NV = None
+        if self._model.part.head:
+            logits_NV = self._model.logits(hidden_NH)
+            if axis.size > 1:
+                parts = logits_NV.new_empty(axis.size * rows, vocabulary)
+                gather_into(parts, logits_NV.contiguous(), group=axis.group)
+                logits_NV = torch.cat(parts.view(axis.size, rows, vocabulary).unbind(), dim=-1)
+        if self._mesh.pipeline.size == 1:
+            return logits_NV if self._mesh.rank == 0 else None
+        return self._to_first("logits", logits_NV, (rows, axis.size * vocabulary))
+
+    def _to_first(self, name: str, tensor: Tensor | None, size: tuple[int, ...]) -> Tensor | None:
+        """Send a result of the last stage to rank 0; return it there.
+
+        Args:
+            name: Name of the result.
+            tensor: The result; used on the first rank of the last stage.
+            size: Size of the result.
+        """
+        if self._mesh.rank == 0:
+            assert self._last_rank is not None
+            return self._received(name, size, self._last_rank)
+        if self._mesh.rank == self._last_rank:
+            assert tensor is not None
+            self._send(name, tensor, 0)
+        return None
+
+    def _send(self, name: str, tensor: Tensor, rank: int) -> None:
+        if (name, rank) not in self._dtypes:
+            self._dtypes[name, rank] = tensor.dtype
+            number = torch.tensor([DTYPES.index(tensor.dtype)], device=self.device)
+            distributed.send(number, rank)
+        assert tensor.dtype == self._dtypes[name, rank]
+        distributed.send(tensor.contiguous(), rank)
+
+    def _received(self, name: str, size: tuple[int, ...], rank: int) -> Tensor:
+        if (name, rank) not in self._dtypes:
+            number = torch.empty(1, dtype=torch.int64, device=self.device)
+            distributed.recv(number, rank)
+            self._dtypes[name, rank] = DTYPES[int(number)]
+        made = torch.empty(size, dtype=self._dtypes[name, rank], device=self.device)
+        distributed.recv(made, rank)
+        return made
+
+
+_CACHE_KINDS = (
+    *(Kind.NEW_CACHE, Kind.DROP_CACHE, Kind.RESERVE, Kind.RELEASE),
+    *(Kind.MOVE, Kind.CLEAR, Kind.SELECT),
+)

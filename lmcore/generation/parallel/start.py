@@ -1,0 +1,177 @@
+"""Start of a model in several processes: each loads its part, and rank 0 gets the whole."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lmcore.checkpoint.load import load_checkpoint
+from lmcore.conversion.native import LmcoreState
+from lmcore.generation.load import LoadedModel, allocate, described_model, open_checkpoint
+from lmcore.generation.parallel.driver import ParallelModel
+from lmcore.generation.parallel.layout import divided_shape
+from lmcore.generation.parallel.messages import Kind, MessageChannel, commands_in
+from lmcore.generation.parallel.part import PartRunner
+from lmcore.generation.weights import fix_weights
+from lmcore.model.shape import ModelPart
+from lmcore.parallel import tensor_parallel
+from lmcore.parallel.mesh import ParallelMesh
+from lmcore.parallel.pipeline_split import own_part
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from lmcore.config.derived.layout import ParallelLayout
+    from lmcore.config.tokenizer import TokenizerSettings
+    from lmcore.conversion.weights import WeightReader
+    from lmcore.data.tokenizer import TokenizerFactory
+    from lmcore.model.protocol import CausalLM
+    from lmcore.model.shape import ModelShape
+    from lmcore.parallel.tensor_layout import TensorLayout
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = ["parallel_model"]
+
+_PREFIX = "model."
+_MAX_IDLE_SECONDS = 60.0
+
+
+@contextmanager
+def parallel_model(
+    path: Path,
+    runtime: Runtime,
+    layout: ParallelLayout,
+    *,
+    choice: TokenizerSettings,
+    extra: Mapping[str, TokenizerFactory],
+    rows: int = 1,
+    require: Callable[[ModelShape], None] | None = None,
+    quantization: str | None = None,
+) -> Iterator[LoadedModel | None]:
+    """Load a model in parts; yield it on rank 0, and None on the other ranks when it is closed.
+
+    All ranks must call it.  The other ranks ignore signals that end a run: rank 0 ends them.
+
+    Args:
+        path: See `load_model`; what rank 0 finds there is loaded by all.
+        runtime: Device, precision, kernels and processes.
+        layout: Sizes of the axes `tensor` and `pipeline`.
+        choice, extra, rows, require, quantization: See `load_model`.
+
+    Raises:
+        CheckpointError, ConfigError, DataError: See `load_model`; or the model cannot be divided.
+    """
+    processes, rank = runtime.processes, runtime.rank.rank
+    assert processes is not None
+    weights, tokenizer = None, None
+    if rank == 0:
+        weights, tokenizer = open_checkpoint(path, choice, extra, require)
+    directory = processes.gather(str(_directory(path, weights)), "the checkpoint")[0]
+    if weights is None:
+        weights, _ = open_checkpoint(Path(directory), choice, extra, require)
+    whole = divided_shape(weights.state.shape, layout)
+    mesh = ParallelMesh.of(layout, runtime)
+    with torch.device("meta"):
+        count = described_model(weights.state.shape, runtime, path).parameter_count()
+    model = _part(whole, mesh, runtime, path)
+    layouts = tensor_parallel.tensor_layouts(model, mesh.tensor)
+    allocate(model, runtime)
+    _fill(model, layouts, weights)
+    model.eval()
+    context = fix_weights(model, runtime, rows, quantization)
+    tensor_parallel.connect(model, mesh.tensor, sequence=False, rng=runtime.rng)
+    channel = MessageChannel(model.device)
+    runner = PartRunner(model, mesh, _logits_group(mesh, runtime))
+    processes.barrier("all ranks to have loaded their part of the model")
+    if rank:
+        _run_messages(runner, channel, context)
+        yield None
+        return
+    assert tokenizer is not None
+    driver = ParallelModel(
+        runner,
+        channel,
+        whole,
+        weight_dtype=next(model.parameters()).dtype,
+        idle_seconds=min(_MAX_IDLE_SECONDS, processes.timeout / 4),
+    )
+    try:
+        yield LoadedModel(driver, tokenizer, Path(directory), context, count)
+    finally:
+        driver.close()
+
+
+def _directory(path: Path, weights: WeightReader | None) -> Path:
+    """Return the directory that was opened: of one checkpoint."""
+    state = None if weights is None else weights.state
+    return state.checkpoint if isinstance(state, LmcoreState) else path
+
+
+def _part(shape: ModelShape, mesh: ParallelMesh, runtime: Runtime, path: Path) -> CausalLM:
+    """Return this rank's part of the model, whose parameters have no memory."""
+    part = ModelPart.whole(shape)
+    if mesh.pipeline.size > 1:
+        part = own_part(shape.num_layers, mesh.pipeline.rank, mesh.layout)
+    return described_model(shape.narrowed(mesh.tensor.size), runtime, path, part)
+
+
+def _fill(model: CausalLM, layouts: Mapping[str, TensorLayout], weights: WeightReader) -> None:
+    """Read this rank's part of each weight; further rows of a padded vocabulary are 0."""
+    state = weights.state
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for parameter in parameters.values():
+            parameter.zero_()
+    if isinstance(state, LmcoreState):
+        held = state.manifest.tensors
+        load_checkpoint(
+            state.checkpoint,
+            {_PREFIX + name: parameter for name, parameter in parameters.items()},
+            state.manifest,
+            verify=False,
+            layouts={_PREFIX + name: layouts[name] for name in parameters},
+            rows={
+                _PREFIX + name: held[_PREFIX + name].shape[0]
+                for name in parameters
+                if tuple(held[_PREFIX + name].shape) != layouts[name].shape
+            },
+        )
+        return
+    for name, parameter in parameters.items():
+        saved = weights.read(name)
+        size = layouts[name].shape
+        if tuple(saved.shape) != size:
+            padded = saved.new_zeros(size)
+            padded[: len(saved)] = saved
+            saved = padded
+        layouts[name].fill(parameter, saved)
+
+
+def _logits_group(mesh: ParallelMesh, runtime: Runtime) -> ProcessGroup | None:
+    """Return the group of rank 0 and the last stage; None on other ranks."""
+    if mesh.pipeline.size == 1:
+        return mesh.tensor.group
+    assert runtime.processes is not None
+    return runtime.processes.new_group([0, *mesh.stage_ranks()[-1]], "logits")
+
+
+def _run_messages(
+    runner: PartRunner,
+    channel: MessageChannel,
+    context: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    """Run the commands of rank 0 until it closes the model."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    with torch.inference_mode(), context():
+        while True:
+            for command in commands_in(channel.receive()):
+                if command[0] is Kind.CLOSE:
+                    return
+                if command[0] is not Kind.IDLE:
+                    runner.run(command)

@@ -1,0 +1,114 @@
+"""The model of several processes on rank 0: messages, failures, and waiting ranks."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmcore.generation.parallel.driver import ParallelModel, ProcessesError
+from lmcore.generation.parallel.messages import Command, Kind, commands_in
+from lmcore.model.shape import ModelShape
+
+SHAPE = ModelShape(1, 4, 1, 8, 16, 10)
+
+
+@dataclass
+class Channel:
+    """Channel that keeps the messages."""
+
+    commands: list[tuple[Kind, list[int]]] = field(default_factory=list)
+
+    def send(self, message: Sequence[int]) -> None:
+        self.commands += [(kind, [*given]) for kind, given in commands_in(message)]
+
+    @property
+    def kinds(self) -> list[Kind]:
+        return [kind for kind, _ in self.commands]
+
+
+@dataclass
+class Runner:
+    """Part of a model whose passes return zeros, or fail."""
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    error: Exception | None = None
+
+    def run(self, command: Command, hidden_NH: Tensor | None = None) -> Tensor | None:
+        if self.error is not None and command[0] >= Kind.WHOLE_PASS:
+            raise self.error
+        return torch.zeros(3, 10) if hidden_NH is not None else torch.zeros(1, 2, 4)
+
+
+def made(channel: Channel, runner: Runner, *, idle: float = 100.0) -> ParallelModel:
+    """Return a model."""
+    given: Any = (runner, channel)
+    return ParallelModel(*given, SHAPE, weight_dtype=torch.float32, idle_seconds=idle)
+
+
+@pytest.fixture
+def channel() -> Channel:
+    """A channel."""
+    return Channel()
+
+
+@pytest.fixture
+def model(channel: Channel) -> Iterator[ParallelModel]:
+    """A model, closed at the end."""
+    one = made(channel, Runner())
+    yield one
+    one.close()
+
+
+def test_changes_travel_with_the_next_pass(model: ParallelModel, channel: Channel) -> None:
+    """Nothing is sent for a cache alone; a dropped cache is dropped everywhere."""
+    cache = model.new_cache(torch.bfloat16)
+    cache.reserve(2, 8)
+    cache.select([1, 1], 3)
+    assert not channel.commands
+    model(torch.tensor([[7, 8]]), cache.first_tokens([1], 2))
+    assert channel.commands == [
+        (Kind.NEW_CACHE, [0, 1]),
+        (Kind.RESERVE, [0, 2, 8]),
+        (Kind.SELECT, [0, 3, 1, 1]),
+        (Kind.FIRST_PASS, [1, 2, 0, 1, 7, 8]),
+    ]
+    del cache
+    gc.collect()
+    channel.commands.clear()
+    assert model.logits(torch.zeros(1, 3, 4)).shape == (1, 3, 10)
+    assert channel.commands == [(Kind.DROP_CACHE, [0]), (Kind.LOGITS, [3])]
+
+
+def test_a_failed_pass_is_the_end(channel: Channel) -> None:
+    """The ranks are at different places: nothing further is sent, not even the end."""
+    runner = Runner(error=RuntimeError("out of memory\nmore"))
+    model = made(channel, runner)
+    with pytest.raises(ProcessesError, match="failed") as caught:
+        model(torch.tensor([[7, 8]]))
+    assert caught.value.why == "out of memory"
+    runner.error, sent = None, len(channel.commands)
+    with pytest.raises(ProcessesError, match="ended"):
+        model(torch.tensor([[7, 8]]))
+    model.close()
+    assert len(channel.commands) == sent
+
+
+def test_waiting_ranks_get_messages(channel: Channel) -> None:
+    """Without passes a message without content is sent again and again, until the end."""
+    model = made(channel, Runner(), idle=0.01)
+    deadline = time.monotonic() + 30
+    while channel.kinds.count(Kind.IDLE) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    model.close()
+    model.close()
+    kinds = channel.kinds
+    assert kinds.count(Kind.IDLE) >= 2
+    assert kinds.count(Kind.CLOSE) == 1
+    assert kinds[-1] is Kind.CLOSE
