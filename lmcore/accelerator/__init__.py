@@ -11,7 +11,6 @@ from lmcore.accelerator.device import Device, own_index
 from lmcore.accelerator.device_errors import first_line, hint_by_words
 from lmcore.accelerator.memory_stats import MemoryStats
 from lmcore.accelerator.op.context import OpAttributes
-from lmcore.accelerator.op.quantized_weight import QuantizedWeight
 from lmcore.accelerator.op.records import OpContext, OpImpl, OpSpec, Reject, Resolution, Tolerance
 from lmcore.accelerator.op.spec import OP_SPECS
 from lmcore.accelerator.op.table import OpTable
@@ -31,6 +30,7 @@ from lmcore.accelerator.probe import (
     ProbeState,
     Problem,
 )
+from lmcore.accelerator.quantized_weight import QuantizedWeight
 from lmcore.accelerator.recompute import (
     RecomputePolicy,
     full_offload_policy,

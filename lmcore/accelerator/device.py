@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from lmcore.accelerator.op.quantized_weight import QuantizedWeight
+    from lmcore.accelerator.quantized_weight import QuantizedWeight
     from lmcore.accelerator.rng import RngTracker
 
 __all__ = ["Device", "own_index"]
