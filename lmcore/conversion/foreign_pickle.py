@@ -24,6 +24,8 @@ from lmcore.errors import CheckpointError
 
 __all__ = ["load_tensors", "only_allowed"]
 
+_ZIP = b"PK\x03\x04"
+"""Beginning of torch's zip format, whose index is at the end."""
 _HINT = "lmcore runs no code of a checkpoint; convert it with the program that wrote it"
 
 
@@ -55,7 +57,7 @@ def load_tensors(path: Path, *, allowed: Iterable[Any] = ()) -> Any:
         # A damaged file fails in many ways, and none of them is a bug of ours.
         raise CheckpointError(
             f"`{path}` is damaged",
-            why=f"reading it failed: `{type(error).__name__}`",
+            why=_lacking(path) or f"reading it failed: `{type(error).__name__}`",
             hint="copy the file again",
         ) from error
 
@@ -97,6 +99,19 @@ def _is_zip(path: Path) -> bool:
             hint="copy the file again",
         )
     return True
+
+
+def _lacking(path: Path) -> str | None:
+    """Return what a file that cannot be read lacks; None if its end is there."""
+    try:
+        with path.open("rb") as stream:
+            begin = stream.read(len(_ZIP))
+    except OSError:
+        return None
+    if not begin:
+        return "it is empty"
+    truncated = begin == _ZIP and not zipfile.is_zipfile(path)
+    return "it is truncated: the index at its end is missing" if truncated else None
 
 
 def _refused(error: pickle.UnpicklingError) -> str:

@@ -14,13 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmcore.conversion.deepspeed.directory import (
-    DeepSpeedDirectory,
-    find_files,
-    require_ranks,
-)
+from lmcore.conversion.deepspeed.directory import DeepSpeedDirectory, find_files
 from lmcore.conversion.deepspeed.names import legacy_names
-from lmcore.conversion.deepspeed.rank_tensors import RankTensors, open_rank, universal_tensors
+from lmcore.conversion.deepspeed.rank_tensors import RankTensors, open_ranks, universal_tensors
 from lmcore.conversion.foreign_pickle import load_tensors
 from lmcore.conversion.huggingface.config import CONFIG_NAME
 from lmcore.conversion.huggingface.read import HuggingFaceState
@@ -58,8 +54,8 @@ def read_deepspeed(path: Path, *, weights_only: bool = False) -> ModelState:
     content = load_content(files.first)
     args = values_of(content.get("args"))
     if args is not None and "hidden_size" in args and "num_attention_heads" in args:
-        return MegatronDeepSpeedState(path, files, content, args)
-    return TransformersDeepSpeedState(path, files, content)
+        return MegatronDeepSpeedState(path, files, content, args, weights_only=weights_only)
+    return TransformersDeepSpeedState(path, files, content, weights_only=weights_only)
 
 
 class MegatronDeepSpeedState(ModelState):
@@ -77,6 +73,8 @@ class MegatronDeepSpeedState(ModelState):
         files: DeepSpeedDirectory,
         content: Mapping[str, Any],
         args: Mapping[str, Any],
+        *,
+        weights_only: bool = False,
     ) -> None:
         """Open the files of all ranks and compare their tensors with the saved arguments.
 
@@ -85,6 +83,7 @@ class MegatronDeepSpeedState(ModelState):
             files: Files of the checkpoint.
             content: Content of the first rank's file.
             args: Arguments of the run.
+            weights_only: True to leave the state of Adam out.
 
         Raises:
             CheckpointError: A file is missing or damaged, lmcore does not have the model, or the
@@ -96,10 +95,10 @@ class MegatronDeepSpeedState(ModelState):
             {"tensor_model_parallel_size": older, **args}, "tensor_model_parallel_size", files
         )
         if files.universal is not None:
-            self._ranks = [universal_tensors(files.universal, content)]
+            self._ranks = [universal_tensors(files.universal, content, weights_only=weights_only)]
         else:
             size = tensor_size * _count(args, "pipeline_model_parallel_size", files)
-            self._ranks = _open_ranks(files, content, tensor_size, size)
+            self._ranks = open_ranks(files, content, tensor_size, size, weights_only=weights_only)
         swiglu = bool(args.get("swiglu"))
         self._names = [self._named(rank, swiglu=swiglu) for rank in self._ranks]
         model = read_model(args, self.checkpoint, self._rows())
@@ -110,18 +109,15 @@ class MegatronDeepSpeedState(ModelState):
         self._require_fit()
         if files.universal is not None and swiglu and tensor_size > 1:
             self._require_gates(files.universal)
-        if all(
-            rank.has(name, kind)
-            for rank, names in zip(self._ranks, self._names, strict=True)
-            for name in names.values()
-            for kind in ADAM
-        ):
-            self.kinds = (WEIGHT, *ADAM)
+        if not weights_only:
+            names = [list(one.values()) for one in self._names]
+            self.kinds, unread = _kinds(files, content, self._ranks, names)
+            self.notes = [*self.notes, *unread]
         self.progress = _progress(content, args, self._ranks[0], adam=len(self.kinds) > 1)
-        schedule, unread = _schedule(content, args)
+        schedule, note = _schedule(content, args)
         if self.progress is not None:
             self.progress = dataclasses.replace(self.progress, schedule=schedule)
-        self.notes = [*self.notes, *([unread] if unread else [])]
+        self.notes = [*self.notes, *([note] if note else [])]
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
@@ -230,13 +226,21 @@ class TransformersDeepSpeedState(HuggingFaceState):
 
     format = "DeepSpeed"
 
-    def __init__(self, path: Path, files: DeepSpeedDirectory, content: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        files: DeepSpeedDirectory,
+        content: Mapping[str, Any],
+        *,
+        weights_only: bool = False,
+    ) -> None:
         """Open the files of all ranks and compare their tensors with the `config.json` beside.
 
         Args:
             path: Directory that DeepSpeed saved to.
             files: Files of the checkpoint.
             content: Content of the first rank's file.
+            weights_only: True to leave the state of Adam out.
 
         Raises:
             CheckpointError: There is no `config.json`, a file is missing or damaged, or the
@@ -253,7 +257,7 @@ class TransformersDeepSpeedState(HuggingFaceState):
                 hint=f"copy the model's `{CONFIG_NAME}` and its tokenizer files there",
             )
         if files.universal is not None:
-            rank = universal_tensors(files.universal, content)
+            rank = universal_tensors(files.universal, content, weights_only=weights_only)
         else:
             size = content.get("mp_world_size", 1)
             if size != 1 or set(files.models) - {0}:
@@ -263,13 +267,15 @@ class TransformersDeepSpeedState(HuggingFaceState):
                     "models of transformers are not saved",
                     hint="convert it to a universal checkpoint with DeepSpeed",
                 )
-            [rank] = _open_ranks(files, content, 1, 1)
+            [rank] = open_ranks(files, content, 1, 1, weights_only=weights_only)
         self._rank = rank
         super().__init__(described, weights=rank)
         self.path = path
         self.notes = [*self.notes, *_notes(files, [rank], content)]
-        if all(rank.has(name, kind) for name in self._names.values() for kind in ADAM):
-            self.kinds = (WEIGHT, *ADAM)
+        if not weights_only:
+            names = list(self._names.values())
+            self.kinds, unread = _kinds(files, content, [rank], [names])
+            self.notes = [*self.notes, *unread]
         self.progress = _progress(content, {}, rank, adam=len(self.kinds) > 1)
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
@@ -284,40 +290,6 @@ class TransformersDeepSpeedState(HuggingFaceState):
         recipe = self._recipes[name]
         parts = [self._rank.read(self._names[one], kind) for one in recipe.sources]
         return recipe.join([part.to(self.dtype(name, kind)) for part in parts]).contiguous()
-
-
-def _open_ranks(
-    files: DeepSpeedDirectory, content: Mapping[str, Any], tensor_size: int, size: int
-) -> list[RankTensors]:
-    """Return the tensors of all ranks of tensor parallelism.
-
-    Raises:
-        CheckpointError: Files are missing, or damaged.
-    """
-    found = set(files.models) | {rank for _, rank in files.partitions}
-    if files.models and files.partitions:
-        raise CheckpointError(
-            f"`{files.path}` has files of two checkpoints",
-            why="some model files are of ZeRO-3, others are not",
-        )
-    name = "mp_rank_{:02d}_model_states.pt"
-    if files.partitions:
-        name = f"zero_pp_rank_0_{name}"
-    require_ranks(files.path, "model parallelism", found, size, name)
-    for layer in sorted({number for number, _ in files.layers}):
-        owners = {owner for number, owner in files.layers if number == layer}
-        file = f"layer_{layer:02d}-model_{{:02d}}-model_states.pt"
-        require_ranks(
-            files.path, "tensor parallelism", owners, tensor_size, file, f" of layer {layer}"
-        )
-    stray = sorted({rank for _, rank in files.optimizers} - set(range(size)))
-    if stray:
-        raise CheckpointError(
-            f"`{files.path}` has files of two checkpoints",
-            why=f"there are {size} model-parallel ranks, and files of the optimizer of rank "
-            f"{stray[0]}",
-        )
-    return [open_rank(files, content, rank, tensor_size, size) for rank in range(tensor_size)]
 
 
 def _count(args: Mapping[str, Any], name: str, files: DeepSpeedDirectory) -> int:
@@ -367,3 +339,37 @@ def _notes(
     if files.optimizers:
         why = "the partitions of ZeRO are not read, as the checkpoint lacks `param_shapes`"
     return [f"the weights are {dtype}: {why}"]
+
+
+def _kinds(
+    files: DeepSpeedDirectory,
+    content: Mapping[str, Any],
+    ranks: Sequence[RankTensors],
+    names: Sequence[Sequence[str]],
+) -> tuple[tuple[str, ...], list[str]]:
+    """Return the kinds of tensors that all parameters have, and a note if there is no Adam's state.
+
+    Args:
+        files: Files of the checkpoint.
+        content: Content of the first rank's file.
+        ranks: Tensors of each rank of tensor parallelism.
+        names: Names of the model's parameters in the module of each rank.
+    """
+    lacking = [
+        name
+        for rank, held in zip(ranks, names, strict=True)
+        for name in held
+        if not all(rank.has(name, kind) for kind in ADAM)
+    ]
+    if not lacking:
+        return (WEIGHT, *ADAM), []
+    why = next((rank.without_adam for rank in ranks if rank.without_adam), None)
+    if why is None and files.optimizers and not content.get("param_shapes"):
+        why = "the checkpoint lacks `param_shapes`, the order of ZeRO's parameters"
+    elif why is None and files.optimizers:
+        why = f"`{lacking[0]}` has none, as a parameter that is not trained"
+    elif why is None and content.get("param_shapes"):
+        why = "there are no `*_optim_states.pt` beside the model's files"
+    elif why is None and content.get("optimizer"):
+        why = "without ZeRO DeepSpeed stores it without names"
+    return (WEIGHT,), [f"the state of Adam is not read: {why}"] if why else []

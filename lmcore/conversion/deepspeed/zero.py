@@ -26,7 +26,14 @@ from lmcore.conversion.megatron.records import load_content, values_of
 from lmcore.conversion.state import ADAM, WEIGHT
 from lmcore.errors import CheckpointError
 
-__all__ = ["Partitions", "join_pieces", "optimizer_state", "partition_count", "saved_step"]
+__all__ = [
+    "ADAM_HINT",
+    "Partitions",
+    "join_pieces",
+    "optimizer_state",
+    "partition_count",
+    "saved_step",
+]
 
 Shape = tuple[int, ...]
 Shapes = Sequence[Mapping[str, Shape]]
@@ -34,6 +41,8 @@ Shapes = Sequence[Mapping[str, Shape]]
 
 _FP32, _FP32_STAGE_3 = "single_partition_of_fp32_groups", "fp32_flat_groups"
 _HINT = "copy the files of all ranks again"
+ADAM_HINT = f"{_HINT}; `--weights-only` converts the checkpoint without the state of Adam"
+"""Hint of an error for a state of Adam that is not complete."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +63,17 @@ class Partitions:
         kinds: Kinds of tensors of every parameter.
         step: Number of updates by the optimizer; None if it is not known.
         settings: Settings of Adam, with the names of `Progress.adam`; empty if not known.
+        without_adam: Reason for which there is no state of Adam; None if there is, or if it is
+            not read.
     """
 
     def __init__(
-        self, files: Mapping[int, Path], states: Mapping[int, Mapping[str, Any]], shapes: Shapes
+        self,
+        files: Mapping[int, Path],
+        states: Mapping[int, Mapping[str, Any]],
+        shapes: Shapes,
+        *,
+        weights_only: bool = False,
     ) -> None:
         """Find the pieces of every parameter.
 
@@ -65,9 +81,11 @@ class Partitions:
             files: File of each data-parallel rank.
             states: Optimizer's state in each file; see `optimizer_state`.
             shapes: Shapes of the parameters of each group.
+            weights_only: True to leave the state of Adam out.
 
         Raises:
-            CheckpointError: A file is damaged, or does not have the parameters of *shapes*.
+            CheckpointError: A file is damaged, does not have the parameters of *shapes*, or lacks
+                a state of Adam that another one has.
         """
         self._paths = [files[rank] for rank in sorted(files)]
         self._states = [states[rank] for rank in sorted(files)]
@@ -82,7 +100,9 @@ class Partitions:
         groups = {len(vectors) for vectors in self._vectors[WEIGHT]}
         if len(groups) != 1:
             raise self._damaged(f"its ranks have {sorted(groups)} groups of parameters")
-        self._read_adam()
+        self.step: int | None = None
+        self.settings: Mapping[str, float] = {}
+        self.without_adam: str | None = None
         self._pieces: dict[str, list[_Piece]] = {}
         if key == _FP32_STAGE_3:
             self._find_stage_3(shapes)
@@ -90,6 +110,8 @@ class Partitions:
             self._find_mapped()
         else:
             self._find_in_order(shapes)
+        if not weights_only:
+            self._read_adam()
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -114,25 +136,37 @@ class Partitions:
         )[: math.prod(self.shapes[name])].view(self.shapes[name])
 
     def _read_adam(self) -> None:
-        """Add the states of Adam if every rank has them for every group."""
-        self.step: int | None = None
-        self.settings: Mapping[str, float] = {}
+        """Add the states of Adam, which every rank has for every group, or none has."""
+        ranks = [_adam_states(state) for state in self._states]
+        held = [{key for group in groups for key in group} for groups in ranks]
+        lacking = [rank for rank, keys in enumerate(held) if not keys & set(ADAM)]
+        if len(lacking) == len(held):
+            others = sorted(map(str, set().union(*held) - {"step"}))
+            names = ", ".join(f"`{key}`" for key in others)
+            found_instead = f"{names} instead" if names else "no state of an optimizer"
+            self.without_adam = f"ZeRO's partitions have {found_instead}"
+            return
+        if lacking:
+            raise CheckpointError(
+                f"`{self._paths[lacking[0]]}` lacks the state of Adam",
+                why="the files of other data-parallel ranks have it",
+                hint=ADAM_HINT,
+            )
         found: dict[str, list[list[Tensor]]] = {kind: [] for kind in ADAM}
-        for rank, state in enumerate(self._states):
-            groups = _adam_states(state)
-            if len(groups) != len(self._vectors[WEIGHT][rank]):
-                return
+        for rank, groups in enumerate(ranks):
+            weights = self._vectors[WEIGHT][rank]
             for kind in ADAM:
                 vectors = [one for group in groups if (one := _vector(group.get(kind))) is not None]
-                weights = self._vectors[WEIGHT][rank]
                 # Padding at the end is left out of the weights alone.
-                if len(vectors) != len(weights) or any(
+                if not len(groups) == len(vectors) == len(weights) or any(
                     one.numel() < other.numel() for one, other in zip(vectors, weights, strict=True)
                 ):
-                    return
+                    raise self._damaged(
+                        f"its `{kind}` does not fit its groups of parameters", rank, ADAM_HINT
+                    )
                 found[kind].append(vectors)
-            self.step = saved_step(state)
-            self.settings = group_values(_inner_optimizer(state))[1]
+        self.step = saved_step(self._states[-1])
+        self.settings = group_values(_inner_optimizer(self._states[-1]))[1]
         self._vectors |= found
 
     def _find_mapped(self) -> None:
@@ -206,8 +240,8 @@ class Partitions:
         if found != len(shapes):
             raise self._damaged(f"it has {found} groups of parameters instead of {len(shapes)}")
 
-    def _damaged(self, why: str, rank: int = 0) -> CheckpointError:
-        return CheckpointError(f"`{self._paths[rank]}` does not fit the model", why=why, hint=_HINT)
+    def _damaged(self, why: str, rank: int = 0, hint: str = _HINT) -> CheckpointError:
+        return CheckpointError(f"`{self._paths[rank]}` does not fit the model", why=why, hint=hint)
 
 
 def join_pieces(pieces: Iterable[Tensor]) -> Tensor:

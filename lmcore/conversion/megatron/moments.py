@@ -13,6 +13,8 @@ __all__ = ["INNER", "Moments", "UnreadOptimizer", "group_values", "settings_of",
 INNER = ("optimizer", "optimizer_state_dict")
 """Keys under which the state of torch's optimizer is inside of Megatron's."""
 
+_MAX_STEP = 2**63
+
 
 class UnreadOptimizer(Exception):  # noqa: N818 - no error: the weights can still be read
     """Reason for which the state of an optimizer is left out."""
@@ -73,4 +75,4 @@ def step_of(value: object) -> int | None:
     """
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
-    return int(value) if isinstance(value, int | float) and value >= 0 else None
+    return int(value) if isinstance(value, int | float) and 0 <= value < _MAX_STEP else None

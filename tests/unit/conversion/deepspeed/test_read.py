@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from deepspeed_files import Layout, importable, write
+from deepspeed_files import Layout, edit, write
 from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
 
 from lmcore.conversion.deepspeed.directory import is_deepspeed
@@ -108,14 +108,6 @@ def test_arguments_of_bigscience(tmp_path: Path) -> None:
     same_in_half(read_deepspeed(tmp_path), state)
 
 
-def edit(path: Path, change: Any) -> None:
-    """Replace a file by its content after *change*."""
-    with importable():
-        content = torch.load(path, weights_only=False)
-        change(content)
-        torch.save(content, path)
-
-
 def refusal(path: Path) -> str:
     """Return the whole message with which a directory is refused."""
     with pytest.raises(CheckpointError) as caught:
@@ -137,27 +129,27 @@ def refusal(path: Path) -> str:
         (
             Layout(zero=1, data=3),
             "*zero_pp_rank_1_*",
-            "has 3 ranks; missing: `zero_pp_rank_1_mp_rank_00_optim_states.pt`",
+            "has 3 ranks; missing: `bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt`",
         ),
         (
             Layout(zero=1, data=3),
             "*zero_pp_rank_2_*",
-            "has 3 ranks; missing: `zero_pp_rank_2_mp_rank_00_optim_states.pt`",
+            "has 3 ranks; missing: `bf16_zero_pp_rank_2_mp_rank_00_optim_states.pt`",
         ),
         (
             Layout(2, zero=1),
             "*zero_pp_rank_0_mp_rank_01_o*",
-            "has 1 rank; missing: `zero_pp_rank_0_mp_rank_01_optim_states.pt`",
+            "has 1 rank; missing: `bf16_zero_pp_rank_0_mp_rank_01_optim_states.pt`",
         ),
         (
             Layout(zero=3, data=2),
             "*zero_pp_rank_1_*_optim*",
-            "has 2 ranks; missing: `zero_pp_rank_1_mp_rank_00_optim_states.pt`",
+            "has 2 ranks; missing: `bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt`",
         ),
         (
             Layout(zero=3, data=2),
             "*_optim*",
-            "has 2 ranks; missing: `zero_pp_rank_0_mp_rank_00_optim_states.pt`",
+            "has 2 ranks; missing: `[bf16_]zero_pp_rank_0_mp_rank_00_optim_states.pt`",
         ),
         (
             Layout(zero=3, data=2),
