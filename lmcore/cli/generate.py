@@ -37,6 +37,7 @@ from lmcore.generation.sample import DEFAULT_TOKENS, Output
 from lmcore.generation.sampling_options import (
     MAX_PENALTY,
     MAX_REPETITION_PENALTY,
+    MIN_REPETITION_PENALTY,
     SamplingOptions,
 )
 from lmcore.plugin.registrations import plugin_sections
@@ -139,7 +140,7 @@ class GenerateSection(LoadingSection):
         1.0,
         "Make tokens of the prompt and of the text so far less probable: divisor of positive "
         "logits and factor of negative ones; 1: no penalty.",
-        minimum=0,
+        minimum=MIN_REPETITION_PENALTY,
         maximum=MAX_REPETITION_PENALTY,
     )
     frequency_penalty: float = option(

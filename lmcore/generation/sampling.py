@@ -21,6 +21,7 @@ from lmcore.generation.sampling_options import SamplingOptions
 __all__ = ["SamplingOptions", "apply_penalties", "new_generator", "new_generators", "sample"]
 
 _SEEDS = 2**63
+_LEAST_TEMPERATURE = 1e-30  # in float32 a much lower one is 0
 
 
 def new_generator(seed: int) -> torch.Generator:
@@ -94,7 +95,8 @@ def sample(
     scaled_RW = _wide(logits_BW if everything else logits_BW[index_R])
     scaled_RW -= _wide(highest_B1 if everything else highest_B1[index_R])
     if any(one.temperature != 1.0 for one in chosen):
-        scaled_RW /= _column([one.temperature for one in chosen], scaled_RW)
+        divisors = [max(one.temperature, _LEAST_TEMPERATURE) for one in chosen]
+        scaled_RW /= _column(divisors, scaled_RW)
     _keep_top_k(scaled_RW, [one.top_k for one in chosen])
     weights_RW = scaled_RW.exp_()
     _keep_top_p(

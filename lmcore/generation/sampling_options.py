@@ -11,12 +11,14 @@ __all__ = [
     "MAX_REPETITION_PENALTY",
     "MAX_TEMPERATURE",
     "MAX_TOP_K",
+    "MIN_REPETITION_PENALTY",
     "SamplingOptions",
 ]
 
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 1000
 MAX_PENALTY = 2.0
+MIN_REPETITION_PENALTY = 0.01  # a smaller divisor could make a logit infinite
 MAX_REPETITION_PENALTY = 10.0
 
 
@@ -84,6 +86,11 @@ class SamplingOptions:
             "--min-p": (self.min_p, 0.0, 1.0),
             "--frequency-penalty": (self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY),
             "--presence-penalty": (self.presence_penalty, -MAX_PENALTY, MAX_PENALTY),
+            "--repetition-penalty": (
+                self.repetition_penalty,
+                MIN_REPETITION_PENALTY,
+                MAX_REPETITION_PENALTY,
+            ),
         }
         problems: list[LmcoreError] = [
             ConfigError(
@@ -92,14 +99,6 @@ class SamplingOptions:
             for flag, (value, low, high) in ranges.items()
             if not low <= value <= high
         ]
-        if not 0.0 < self.repetition_penalty <= MAX_REPETITION_PENALTY:
-            problems.append(
-                ConfigError(
-                    f"`--repetition-penalty {self.repetition_penalty:g}` is out of range",
-                    why=f"it must be above 0 and at most {MAX_REPETITION_PENALTY:g}",
-                    hint="1 is no penalty",
-                )
-            )
         if not 0.0 <= self.top_p_bound <= self.top_p:
             problems.append(
                 ConfigError(

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from importlib import resources
-from typing import Any
+from typing import Literal
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 import lmcore
 from lmcore.serving.api import chat, completions, megatron, models
 from lmcore.serving.http.access_log import AccessLog
-from lmcore.serving.http.guard import Guard
+from lmcore.serving.http.guard import OPEN_PATHS, Guard
 from lmcore.serving.http.metrics import Metrics
-from lmcore.serving.http.problems import Problem, add_handlers
+from lmcore.serving.http.problems import add_handlers
+from lmcore.serving.http.schema import add_schema
 from lmcore.serving.state import ServerState
 
 __all__ = ["create_app"]
@@ -31,22 +33,6 @@ _PAGE_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "A field is wrong, or the prompt is too long"},
-    401: {"model": Problem, "description": "The API key is missing or not known"},
-    403: {"model": Problem, "description": "The header `Host` does not name this server"},
-    404: {"model": Problem, "description": "There is no such model or path"},
-    405: {"model": Problem, "description": "The path has another method"},
-    408: {"model": Problem, "description": "The body did not arrive in time"},
-    413: {"model": Problem, "description": "The body is too large"},
-    429: {"model": Problem, "description": "The queue is full"},
-    500: {"model": Problem, "description": "The text could not be generated"},
-    503: {"model": Problem, "description": "The server stops, or the text took too long"},
-}
-_PLAIN_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": str, "description": one["description"]} for status, one in _ERRORS.items()
-}
-
 _facts = APIRouter()
 
 
@@ -73,12 +59,12 @@ def create_app(
     )
     app.state.server = state
     app.state.metrics = Metrics(state.models)
-    app.include_router(megatron.router, responses=_PLAIN_ERRORS)
-    for module in (completions, chat, models):
-        app.include_router(module.router, responses=_ERRORS)
-    app.include_router(_facts, responses={401: _ERRORS[401], 403: _ERRORS[403]})
+    for router in (megatron.router, completions.router, chat.router, models.router, _facts):
+        app.include_router(router)
     app.mount("/page", StaticFiles(packages=[("lmcore.serving", "page")]), name="page")
     add_handlers(app, megatron.GONE)
+    bodies = (megatron.GenerateBody, completions.CompletionBody, chat.ChatBody, chat.ChatChunk)
+    add_schema(app, bodies, OPEN_PATHS, keys=bool(keys), hosts=hosts is not None)
     guarded = Guard(
         app,
         keys,
@@ -89,7 +75,29 @@ def create_app(
     return AccessLog(guarded, log, app.state.metrics)
 
 
-@_facts.get("/health", summary="Say whether the server can generate")
+class NumTexts(BaseModel):
+    """Number of texts of a model."""
+
+    running: int
+    waiting: int
+
+
+class HealthReply(BaseModel):
+    """State of a server."""
+
+    status: Literal["ok", "failed"]
+    models: dict[str, NumTexts]
+
+
+@_facts.get(
+    "/health",
+    responses={
+        200: {"model": HealthReply},
+        503: {"model": HealthReply, "description": "The server cannot generate"},
+    },
+    response_model=None,
+    summary="Say whether the server can generate",
+)
 async def health(request: Request) -> Response:
     """Say whether the server can generate, with the number of texts of each model."""
     state: ServerState = request.app.state.server

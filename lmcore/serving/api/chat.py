@@ -16,7 +16,7 @@ from lmcore.generation.completion import Completion
 from lmcore.generation.request import Request as EngineRequest
 from lmcore.generation.request import TokenProbability
 from lmcore.serving.api.fields import MAX_LOGPROBS, SamplingBody, Usage, finish_reason
-from lmcore.serving.api.sse import event_stream
+from lmcore.serving.api.sse import event_stream, stream_schema
 from lmcore.serving.errors import ApiError
 from lmcore.serving.http.access_log import note
 from lmcore.serving.state import ServerState
@@ -25,7 +25,7 @@ from lmcore.serving.texts import TextRequest, Texts
 if TYPE_CHECKING:
     from lmcore.serving.served_model import ServedModel
 
-__all__ = ["ChatBody", "ChatReply", "router"]
+__all__ = ["ChatBody", "ChatChunk", "ChatReply", "router"]
 
 router = APIRouter()
 
@@ -133,9 +133,36 @@ class ChatReply(BaseModel):
     usage: Usage
 
 
+class AnswerPart(BaseModel):
+    """Next part of a message of the model."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatPart(BaseModel):
+    """Next part of an answer."""
+
+    index: int
+    delta: AnswerPart
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+
+
+class ChatChunk(BaseModel):
+    """Next part of a reply."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatPart]
+    usage: Usage | None = None
+
+
 @router.post(
     "/v1/chat/completions",
-    responses={200: {"model": ChatReply, "content": {"text/event-stream": {}}}},
+    responses={200: {"model": ChatReply, "content": stream_schema(ChatChunk)}},
     response_model=None,
     summary="Answer in a conversation",
 )

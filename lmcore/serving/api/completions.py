@@ -17,7 +17,7 @@ from lmcore.generation.completion import Completion
 from lmcore.generation.request import Request as EngineRequest
 from lmcore.generation.request import TokenProbability
 from lmcore.serving.api.fields import MAX_LOGPROBS, SamplingBody, Usage, finish_reason
-from lmcore.serving.api.sse import event_stream
+from lmcore.serving.api.sse import event_stream, stream_schema
 from lmcore.serving.errors import ApiError
 from lmcore.serving.http.access_log import note
 from lmcore.serving.state import ServerState
@@ -115,7 +115,7 @@ class _Asked:
 @router.post(
     "/v1/completions",
     responses={
-        200: {"model": CompletionReply, "content": {"text/event-stream": {}}},
+        200: {"model": CompletionReply, "content": stream_schema(CompletionReply)},
     },
     response_model=None,
     summary="Continue prompts",

@@ -14,6 +14,7 @@ from lmcore.generation.sampling_options import (
     MAX_REPETITION_PENALTY,
     MAX_TEMPERATURE,
     MAX_TOP_K,
+    MIN_REPETITION_PENALTY,
     SamplingOptions,
 )
 from lmcore.serving.errors import ApiError
@@ -105,7 +106,7 @@ class SamplingBody(BaseModel):
     repetition_penalty: Annotated[
         float | None,
         Field(
-            gt=0,
+            ge=MIN_REPETITION_PENALTY,
             le=MAX_REPETITION_PENALTY,
             allow_inf_nan=False,
             description="Divisor of positive logits of tokens that the text has; 1: none.",

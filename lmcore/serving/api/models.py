@@ -45,7 +45,7 @@ async def list_models(request: Request) -> ModelsReply:
     return ModelsReply(object="list", data=[_described(one) for one in state.models.values()])
 
 
-@router.get("/v1/models/{name}", summary="Describe a model")
+@router.get("/v1/models/{name:path}", summary="Describe a model")
 async def describe_model(name: str, request: Request) -> ModelReply:
     """Describe a model."""
     state: ServerState = request.app.state.server

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
 
 from lmcore.serving.errors import ApiError
 from lmcore.serving.http.problems import openai_problem
 
-__all__ = ["event_stream"]
+__all__ = ["event_stream", "stream_schema"]
 
 
 def event_stream(chunks: AsyncIterator[Mapping[str, Any]]) -> StreamingResponse:
@@ -30,6 +31,21 @@ def event_stream(chunks: AsyncIterator[Mapping[str, Any]]) -> StreamingResponse:
 
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+
+
+def stream_schema(chunk: type[BaseModel]) -> dict[str, Any]:
+    """Return the content of a reply in OpenAPI's form, given the class of its chunks."""
+    names = (chunk.__name__, "Problem")
+    data = {
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [{"$ref": f"#/components/schemas/{one}"} for one in names]},
+    }
+    event = {
+        "type": "object",
+        "properties": {"data": {"type": "string", "anyOf": [{"const": "[DONE]"}, data]}},
+        "required": ["data"],
+    }
+    return {"text/event-stream": {"itemSchema": event}}
 
 
 def _event(content: Mapping[str, Any]) -> str:

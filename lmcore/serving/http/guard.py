@@ -13,9 +13,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lmcore.serving.errors import ApiError
 from lmcore.serving.http.problems import reply
 
-__all__ = ["Guard"]
+__all__ = ["OPEN_PATHS", "Guard"]
 
-_OPEN_PATHS = ("/", "/health")
+OPEN_PATHS = ("/", "/health")
+"""Paths that need no key."""
 _OPEN_FOLDER = "/page/"
 
 
@@ -91,7 +92,7 @@ class Guard:
                 "the header `Host` does not name this server; `--allowed-host` allows others",
             )
         path = scope["path"]
-        if not self._keys or path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER):
+        if not self._keys or path in OPEN_PATHS or path.startswith(_OPEN_FOLDER):
             return None
         kind, _, key = headers.get("authorization", "").partition(" ")
         found = _digest(key.strip())

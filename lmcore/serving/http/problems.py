@@ -14,11 +14,14 @@ from starlette.exceptions import HTTPException
 
 from lmcore.serving.errors import ApiError
 
-__all__ = ["Problem", "add_handlers", "openai_problem", "reply"]
+__all__ = ["PLAIN_PATH", "Problem", "add_handlers", "openai_problem", "reply"]
 
 logger = logging.getLogger(__name__)
 
 _MOST_SHOWN = 10
+
+PLAIN_PATH = "/api"
+"""Path whose errors are a message alone."""
 
 
 class ProblemDetails(BaseModel):
@@ -56,7 +59,7 @@ def reply(path: str, error: ApiError) -> Response:
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    body = error.message if path == "/api" else openai_problem(error)
+    body = error.message if path == PLAIN_PATH else openai_problem(error)
     return JSONResponse(body, status_code=error.status, headers=headers)
 
 

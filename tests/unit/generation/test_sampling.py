@@ -234,6 +234,11 @@ class TestExtremes:
         """The smallest temperature gives the highest logit, without an overflow."""
         assert set(draws(SamplingOptions(temperature=5e-324), [1.0, 2.0, 1.5])) == {1}
 
+    def test_tiny_temperature_in_float32(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On devices, where it would be rounded to 0, too."""
+        monkeypatch.setattr("lmcore.generation.sampling._wide", lambda one: one.float().clone())
+        assert set(draws(SamplingOptions(temperature=5e-324), count=100)) == {2, 4}
+
 
 class TestOptions:
     """`SamplingOptions` refuses values that make no sense."""
@@ -254,7 +259,7 @@ class TestOptions:
             {"top_p_bound": 0.5},
             {"min_p": -0.1},
             {"min_p": math.nan},
-            {"repetition_penalty": 0.0},
+            {"repetition_penalty": 0.009},
             {"repetition_penalty": math.inf},
             {"frequency_penalty": 2.5},
             {"presence_penalty": -2.5},

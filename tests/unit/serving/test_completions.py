@@ -140,7 +140,7 @@ def test_echo_scores_the_prompt(server: Server, loaded: LoadedModel) -> None:
         ({"top_p": 0}, "top_p", "greater than 0"),
         ({"top_p": 0.5, "top_k": 3}, "top_k", "exclude each other"),
         ({"frequency_penalty": 2.1}, "frequency_penalty", "less than or equal to 2"),
-        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"repetition_penalty": 1e-9}, "repetition_penalty", "greater than or equal to 0.01"),
         ({"n": 0}, "n", "greater than or equal to 1"),
         ({"n": 13}, None, "room for 12"),
         ({"best_of": 3}, "best_of", "equal `n`"),

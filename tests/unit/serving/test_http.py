@@ -173,7 +173,8 @@ def test_the_access_log(loaded: LoadedModel) -> None:
     with running_server(loaded) as server:
         reply = server.ask(PATH, {"prompt": "secret", "max_tokens": 3, "temperature": 0})
         server.ask("/nothing")
-        log = [json.loads(line) for line in server.log]
+    # A line is written after the reply: the server has ended here.
+    log = [json.loads(line) for line in server.log]
     assert log[0]["id"] == reply.headers["x-request-id"]
     assert (log[0]["method"], log[0]["path"], log[0]["status"]) == ("POST", PATH, 200)
     assert (log[0]["prompt_tokens"], log[0]["generated_tokens"]) == (6, 3)
@@ -221,6 +222,13 @@ def test_models(server: Server) -> None:
     assert found["id"] == "tiny"
     assert server.ask("/v1/models/tiny").json == found
     assert server.ask("/v1/models/other").status == 404
+
+
+def test_a_name_with_a_slash(loaded: LoadedModel) -> None:
+    """As models of a hub have: such a model is described, too."""
+    with running_server(loaded, others={"group/other": loaded}) as server:
+        for path in ("/v1/models/group/other", "/v1/models/group%2Fother"):
+            assert server.ask(path).json["id"] == "group/other"
 
 
 def test_two_models(loaded: LoadedModel) -> None:
