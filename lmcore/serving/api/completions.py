@@ -248,11 +248,16 @@ def _choice(
 def _with_prompt(
     model: ServedModel, prompt: Sequence[int], text: Text, most: int
 ) -> dict[str, Any]:
-    """Return the log-probabilities of the prompt, whose first token has none, and of the text."""
+    """Return the log-probabilities of the prompt, whose first token has none, and of the text.
+
+    An end token is the last: tools of evaluation take the last token for the one that they asked
+    to generate, and drop it.
+    """
     offset = _Offsets()
     first = model.token_text(prompt[0])
     offset.at = len(first)
-    rest = _logprobs(model, [*text.prompt_logprobs, *text.logprobs], offset, most)
+    end = [] if text.stop_logprob is None else [text.stop_logprob]
+    rest = _logprobs(model, [*text.prompt_logprobs, *text.logprobs, *end], offset, most)
     return {
         "tokens": [first, *rest["tokens"]],
         "token_logprobs": [None, *rest["token_logprobs"]],

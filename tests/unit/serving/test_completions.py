@@ -10,8 +10,9 @@ from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel
 from lmcore.generation.request import Request
 from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.serving.served_model import ServedModel
 
-from .conftest import Server
+from .conftest import Server, running_server
 
 PATH = "/v1/completions"
 
@@ -120,6 +121,27 @@ def test_echo_scores_the_prompt(server: Server, loaded: LoadedModel) -> None:
     )
     best = [max(top.values()) for top in found["top_logprobs"][1:]]
     assert best == pytest.approx(expected[:4].max(-1).values.tolist(), abs=1e-4)
+
+
+def test_echo_has_the_end_token(loaded: LoadedModel) -> None:
+    """A tool drops the token that it asked for; it is not one of the prompt if the text ends."""
+    (end,) = ids(expected_text(loaded, "Hello", 1))
+
+    def ended(model: ServedModel) -> ServedModel:
+        model.__dict__["stop_tokens"] = frozenset({end})
+        return model
+
+    with running_server(loaded, change=ended) as server:
+        body = {"prompt": "Hello", "temperature": 0, "echo": True, "logprobs": 1}
+        (one,) = server.ask(PATH, body | {"max_tokens": 1}).json["choices"]
+        (none,) = server.ask(PATH, body | {"max_tokens": 0}).json["choices"]
+    assert one["text"] == "Hello"
+    assert one["finish_reason"] == "stop"
+    found, expected = one["logprobs"], none["logprobs"]
+    assert found["tokens"] == [*"Hello", chr(end)]
+    assert found["token_logprobs"][:-1] == expected["token_logprobs"]
+    assert found["token_logprobs"][-1] == max(found["top_logprobs"][-1].values())
+    assert found["text_offset"] == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
