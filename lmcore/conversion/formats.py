@@ -13,7 +13,7 @@ from lmcore.checkpoint import survey
 from lmcore.conversion.deepspeed.names import STYLES as DEEPSPEED_STYLES
 from lmcore.conversion.deepspeed.read import read_deepspeed
 from lmcore.conversion.deepspeed.write import write_deepspeed
-from lmcore.conversion.detect import format_of
+from lmcore.conversion.detect import MATCHES, format_of
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import LARGEST_FILE, write_huggingface
 from lmcore.conversion.megatron.distributed_read import DistributedState
@@ -86,7 +86,7 @@ def _write_megatron(
         directory,
         tokenizer,
         layout=options.layout,
-        style=_style(options.names, STYLES),
+        style=_style(options.names, STYLES, "megatron"),
         dtype=options.dtype,
     )
 
@@ -100,7 +100,7 @@ def _write_dist(
         tokenizer,
         layout=options.layout,
         dtype=options.dtype,
-        step_of_parameters=_style(options.names, STYLES) != STYLES[0],
+        step_of_parameters=_style(options.names, STYLES, "megatron-dist") != STYLES[0],
     )
 
 
@@ -112,12 +112,12 @@ def _write_deepspeed(
         directory,
         tokenizer,
         layout=options.layout,
-        style=_style(options.names, DEEPSPEED_STYLES),
+        style=_style(options.names, DEEPSPEED_STYLES, "megatron-deepspeed"),
         dtype=options.dtype,
     )
 
 
-def _style(name: str | None, styles: Sequence[str]) -> str:
+def _style(name: str | None, styles: Sequence[str], to: str) -> str:
     """Return the set of names to write.
 
     Raises:
@@ -127,7 +127,9 @@ def _style(name: str | None, styles: Sequence[str]) -> str:
         return name or styles[0]
     listed = " or ".join(f"`{one}`" for one in styles)
     raise CheckpointArgumentError(
-        f"the format does not have the names `{name}`", why=f"its names are {listed}"
+        f"`--to {to}` does not have the names `{name}`",
+        why=f"its names are {listed}",
+        hint=f"give one of them, or leave `--megatron-names` out for `{styles[0]}`",
     )
 
 
@@ -179,23 +181,45 @@ def read_state(
     Raises:
         CheckpointError: There is no checkpoint of a known format, or it is damaged.
     """
-    known = name or (format_of(directory) if directory.is_dir() else None)
-    if known is None:
-        if (problem := unrecognized(directory)) is not None:
-            raise problem
-        found = survey(directory)  # explains a path that does not exist, or is a file
-        if found.unreadable:
-            found.newest()  # explains the damage
-        listed = ", ".join(one.title for one in FORMATS.values())
-        raise CheckpointArgumentError(
-            f"no checkpoint in `{directory}`",
-            why=f"it has no files of any known format: {listed}",
-            hint="give the directory that has the weights; for lmcore a run directory, its "
-            "`checkpoints`, or one `iter_XXXXXXX`",
-        )
+    known = _known_format(directory, name)
     state = FORMATS[known].read(directory, weights_only)
     if weights_only:
         state.kinds = (WEIGHT,)
         if state.progress is not None:
             state.progress = replace(state.progress, optimizer_step=None, adam=None)
     return state
+
+
+def _known_format(directory: Path, name: str | None) -> str:
+    """Return the name of the format to read.
+
+    Args:
+        directory: Directory of the checkpoint.
+        name: Name that the user gave; None: recognized by its files.
+
+    Raises:
+        CheckpointError: There is no checkpoint, or one of another format.
+    """
+    found = format_of(directory) if directory.is_dir() else None
+    if name is not None and directory.is_dir():
+        if found is None or MATCHES[name](directory):
+            return name
+        raise CheckpointArgumentError(
+            f"`{directory}` has no checkpoint of the format `{name}`",
+            why=f"its files are of the format `{found}`",
+            hint="leave `--source-format` out, or give another directory",
+        )
+    if found is not None:
+        return found
+    if (problem := unrecognized(directory)) is not None:
+        raise problem
+    there = survey(directory)  # explains a path that does not exist, or is a file
+    if there.unreadable:
+        there.newest()  # explains the damage
+    listed = ", ".join(one.title for one in FORMATS.values())
+    raise CheckpointArgumentError(
+        f"no checkpoint in `{directory}`",
+        why=f"it has no files of any known format: {listed}",
+        hint="give the directory that has the weights; for lmcore a run directory, its "
+        "`checkpoints`, or one `iter_XXXXXXX`",
+    )

@@ -16,9 +16,17 @@ __all__ = ["new_directory", "require_absent"]
 
 
 def require_absent(target: Path) -> None:
-    """Raise a `CheckpointArgumentError` if *target* exists and is not an empty directory."""
-    there = target.is_symlink() or target.exists()
-    if there and not (target.is_dir() and not any(target.iterdir())):
+    """Raise a `CheckpointArgumentError` if *target* cannot be a new or empty directory.
+
+    Raises:
+        CheckpointArgumentError: It exists and is not an empty directory, or is below a file.
+    """
+    above = next(path for path in target.absolute().parents if os.path.lexists(path))
+    if not above.is_dir():
+        raise CheckpointArgumentError(
+            f"`{target}` cannot be made", why=f"`{above}` is no directory", hint="give another path"
+        )
+    if os.path.lexists(target) and not _is_empty(target):
         raise CheckpointArgumentError(
             f"`{target}` exists already",
             why="the result is a new directory, and nothing is replaced",
@@ -51,6 +59,14 @@ def new_directory(target: Path, needed: int = 0) -> Iterator[Path]:
             with contextlib.suppress(OSError):
                 why += f", {shutil.disk_usage(target.parent).free:,} are free there"
         raise CheckpointError(f"cannot write `{target}`", why=why, hint=hint) from error
+
+
+def _is_empty(path: Path) -> bool:
+    """Return True if *path* is a directory without entries."""
+    try:
+        return not any(path.iterdir())
+    except OSError:
+        return False
 
 
 def _require_space(directory: Path, needed: int) -> None:

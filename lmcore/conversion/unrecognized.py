@@ -6,7 +6,8 @@ from pathlib import Path
 
 from lmcore.conversion.detect import format_of
 from lmcore.conversion.huggingface.config import CONFIG_NAME, WEIGHT_FILES
-from lmcore.errors import CheckpointArgumentError
+from lmcore.conversion.megatron.directory import TRACKER_NAME, require_checkpoint
+from lmcore.errors import CheckpointArgumentError, CheckpointError
 
 __all__ = ["unrecognized"]
 
@@ -27,7 +28,7 @@ _OTHER_FORMS = (
 """File that shows another form of a model, the form, and a hint."""
 
 
-def unrecognized(directory: Path) -> CheckpointArgumentError | None:
+def unrecognized(directory: Path) -> CheckpointError | None:
     """Return the error that says what *directory* lacks; None if it has no part of a checkpoint.
 
     Args:
@@ -35,6 +36,11 @@ def unrecognized(directory: Path) -> CheckpointArgumentError | None:
     """
     if not directory.is_dir() or format_of(directory) is not None:
         return None
+    if (directory / TRACKER_NAME).is_file():
+        try:
+            require_checkpoint(directory)
+        except CheckpointError as error:
+            return error
     snapshots = directory / "snapshots"
     for inside in (snapshots, directory):  # of the cache of huggingface_hub; of a trainer
         found = _checkpoints_in(inside)

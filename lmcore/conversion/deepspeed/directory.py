@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmcore.bounded_file import read_bounded_file
-from lmcore.errors import CheckpointError, counted
+from lmcore.errors import CheckpointArgumentError, CheckpointError, counted
 
 __all__ = [
     "LATEST",
@@ -177,7 +177,12 @@ def _newest(path: Path) -> Path:
             why=f"it has {len(inside)} and no `{LATEST}`",
             hint=f"name one of them, such as `{inside[-1]}`",
         )
-    raise CheckpointError(f"`{path}` has no checkpoint of DeepSpeed")
+    raise CheckpointArgumentError(
+        f"`{path}` has no checkpoint of DeepSpeed",
+        why="looked for `*model_states.pt` and `*optim_states.pt` in it and in its subdirectories",
+        hint="give the directory that `save_checkpoint` wrote to, with the file `latest`, or one "
+        "checkpoint in it, such as `global_step100`",
+    )
 
 
 def _pointed(pointer: Path) -> str:

@@ -36,7 +36,7 @@ from lmcore.conversion.megatron.schedule import schedule_content
 from lmcore.conversion.megatron.write import nested
 from lmcore.conversion.state import ADAM, WEIGHT
 from lmcore.durable import write_atomically
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointArgumentError, CheckpointError
 
 if TYPE_CHECKING:
     from lmcore.conversion.state import ModelState
@@ -241,7 +241,6 @@ def _own(tensor: Tensor) -> Tensor:
 
 def _check(shape: ModelShape, layout: Layout, style: str) -> None:
     """Raise a `CheckpointError` if Megatron-DeepSpeed has no such model or layout."""
-    layout.check(shape)
     missing = {
         "scaled rotary embeddings": shape.rope_scaling_factor != 1.0,
         "biases of queries, keys and values alone": shape.add_qkv_bias
@@ -250,13 +249,23 @@ def _check(shape: ModelShape, layout: Layout, style: str) -> None:
     for what, there in missing.items():
         if there:
             raise CheckpointError(
-                "Megatron-DeepSpeed does not have this model", why=f"it has {what}"
+                "Megatron-DeepSpeed does not have this model",
+                why=f"it has {what}",
+                hint="Megatron-LM has it: `--to megatron`",
             )
-    if layout.virtual > 1 or (style == "legacy" and layout.pipeline > 1):
-        why = "DeepSpeed's pipelines are not interleaved"
-        if layout.virtual == 1:
-            why = f"the set of names `{style}` is of a model without a pipeline"
-        raise CheckpointError("the checkpoint cannot be written in this layout", why=why)
+    if layout.virtual > 1:
+        raise CheckpointArgumentError(
+            "the checkpoint cannot be written in this layout",
+            why="DeepSpeed's pipelines are not interleaved",
+            hint="leave `--num-virtual-stages-per-pipeline-rank` out",
+        )
+    if style == "legacy" and layout.pipeline > 1:
+        raise CheckpointArgumentError(
+            "the checkpoint cannot be written in this layout",
+            why=f"the names `{style}` are of a model without a pipeline",
+            hint="leave `--megatron-names` or `--pipeline-model-parallel-size` out",
+        )
+    layout.check(shape)
 
 
 def _notes(state: ModelState, rows: int, multiple: int, style: str) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lmcore.bounded_file import read_bounded_file
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointArgumentError, CheckpointError
 from lmcore.model.saved_shape import read_shape
 from lmcore.model.shape import ModelShape
 
@@ -111,7 +111,11 @@ def read_config(directory: Path) -> HFConfig:
     try:
         config = json.loads(read_bounded_file(path, _MAX_BYTES))
     except OSError as error:
-        raise CheckpointError(f"cannot read `{path}`", why=error.strerror or str(error)) from error
+        raise CheckpointArgumentError(
+            f"cannot read `{path}`",
+            why=error.strerror or str(error),
+            hint=f"give the directory that has the model's `{CONFIG_NAME}`",
+        ) from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"`{path}` is not JSON", why=str(error), hint=_COPY) from None
     if not isinstance(config, dict):

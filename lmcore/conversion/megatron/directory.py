@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmcore.bounded_file import read_bounded_file
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointArgumentError, CheckpointError
 
 __all__ = [
     "COMMON_NAME",
@@ -22,6 +22,7 @@ __all__ = [
     "is_megatron_dist",
     "rank_files",
     "rank_name",
+    "require_checkpoint",
     "require_ranks",
 ]
 
@@ -96,6 +97,31 @@ def find_checkpoint(path: Path) -> Path | None:
     return found[0] if found else None
 
 
+def require_checkpoint(path: Path) -> Path:
+    """Return the newest checkpoint at *path*; see `find_checkpoint`.
+
+    Raises:
+        CheckpointError: There is none, or several and no file names the newest.
+    """
+    found = find_checkpoint(path)
+    if found is not None:
+        return found
+    tracker = path / TRACKER_NAME
+    if not tracker.is_file():
+        raise CheckpointArgumentError(
+            f"`{path}` has no checkpoint of Megatron",
+            why=f"looked for `mp_rank_*/{_FILES[0]}`, and for `{COMMON_NAME}` with "
+            f"`{FORMAT_NAME}`, in it and in `iter_XXXXXXX` and `release` inside",
+            hint="give the directory that `--save` of Megatron named, or one `iter_XXXXXXX` in it",
+        )
+    others = [one for one in _entries(path) if _ITERATION.match(one.name) and _is_checkpoint(one)]
+    raise CheckpointError(
+        f"the newest checkpoint of `{path}` is missing",
+        why=f"`{TRACKER_NAME}` names `{_tracked(tracker)}`, which has no files of Megatron",
+        hint=f"copy it, or give another one, such as `{max(others)}`" if others else "copy it",
+    )
+
+
 def is_megatron(directory: Path) -> bool:
     """Return True if *directory* has rank files of Megatron, or checkpoints that have them.
 
@@ -139,7 +165,9 @@ def rank_files(path: Path) -> MegatronDirectory:
         ranks[int(match[1]), int(match[2] or 0)] = file
     if not ranks:
         raise CheckpointError(
-            f"`{path}` has no rank files", why=f"looked for `mp_rank_*/{_FILES[0]}`"
+            f"`{path}` has no rank files",
+            why=f"looked for `mp_rank_*/{_FILES[0]}`",
+            hint="copy the directories of all ranks into it",
         )
     found = MegatronDirectory(path, ranks)
     require_ranks(found, found.tensor_size, found.pipeline_size)

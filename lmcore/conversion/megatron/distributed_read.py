@@ -20,7 +20,7 @@ from torch import Tensor
 from lmcore.checkpoint.dcp_metadata import dtype_of
 from lmcore.conversion.megatron.arguments import read_model
 from lmcore.conversion.megatron.buckets import BucketState, has_buckets
-from lmcore.conversion.megatron.directory import COMMON_NAME, find_checkpoint
+from lmcore.conversion.megatron.directory import COMMON_NAME, require_checkpoint
 from lmcore.conversion.megatron.moments import group_values
 from lmcore.conversion.megatron.names import UNUSED, parameter_of
 from lmcore.conversion.megatron.optimizer import require_rounded
@@ -84,10 +84,7 @@ class DistributedState(ModelState):
                 tensors do not fit the arguments.
         """
         self.path = path
-        checkpoint = find_checkpoint(path)
-        if checkpoint is None:
-            raise CheckpointError(f"`{path}` has no checkpoint of Megatron")
-        self.checkpoint = checkpoint
+        self.checkpoint = checkpoint = require_checkpoint(path)
         content = load_content(checkpoint / COMMON_NAME)
         args = values_of(content.get("args"))
         if args is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -111,6 +112,7 @@ class Layout:
             raise CheckpointArgumentError(
                 "the checkpoint cannot be written in this layout",
                 why="a virtual pipeline needs several stages",
+                hint="add `--pipeline-model-parallel-size`",
             )
         for what, count, size in (
             ("attention heads", shape.num_attention_heads, self.tensor),
@@ -122,7 +124,21 @@ class Layout:
                 raise CheckpointArgumentError(
                     "the checkpoint cannot be written in this layout",
                     why=f"{count} {what} cannot be divided into {size} equal parts",
+                    hint=_possible(shape, stages=what == "layers"),
                 )
+
+
+def _possible(shape: ModelShape, *, stages: bool) -> str:
+    """Return a hint with the sizes by which a model can be divided."""
+    flag, count = "--pipeline-model-parallel-size", shape.num_layers
+    if not stages:
+        flag = "--tensor-model-parallel-size"
+        count = math.gcd(shape.num_attention_heads, shape.num_query_groups, shape.ffn_hidden_size)
+    sizes = [f"{size}" for size in range(1, count + 1) if count % size == 0]
+    *first, last = sizes
+    listed = f"{', '.join(first)} or {last}" if first else last
+    parts = ", multiplied by the number of virtual stages," if stages else ""
+    return f"`{flag}`{parts} can be {listed}"
 
 
 def in_order(names: Sequence[str], style: str) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lmcore.conversion.megatron.arguments import read_model
-from lmcore.conversion.megatron.directory import find_checkpoint, rank_files, require_ranks
+from lmcore.conversion.megatron.directory import rank_files, require_checkpoint, require_ranks
 from lmcore.conversion.megatron.moments import UnreadOptimizer
 from lmcore.conversion.megatron.names import TIED
 from lmcore.conversion.megatron.optimizer import read_moments, require_rounded
@@ -49,10 +49,7 @@ class MegatronState(ModelState):
                 tensors do not fit the arguments.
         """
         self.path = path
-        checkpoint = find_checkpoint(path)
-        if checkpoint is None:
-            raise CheckpointError(f"`{path}` has no checkpoint of Megatron")
-        self.checkpoint = checkpoint
+        self.checkpoint = checkpoint = require_checkpoint(path)
         files = rank_files(checkpoint)
         self._files = [
             [RankFile(files.ranks[rank, stage]) for rank in range(files.tensor_size)]

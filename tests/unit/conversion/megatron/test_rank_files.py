@@ -326,7 +326,8 @@ def test_damaged_files(tmp_path: Path) -> None:
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("best\n")
     assert "instead of an iteration" in refusal(tmp_path)
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("12\n")
-    assert "has no checkpoint of Megatron" in refusal(tmp_path)
+    assert "names `iter_0000012`, which has no files of Megatron" in refusal(tmp_path)
+    assert "has no checkpoint of Megatron" in refusal(tmp_path / "nothing")
     assert not is_megatron(tmp_path)
     assert not is_megatron(tmp_path / "nothing")
 
