@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from lmcore.conversion.convert import convert
 from lmcore.conversion.formats import WriteOptions
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.huggingface.write import write_huggingface
+from lmcore.conversion.megatron.write import write_megatron
 from lmcore.conversion.native import LmcoreState
+from lmcore.conversion.state import ADAM, WEIGHT
 from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import ByteTokenizer, GPT2BPETokenizer, Tokenizer, tokenizer_from
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
 
+OTHERS = ("megatron-dist", "megatron-deepspeed")
 RUN = (
     "--train-iters 2 --global-batch-size 4 --micro-batch-size 2 --num-threads 1 --eval-iters 0"
     " --sample-tokens 0 --log-interval 1 --cpu-peak-seconds 0 --device cpu --lr 1e-3"
@@ -179,15 +183,21 @@ def test_settings_that_contradict_it(
     assert f"`lmcore train --continue {tmp_path / 'run'}` continues the run" in said
 
 
-def test_a_run_goes_to_megatron_and_back(tmp_path: Path, train: Any, data_prefix: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["megatron", *(pytest.param(one, marks=pytest.mark.full) for one in OTHERS)],
+)
+def test_a_run_goes_away_and_back(name: str, tmp_path: Path, train: Any, data_prefix: str) -> None:
     """Its weights, Adam's state, schedule and settings: it continues as if it had not been away."""
     flags = "--train-iters 4 --global-batch-size 4 --precision bf16 --lr-decay-iters 12"
+    if name == "megatron-deepspeed":  # a universal checkpoint has no rows that pad the vocabulary
+        flags += " --make-vocab-size-divisible-by 1"
     run = train("run", flags)
     assert run.status == 0, run.err
     half = WriteOptions(dtype=torch.bfloat16)  # beside main parameters in float32
-    convert(run.directory, tmp_path / "megatron", "megatron", options=half)
+    convert(run.directory, tmp_path / "away", name, options=half)
     choice = TokenizerSettings("ByteTokenizer")
-    convert(tmp_path / "megatron", tmp_path / "back", "lmcore", choice=choice)
+    convert(tmp_path / "away", tmp_path / "back", "lmcore", choice=choice)
     found = []
     for start in (run.directory, tmp_path / "back"):
         save = tmp_path / f"{start.name}-continued"
@@ -197,6 +207,50 @@ def test_a_run_goes_to_megatron_and_back(tmp_path: Path, train: Any, data_prefix
         assert main([*command, *data, *flags.split()]) == 0
         found.append(losses(save)[-4:])
     assert found[0] == found[1]
+
+
+def test_a_run_converted_without_its_optimizer(
+    tmp_path: Path, train: Any, data_prefix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It continues with a new optimizer if it is told to; the error names the option."""
+    run = train("run", "--train-iters 2 --global-batch-size 4")
+    assert run.status == 0, run.err
+    convert(run.directory, tmp_path / "weights", "lmcore", weights_only=True)
+    weights = str(tmp_path / "weights")
+    command = ["train", "--continue", weights, "--train-iters", "4", "--schedule", "extend"]
+    command += ["--data-path", data_prefix, "--log-interval", "1", "--sample-tokens", "0"]
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert "or left out by `lmcore checkpoint edit` or `convert --weights-only`" in said
+    assert "`--no-load-optim`" in said
+    assert main([*command, "--no-load-optim"]) == 0
+    assert len(losses(tmp_path / "weights")) == 2
+
+
+def test_main_parameters_that_are_not_the_models(
+    tmp_path: Path, state: RandomState, data: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Training and generation begin with the model's own weights, and a warning says why."""
+    other = RandomState(state.shape, kinds=(WEIGHT, *ADAM))
+    write_megatron(other, tmp_path / "megatron", None, dtype=torch.bfloat16)
+    [path] = (tmp_path / "megatron").rglob("model_optim_rng.pt")
+    content = torch.load(path, weights_only=False)
+    for tensor in chain(*content["optimizer"]["fp32_from_fp16_params"]):
+        tensor.add_(3.0)
+    torch.save(content, path)
+    loaded = ["--load", str(tmp_path / "megatron"), "--tokenizer-type", "ByteTokenizer"]
+    still = RUN.replace("--lr 1e-3", "--lr 1e-9")
+    save = ["--save", str(tmp_path / "run")]
+    assert main(["train", *loaded, "--data-path", data, *still.split(), *save]) == 0
+    said = capfd.readouterr().err
+    assert "does not fit the model" in said
+    assert "the weights of the model itself are taken" in said
+    trained = LmcoreState(tmp_path / "run")
+    for name in other.parameters:
+        expected = other.read(name).bfloat16().float()
+        torch.testing.assert_close(trained.read(name)[: len(expected)], expected)
+    assert main(["generate", *loaded, "--prompt", "ab", "--tokens", "4", "--device", "cpu"]) == 0
+    assert "the weights of the model itself are taken" in capfd.readouterr().err
 
 
 def test_weights_of_another_size_than_described(

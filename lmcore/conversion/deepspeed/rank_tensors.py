@@ -110,7 +110,8 @@ class RankTensors:
                 raise CheckpointError(
                     f"the optimizer's files in `{path}` do not fit the model's",
                     why=f"the float32 weights of `{name}` are not the ones of the model",
-                    hint="copy the files of all ranks again, of one checkpoint",
+                    hint="copy the files of all ranks again, of one checkpoint, or take the "
+                    "model's weights: `lmcore checkpoint convert --weights-only`",
                 )
         return found
 

@@ -155,7 +155,7 @@ class Universal(Source):
                 f"`{directory}` is not complete",
                 why=f"Adam's state lacks {counted(len(missing), 'file')}, such as "
                 f"`{missing[0].parent.name}/{missing[0].name}`",
-                hint=f"{_COPY}; `--weights-only` converts it without the state of Adam",
+                hint=f"{_COPY}, or take the weights: `lmcore checkpoint convert --weights-only`",
             )
         if missing:
             self.without_adam = f"the universal checkpoint has no `NAME/{states[0]}`"

@@ -36,7 +36,7 @@ from lmcore.conversion.megatron.schedule import schedule_content
 from lmcore.conversion.megatron.write import nested
 from lmcore.conversion.state import ADAM, WEIGHT
 from lmcore.durable import write_atomically
-from lmcore.errors import CheckpointArgumentError, CheckpointError
+from lmcore.errors import CheckpointArgumentError, CheckpointError, counted
 
 if TYPE_CHECKING:
     from lmcore.conversion.state import ModelState
@@ -275,6 +275,13 @@ def _notes(state: ModelState, rows: int, multiple: int, style: str) -> list[str]
         notes.append(f"{added} rows of 0 are added to the vocabulary, which the ranks divide")
     if multiple != _USUAL_MULTIPLE:
         notes.append(f"start Megatron with `--make-vocab-size-divisible-by {multiple}`")
+    padding = state.shape.padded_vocab_size - (state.vocab_size or state.shape.padded_vocab_size)
+    if len(state.kinds) > 1 and padding:
+        left_out = counted(padding, "row")
+        notes.append(
+            f"the universal checkpoint has no padding of the vocabulary ({left_out}), as DeepSpeed's "
+            "own: Megatron-DeepSpeed pads it with 0"
+        )
     pipeline = "" if style == "pipeline" else " --no-pipeline-parallel"
     if len(state.kinds) > 1:
         notes.append(

@@ -41,7 +41,7 @@ Shapes = Sequence[Mapping[str, Shape]]
 
 _FP32, _FP32_STAGE_3 = "single_partition_of_fp32_groups", "fp32_flat_groups"
 _HINT = "copy the files of all ranks again"
-ADAM_HINT = f"{_HINT}; `--weights-only` converts the checkpoint without the state of Adam"
+ADAM_HINT = f"{_HINT}, or take the weights: `lmcore checkpoint convert --weights-only`"
 """Hint of an error for a state of Adam that is not complete."""
 
 

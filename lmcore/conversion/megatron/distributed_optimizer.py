@@ -133,5 +133,6 @@ def _unfit(path: Path, why: str) -> CheckpointError:
     return CheckpointError(
         f"the optimizer's state in `{path}` does not fit the model",
         why=why,
-        hint="copy the directories of all ranks again",
+        hint="copy the directories of all ranks again, or take the weights without it: "
+        "`lmcore checkpoint convert --weights-only`",
     )

@@ -157,7 +157,8 @@ class _Reader:
         return CheckpointError(
             f"the optimizer's state in `{self._rank.path}` does not fit the model",
             why=why,
-            hint="copy the directories of all ranks again",
+            hint="copy the directories of all ranks again, or take the weights without it: "
+            "`lmcore checkpoint convert --weights-only`",
         )
 
 

@@ -242,7 +242,8 @@ def _check_presence(
     if lacking:
         raise CheckpointError(
             "the checkpoint has no optimizer state",
-            why="it was saved with `--no-save-optim`, or left out by `lmcore checkpoint edit`",
+            why="it was saved with `--no-save-optim`, or left out by `lmcore checkpoint edit` or "
+            "`convert --weights-only`",
             hint="add `--no-load-optim` to continue with a new optimizer",
         )
     if any(name not in manifest.tensors for name in states):

@@ -160,3 +160,13 @@ def test_an_incomplete_universal_checkpoint_is_refused(
     with pytest.raises(CheckpointError, match="is not complete") as caught:
         read_deepspeed(tmp_path)
     assert why in str(caught.value.why)
+
+
+def test_rows_that_a_universal_checkpoint_leaves_out(tmp_path: Path) -> None:
+    """A note names the padding of the vocabulary, which DeepSpeed fills with 0."""
+    progress = Progress(7, 70, optimizer_step=6)
+    for tokens, optimizer, expected in ((22, True, 1), (24, True, 0), (22, False, 0)):
+        state = MemoryState(GPT, optimizer=optimizer, progress=progress, vocab_size=tokens)
+        notes = write_deepspeed(state, tmp_path / f"{tokens}-{optimizer}", None)
+        said = [note for note in notes if "has no padding of the vocabulary (2 rows)" in note]
+        assert len(said) == expected

@@ -11,6 +11,7 @@ import pytest
 import torch
 from megatron_models import GPT, LLAMA, MemoryState, assert_same
 
+from lmcore.conversion.formats import read_state
 from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.read import MegatronState
 from lmcore.conversion.megatron.write import write_megatron
@@ -136,3 +137,28 @@ def test_state_that_is_not_read(change: str, tmp_path: Path) -> None:
     reasons = {"absent": "there is no `distrib_optim.pt`", "old": "before 2024"}
     assert reasons.get(change, "several buffers") in " ".join(found.notes)
     assert not set(ADAM) & set(found.kinds)
+
+
+def test_weights_only(tmp_path: Path) -> None:
+    """Buffers of other weights are an error; the model's own weights are read without them."""
+    state = written(tmp_path, Layout(), ())
+    path = tmp_path / "iter_0000004/mp_rank_00/distrib_optim.pt"
+    content = torch.load(path, weights_only=False)
+    content[0][DTYPES]["param"] += 3.0
+    torch.save(content, path)
+    with pytest.raises(CheckpointError) as caught:
+        read_all(MegatronState(tmp_path))
+    assert "--weights-only`" in str(caught.value.hint)
+    path.unlink()
+    found = read_state(tmp_path, weights_only=True)
+    assert (found.kinds, found.progress) == ((WEIGHT,), Progress(4, 32))
+    assert not any("optimizer" in note for note in found.notes)
+    for name in state.parameters:
+        assert torch.equal(found.read(name), state.read(name).bfloat16()), name
+
+
+def read_all(state: MegatronState) -> None:
+    """Read every tensor."""
+    for name in state.parameters:
+        for kind in state.kinds:
+            state.read(name, kind)
