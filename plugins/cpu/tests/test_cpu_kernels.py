@@ -15,6 +15,7 @@ from lmcore.errors import ConfigError
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
+from lmcore_cpu.kernel import constant_projection as constant
 from lmcore_cpu.kernel.constant_projection import constant_projection
 from lmcore_cpu.kernels import KERNELS
 
@@ -74,8 +75,16 @@ def test_strict_names_what_a_compiled_model_lacks():
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [(96, 64), (50, 33), (1, 1)])
-def test_constant_projection(dtype: torch.dtype, size: tuple[int, int], bias: bool) -> None:
+@pytest.mark.parametrize("mkl", [True, False])
+def test_constant_projection(
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    size: tuple[int, int],
+    bias: bool,
+    mkl: bool,
+) -> None:
     """It gives the product of any number of rows, for leading dims of any number."""
+    monkeypatch.setattr(constant, "blas_is_faster", lambda: mkl)
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(size, generator=generator).to(dtype)
     offset = torch.randn(size[0], generator=generator).to(dtype) if bias else None
@@ -91,7 +100,12 @@ def test_constant_projection(dtype: torch.dtype, size: tuple[int, int], bias: bo
         torch.testing.assert_close(project(x), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_constant_projection_of_few_rows() -> None:
-    """In float32, products of one row stay in torch's layout, which is the faster one."""
+def test_constant_projection_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32, products of one row stay with MKL where it is the faster one."""
+    monkeypatch.setattr(constant, "blas_is_faster", lambda: True)
     assert constant_projection(torch.ones(4, 4), None, 1) is None
+    monkeypatch.setattr(constant, "blas_is_faster", lambda: False)
+    project = constant_projection(torch.ones(4, 4), None, 1)
+    assert project is not None
+    assert torch.equal(project(torch.ones(1, 4)), torch.full((1, 4), 4.0))
     assert constant_projection(torch.ones(4, 4, dtype=torch.float64), None, 8) is None
