@@ -4,8 +4,14 @@
 
 Both continue the same 32-token prompts with models of the same shape and random weights; no
 document ends early.  They run in turn inside each repeat, so that a slow moment of the machine
-hits both; printed are medians of tokens/s and the median ratio.  Without transformers only lmcore
-is timed.  `--json FILE` keeps every figure.
+hits both; printed are medians of tokens/s and the median ratio.  Further rows:
+
+- the time to the first token after a long prompt, `--prompt`, also beside the peer;
+- the bytes of weights that one token at a time reads per second, as a share of the memory
+  bandwidth, which is measured by sums of a large tensor in the same repeats.
+
+lmcore runs in `--precision`, with `--quantization` if it is given; the peer always in fp32.
+Without transformers only lmcore is timed.  `--json FILE` keeps every figure.
 """
 
 from __future__ import annotations
@@ -19,7 +25,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from installed import check, marked, parse
@@ -33,8 +41,29 @@ VOCABULARY = 50257
 PADDED = 50304
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the model and of its weights in memory."""
+
+    layers: int
+    hidden: int
+    heads: int
+
+    def bytes_per_token(self, precision: str, quantization: str | None) -> float:
+        """Return the bytes of the matrices that each token is multiplied by."""
+        own = {"int8": 1.0, "int4": 0.5}
+        width = 4.0 if precision == "fp32" else 2.0
+        blocks = 12 * self.layers * self.hidden**2 * own.get(quantization or "", width)
+        return blocks + PADDED * self.hidden * (1.0 if quantization else width)
+
+
 def lmcore_contender(
-    stack: ExitStack, layers: int, hidden: int, heads: int, *, precision: str, rows: int = 8
+    stack: ExitStack,
+    sizes: Sizes,
+    *,
+    precision: str,
+    quantization: str | None = None,
+    rows: int = 8,
 ) -> Contender:
     """Return lmcore's generation on a model that is built as a run builds it."""
     from lmcore.cli.selection import find_plugins
@@ -52,10 +81,11 @@ def lmcore_contender(
     selection = choose_device(plugins, "cpu", RankInfo())
     config = Config(accelerator=AcceleratorSection(device="cpu", precision=precision))
     runtime = stack.enter_context(start_runtime(config, plugins, selection, RankInfo()))
-    shape = ModelShape(layers, hidden, heads, 4 * hidden, POSITIONS, PADDED)
+    hidden = sizes.hidden
+    shape = ModelShape(sizes.layers, hidden, sizes.heads, 4 * hidden, POSITIONS, PADDED)
     model = build_model(shape, runtime, masked=True)
     model.initialize(1)
-    context = fix_weights(model.eval(), runtime, rows)
+    context = fix_weights(model.eval(), runtime, rows, quantization)
 
     def run(prompts: Prompts, num_tokens: int) -> int:
         made = generate(
@@ -73,7 +103,7 @@ def lmcore_contender(
     return run
 
 
-def transformers_contender(layers: int, hidden: int, heads: int) -> Contender | None:
+def transformers_contender(sizes: Sizes) -> Contender | None:
     """Return the peer's generation with its default cache, or None where it is not installed."""
     if importlib.util.find_spec("transformers") is None:
         return None
@@ -83,9 +113,9 @@ def transformers_contender(layers: int, hidden: int, heads: int) -> Contender | 
     config = GPT2Config(
         vocab_size=PADDED,
         n_positions=POSITIONS,
-        n_embd=hidden,
-        n_layer=layers,
-        n_head=heads,
+        n_embd=sizes.hidden,
+        n_layer=sizes.layers,
+        n_head=sizes.heads,
         attn_implementation="sdpa",
         bos_token_id=None,
         eos_token_id=None,
@@ -118,21 +148,63 @@ def rate(contender: Contender, prompts: Prompts, num_tokens: int) -> float:
     return made / (time.perf_counter() - begin)
 
 
-def measure(
-    contenders: dict[str, Contender], batch_size: int, num_tokens: int, repeats: int
-) -> dict[str, list[float]]:
-    """Return the rates of every contender, taken in turn after a warm-up."""
+def bandwidth(num_bytes: int) -> float:
+    """Return the bytes per second that all threads read of a tensor too large for caches."""
+    import torch
+
+    source = torch.ones(num_bytes // 4)
+    begin = time.perf_counter()
+    source.sum()
+    return 4 * source.numel() / (time.perf_counter() - begin)
+
+
+def random_prompts(batch_size: int, length: int) -> Prompts:
+    """Return prompts of random tokens."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(0, VOCABULARY, (batch_size, 32), generator=generator).tolist()
+    found: Prompts = torch.randint(
+        0, VOCABULARY, (batch_size, length), generator=generator
+    ).tolist()
+    return found
+
+
+def measure(
+    contenders: dict[str, Contender], prompts: Prompts, num_tokens: int, repeats: int
+) -> dict[str, list[float]]:
+    """Return the rates of every contender, taken in turn after a warm-up."""
     for contender in contenders.values():
-        contender(prompts, 4)
+        contender(prompts, min(num_tokens, 4))
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(repeats):
         for name, contender in contenders.items():
             rates[name].append(rate(contender, prompts, num_tokens))
     return rates
+
+
+def ratio(rates: dict[str, list[float]]) -> str:
+    """Return the median ratio to the peer as text; empty without a peer."""
+    if "transformers" not in rates:
+        return ""
+    pairs = zip(rates["lmcore"], rates["transformers"], strict=True)
+    return f", ratio {statistics.median(ours / theirs for ours, theirs in pairs):.2f}"
+
+
+def share_of_bandwidth(contender: Contender, asked: argparse.Namespace, sizes: Sizes) -> float:
+    """Print and return the share of the memory bandwidth that one token at a time uses."""
+    per_token = sizes.bytes_per_token(asked.precision, asked.quantization)
+    shares = []
+    for _ in range(asked.repeats):
+        highest = max(bandwidth(asked.bandwidth_mb * 10**6) for _ in range(3))
+        found = rate(contender, random_prompts(1, 32), asked.tokens) * per_token
+        shares.append((found / highest, highest))
+    share, highest = statistics.median(one for one, _ in shares), max(one for _, one in shares)
+    print(
+        f"one token at a time reads {per_token / 1e6:.0f} MB of weights: {share:.0%} of the memory "
+        f"bandwidth ({highest / 1e9:.0f} GB/s)",
+        flush=True,
+    )
+    return share
 
 
 def main() -> None:
@@ -143,33 +215,49 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--num-threads", type=int, default=2)
     parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--quantization", choices=["int8", "int4"])
+    parser.add_argument("--prompt", type=int, default=900, help="tokens of the long prompt")
+    parser.add_argument("--bandwidth-mb", type=int, default=800)
     parser.add_argument("--shape", type=int, nargs=3, default=[12, 768, 12], metavar="N")
     parser.add_argument("--json", type=Path)
-    asked = parse(parser, batch_sizes=[1, 2], tokens=4, repeats=1, num_threads=1, shape=[1, 32, 2])
+    asked = parse(
+        parser,
+        batch_sizes=[1, 2],
+        tokens=4,
+        repeats=1,
+        num_threads=1,
+        shape=[1, 32, 2],
+        prompt=40,
+        bandwidth_mb=4,
+    )
     check(asked)
     import torch
 
     torch.set_num_threads(asked.num_threads)
-    layers, hidden, heads = asked.shape
+    sizes = Sizes(*asked.shape)
     with ExitStack() as stack:
-        contenders = {
-            "lmcore": lmcore_contender(stack, layers, hidden, heads, precision=asked.precision)
-        }
-        peer = transformers_contender(layers, hidden, heads)
+        own = {"precision": asked.precision, "quantization": asked.quantization}
+        contenders = {"lmcore": lmcore_contender(stack, sizes, **own)}
+        peer = transformers_contender(sizes)
         if peer is None:
             print("transformers is not installed (`pip install transformers`): lmcore alone")
         else:
             contenders["transformers"] = peer
-        figures = {}
+        figures: dict[str, Any] = {}
         for batch_size in asked.batch_sizes:
-            rates = measure(contenders, batch_size, asked.tokens, asked.repeats)
+            prompts = random_prompts(batch_size, 32)
+            rates = measure(contenders, prompts, asked.tokens, asked.repeats)
             figures[f"batch {batch_size}"] = rates
             shown = [f"{name} {statistics.median(found):7.1f}" for name, found in rates.items()]
-            if peer is not None:
-                pairs = zip(rates["lmcore"], rates["transformers"], strict=True)
-                ratio = statistics.median(ours / theirs for ours, theirs in pairs)
-                shown.append(f"ratio {ratio:.2f}")
-            print(f"batch {batch_size}, tokens/s: {', '.join(shown)}", flush=True)
+            print(f"batch {batch_size}, tokens/s: {', '.join(shown)}{ratio(rates)}", flush=True)
+        rates = measure(contenders, random_prompts(1, asked.prompt), 1, asked.repeats)
+        figures["first token"] = {name: [1 / one for one in own] for name, own in rates.items()}
+        shown = [f"{name} {1e3 / statistics.median(found):7.0f}" for name, found in rates.items()]
+        print(
+            f"first token after {asked.prompt} tokens, ms: {', '.join(shown)}{ratio(rates)}",
+            flush=True,
+        )
+        figures["share of bandwidth"] = share_of_bandwidth(contenders["lmcore"], asked, sizes)
     if asked.json is not None:
         asked.json.write_text(json.dumps(marked(figures, asked), indent=2) + "\n", encoding="utf-8")
 
