@@ -87,7 +87,14 @@ TABLES = (
     ),
     Run("library", "--parts starts cost", ("bare", "lmcore"), ("fabric", "accelerate")),
     Run("library", "--parts kernels", peers=("kernels in a model of transformers",)),
-    Run("generation", rows=("batch 1, tokens/s: lmcore", "batch 2, tokens/s: lmcore")),
+    Run(
+        "generation",
+        rows=(
+            *("batch 1, tokens/s: lmcore", "batch 2, tokens/s: lmcore", "first token after 40"),
+            "one token at a time reads",
+        ),
+    ),
+    Run("serve", rows=("together:", "one after another:", "ratio", "0 errors in 10 requests;")),
     Run(
         "quantization", rows=tuple(f"{one}: perplexity" for one in ("fp32", "bf16", "int8", "int4"))
     ),
