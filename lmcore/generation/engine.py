@@ -32,6 +32,8 @@ _PREFILL_TOKENS = 2048
 """Tokens of a prefill pass while no request waits for its next token."""
 _SHARED_PREFILL_TOKENS = 128
 """Tokens of a prefill pass between the tokens of other requests: they wait for it."""
+_MAX_PADDING = 1 / 4
+"""Largest share of padding among the tokens of a prefill pass."""
 _LOGIT_ROWS = 256
 """Positions of a prompt whose logits are in memory at once."""
 
@@ -195,9 +197,11 @@ class Engine:
         """Take the first tokens of several prompts in one pass, padded to the same length."""
         assert self._cache is not None
         numbers = sorted(numbers, key=lambda one: len(self._prompt(one)))
-        taken = numbers[:1]
+        taken, total = numbers[:1], len(self._prompt(numbers[0]))
         for number in numbers[1:]:
-            if (len(taken) + 1) * len(self._prompt(number)) > budget:
+            length = len(self._prompt(number))
+            padded, total = (len(taken) + 1) * length, total + length
+            if padded > budget or padded - total > _MAX_PADDING * padded:
                 break
             taken.append(number)
         widths = [min(len(self._prompt(number)), budget) for number in taken]

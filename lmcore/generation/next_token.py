@@ -31,13 +31,15 @@ def extend(continuations: Sequence[Continuation], logits_BV: Tensor, vocab_size:
     """
     logits_BW = logits_BV[:, :vocab_size]
     adjusted_BW = _adjusted(logits_BW, continuations)
+    highest_B1, likeliest_B1 = adjusted_BW.max(dim=-1, keepdim=True)
     token_B = sample(
         adjusted_BW,
         [one.request.options for one in continuations],
         [one.generator for one in continuations],
         [len(one.tokens) for one in continuations],
+        (highest_B1, likeliest_B1),
     )
-    highest = adjusted_BW.max(dim=-1).values.tolist()
+    highest = highest_B1.squeeze(-1).tolist()
     tokens: list[int] = token_B.tolist()
     _note_probabilities(logits_BW, tokens, continuations)
     for one, token, value in zip(continuations, tokens, highest, strict=True):

@@ -73,6 +73,7 @@ def sample(
     options: Sequence[SamplingOptions],
     generators: Sequence[torch.Generator],
     num_generated: Sequence[int] | None = None,
+    likeliest: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Return the next token of each row, int64 [B] on the logits' device.
 
@@ -83,8 +84,9 @@ def sample(
         options: Sampling options of each row.
         generators: Generator of each row, on the CPU; draws one number unless sampling is greedy.
         num_generated: Number of tokens that each row has generated; None: none.
+        likeliest: Highest logit of each row and its token, [B, 1] each; None: computed here.
     """
-    highest_B1, likeliest_B1 = logits_BW.max(dim=-1, keepdim=True)
+    highest_B1, likeliest_B1 = likeliest or logits_BW.max(dim=-1, keepdim=True)
     drawn = [row for row, one in enumerate(options) if not one.always_highest]
     if not drawn:
         return likeliest_B1.squeeze(-1)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,11 @@ __all__ = ["ServerSettings", "is_loopback", "listen", "serve"]
 
 logger = logging.getLogger(__name__)
 
+_SWITCH_SECONDS = 0.0005
+"""Longest time that a thread keeps Python's lock from others; a tenth of Python's default.
+
+With 16 streams it raises the tokens/s of two cores by 10 to 20%.
+"""
 LOOPBACK_NAMES = ("127.0.0.1", "::1", "localhost")
 
 
@@ -113,6 +119,8 @@ def serve(state: ServerState, sock: socket.socket, host: str, settings: ServerSe
         ws="none",
         loop="asyncio",
     )
+    # The loop waits for Python's lock while a model is run, and the model for the loop.
+    sys.setswitchinterval(_SWITCH_SECONDS)
     services = [model.service for model in state.models.values()]
     _Server(config, services).run(sockets=[sock])
     if not all(service.is_alive for service in services):

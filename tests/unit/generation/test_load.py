@@ -15,7 +15,7 @@ from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
 from lmcore.errors import CheckpointError, ConfigError, DataError
-from lmcore.generation.load import LoadedModel, load_model
+from lmcore.generation.load import LoadedModel, load_model, load_weights
 from lmcore.model.build import op_binding
 from lmcore.model.gpt import GPT
 from lmcore.model.shape import ModelShape
@@ -39,8 +39,9 @@ def saved_again(
     run_directory: Path, runtime: Runtime, *, shape: dict[str, Any] | None = None, **tensors: Any
 ) -> Path:
     """A checkpoint like the run's with another shape or other tensors (None: without it)."""
-    loaded = load_model(run_directory, runtime)
-    values = {f"model.{name}": p.detach() for name, p in loaded.model.named_parameters()}
+    saved = find_checkpoint(run_directory)
+    model = load_weights(saved, read_manifest(saved), runtime)
+    values = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
     values |= {name.replace("__", "."): tensor for name, tensor in tensors.items()}
     kept = {name: tensor for name, tensor in values.items() if tensor is not None}
     target = run_directory / "again"
@@ -55,14 +56,22 @@ class TestLoad:
     def test_weights(self, run_directory: Path, runtime: Runtime, inside: str) -> None:
         """A run directory, its checkpoints and one iteration give the weights bit for bit."""
         loaded = load_model(run_directory / inside, runtime)
-        expected = GPT(loaded.model.shape, op_binding(runtime))
+        expected = GPT(loaded.model.shape, op_binding(runtime), masked=True)
         expected.initialize(7)
+        saved = find_checkpoint(run_directory / inside)
+        weights = load_weights(saved, read_manifest(saved), runtime)
         for name, parameter in expected.named_parameters():
-            assert parameter.equal(loaded.model.get_parameter(name)), name
+            assert parameter.equal(weights.get_parameter(name)), name
+        tokens_BS = torch.arange(10).view(2, 5)
+        with torch.inference_mode():
+            logits_BSV = loaded.model.logits(loaded.model(tokens_BS))
+            expected_BSV = expected.eval().logits(expected(tokens_BS))
+        torch.testing.assert_close(logits_BSV, expected_BSV, rtol=1e-4, atol=1e-4)
         assert isinstance(loaded, LoadedModel)
+        assert isinstance(loaded.model, GPT)
         assert not loaded.model.training
+        assert loaded.num_parameters == expected.parameter_count()
         assert loaded.tokenizer.name == "ByteTokenizer"
-        assert loaded.checkpoint.name == "iter_0000005"
         assert loaded.checkpoint.name == "iter_0000005"
 
     def test_relative_path(
