@@ -279,8 +279,8 @@ def _notes(state: ModelState, rows: int, multiple: int, style: str) -> list[str]
     if len(state.kinds) > 1 and padding:
         left_out = counted(padding, "row")
         notes.append(
-            f"the universal checkpoint has no padding of the vocabulary ({left_out}), as DeepSpeed's "
-            "own: Megatron-DeepSpeed pads it with 0"
+            f"the universal checkpoint has no padding of the vocabulary ({left_out}), as "
+            "DeepSpeed's own: Megatron-DeepSpeed pads it with 0"
         )
     pipeline = "" if style == "pipeline" else " --no-pipeline-parallel"
     if len(state.kinds) > 1:

@@ -1,4 +1,4 @@
-"""The models of EleutherAI's evaluation harness that ask a server, against the model's own scores."""
+"""Models of EleutherAI's evaluation harness that ask a server, against the model's own scores."""
 
 from __future__ import annotations
 
