@@ -31,12 +31,23 @@ function counted(number) {
   return String(number);
 }
 
+// As `fetch`, with an error that says what its own means.
+async function ask(path, options) {
+  try {
+    return await fetch(path, options);
+  } catch (error) {
+    throw error.name === "AbortError" ? error : new Error("The server does not answer: it has ended, or the network is down.");
+  }
+}
+
 async function load() {
-  const response = await fetch("/v1/models", { headers: headers() });
+  const response = await ask("/v1/models", { headers: headers() });
   if (response.status === 401) {
-    $("facts").textContent = "This server needs an API key: enter it in the settings.";
+    const wrong = $("key").value.trim() !== "";
+    report(new Error(wrong ? "The API key is not known to this server." : "This server needs an API key: enter it in the settings."));
     $("settings").open = true;
     $("key").placeholder = "needed";
+    $("key").focus();
     return;
   }
   if (!response.ok) throw new Error(await problem(response));
@@ -46,21 +57,23 @@ async function load() {
     const f = model.facts;
     const line = element("div");
     line.append(element("b", "", model.id), ` ${f.family}, ${counted(f.parameters)} parameters, ` +
-      `${f.layers} layers, ${f.positions} positions, ${f.tokenizer} of ${f.vocabulary.toLocaleString("en")} tokens, ` +
+      `${f.layers} ${f.layers === 1 ? "layer" : "layers"}, ${f.positions} positions, ${f.tokenizer} of ${f.vocabulary.toLocaleString("en")} tokens, ` +
       `${f.precision} on ${f.device}, ${f.checkpoint}`);
     $("facts").append(line);
   }
   $("modes").hidden = !state.models.every((model) => model.facts.chat);
   document.title = `${state.models.map((model) => model.id).join(" / ")} - lmcore`;
-  clear();
+  const positions = Math.min(...state.models.map((model) => model.facts.positions));
+  $("max_tokens").max = positions;
+  $("max_tokens").value = Math.min($("max_tokens").value, Math.ceil(positions / 2)) || "";
+  reset();
 }
 
 function mode() {
   return $("modes").hidden ? "text" : document.querySelector("input[name=mode]:checked").value;
 }
 
-function clear() {
-  stop();
+function reset() {
   state.messages = state.models.map(() => []);
   state.panels = state.models.map((model) => {
     const panel = element("article", "answer");
@@ -68,11 +81,17 @@ function clear() {
     const body = element("div", "body");
     const status = element("div", "status");
     status.setAttribute("role", "status");
-    body.append(element("p", "empty", "The text appears here, token by token. Point at a token to see its probability."));
+    body.append(element("p", "empty", "The text appears here, token by token."));
     panel.append(body, status);
     return { panel, body, status };
   });
   $("answers").replaceChildren(...state.panels.map((one) => one.panel));
+  hideTip();
+}
+
+function clear() {
+  stop();
+  reset();
 }
 
 function stop() {
@@ -89,7 +108,7 @@ function request(index) {
   const stopText = $("stop_text").value.replaceAll("\\n", "\n").replaceAll("\\t", "\t");
   const topK = number("top_k");
   const body = {
-    model: state.models[index].id, max_tokens: number("max_tokens"), temperature: number("temperature"),
+    model: state.models[index].id, max_tokens: number("max_tokens") ?? null, temperature: number("temperature"),
     top_p: number("top_p"), top_k: topK, min_p: number("min_p"),
     repetition_penalty: number("repetition_penalty"), seed: number("seed"),
     stop: stopText || undefined, stream: true, stream_options: { include_usage: true },
@@ -137,17 +156,20 @@ function show(place, text, tokens) {
   if (last) {
     span.style.background = `hsl(var(--tint) / ${(0.45 * (1 - Math.exp(last.logprob))).toFixed(3)})`;
     span.tokens = tokens;
-    span.tabIndex = -1;
+    // Tab reaches the first token of a text, the arrow keys the others.
+    span.tabIndex = place.querySelector(".token[tabindex='0']") ? -1 : 0;
   }
   place.append(span);
 }
 
+// Shows an answer as it grows; returns true if the model gave any.
 async function generate(index, signal) {
   const { panel, body, status } = state.panels[index];
+  const messages = state.messages[index];
   panel.setAttribute("aria-busy", "true");
   const chat = mode() === "chat";
   if (!chat || !body.querySelector(".turn")) body.replaceChildren();
-  if (chat) turn(body, "you", $("prompt").value);
+  const question = chat ? turn(body, "you", $("prompt").value) : null;
   const place = turn(body, chat ? "model" : "", "");
   if (!chat) place.append(element("span", "prompt", $("prompt").value));
   const started = performance.now();
@@ -156,7 +178,7 @@ async function generate(index, signal) {
   status.textContent = "waiting ...";
   try {
     const [path, content] = request(index);
-    const response = await fetch(path, {
+    const response = await ask(path, {
       method: "POST", headers: headers(), signal, body: JSON.stringify(content),
     });
     if (!response.ok) throw new Error(await problem(response));
@@ -175,23 +197,30 @@ async function generate(index, signal) {
       status.textContent = `${count} tokens ...`;
     }
     const words = { stop: "the model ended the text", length: "the length was reached" };
-    const seconds = (performance.now() - first) / 1000;
-    const speed = count > 1 && seconds > 0 ? `, ${((count - 1) / seconds).toFixed(1)} tokens/s` : "";
+    const made = usage?.completion_tokens ?? count;
+    const seconds = (performance.now() - started) / 1000;
+    const speed = made ? ` in ${seconds.toPrecision(3)} s (${(made / seconds).toPrecision(3)} per second)` : "";
     const wait = first === null ? "" : `, first after ${Math.round(first - started)} ms`;
-    status.textContent = `${usage?.prompt_tokens ?? "?"} + ${usage?.completion_tokens ?? count} tokens${speed}${wait}; ` +
+    status.textContent = `${usage?.prompt_tokens ?? "?"} + ${made} tokens${speed}${wait}: ` +
       `${words[reason] ?? "ended"}`;
   } catch (error) {
     if (error.name === "AbortError") {
       status.textContent = `${count} tokens; stopped`;
     } else {
       status.className = "status error";
-      status.textContent = error.message;
+      // What the browser says of a stream that breaks differs.
+      status.textContent = error instanceof TypeError ? "The server ended within the answer." : error.message;
     }
   } finally {
     panel.removeAttribute("aria-busy");
-    if (chat && answer) state.messages[index].push({ role: "assistant", content: answer });
-    else if (chat) state.messages[index].pop();
+    if (chat && (answer || reason)) {
+      messages.push({ role: "assistant", content: answer });
+    } else if (chat) {
+      messages.pop();
+      for (const made of [question, place]) made.parentElement.remove();
+    }
   }
+  return Boolean(answer || reason);
 }
 
 function turn(body, who, text) {
@@ -205,37 +234,53 @@ function turn(body, who, text) {
 
 async function send() {
   if (state.running || !$("form").reportValidity()) return;
-  if (!state.models.length) {
-    await load().catch(report);
-    if (!state.models.length) return;
-  }
-  if (mode() === "chat") {
-    if (!$("prompt").value.trim()) return;
-    for (const messages of state.messages) messages.push({ role: "user", content: $("prompt").value });
-  }
   const running = new AbortController();
   state.running = running;
   $("stop").disabled = false;
   $("send").disabled = true;
-  const all = state.models.map((_, index) => generate(index, running.signal));
-  if (mode() === "chat") $("prompt").value = "";
-  await Promise.all(all);
-  state.running = null;
-  $("stop").disabled = true;
-  $("send").disabled = false;
+  try {
+    if (!state.models.length) await load();
+    if (state.models.length) await generateAll(running.signal);
+  } catch (error) {
+    report(error);
+  } finally {
+    state.running = null;
+    $("stop").disabled = true;
+    $("send").disabled = false;
+  }
+}
+
+async function generateAll(signal) {
+  const chat = mode() === "chat";
+  const text = $("prompt").value;
+  const conversations = state.messages;
+  if (chat) {
+    if (!text.trim()) return;
+    for (const messages of conversations) messages.push({ role: "user", content: text });
+  }
+  const all = state.models.map((_, index) => generate(index, signal));
+  if (chat) $("prompt").value = "";
+  if (narrow.matches) $("answers").scrollIntoView({ block: "nearest" });
+  const answered = await Promise.all(all);
+  // Nobody has to write a message again that was not answered.
+  const lost = chat && !answered.includes(true) && state.messages === conversations;
+  if (lost && !$("prompt").value) $("prompt").value = text;
 }
 
 function report(error) {
   $("facts").replaceChildren(element("span", "error", error.message));
 }
 
+function hideTip() {
+  $("tip").hidden = true;
+  document.querySelector("[aria-describedby='tip']")?.removeAttribute("aria-describedby");
+}
+
 function tip(event) {
   const span = event.target.closest?.(".token");
+  hideTip();
+  if (!span?.tokens) return;
   const box = $("tip");
-  if (!span?.tokens) {
-    box.hidden = true;
-    return;
-  }
   const table = element("table");
   const visible = (text) => JSON.stringify(text).slice(1, -1);
   for (const token of span.tokens) {
@@ -249,12 +294,29 @@ function tip(event) {
   }
   box.replaceChildren(table);
   box.hidden = false;
+  span.setAttribute("aria-describedby", "tip");
   const place = span.getClientRects()[0] ?? span.getBoundingClientRect();
   const below = place.bottom + 6;
   box.style.left = `${Math.max(4, Math.min(place.left, innerWidth - box.offsetWidth - 8))}px`;
   box.style.top = `${below + box.offsetHeight < innerHeight ? below : Math.max(4, place.top - box.offsetHeight - 6)}px`;
 }
 
+// Moves the focus to another token of the same text.
+function move(event) {
+  const span = event.target.closest?.(".token");
+  if (!span || event.ctrlKey || event.altKey || event.metaKey) return;
+  const all = [...span.parentElement.querySelectorAll(".token")].filter((one) => one.tokens);
+  const at = all.indexOf(span);
+  const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: all.length - 1 }[event.key];
+  if (next === undefined) return;
+  event.preventDefault();
+  if (!all[next]) return;
+  span.tabIndex = -1;
+  all[next].tabIndex = 0;
+  all[next].focus();
+}
+
+const narrow = matchMedia("(max-width: 56rem)");
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   send();
@@ -265,16 +327,30 @@ $("clear").addEventListener("click", () => {
   $("prompt").focus();
 });
 $("key").addEventListener("change", () => load().catch(report));
+$("key").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.ctrlKey || event.metaKey) return;
+  event.preventDefault();
+  $("prompt").focus(); // which the field notices as a change
+});
+// A field that is wrong has to be seen.
+$("form").addEventListener("invalid", () => { $("settings").open = true; }, true);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
     send();
   } else if (event.key === "Escape") {
-    stop();
+    if ($("tip").hidden) stop();
+    hideTip();
+  } else {
+    move(event);
   }
 });
 for (const name of ["pointerover", "focusin", "click"]) document.addEventListener(name, tip);
-document.addEventListener("scroll", () => { $("tip").hidden = true; }, true);
+document.addEventListener("scroll", () => {
+  // The focus may have moved to a token that had to be scrolled to.
+  if (document.activeElement?.matches(".token")) tip({ target: document.activeElement });
+  else hideTip();
+}, true);
 for (const radio of document.querySelectorAll("input[name=mode]")) {
   radio.addEventListener("change", () => {
     const chat = mode() === "chat";
@@ -284,5 +360,5 @@ for (const radio of document.querySelectorAll("input[name=mode]")) {
     clear();
   });
 }
-if (matchMedia("(max-width: 56rem)").matches) $("settings").open = false;
+if (narrow.matches) $("settings").open = false;
 load().catch(report);
