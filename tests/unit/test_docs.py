@@ -139,3 +139,14 @@ def test_every_figure_of_the_summary_is_documented(run: RunDirectory) -> None:
     assert keys("## `summary.json`") == list(summary)
     for phase in summary["startup_seconds"]:
         assert f"`{phase}`" in page("run-directory.md")
+
+
+def test_pictures() -> None:
+    """Each is in a page, small, and of those that `docs/take_pictures.py` takes."""
+    pages = "\n".join(one.read_text(encoding="utf-8") for one in ROOT.glob("docs/*/*.md"))
+    script = (ROOT / "docs/take_pictures.py").read_text(encoding="utf-8")
+    pictures = sorted((ROOT / "docs/pictures").iterdir())
+    assert {one.name for one in pictures} == set(re.findall(r'FOLDER / "([^"]+)"', script))
+    for one in pictures:
+        assert f"](../pictures/{one.name})" in pages
+        assert one.stat().st_size < 150_000
