@@ -1,4 +1,4 @@
-"""Scorer that counts words of a list: a stand-in that needs no model.
+"""Scorer that counts the words of a list: a stand-in that needs no model.
 
 Each word of the list halves what is left to 1: one gives 0.5, two give 0.75.
 """
@@ -6,13 +6,9 @@ Each word of the list halves what is left to 1: one gives 0.5, two give 0.75.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
-WORDS = frozenset(
-    """
-    blood bloody curse cursed damned dead death devil die dies hate hated hell kill kills murder
-    murderer poison slain slaughter slave tyrant traitor traitors treason villain villains war
-    """.split()
-)
+WORDS = frozenset(Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split())
 
 
 def score(texts: list[str]) -> list[float]:
