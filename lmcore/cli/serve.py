@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -21,7 +22,8 @@ from lmcore.cli.loading import (
 )
 from lmcore.cli.processes import leave
 from lmcore.cli.selection import find_plugins
-from lmcore.config.option import option
+from lmcore.config.foreign.generate import GivenModel, serve_flags
+from lmcore.config.option import option, options_of
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
 from lmcore.errors import ConfigError, MissingPackageError
 from lmcore.plugin.registrations import plugin_sections
@@ -117,11 +119,15 @@ class ServeSection(LoadingSection):
 def run(argv: list[str]) -> int:
     """Run `lmcore serve` and return the exit status."""
     plugins = find_plugins(argv, probe=not wants_help(argv))
+    own = options_of(ServeSection)
+    negations = {f"--no-{one.flag[2:]}" for one in own if one.type is bool}
+    model = GivenModel()
     section, settings = parse_with_plugins(
         ServeSection,
         argv,
         command="lmcore serve",
         plugins=plugin_sections(plugins),
+        foreign=serve_flags({one.flag for one in own} | negations, model),
         epilog=_EPILOG,
     )
     _require_packages()
@@ -145,11 +151,11 @@ def run(argv: list[str]) -> int:
         (checkpoint,) = checkpoints.values()
         with (
             started_runtime(section, plan, plugins, settings) as runtime,
-            loaded_model(section, checkpoint, plan, runtime, plugins, rows=section.max_requests),
+            _loaded(section, checkpoint, plan, runtime, plugins, model),
         ):
             pass
     else:
-        _serve(section, checkpoints, plan, plugins, settings)
+        _serve(section, checkpoints, plan, plugins, settings, model)
     if plan.layout.world_size > 1:
         leave()
     return 0
@@ -161,6 +167,7 @@ def _serve(
     plan: ProcessPlan,
     plugins: PluginSet,
     settings: PluginSettings,
+    model: GivenModel,
 ) -> None:
     """Load the models and answer requests until the end."""
     keys = read_keys(section.api_key_file) if section.api_key_file is not None else []
@@ -178,7 +185,7 @@ def _serve(
         log = stack.enter_context(_access_log(section))
         runtime = stack.enter_context(started_runtime(section, plan, plugins, settings))
         models = {
-            name: stack.enter_context(_served(section, path, name, plan, runtime, plugins))
+            name: stack.enter_context(_served(section, path, name, plan, runtime, plugins, model))
             for name, path in checkpoints.items()
         }
         if not is_loopback(section.host) and not keys:
@@ -212,7 +219,9 @@ def _require_packages() -> None:
 
 def _directories(section: ServeSection) -> dict[str, Path]:
     """Return the directories of the models by name."""
-    if (section.load is None) == (not section.compare):
+    if section.load is not None and section.compare:
+        raise ConfigError("`--load` and `--compare` exclude each other", hint="keep one of them")
+    if section.load is None and not section.compare:
         raise ConfigError(
             "name a checkpoint by `--load`, or two by `--compare`",
             hint="`lmcore serve --load RUN`",
@@ -263,6 +272,26 @@ def _access_log(section: ServeSection) -> Iterator[TextIO | None]:
             yield stream
 
 
+def _loaded(
+    section: ServeSection,
+    checkpoint: Path,
+    plan: ProcessPlan,
+    runtime: Runtime,
+    plugins: PluginSet,
+    model: GivenModel,
+) -> AbstractContextManager[LoadedModel | None]:
+    """Load a model; see `loaded_model`."""
+    return loaded_model(
+        section,
+        checkpoint,
+        plan,
+        runtime,
+        plugins,
+        rows=section.max_requests,
+        require=lambda shape: model.require(dataclasses.asdict(shape)),
+    )
+
+
 @contextmanager
 def _served(
     section: ServeSection,
@@ -271,15 +300,14 @@ def _served(
     plan: ProcessPlan,
     runtime: Runtime,
     plugins: PluginSet,
+    model: GivenModel,
 ) -> Iterator[ServedModel]:
     """Load a model and start its service."""
     from lmcore.generation.chat.template import ChatTemplate
     from lmcore.serving.served_model import ServedModel
     from lmcore.serving.service import Service
 
-    with loaded_model(
-        section, checkpoint, plan, runtime, plugins, rows=section.max_requests
-    ) as loaded:
+    with _loaded(section, checkpoint, plan, runtime, plugins, model) as loaded:
         assert loaded is not None
         if section.chat_template is not None:
             template: ChatTemplate | None = ChatTemplate.from_file(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import signal
 import socket
@@ -77,10 +78,13 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         if made is not None:
             made.close()
+        of_port = error.errno in {errno.EADDRINUSE, errno.EACCES}
         raise ConfigError(
             f"cannot listen on `{host}` port {port}",
             why=error.strerror or str(error),
-            hint="choose another `--port`, or `--port 0` for any free one",
+            hint="choose another `--port`, or `--port 0` for any free one"
+            if of_port
+            else "give an address of this machine, or `--host 0.0.0.0` for all of them",
         ) from None
     made.settimeout(0)
     return made

@@ -1,4 +1,4 @@
-"""Flags of Megatron's generation scripts and of training runs, for `lmcore generate`.
+"""Flags of Megatron's generation scripts and of training runs, for `lmcore generate` and `serve`.
 
 A script gives the flags of the training run to generation too.  Flags of the model's shape are
 compared with the checkpoint, which defines the model.  Flags of training change nothing, and the
@@ -19,12 +19,16 @@ from lmcore.config.options.command_line import ForeignFlag, Translation
 from lmcore.config.section import run_options
 from lmcore.errors import ConfigError, LmcoreError
 
-__all__ = ["GivenModel", "generate_flags"]
+__all__ = ["GivenModel", "generate_flags", "serve_flags"]
 
 _COMPARED = "they are compared with the checkpoint, which defines the model"
 _TRAINING = "only training uses them"
 _OTHER_AXES = "only tensor parallelism and pipelines divide a model that generates"
 _RECOMPUTE = "--recompute"
+_OF_REQUESTS = "each request has its own"
+_CACHED = "the server always keeps keys and values"
+_TOGETHER = "texts are generated together, and long prompts in chunks"
+_POSITIONS = "the model's positions limit each text"
 
 _FIELDS: Mapping[str, str] = {
     **{
@@ -108,8 +112,33 @@ def generate_flags(own: Collection[str], model: GivenModel) -> dict[str, Foreign
             lambda values: Translation(flags=("--sample-output-file", *values)),
             replacement="--sample-output-file",
         ),
-        "--ckpt-format": _without_effect("1", "the format of a checkpoint is detected"),
     }
+    return {name: flag for name, flag in flags.items() if name not in own}
+
+
+def serve_flags(own: Collection[str], model: GivenModel) -> dict[str, ForeignFlag]:
+    """Return the foreign flags of `lmcore serve` by name: of Megatron's server, and of a run.
+
+    Args:
+        own: Flags of the command itself, which are not foreign.
+        model: Place for the flags of the model's shape, which parsing fills.
+    """
+    flags = {**train_flags(), **_recompute_flags(), **_run_flags(model)}
+    requests = ForeignFlag(
+        "1",
+        lambda values: Translation(flags=("--max-requests", *values)),
+        replacement="--max-requests",
+    )
+    flags |= {
+        "--inference-max-requests": requests,
+        "--inference-max-batch-size": requests,
+        "--inference-max-seq-length": _without_effect("1", _POSITIONS),
+        "--inference-batch-times-seqlen-threshold": _without_effect("1", _TOGETHER),
+        "--recompute": _without_effect("0", _CACHED),
+        "--greedy": _without_effect("0", _OF_REQUESTS),
+    }
+    for name in ("--temperature", "--top-k", "--top-p", "--out-seq-length", "--seed"):
+        flags[name] = _without_effect("1", _OF_REQUESTS)
     return {name: flag for name, flag in flags.items() if name not in own}
 
 
@@ -129,7 +158,7 @@ def _recompute_flags() -> dict[str, ForeignFlag]:
 
 def _run_flags(model: GivenModel) -> dict[str, ForeignFlag]:
     """Return the flags of a training run."""
-    flags: dict[str, ForeignFlag] = {}
+    flags = {"--ckpt-format": _without_effect("1", "the format of a checkpoint is detected")}
     for option in run_options().values():
         switch = option.type is bool
         arity = "0" if switch else "+" if option.repeated else "1"

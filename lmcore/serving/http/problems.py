@@ -81,7 +81,7 @@ def add_handlers(app: FastAPI, gone: Mapping[str, str]) -> None:
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        found = ApiError(error.status_code, str(error.detail))
+        found = ApiError(error.status_code, _of_path(request, error))
         answer = reply(request.url.path, found)
         answer.headers.update(error.headers or {})
         return answer
@@ -94,6 +94,19 @@ def add_handlers(app: FastAPI, gone: Mapping[str, str]) -> None:
     app.add_exception_handler(ApiError, known)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(Exception, unexpected)
+
+
+def _of_path(request: Request, error: HTTPException) -> str:
+    """Return the message for a path, or a method, that there is not."""
+    path = request.url.path[:200]
+    if error.status_code == 404:
+        return (
+            f"there is no path `{path}`; `/v1/completions`, `/v1/chat/completions`, `/v1/models` "
+            f"and `{PLAIN_PATH}` are interfaces of this server"
+        )
+    if error.status_code == 405:
+        return f"`{path}` takes {(error.headers or {}).get('Allow', 'another method')}"
+    return str(error.detail)
 
 
 def _of_fields(problems: Sequence[Mapping[str, Any]], gone: Mapping[str, str]) -> ApiError:

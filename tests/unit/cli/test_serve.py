@@ -161,6 +161,9 @@ def test_stopping_answers_first(runs: Path) -> None:
         (["--load", "RUN", "--access-log", "no/such/folder/log"], "cannot write"),
         (["--load", "RUN", "--num-threads", "99999"], "--num-threads"),
         (["--load", "RUN", "--ckpt-step", "77"], "77"),
+        (["--load", "RUN", "--compare", "RUN", "RUN"], "exclude each other"),
+        (["--load", "RUN", "--host", "192.0.2.1"], "an address of this machine"),
+        (["--load", "RUN", "--inference-max-requests", "0"], "expected an integer >= 1"),
         (["--load", "RUN", "--chat-template", "missing"], "cannot read the chat template"),
     ],
 )
@@ -181,6 +184,25 @@ def test_wrong_flags(
         argv += ["--port", "0"]
     with pytest.raises(Exception, match=re.escape(problem)):
         serve([*argv, "--device", "cpu"])
+
+
+def test_flags_of_megatrons_server(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are taken or named as without effect; those of the model have to be the checkpoint's."""
+    argv = ["--load", str(runs / "first"), "--port", "0", "--device", "cpu"]
+    given = "--inference-max-requests 3 --micro-batch-size 1 --seed 42 --temperature 1.0"
+    started = []
+    monkeypatch.setattr(
+        "lmcore.serving.server.serve", lambda state, *_rest: started.append(state.first)
+    )
+    caplog.set_level("INFO")
+    assert serve([*argv, *given.split(), "--num-layers", "1"]) == 0
+    (model,) = started
+    assert model.service.max_texts == 3 + 64
+    assert "--micro-batch-size" in caplog.text
+    with pytest.raises(ConfigError, match="`--num-layers 9` contradicts the checkpoint"):
+        serve([*argv, "--num-layers", "9"])
 
 
 def test_a_taken_port(runs: Path) -> None:

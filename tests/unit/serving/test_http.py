@@ -245,6 +245,23 @@ def test_two_models(loaded: LoadedModel) -> None:
     assert texts["tiny"] != texts["other"]
 
 
+@pytest.mark.parametrize(
+    "method, path, status, problem",
+    [
+        ("POST", "/completions", 404, "there is no path `/completions`; `/v1/completions`"),
+        ("POST", "/v1/completion", 404, "there is no path `/v1/completion`"),
+        ("GET", "/page/none.js", 404, "there is no path `/page/none.js`"),
+        ("POST", "/api", 405, "`/api` takes PUT"),
+        ("GET", "/v1/chat/completions", 405, "`/v1/chat/completions` takes POST"),
+    ],
+)
+def test_wrong_paths(server: Server, method: str, path: str, status: int, problem: str) -> None:
+    """Who mistypes an address reads what there is."""
+    reply = server.ask(path, {}, method=method)
+    assert reply.status == status
+    assert reply.message.startswith(problem)
+
+
 def test_the_page_needs_nothing_from_elsewhere(server: Server) -> None:
     """Every file that it names is there, and a browser loads nothing else."""
     page = server.ask("/")

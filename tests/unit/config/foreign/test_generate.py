@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmcore.config.foreign.generate import GivenModel, generate_flags
+from lmcore.config.foreign.generate import GivenModel, generate_flags, serve_flags
 from lmcore.config.options.flags import ParsedFlags, parse_flags
 from lmcore.errors import ConfigError
 
@@ -107,3 +107,19 @@ def test_generation() -> None:
     assert flags["--bf16"].translate(()).flags == ("--precision", "bf16")
     assert "--num-layers" in flags
     assert "--num-layers" not in generate_flags({"--num-layers"}, model)
+
+
+def test_serving() -> None:
+    """Flags of Megatron's server have their meaning, or a reason why they have no effect."""
+    model = GivenModel()
+    found = parse_flags(
+        ["--inference-max-requests", "4", "--top_p", "0.9", "--num-layers", "2", "--lr", "1"],
+        {},
+        foreign=serve_flags((), model),
+    )
+    flags = serve_flags({"--seed"}, model)
+    assert flags["--inference-max-requests"].translate(("4",)).flags == ("--max-requests", "4")
+    assert flags["--top-p"].translate(("0.9",)).no_effect == "each request has its own"
+    assert "--seed" not in flags
+    assert model.values == {"num_layers": 2}
+    assert len(found.problems) == 1  # `--max-requests` is the command's
