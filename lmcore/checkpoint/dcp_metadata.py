@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from lmcore.accelerator.dtype import dtype_name
 from lmcore.bounded_file import read_bounded_file
 from lmcore.checkpoint.chunks import ChunkBounds, is_inside, is_partition
 from lmcore.checkpoint.manifest import Manifest, TensorEntry
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointError, counted
 
 __all__ = [
     "METADATA_MODULE",
@@ -52,6 +52,7 @@ _RECORDS = {
     (STORAGE_MODULE, "_StorageInfo"),
 }
 _BYTES = "BytesStorageMetadata"
+_SHOWN_FILES, _SHOWN_CHARACTERS = 10, 80
 _PLAN_PACKAGE = "torch.distributed.checkpoint."
 _MEMORY_FORMATS = {"TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRESERVE_FORMAT"}
 _DTYPES = {
@@ -157,8 +158,27 @@ def read_foreign_metadata(directory: Path) -> ForeignIndex:
         entries = {name: stated[name] for name in tensors}
         record.state = {"state_dict_metadata": entries, "storage_data": ranges}
         sizes = {one.name: one.stat().st_size for one in directory.iterdir() if one.is_file()}
+        _require_files(directory, stored.values(), sizes)
         converter = _Converter(tensors, sizes)
         return ForeignIndex(tensors, converter.index(record), converter.objects(objects))
+
+
+def _require_files(directory: Path, records: Iterable[Any], sizes: Mapping[str, int]) -> None:
+    """Raise a `CheckpointError` that names the files of an index that are missing.
+
+    Names of files elsewhere are left to the check of each record.
+    """
+    names = {_fields(record, "_StorageInfo").get("relative_path") for record in records}
+    plain = {name for name in names if isinstance(name, str) and name == Path(name).name}
+    missing = sorted(plain - sizes.keys())
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        listed = ", ".join(f"`{name[:_SHOWN_CHARACTERS]}`" for name in missing[:_SHOWN_FILES])
+        raise CheckpointError(
+            f"`{directory}` is not complete",
+            why=f"its index names {counted(len(missing), 'file')} that {verb} missing: {listed}",
+            hint="copy the files of all ranks into one directory",
+        )
 
 
 def _content(path: Path) -> bytes:

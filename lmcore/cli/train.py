@@ -92,7 +92,8 @@ def _train(argv: list[str]) -> int:
     valid = validate(loaded, world_size=world_size, further=[*problems, *torch_problems(loaded)])
     assert selection is not None  # its absence is among the problems
     continued = str(loaded.provenance["load"]) == CONTINUE_OPTION.flag
-    resume = find_resume_point(config.checkpoint, continued=continued)
+    starts_anew = loaded.provenance["finetune"].kind != "checkpoint"
+    resume = find_resume_point(config.checkpoint, continued=continued, starts_anew=starts_anew)
     copy = None if resume is None else resume.checkpoint.parent.parent / "tokenizer"
     tokenizer = choose_tokenizer(
         config.data,

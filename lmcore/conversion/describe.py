@@ -19,7 +19,7 @@ _SECONDS = 600.0
 
 
 def describe_isolated(directory: Path, name: str) -> dict[str, Any]:
-    """Return shape and notes of the model in a checkpoint, without loading torch here.
+    """Return the values of `describe`, without loading torch here.
 
     Args:
         directory: Directory of the checkpoint.
@@ -41,7 +41,7 @@ def describe_isolated(directory: Path, name: str) -> dict[str, Any]:
 
 
 def describe(directory: str, name: str) -> dict[str, Any]:
-    """Return shape and notes of the model in a checkpoint, or its error, as JSON values.
+    """Return shape, notes and the step of the optimizer's state, or the error, as JSON values.
 
     Args:
         directory: Directory of the checkpoint.
@@ -53,4 +53,9 @@ def describe(directory: str, name: str) -> dict[str, Any]:
         state = WeightReader(Path(directory), name).state
     except LmcoreError as error:
         return {"error": {"what": error.what, "why": error.why, "hint": error.hint}}
-    return {"shape": state.shape.to_dict(), "notes": list(state.notes)}
+    progress = state.progress if len(state.kinds) > 1 else None
+    return {
+        "shape": state.shape.to_dict(),
+        "notes": list(state.notes),
+        "iteration": progress.iteration if progress else None,
+    }

@@ -32,6 +32,7 @@ class ForeignModel:
         shape: Shape of the model.
         tokenizer: Settings that build the tokenizer from the checkpoint's files; None without one.
         notes: Differences between the checkpoint and the model of lmcore, for the user.
+        iteration: Step of its optimizer's state; None without one.
     """
 
     path: Path
@@ -39,6 +40,7 @@ class ForeignModel:
     shape: ModelShape
     tokenizer: TokenizerSettings | None = None
     notes: tuple[str, ...] = ()
+    iteration: int | None = None
 
 
 def _huggingface(directory: Path) -> ForeignModel:
@@ -64,4 +66,6 @@ def describe_foreign(directory: Path) -> ForeignModel | None:
     shape = read_shape(found["shape"], directory)
     # A model of transformers that DeepSpeed trained may have its tokenizer beside.
     tokenizer = tokenizer_settings(directory) if name == "megatron-deepspeed" else None
-    return ForeignModel(directory, name, shape, tokenizer, tuple(found["notes"]))
+    return ForeignModel(
+        directory, name, shape, tokenizer, tuple(found["notes"]), found["iteration"]
+    )

@@ -227,6 +227,21 @@ def test_a_run_converted_without_its_optimizer(
     assert len(losses(tmp_path / "weights")) == 2
 
 
+def test_a_start_without_the_state_of_the_optimizer(
+    tmp_path: Path, state: RandomState, data: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A run that begins at step 0 although the checkpoint is of a later one says so."""
+    other = RandomState(state.shape, kinds=(WEIGHT, *ADAM))
+    write_megatron(other, tmp_path / "megatron", None)
+    loaded = ["--load", str(tmp_path / "megatron"), "--tokenizer-type", "ByteTokenizer"]
+    command = ["train", *loaded, "--data-path", data, *RUN.split()]
+    for flags, expected in (([], 1), (["--finetune"], 0)):
+        assert main([*command, *flags, "--save", str(tmp_path / f"run{expected}")]) == 0
+        said = capfd.readouterr().err
+        assert said.count("without the optimizer's state of step 7") == expected
+        assert said.count("lmcore checkpoint convert") == expected
+
+
 def test_main_parameters_that_are_not_the_models(
     tmp_path: Path, state: RandomState, data: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

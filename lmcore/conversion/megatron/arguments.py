@@ -52,10 +52,14 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
             "heterogeneous_layers_config_encoded_json",
             "hybrid_override_pattern",
             "hybrid_layer_pattern",
+            "use_mup",
+            "enable_mhc_connections",
+            "enable_hyper_connections",
             "is_hybrid_model",
             "retro_add_retriever",
             "fp8_param_gather",
             "fp4_param",
+            "fp4_param_gather",
         ),
         _OFF,
     ),
@@ -249,6 +253,13 @@ class _Reader:
             found.append(
                 "the run computed GELU exactly (`--no-bias-gelu-fusion`), lmcore computes its tanh "
                 "approximation"
+            )
+        spec = self.get("spec", None)
+        if isinstance(spec, str | list | tuple) and spec:
+            listed = spec if isinstance(spec, str) else " ".join(map(str, spec))
+            found.append(
+                f"the run built its layers by `--spec {listed}`, which is not part of the "
+                "checkpoint; lmcore computes the layers of the other arguments"
             )
         tokenizer = self.get("tokenizer_type", None)
         if isinstance(tokenizer, str):

@@ -16,15 +16,22 @@ from lmcore.log import ALL_RANKS
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.config.section import CheckpointSection
+    from lmcore.conversion.foreign_model import ForeignModel
     from lmcore.runtime.process.rendezvous import Rendezvous
 
 __all__ = ["find_resume_point", "refuse_fewer_steps", "verify_resume_point"]
 
 logger = logging.getLogger(__name__)
 
+_FROM_WEIGHTS = (
+    "%s: the run begins at step 0 with its weights, without the optimizer's state of step %d: "
+    "`lmcore checkpoint convert %s RUN --to lmcore` makes a run that continues; `--finetune` "
+    "confirms the start"
+)
+
 
 def find_resume_point(
-    settings: CheckpointSection, *, continued: bool = False
+    settings: CheckpointSection, *, continued: bool = False, starts_anew: bool = True
 ) -> ResumePoint | None:
     """Return the checkpoint that `--load` names; None if the run starts from initial weights.
 
@@ -33,6 +40,8 @@ def find_resume_point(
     Args:
         settings: The `checkpoint` section.
         continued: True if `--continue` named the run, which then has a checkpoint.
+        starts_anew: True if the user gave `--finetune`; otherwise a warning says that the
+            optimizer's state of another program's checkpoint is not taken.
 
     Raises:
         CheckpointError: There is no checkpoint and the settings require one, or it is damaged.
@@ -49,8 +58,7 @@ def find_resume_point(
     foreign = describe_foreign(path)
     if foreign is not None:
         _refuse_conflicts(settings, path)
-        for note in foreign.notes:
-            logger.warning("%s: %s", path, note, extra=ALL_RANKS)
+        _warn_of_foreign(foreign, starts_anew=starts_anew)
         return foreign_resume_point(foreign)
     if settings.ckpt_step is not None:
         path = chosen_checkpoint(path, settings.ckpt_step)
@@ -74,6 +82,19 @@ def find_resume_point(
     batch = part_of(manifest.meta, "config", "config", "training").get("global_batch_size")
     batch = batch if type(batch) is int and batch > 0 else None
     return ResumePoint(checkpoint, manifest, found, data_rules=rules, global_batch_size=batch)
+
+
+def _warn_of_foreign(model: ForeignModel, *, starts_anew: bool) -> None:
+    """Report what a run does not take from another program's checkpoint."""
+    from lmcore.conversion.state import NO_TOKENIZER
+
+    path = model.path
+    for note in model.notes:
+        # Another warning says what becomes of the tokenizer.
+        if not note.endswith(NO_TOKENIZER):
+            logger.warning("%s: %s", path, note, extra=ALL_RANKS)
+    if model.iteration and not starts_anew:
+        logger.warning(_FROM_WEIGHTS, path, model.iteration, path, extra=ALL_RANKS)
 
 
 def _never_saved(path: Path) -> CheckpointArgumentError:

@@ -46,8 +46,13 @@ def check_saved_run(checkpoint: Path, manifest: Manifest, *, own_schedule: bool 
     if wrong:
         hint = "use another checkpoint, or take its weights alone by `--finetune`"
         if not has_schedule and all(name.startswith("schedule.") for name in wrong):
-            hint = "`--override-opt-param-scheduler` continues with the learning-rate schedule of "
-            hint += "this run's settings; or take the weights alone by `--load` and `--finetune`"
+            raise CheckpointError(
+                f"checkpoint `{checkpoint}` has no learning-rate schedule to continue",
+                why="it was converted, and the checkpoint of the other program had none that is "
+                "read",
+                hint="`--override-opt-param-scheduler` continues with the learning-rate schedule "
+                "of this run's settings; or take the weights alone by `--load` and `--finetune`",
+            )
         raise CheckpointError(
             f"no run can continue from checkpoint `{checkpoint}`",
             why="its manifest does not have what a run saves: "

@@ -253,6 +253,9 @@ def test_code_is_refused_and_named(tmp_path: Path) -> None:
         ("qk_layernorm", True),
         ("rotary_interleaved", True),
         ("normalization", "DeepNorm"),
+        ("use_mup", True),
+        ("enable_mhc_connections", True),
+        ("fp4_param_gather", True),
     ],
 )
 def test_models_that_lmcore_lacks(field: str, value: object, tmp_path: Path) -> None:
@@ -263,6 +266,15 @@ def test_models_that_lmcore_lacks(field: str, value: object, tmp_path: Path) -> 
         MegatronState(tmp_path)
     assert field in (caught.value.why or "")
     assert str(value) in (caught.value.why or "")
+
+
+def test_layers_of_a_specification(tmp_path: Path) -> None:
+    """A note names `--spec`, whose layers the arguments do not describe."""
+    path = plain(tmp_path)
+    assert not any("--spec" in note for note in MegatronState(tmp_path).notes)
+    edit(path, lambda content: setattr(content["args"], "spec", ["my.layers", "make"]))
+    [note] = [note for note in MegatronState(tmp_path).notes if "--spec" in note]
+    assert "`--spec my.layers make`" in note
 
 
 def refusal(tmp_path: Path) -> str:

@@ -230,3 +230,13 @@ def test_truncated_files(name: str, tmp_path: Path) -> None:
     path = tmp_path / "release" / name
     path.write_bytes(path.read_bytes()[:-50])
     assert str(tmp_path) in refusal(tmp_path)
+
+
+def test_missing_files_are_listed(tmp_path: Path) -> None:
+    """A file of one rank that was not copied is named, and nothing else of the index."""
+    write_distributed(MemoryState(GPT), tmp_path, None)
+    [path] = tmp_path.rglob("__0_0.distcp")
+    path.unlink()
+    with pytest.raises(CheckpointError, match="is not complete") as caught:
+        DistributedState(tmp_path)
+    assert caught.value.why == "its index names 1 file that is missing: `__0_0.distcp`"
