@@ -10,6 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lmcore.conversion.formats import FORMATS, WriteOptions, read_state
 from lmcore.conversion.new_directory import new_directory, require_absent
 from lmcore.conversion.state import notes_beside
@@ -93,7 +95,7 @@ def convert(
     if state.vocab_size is None and tokenizer is not None:
         state.vocab_size = tokenizer.vocab_size
     left_out = [_LEFT_OUT] if weights_only else []
-    with new_directory(target, _weight_bytes(state, options)) as directory:
+    with new_directory(target, _least_bytes(state, to, options)) as directory:
         notes = FORMATS[to].write(state, directory, tokenizer, options)
         size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
     return Conversion(
@@ -108,6 +110,8 @@ def convert(
     )
 
 
-def _weight_bytes(state: ModelState, options: WriteOptions) -> int:
+def _least_bytes(state: ModelState, to: str, options: WriteOptions) -> int:
+    """Return the size of the weights, and of the optimizer's state in float32 if it is written."""
     elements = sum(math.prod(shape) for shape in state.parameters.values())
-    return elements * options.dtype.itemsize
+    moments = len(state.kinds) - 1 if FORMATS[to].optimizer else 0
+    return elements * (options.dtype.itemsize + moments * torch.float32.itemsize)

@@ -144,3 +144,22 @@ def test_values_too_large_for_a_dtype(tmp_path: Path, run_of: RunOf, name: str) 
     assert "norm" in caught.value.what
     assert not (tmp_path / "out").exists()
     convert(run, tmp_path / "out", name, options=WriteOptions(dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("to", ["lmcore", "megatron", "huggingface"])
+def test_space_for_the_state_of_the_optimizer(
+    to: str, tmp_path: Path, run_of: RunOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is part of what a conversion needs at least, if the format has it; nothing is written."""
+    state = RandomState(GPT2, kinds=(WEIGHT, *ADAM))
+    run = run_of(state)
+    weights = 4 * sum(state.tensors[name, WEIGHT].numel() for name in state.parameters)
+    usage = module.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _path: usage._replace(free=weights))
+    if to == "huggingface":
+        convert(run, tmp_path / "out", to)
+        return
+    with pytest.raises(CheckpointError, match="cannot write") as caught:
+        convert(run, tmp_path / "out", to)
+    assert f"it needs at least {3 * weights:,} bytes" in str(caught.value.why)
+    assert not (tmp_path / "out").exists()
