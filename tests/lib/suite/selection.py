@@ -180,5 +180,5 @@ def peer(package: str) -> Any:
     test.
     """
     if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed: see `tox -e library` and `tox -e peers`")
+        pytest.skip(f"{package} is not installed: see `tox -e library`, `clients` and `peers`")
     return importlib.import_module(package)
