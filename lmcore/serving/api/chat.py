@@ -31,6 +31,8 @@ router = APIRouter()
 
 _MAX_MESSAGES = 2048
 
+_Nothing = Annotated[None, Field(description="Accepted, as a client's message of a reply has it.")]
+
 
 class TextPart(BaseModel):
     """Part of a message."""
@@ -49,7 +51,12 @@ class ChatMessage(BaseModel):
     role: Annotated[str, Field(min_length=1, max_length=100)]
     content: str | list[TextPart]
     name: str | None = None
-    refusal: Annotated[None, Field(description="Accepted, as a reply has it.")] = None
+    # What clients send back of a reply.
+    refusal: _Nothing = None
+    annotations: _Nothing | Annotated[list[Any], Field(max_length=0)] = None
+    audio: _Nothing = None
+    function_call: _Nothing = None
+    tool_calls: _Nothing | Annotated[list[Any], Field(max_length=0)] = None
 
     def plain(self) -> dict[str, Any]:
         """Return the message for a template."""

@@ -92,6 +92,18 @@ def test_parts_of_a_message(chat: Server) -> None:
     assert replies[0]["choices"] == replies[1]["choices"]
 
 
+def test_a_reply_is_sent_back(chat: Server) -> None:
+    """Clients append the message of a reply with all fields that they know of it."""
+    empty = {"refusal": None, "annotations": [], "audio": None, "function_call": None}
+    messages = talk("Hi", "Yo", "So")
+    body = {"max_tokens": 5, "temperature": 0}
+    plain = chat.ask(PATH, {"messages": messages, **body}).json
+    messages[1] |= empty | {"tool_calls": None}
+    assert chat.ask(PATH, {"messages": messages, **body}).json["choices"] == plain["choices"]
+    messages[1]["tool_calls"] = [{"id": "a"}]
+    assert "`messages.1.tool_calls" in chat.ask(PATH, {"messages": messages, **body}).message
+
+
 @pytest.mark.parametrize(
     "change, problem",
     [

@@ -172,9 +172,11 @@ def test_the_message_of_a_reply_is_taken_back(client: Any) -> None:
     """As programs hold a conversation: they append the reply's message to theirs."""
     messages: list[Any] = [*QUESTION]
     first = client.chat.completions.create(model="tiny", messages=messages, max_tokens=4)
-    messages += [first.choices[0].message, {"role": "user", "content": "So"}]
-    second = client.chat.completions.create(model="tiny", messages=messages, max_tokens=4)
-    assert second.usage.prompt_tokens > first.usage.prompt_tokens
+    answer = first.choices[0].message
+    for taken in (answer, answer.model_dump(), answer.to_dict()):
+        more = [*messages, taken, {"role": "user", "content": "So"}]
+        second = client.chat.completions.create(model="tiny", messages=more, max_tokens=4)
+        assert second.usage.prompt_tokens > first.usage.prompt_tokens
 
 
 def test_a_json_schema(client: Any) -> None:
