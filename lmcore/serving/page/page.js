@@ -17,8 +17,9 @@ function headers() {
 
 async function problem(response) {
   try {
-    const body = await response.json();
-    return body.error?.message ?? String(body);
+    const { error } = await response.json();
+    const full = error.code === "context_length_exceeded" && mode() === "chat";
+    return full ? `${error.message}. Ask for fewer tokens, or clear the conversation.` : error.message;
   } catch {
     return `status ${response.status}`;
   }

@@ -250,6 +250,7 @@ def test_a_conversation(
     expect(page.locator("#send")).to_be_enabled()
     ask(page, "x" * 90, 5)
     expect(page.locator(".status.error")).to_contain_text("the model has 96 positions")
+    expect(page.locator(".status.error")).to_contain_text("clear the conversation")
     expect(page.locator("#prompt")).to_have_value("x" * 90)
     expect(texts).to_have_count(4)
     page.click("#clear")
