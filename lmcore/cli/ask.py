@@ -66,8 +66,10 @@ def run(argv: list[str]) -> int:
         return 0
     interactive = sys.stdin.isatty()
     for line in _lines(interactive=interactive):
+        if section.chat and line == "/exit":
+            break
         try:
-            talk.answer(line)
+            talk.take(line)
         except KeyboardInterrupt:
             if not interactive:
                 raise
@@ -88,6 +90,20 @@ class _Talk:
         if section.system_prompt is not None:
             self._messages.append({"role": "system", "content": section.system_prompt})
 
+    def take(self, line: str) -> None:
+        """Answer a line; in a conversation do a command, as `lmcore generate --chat` does."""
+        if not self._section.chat or not line.startswith("/"):
+            self.answer(line)
+        elif line.startswith("//"):
+            self.answer(line[1:])
+        elif line == "/reset":
+            self._messages = [one for one in self._messages if one["role"] == "system"]
+        else:
+            raise RunError(
+                f"`{line[:100]}` is no command",
+                hint="`/reset` forgets the messages, `/exit` ends, `//TEXT` sends /TEXT",
+            )
+
     def answer(self, text: str) -> None:
         """Print the answer to a text as it arrives."""
         if self._section.chat:
@@ -101,7 +117,10 @@ class _Talk:
         except ClientError as error:
             if self._section.chat:
                 self._messages.pop()
-            raise RunError(error.what, why=error.why, hint=error.hint) from None
+            hint = error.hint
+            if self._section.chat and error.code == "context_length_exceeded":
+                hint = "`/reset` forgets the messages"
+            raise RunError(error.what, why=error.why, hint=hint) from None
         finally:
             if self._section.chat and parts:
                 self._messages.append({"role": "assistant", "content": "".join(parts)})

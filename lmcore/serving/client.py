@@ -21,7 +21,13 @@ _MEGATRON_NAMES = {"max_tokens": "tokens_to_generate", "seed": "random_seed"}
 
 
 class ClientError(LmcoreError):
-    """A server that does not answer, or answers with an error."""
+    """A server that does not answer, or answers with an error.
+
+    Attributes:
+        code: Short name of the problem, if the server gave one.
+    """
+
+    code: str | None = None
 
 
 class Client:
@@ -149,11 +155,13 @@ class Client:
                 raise ClientError(
                     f"there is no server of text at {self.url}", why=f"status {error.code}"
                 ) from None
-            raise ClientError(
+            refusal = ClientError(
                 "the server refused the request",
                 why=_message(found),
                 hint="give the key by `--api-key-file`" if error.code == 401 else None,
-            ) from None
+            )
+            refusal.code = found["error"].get("code") if ours else None
+            raise refusal from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             why = reason.strerror if isinstance(reason, OSError) else None
