@@ -29,6 +29,7 @@ __all__ = [
     "DeepSpeedDirectory",
     "find_files",
     "is_deepspeed",
+    "require_one_step",
     "require_ranks",
 ]
 
@@ -151,6 +152,23 @@ def require_ranks(
         hint="copy the files of all ranks into one directory; each node of a cluster may have its "
         "own",
     )
+
+
+def require_one_step(steps: Mapping[Path, object]) -> None:
+    """Raise a `CheckpointError` unless all files are of one step.
+
+    Args:
+        steps: Number of steps that each file states; None if it states none.
+    """
+    known = {path: step for path, step in steps.items() if step is not None}
+    first, expected = next(iter(known.items()), (None, None))
+    for path, step in known.items():
+        if first is not None and step != expected:
+            raise CheckpointError(
+                f"`{path.parent}` is mixed from several checkpoints",
+                why=f"`{path.name}` is of step {step}, `{first.name}` of step {expected}",
+                hint="copy the files of all ranks of one checkpoint",
+            )
 
 
 def _newest(path: Path) -> Path:

@@ -13,7 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmcore.conversion.deepspeed.directory import DeepSpeedDirectory, require_ranks
+from lmcore.conversion.deepspeed.directory import (
+    DeepSpeedDirectory,
+    require_one_step,
+    require_ranks,
+)
 from lmcore.conversion.deepspeed.names import legacy_names
 from lmcore.conversion.deepspeed.sources import Frozen, InFile, Source, Universal, Zero
 from lmcore.conversion.deepspeed.zero import (
@@ -189,6 +193,8 @@ def open_ranks(
             why="the files of other model-parallel ranks have it",
             hint=ADAM_HINT,
         )
+    if partitions:
+        require_one_step({one.path: one.step for one in partitions})
     return ranks
 
 
@@ -220,6 +226,8 @@ def _open_rank(
     for model_rank in range(rank, size, tensor_size):
         paths = _model_files(directory, model_rank)
         contents = [content if path == directory.first else load_content(path) for path in paths]
+        steps = {path: _step(one) for path, one in zip(paths, contents, strict=True)}
+        require_one_step({directory.first: _step(content), **steps})
         zero += _zero_sources(directory, model_rank, contents, weights_only=weights_only)
         first = contents[0]
         if directory.partitions:
@@ -236,6 +244,11 @@ def _open_rank(
         if owner == rank
     ]
     return RankTensors([*zero, *modules], aliases)
+
+
+def _step(content: Mapping[str, Any]) -> object:
+    """Return the number of steps that a model's file states; None without one."""
+    return content.get("iteration", content.get("global_steps"))
 
 
 def _aliases(content: Mapping[str, Any]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.conversion.deepspeed.directory import require_one_step
 from lmcore.conversion.megatron.moments import group_values, step_of
 from lmcore.conversion.megatron.records import load_content, values_of
 from lmcore.conversion.state import ADAM, WEIGHT
@@ -89,6 +90,8 @@ class Partitions:
         """
         self._paths = [files[rank] for rank in sorted(files)]
         self._states = [states[rank] for rank in sorted(files)]
+        steps = [saved_step(state) for state in self._states]
+        require_one_step(dict(zip(self._paths, steps, strict=True)))
         self.shapes = {name: shape for group in shapes for name, shape in group.items()}
         key = _FP32_STAGE_3 if _FP32_STAGE_3 in self._states[0] else _FP32
         self._vectors = {
@@ -100,7 +103,7 @@ class Partitions:
         groups = {len(vectors) for vectors in self._vectors[WEIGHT]}
         if len(groups) != 1:
             raise self._damaged(f"its ranks have {sorted(groups)} groups of parameters")
-        self.step: int | None = None
+        self.step = steps[0]
         self.settings: Mapping[str, float] = {}
         self.without_adam: str | None = None
         self._pieces: dict[str, list[_Piece]] = {}
@@ -165,7 +168,6 @@ class Partitions:
                         f"its `{kind}` does not fit its groups of parameters", rank, ADAM_HINT
                     )
                 found[kind].append(vectors)
-        self.step = saved_step(self._states[-1])
         self.settings = group_values(_inner_optimizer(self._states[-1]))[1]
         self._vectors |= found
 
