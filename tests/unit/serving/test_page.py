@@ -326,7 +326,8 @@ CONTRAST = """() => {
     .reduce((sum, one, at) => sum + one * [0.2126, 0.7152, 0.0722][at], 0);
   const found = {};
   const names = ["h1", ".facts", "label", "#prompt", "#send", "#clear", ".modes span", "summary",
-    ".text", ".text .prompt", ".token", ".status", ".hint", ".chosen td", "#tip td"];
+    ".text", ".text .prompt", ".token", ".status", ".hint", ".chosen td", "#tip td",
+    "kbd"];
   for (const name of names) for (const one of document.querySelectorAll(name)) {
     const layers = [];
     for (let at = one; at; at = at.parentElement) {
@@ -358,7 +359,7 @@ def test_it_can_be_read(
     page.locator(".token").nth(20).tap()
     expect(page.locator("#tip")).to_be_visible()
     found = page.evaluate(CONTRAST)
-    assert len(found) == 15
+    assert len(found) == 16
     assert {name: ratio for name, ratio in found.items() if ratio < 4.5} == {}
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     box = page.locator("#tip").bounding_box()
