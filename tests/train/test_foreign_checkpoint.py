@@ -18,7 +18,7 @@ from lmcore.conversion.formats import WriteOptions
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.megatron.write import write_megatron
-from lmcore.conversion.native import LmcoreState
+from lmcore.conversion.native import LmcoreState, write_lmcore
 from lmcore.conversion.state import ADAM, WEIGHT
 from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import ByteTokenizer, GPT2BPETokenizer, Tokenizer, tokenizer_from
@@ -225,6 +225,26 @@ def test_a_run_converted_without_its_optimizer(
     assert "`--no-load-optim`" in said
     assert main([*command, "--no-load-optim"]) == 0
     assert len(losses(tmp_path / "weights")) == 2
+
+
+def test_a_converted_run_without_batch_size_and_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error works the batch size out; a warning says that the bundled text is not its data."""
+    state = RandomState(GPT2, kinds=(WEIGHT, *ADAM))  # 56 samples in 7 steps
+    write_lmcore(state, tmp_path / "run", ByteTokenizer())
+    command = ["train", "--continue", str(tmp_path / "run"), "--train-iters", "9"]
+    command += ["--override-opt-param-scheduler", "--sample-tokens", "0", "--eval-iters", "0"]
+    command += ["--device", "cpu", "--log-interval", "1", "--cpu-peak-seconds", "0"]
+    command += ["--seq-length", "32"]
+    assert main([*command, "--global-batch-size", "2", "--micro-batch-size", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "the batch sizes are not the checkpoint's" in said
+    assert "its steps had 8 samples if all had as many" in said
+    assert main([*command, "--global-batch-size", "8", "--micro-batch-size", "8"]) == 0
+    said = capsys.readouterr().err
+    assert "at sample 56 of its own order, in the bundled text: `--data-path` names" in said
+    assert len(losses(tmp_path / "run")) == 2
 
 
 def test_a_start_without_the_state_of_the_optimizer(

@@ -49,6 +49,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_BUNDLED = ", in the bundled text: `--data-path` names the data of the run"
+
 _NOT_IN_THE_WEIGHTS = ("init_method_std", "attention_dropout", "hidden_dropout")
 """Fields of a model's shape that a resumed run may change."""
 
@@ -387,8 +389,9 @@ def _order_difference(plan: RunPlan, manifest: Manifest, order: str) -> _Differe
     if manifest.meta["data_order"] == UNKNOWN_ORDER:
         logger.warning(
             "the checkpoint does not record the order of its training samples: the run continues "
-            "at sample %d of its own order",
+            "at sample %d of its own order%s",
             manifest.meta["counters"]["consumed_samples"],
+            _BUNDLED if plan.sources.bundled else "",
             extra=ALL_RANKS,
         )
         return None
@@ -430,13 +433,18 @@ def _batch_difference(plan: RunPlan, manifest: Manifest) -> _Difference | None:
         return None
     settings = part_of(manifest.meta, "config", "config", "training")
     ramp = " ".join(map(str, settings.get("rampup_batch_size") or ("none",)))
-    flags = f"--global-batch-size {settings.get('global_batch_size')} --rampup-batch-size {ramp}"
+    batch, steps = settings.get("global_batch_size"), counters["iteration"]
+    hint = f"give the first run's `--global-batch-size {batch} --rampup-batch-size {ramp}`"
+    if batch is None:  # of another program, whose files do not have it
+        hint = "give the first run's `--global-batch-size`, which the checkpoint does not record"
+        if steps and consumed % steps == 0:
+            hint += f"; its steps had {consumed // steps:,} samples if all had as many"
     problem = ConfigError(
         "the batch sizes are not the checkpoint's",
         why=f"the checkpoint's {counters['iteration']:,} steps consumed {consumed:,} of "
         f"{plan.train_samples:,} samples; with this run's batch sizes the other "
         f"{max(left, 0):,} steps would end at {end:,}",
-        hint=f"give the first run's `{flags}`",
+        hint=hint,
     )
     return _Difference(problem)
 
