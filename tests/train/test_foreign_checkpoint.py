@@ -232,6 +232,8 @@ def test_a_converted_run_without_batch_size_and_data(
 ) -> None:
     """The error works the batch size out; a warning says that the bundled text is not its data."""
     state = RandomState(GPT2, kinds=(WEIGHT, *ADAM))  # 56 samples in 7 steps
+    for name in state.parameters:
+        state.tensors[name, "exp_avg_sq"].abs_()
     write_lmcore(state, tmp_path / "run", ByteTokenizer())
     command = ["train", "--continue", str(tmp_path / "run"), "--train-iters", "9"]
     command += ["--override-opt-param-scheduler", "--sample-tokens", "0", "--eval-iters", "0"]
