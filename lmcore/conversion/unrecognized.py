@@ -6,7 +6,11 @@ from pathlib import Path
 
 from lmcore.conversion.detect import format_of
 from lmcore.conversion.huggingface.config import CONFIG_NAME, WEIGHT_FILES
-from lmcore.conversion.megatron.directory import TRACKER_NAME, require_checkpoint
+from lmcore.conversion.megatron.directory import (
+    TRACKER_NAME,
+    incomplete_distributed,
+    require_checkpoint,
+)
 from lmcore.errors import CheckpointArgumentError, CheckpointError
 
 __all__ = ["unrecognized"]
@@ -36,6 +40,8 @@ def unrecognized(directory: Path) -> CheckpointError | None:
     """
     if not directory.is_dir() or format_of(directory) is not None:
         return None
+    if (problem := incomplete_distributed(directory)) is not None:
+        return problem
     if (directory / TRACKER_NAME).is_file():
         try:
             require_checkpoint(directory)

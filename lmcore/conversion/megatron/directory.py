@@ -17,6 +17,7 @@ __all__ = [
     "TRACKER_NAME",
     "MegatronDirectory",
     "find_checkpoint",
+    "incomplete_distributed",
     "is_distributed",
     "is_megatron",
     "is_megatron_dist",
@@ -30,6 +31,7 @@ TRACKER_NAME = "latest_checkpointed_iteration.txt"
 COMMON_NAME = "common.pt"
 FORMAT_NAME = "metadata.json"
 _INDEX_NAME = ".metadata"
+_TORCH_DIST = "torch_dist"
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 """Names of a rank's file; the second with the first versions of the distributed optimizer."""
 _ITERATION = re.compile(r"^(?:iter_\d{7,}|release)$")
@@ -206,11 +208,43 @@ def is_distributed(path: Path) -> bool:
     """
     if not all((path / name).is_file() for name in (FORMAT_NAME, _INDEX_NAME, COMMON_NAME)):
         return False
+    return _backend(path) == _TORCH_DIST
+
+
+def incomplete_distributed(path: Path) -> CheckpointError | None:
+    """Return the error for a distributed checkpoint that lacks a file, or is not `torch_dist`.
+
+    Args:
+        path: Directory that Megatron saved to, or one checkpoint in it.
+    """
+    inside = [one for one in _entries(path) if _ITERATION.match(one.name)]
+    names = (FORMAT_NAME, _INDEX_NAME, COMMON_NAME)
+    for checkpoint in (path, *reversed(inside)):
+        missing = [name for name in names if not (checkpoint / name).is_file()]
+        backend = _backend(checkpoint)
+        if backend not in {None, _TORCH_DIST} and (checkpoint / COMMON_NAME).is_file():
+            return CheckpointError(
+                f"`{checkpoint}` has a format that is not read",
+                why=f"`{FORMAT_NAME}` names the backend `{backend}` of Megatron",
+                hint=f"save it by Megatron with `--ckpt-format {_TORCH_DIST}`",
+            )
+        if len(missing) == 1:
+            return CheckpointError(
+                f"`{checkpoint}` is not complete",
+                why=f"it is of Megatron (`torch_dist`) and lacks `{missing[0]}`",
+                hint="copy all of its files again",
+            )
+    return None
+
+
+def _backend(path: Path) -> str | None:
+    """Return the backend of a distributed checkpoint; None without one."""
     try:
         content = json.loads(read_bounded_file(path / FORMAT_NAME, _MAX_FORMAT_BYTES))
     except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and content.get("sharded_backend") == "torch_dist"
+        return None
+    backend = content.get("sharded_backend") if isinstance(content, dict) else None
+    return backend if isinstance(backend, str) else None
 
 
 def _is_checkpoint(path: Path) -> bool:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
 
+from lmcore.conversion.formats import read_state
 from lmcore.conversion.megatron.arguments import architecture_arguments
 from lmcore.conversion.megatron.directory import is_megatron, is_megatron_dist
 from lmcore.conversion.megatron.distributed_read import DistributedState
@@ -240,3 +241,28 @@ def test_missing_files_are_listed(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not complete") as caught:
         DistributedState(tmp_path)
     assert caught.value.why == "its index names 1 file that is missing: `__0_0.distcp`"
+
+
+@pytest.mark.parametrize("name", [".metadata", "common.pt", "metadata.json"])
+@pytest.mark.parametrize("tracker", [True, False], ids=["tracker", "no tracker"])
+def test_a_checkpoint_without_one_of_its_files(name: str, tracker: bool, tmp_path: Path) -> None:
+    """The missing file is named, although the format is not recognized without it."""
+    write_distributed(MemoryState(GPT, progress=Progress(3, 24)), tmp_path, None)
+    (tmp_path / "iter_0000003" / name).unlink()
+    if not tracker:
+        (tmp_path / "latest_checkpointed_iteration.txt").unlink()
+    for path in (tmp_path, tmp_path / "iter_0000003"):
+        with pytest.raises(CheckpointError, match="is not complete") as caught:
+            read_state(path)
+        assert f"lacks `{name}`" in str(caught.value.why)
+
+
+def test_another_backend_is_named(tmp_path: Path) -> None:
+    """Megatron's other distributed formats are not read."""
+    write_distributed(MemoryState(GPT, progress=Progress(3, 24)), tmp_path, None)
+    path = tmp_path / "iter_0000003" / "metadata.json"
+    path.write_text('{"sharded_backend": "zarr"}')
+    with pytest.raises(CheckpointError, match="has a format that is not read") as caught:
+        read_state(tmp_path)
+    assert "`zarr`" in str(caught.value.why)
+    assert "`--ckpt-format torch_dist`" in str(caught.value.hint)
