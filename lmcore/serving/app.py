@@ -64,7 +64,8 @@ def create_app(
     app.mount("/page", StaticFiles(packages=[("lmcore.serving", "page")]), name="page")
     add_handlers(app, megatron.GONE)
     bodies = (megatron.GenerateBody, completions.CompletionBody, chat.ChatBody, chat.ChatChunk)
-    add_schema(app, bodies, OPEN_PATHS, keys=bool(keys), hosts=hosts is not None)
+    names = list(state.models)
+    add_schema(app, bodies, OPEN_PATHS, names, keys=bool(keys), hosts=hosts is not None)
     guarded = Guard(
         app,
         keys,

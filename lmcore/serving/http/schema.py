@@ -60,6 +60,7 @@ def add_schema(
     app: FastAPI,
     bodies: Sequence[type[BaseModel]],
     open_paths: Sequence[str],
+    names: Sequence[str],
     *,
     keys: bool,
     hosts: bool,
@@ -70,6 +71,7 @@ def add_schema(
         app: Application.
         bodies: Classes of bodies of requests, and of events of streams.
         open_paths: Paths that need no key.
+        names: Names of the models.
         keys: True if the other paths need one.
         hosts: True if a request has to name the server.
     """
@@ -77,21 +79,25 @@ def add_schema(
     def schema() -> dict[str, Any]:
         if app.openapi_schema is None:
             made = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            _complete_models(made["components"]["schemas"], bodies)
+            _complete_models(made["components"]["schemas"], bodies, names)
             if keys:
                 made["components"]["securitySchemes"] = {"key": _KEY}
             for path, operations in made["paths"].items():
                 needs_key = keys and path not in open_paths
                 for operation in operations.values():
                     _complete(operation, path, needs_key=needs_key, hosts=hosts)
+                    for parameter in operation.get("parameters", []):
+                        parameter["schema"]["enum"] = list(names)
             app.openapi_schema = made
         return app.openapi_schema
 
     app.openapi = schema  # type: ignore[method-assign]
 
 
-def _complete_models(schemas: dict[str, Any], bodies: Sequence[type[BaseModel]]) -> None:
-    """Put pydantic's own schemas of some classes in place of FastAPI's."""
+def _complete_models(
+    schemas: dict[str, Any], bodies: Sequence[type[BaseModel]], names: Sequence[str]
+) -> None:
+    """Put pydantic's own schemas of some classes, with the names of models, for FastAPI's."""
     # FastAPI's errors of validation, in place of which this server replies 400.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
@@ -101,6 +107,8 @@ def _complete_models(schemas: dict[str, Any], bodies: Sequence[type[BaseModel]])
         [(one, "validation") for one in classes], ref_template="#/components/schemas/{model}"
     )[1]
     schemas.update(own["$defs"])
+    for name in ("CompletionBody", "ChatBody"):
+        schemas[name]["properties"]["model"]["anyOf"][0]["enum"] = list(names)
 
 
 def _complete(operation: dict[str, Any], path: str, *, needs_key: bool, hosts: bool) -> None:

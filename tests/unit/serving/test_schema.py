@@ -63,6 +63,16 @@ def test_keys_and_names(loaded: LoadedModel, schema: dict[str, Any]) -> None:
             assert "403" in operation["responses"]
 
 
+def test_names_of_models(schema: dict[str, Any]) -> None:
+    """A program that reads the schema knows which models there are."""
+    for body in ("CompletionBody", "ChatBody"):
+        name, none = schema["components"]["schemas"][body]["properties"]["model"]["anyOf"]
+        assert name["enum"] == ["tiny"]
+        assert none == {"type": "null"}
+    (parameter,) = schema["paths"]["/v1/models/{name}"]["get"]["parameters"]
+    assert parameter["schema"]["enum"] == ["tiny"]
+
+
 def test_limits_are_exact(server: Server, schema: dict[str, Any]) -> None:
     """The largest seed of the schema is taken, the next one refused."""
     schemas = schema["components"]["schemas"]
