@@ -14,6 +14,8 @@ from lmcore.errors import CheckpointArgumentError, CheckpointError
 
 __all__ = ["new_directory", "require_absent"]
 
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+
 
 def require_absent(target: Path) -> None:
     """Raise a `CheckpointArgumentError` if *target* cannot be a new or empty directory.
@@ -52,13 +54,24 @@ def new_directory(target: Path, needed: int = 0) -> Iterator[Path]:
         with atomic_directory(target) as temporary:
             yield temporary
     except OSError as error:
-        why, hint = error.strerror or str(error), "check the path and its permissions"
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            why += f": it needs at least {needed:,} bytes" if needed else ""
-            hint = "free some space, or choose another disk"
-            with contextlib.suppress(OSError):
-                why += f", {shutil.disk_usage(target.parent).free:,} are free there"
-        raise CheckpointError(f"cannot write `{target}`", why=why, hint=hint) from error
+        raise _unwritten(target, needed, error) from error
+    except CheckpointError as error:
+        # Of a save into the temporary directory, whose advice is that for a run.
+        cause = error.__cause__
+        if not isinstance(cause, OSError) or cause.errno not in _NO_SPACE:
+            raise
+        raise _unwritten(target, needed, cause) from cause
+
+
+def _unwritten(target: Path, needed: int, error: OSError) -> CheckpointError:
+    """Return the error of a disk that is full or refuses."""
+    why, hint = error.strerror or str(error), "check the path and its permissions"
+    if error.errno in _NO_SPACE:
+        why += f": it needs at least {needed:,} bytes" if needed else ""
+        hint = "free some space, or choose another disk"
+        with contextlib.suppress(OSError):
+            why += f", {shutil.disk_usage(target.parent).free:,} are free there"
+    return CheckpointError(f"cannot write `{target}`", why=why, hint=hint)
 
 
 def _is_empty(path: Path) -> bool:

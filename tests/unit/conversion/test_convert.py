@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +109,12 @@ def test_damage_and_a_full_disk_leave_nothing(
         with pytest.raises(CheckpointError, match="No space left") as caught:
             convert(run, out / "hf", "huggingface")
         assert "bytes" in str(caught.value.why)
+    with monkeypatch.context() as patch:
+        patch.setattr("lmcore.checkpoint.dcp_writer.write_streamed", full)
+        with pytest.raises(CheckpointError, match=re.escape(f"write `{out / 'again'}`")) as caught:
+            convert(run, out / "again", "lmcore")
+        assert "No space left" in str(caught.value.why)
+        assert "--keep-last" not in str(caught.value.hint)
     with monkeypatch.context() as patch:
         usage = module.shutil.disk_usage(tmp_path)
         patch.setattr(module.shutil, "disk_usage", lambda _path: usage._replace(free=10))

@@ -11,7 +11,8 @@ from model_states import GPT2, RandomState, same_state
 from lmcore.cli.main import main
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import write_huggingface
-from lmcore.conversion.state import NO_TOKENIZER, notes_beside
+from lmcore.conversion.native import LmcoreState
+from lmcore.conversion.state import ADAM, NO_TOKENIZER, WEIGHT, notes_beside
 from lmcore.data.tokenizer import ByteTokenizer
 
 
@@ -40,6 +41,19 @@ def test_a_downloaded_model_generates(
         texts.append(json.loads(capsys.readouterr().out)["tokens"])
     assert texts[0] == texts[1]
     assert len(set(texts[0])) > 1
+
+
+def test_weights_only(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The state of the optimizer is left out, and the printed line says so."""
+    trained, run = tmp_path / "trained", tmp_path / "weights"
+    command = ["train", "--load", str(model), "--train-iters", "1", "--seq-length", "8"]
+    sizes = ["--micro-batch-size", "1", "--global-batch-size", "1", "--eval-iters", "0"]
+    assert main([*command, *sizes, "--device", "cpu", "--save", str(trained)]) == 0
+    assert LmcoreState(trained).kinds == (WEIGHT, *ADAM)
+    command = ["checkpoint", "convert", str(trained), str(run), "--to", "lmcore", "--json"]
+    assert main([*command, "--weights-only"]) == 0
+    assert LmcoreState(run).kinds == (WEIGHT,)
+    same_state(LmcoreState(run), LmcoreState(trained))
 
 
 def test_the_next_command_of_a_run_without_a_tokenizer_names_its_option(

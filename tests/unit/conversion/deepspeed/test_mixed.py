@@ -57,7 +57,7 @@ def later_optimizer(content: dict[str, Any]) -> None:
             "is of step 8, `{}` of step 6",
         ),
     ],
-    ids=str,
+    ids=["tensor", "pipeline", "zero3", "zero3-optimizer", "zero3-tensor"],
 )
 def test_files_of_another_step(
     layout: Layout, name: str, change: Any, why: str, weights_only: bool, tmp_path: Path
