@@ -16,10 +16,9 @@ from lmcore.cli.loading import (
     loaded_model,
     plan_processes,
     require_checkpoint,
-    start_all,
+    run_planned,
     started_runtime,
 )
-from lmcore.cli.processes import leave
 from lmcore.cli.selection import find_plugins
 from lmcore.cli.text.sample_output import (
     JsonOutput,
@@ -219,12 +218,12 @@ def run(argv: list[str]) -> int:
     chosen = require_checkpoint(Path(section.load), section.ckpt_step)
     section = dataclasses.replace(section, load=str(chosen))
     plan = plan_processes(section, plugins)
-    if plan.starts_processes:
-        return start_all(["generate", *argv], plan, plugins)
-    _generate(section, options, plan, plugins, settings, model)
-    if plan.layout.world_size > 1:
-        leave()
-    return 0
+    return run_planned(
+        ["generate", *argv],
+        plan,
+        plugins,
+        lambda: _generate(section, options, plan, plugins, settings, model),
+    )
 
 
 def _generate(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from lmcore import log
 from lmcore.cli.device_count import default_process_count
-from lmcore.cli.processes import import_torch, start_processes
+from lmcore.cli.processes import import_torch, leave, start_processes
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.option import option
 from lmcore.config.section.accelerator import MAX_THREADS, plugin_off_option
@@ -38,7 +38,7 @@ __all__ = [
     "loaded_model",
     "plan_processes",
     "require_checkpoint",
-    "start_all",
+    "run_planned",
     "started_runtime",
 ]
 
@@ -177,21 +177,29 @@ def plan_processes(section: LoadingSection, plugins: PluginSet) -> ProcessPlan:
     return ProcessPlan(rank, layout, selection)
 
 
-def start_all(argv: Sequence[str], plan: ProcessPlan, plugins: PluginSet) -> int:
-    """Start the processes of a command and return its exit status.
+def run_planned(
+    argv: Sequence[str], plan: ProcessPlan, plugins: PluginSet, work: Callable[[], None]
+) -> int:
+    """Do the work of a command in this process, or start its processes; return the exit status.
 
     Args:
         argv: Command and its arguments.
         plan: Processes.
         plugins: Plugins that were found.
+        work: Function that does the work of one process.
     """
-    return start_processes(
-        argv,
-        plan.layout.world_size,
-        plugins,
-        plan.selection,
-        module="lmcore.generation.parallel.start",
-    )
+    if plan.starts_processes:
+        return start_processes(
+            argv,
+            plan.layout.world_size,
+            plugins,
+            plan.selection,
+            module="lmcore.generation.parallel.start",
+        )
+    work()
+    if plan.layout.world_size > 1:
+        leave()
+    return 0
 
 
 @contextmanager

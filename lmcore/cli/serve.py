@@ -17,10 +17,9 @@ from lmcore.cli.loading import (
     loaded_model,
     plan_processes,
     require_checkpoint,
-    start_all,
+    run_planned,
     started_runtime,
 )
-from lmcore.cli.processes import leave
 from lmcore.cli.selection import find_plugins
 from lmcore.config.foreign.generate import GivenModel, serve_flags
 from lmcore.config.option import option, options_of
@@ -145,20 +144,12 @@ def run(argv: list[str]) -> int:
         raise ConfigError(
             "`--compare` cannot be used with several processes", why="they hold one model"
         )
-    if plan.starts_processes:
-        return start_all(["serve", *argv], plan, plugins)
-    if plan.rank.rank:
-        (checkpoint,) = checkpoints.values()
-        with (
-            started_runtime(section, plan, plugins, settings) as runtime,
-            _loaded(section, checkpoint, plan, runtime, plugins, model),
-        ):
-            pass
-    else:
-        _serve(section, checkpoints, plan, plugins, settings, model)
-    if plan.layout.world_size > 1:
-        leave()
-    return 0
+    return run_planned(
+        ["serve", *argv],
+        plan,
+        plugins,
+        lambda: _serve(section, checkpoints, plan, plugins, settings, model),
+    )
 
 
 def _serve(
@@ -169,7 +160,14 @@ def _serve(
     settings: PluginSettings,
     model: GivenModel,
 ) -> None:
-    """Load the models and answer requests until the end."""
+    """Load the models and answer requests; other ranks than 0 hold a part of the model."""
+    if plan.rank.rank:
+        (checkpoint,) = checkpoints.values()
+        with (
+            started_runtime(section, plan, plugins, settings) as runtime,
+            _loaded(section, checkpoint, plan, runtime, plugins, model),
+        ):
+            return
     keys = read_keys(section.api_key_file) if section.api_key_file is not None else []
     from lmcore.serving.server import ServerSettings, is_loopback, listen, serve
     from lmcore.serving.state import Limits, ServerState

@@ -250,8 +250,7 @@ async def _chunks(
     head: dict[str, Any],
 ) -> AsyncIterator[dict[str, Any]]:
     """Return the answers in parts: each with the new text of one."""
-    usage = body.stream_options is not None and body.stream_options.include_usage
-    extra: dict[str, Any] = {"usage": None} if usage else {}
+    extra: dict[str, Any] = {"usage": None} if body.ends_with_usage else {}
     generated = 0
     for index in range(body.num_choices):
         yield {**head, "choices": [_part(index, {"role": "assistant", "content": ""})], **extra}
@@ -265,7 +264,7 @@ async def _chunks(
         if update.end is not None:
             end = _part(index, {}) | {"finish_reason": finish_reason(update.end)}
             yield {**head, "choices": [end], **extra}
-    if usage:
+    if body.ends_with_usage:
         total = Usage.of(prompt_tokens, generated)
         yield {**head, "choices": [], "usage": total.model_dump()}
 

@@ -197,8 +197,7 @@ async def _chunks(
     head: dict[str, Any],
 ) -> AsyncIterator[dict[str, Any]]:
     """Return the reply in parts: each with the new text of one choice."""
-    usage = body.stream_options is not None and body.stream_options.include_usage
-    extra: dict[str, Any] = {"usage": None} if usage else {}
+    extra: dict[str, Any] = {"usage": None} if body.ends_with_usage else {}
     generated = 0
     if body.echo:
         for index in range(len(asked.requests)):
@@ -216,7 +215,7 @@ async def _chunks(
             logprobs = _logprobs(model, update.logprobs, offsets[index], body.logprobs)
         choice = _choice(index, update.text, logprobs, finish_reason(update.end))
         yield {**head, "choices": [choice], **extra}
-    if usage:
+    if body.ends_with_usage:
         total = Usage.of(sum(map(len, asked.prompts)), generated)
         yield {**head, "choices": [], "usage": total.model_dump()}
 

@@ -172,6 +172,11 @@ class SamplingBody(BaseModel):
             return None
         return {"type": "object"} if form.json_schema is None else form.json_schema.schema_
 
+    @property
+    def ends_with_usage(self) -> bool:
+        """True if a stream ends with the number of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
     def options(self) -> SamplingOptions:
         """Return the sampling options.
 
