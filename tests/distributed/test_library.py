@@ -184,7 +184,6 @@ def test_metrics_leave_out_repeated_samples(start: Any, size: int) -> None:
         ("fail", ("rank 1 stopped the run", "the third batch is bad")),
         ("other_model", ("differ in the model that they prepare", "weight:")),
         ("uneven", ("rank 1 waits in `backward` at update 4", "after 3 updates of weights")),
-        ("left", ("rank 1 ended, and rank 0 waits for `barrier`", "rank == 0")),
         ("own_group", ("is initialized before `lmcore.start`", "init_process_group")),
     ],
 )
@@ -195,6 +194,20 @@ def test_a_disagreement_ends_all(start: Any, scenario: str, messages: tuple[str,
     assert all(ended.seconds < 30 for ended in ranks)
     for message in messages:
         assert message in ranks[0].errors
+
+
+def test_a_session_that_one_rank_leaves_ends_all(start: Any) -> None:
+    """Rank 0 learns it from its own wait, or from the report of rank 1 that looked first."""
+    ranks = start("left", worker=WORKER)
+    assert all(ended.status for ended in ranks)
+    assert all(ended.seconds < 30 for ended in ranks)
+    own = "rank 1 ended, and rank 0 waits for `barrier`"
+    reported = "rank 1 has ended, and rank 0 waits for it\n"
+    first = ranks[0 if own in ranks[0].errors else 1].errors
+    assert own in first or reported in first
+    assert "rank 1" in ranks[0].errors
+    assert "`barrier`" in ranks[0].errors
+    assert "rank == 0`" in first
 
 
 SAME_TIME = "the ranks make different calls at the same time"
