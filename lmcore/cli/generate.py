@@ -34,6 +34,7 @@ from lmcore.config.options.command_line import parse_with_plugins, wants_help
 from lmcore.errors import ConfigError, LmcoreError, RunError
 from lmcore.generation.sample import DEFAULT_TOKENS, Output
 from lmcore.generation.sampling_options import (
+    MAX_LENGTH_PENALTY,
     MAX_PENALTY,
     MAX_REPETITION_PENALTY,
     MIN_REPETITION_PENALTY,
@@ -172,6 +173,8 @@ class GenerateSection(LoadingSection):
         1.0,
         "Exponent of the number of tokens in the score of beam search: 0 prefers short texts, "
         "above 1 long ones.",
+        minimum=-MAX_LENGTH_PENALTY,
+        maximum=MAX_LENGTH_PENALTY,
     )
     seed: int = option(1234, "Seed of the first sample.", minimum=0)
     num_samples: int = option(1, "Samples per prompt.", minimum=1)

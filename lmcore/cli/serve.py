@@ -86,7 +86,7 @@ class ServeSection(LoadingSection):
     )
     max_requests: int = option(16, "Texts that are generated together.", minimum=1, maximum=4096)
     max_waiting: int = option(
-        64, "Texts that may wait; a request beyond is refused (429).", minimum=0, maximum=65536
+        128, "Texts that may wait; a request beyond is refused (429).", minimum=0, maximum=65536
     )
     request_timeout: float = option(
         600.0, "Seconds in which a request has to be complete.", above=0, maximum=86400

@@ -44,19 +44,20 @@ class _Slot:
 
     Attributes:
         continuation: The request and its tokens.
+        arrival: Number of requests that had a slot before.
         length: Number of tokens in the cache.
         next_token: Token to feed next; None: the prompt is not complete.
     """
 
     continuation: Continuation
+    arrival: int
     length: int = 0
     next_token: int | None = None
 
-    @property
-    def needed(self) -> int:
-        """Number of positions of the whole text; the last generated token needs none."""
-        request = self.continuation.request
-        return len(request.prompt) + max(request.max_tokens - 1, 0)
+
+def _needed(request: Request) -> int:
+    """Return the positions of a whole text; the last generated token needs none."""
+    return len(request.prompt) + max(request.max_tokens - 1, 0)
 
 
 class Engine:
@@ -89,6 +90,7 @@ class Engine:
         self._device = model.device
         self._waiting: deque[Continuation] = deque()
         self._slots: list[_Slot] = []
+        self._num_admitted = 0
         self._cache: TextCache | None = None
 
     def add(self, request: Request) -> Continuation:
@@ -144,21 +146,44 @@ class Engine:
         self._remove_ended()
         decoded = self._decode()
         self._remove_ended()
-        self._admit()
+        refused = self._admit()
         begun = self._prefill()
         self._remove_ended()
-        return decoded + begun
+        return decoded + refused + begun
 
-    def _admit(self) -> None:
-        while self._waiting and len(self._slots) < self._max_requests:
-            self._slots.append(_Slot(self._waiting.popleft()))
-        if not self._slots:
-            return
+    def _admit(self) -> list[Continuation]:
+        """Give slots to waiting requests; return those that end for lack of memory."""
+        room = self._max_requests - len(self._slots)
+        new = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
+        if not new:
+            return []
+        try:
+            self._give_slots(new)
+        except RuntimeError:  # torch's error of an allocation, on any device
+            return [one for one in new if not self._fits(one)]
+        return []
+
+    def _fits(self, continuation: Continuation) -> bool:
+        """Give a request a slot; end it with the error if there is no memory for its keys."""
+        try:
+            self._give_slots([continuation])
+        except RuntimeError as error:
+            continuation.error = error
+        return continuation.error is None
+
+    def _give_slots(self, new: Sequence[Continuation]) -> None:
+        """Provide memory for some requests, then add their slots.
+
+        Raises:
+            RuntimeError: There is not enough; nothing has changed.
+        """
         if self._cache is None:
             self._cache = self._model.new_cache(compute_dtype(self._model))
         elif all(slot.length == 0 for slot in self._slots):
             self._cache.release()  # what earlier requests needed
-        slots, capacity = len(self._slots), max(slot.needed for slot in self._slots)
+        requests = [slot.continuation.request for slot in self._slots]
+        requests += [one.request for one in new]
+        slots, capacity = len(requests), max(map(_needed, requests))
         # A growing cache is copied: it grows by factors.
         if 0 < self._cache.num_slots < slots:
             slots = max(slots, min(2 * self._cache.num_slots, self._max_requests))
@@ -166,20 +191,23 @@ class Engine:
             positions = self._model.shape.max_position_embeddings
             capacity = max(capacity, min(2 * self._cache.capacity, positions))
         self._cache.reserve(slots, capacity)
+        for one in new:
+            self._slots.append(_Slot(one, self._num_admitted))
+            self._num_admitted += 1
 
     def _remove_ended(self) -> None:
         """Free the slots of ended requests; the last ones move into them."""
         for number in reversed(range(len(self._slots))):
-            continuation = self._slots[number].continuation
-            if not continuation.ended:
+            slot = self._slots[number]
+            if not slot.continuation.ended:
                 continue
             assert self._cache is not None
+            if slot.continuation.error is not None or slot.next_token is None:
+                self._cache.clear(number)  # its numbers are not known to be finite
             last = self._slots.pop()
             if number < len(self._slots):
                 self._slots[number] = last
                 self._cache.move(len(self._slots), number, last.length)
-            if continuation.error is not None:
-                self._cache.clear(len(self._slots))
 
     def _prefill(self) -> list[Continuation]:
         """Take a chunk of the prompts that are not complete."""
@@ -188,22 +216,21 @@ class Engine:
             return []
         alone = len(incomplete) == len(self._slots)
         budget = _PREFILL_TOKENS if alone else _SHARED_PREFILL_TOKENS
-        begun = [number for number in incomplete if self._slots[number].length]
-        if begun:
-            return self._prefill_further(begun[0], budget)
-        return self._prefill_first(incomplete, budget)
+        begun = [number for number in incomplete if self._slots[number].length][:1]
+        taken = begun or self._taken_together(incomplete, budget)
+        try:
+            if begun:
+                return self._prefill_further(begun[0], budget)
+            return self._prefill_first(taken, budget)
+        except RuntimeError as error:  # such as too little memory: the others continue
+            failed = [self._slots[number].continuation for number in taken]
+            for one in failed:
+                one.error = error
+            return failed
 
-    def _prefill_first(self, numbers: Sequence[int], budget: int) -> list[Continuation]:
+    def _prefill_first(self, taken: Sequence[int], budget: int) -> list[Continuation]:
         """Take the first tokens of several prompts in one pass, padded to the same length."""
         assert self._cache is not None
-        numbers = sorted(numbers, key=lambda one: len(self._prompt(one)))
-        taken, total = numbers[:1], len(self._prompt(numbers[0]))
-        for number in numbers[1:]:
-            length = len(self._prompt(number))
-            padded, total = (len(taken) + 1) * length, total + length
-            if padded > budget or padded - total > _MAX_PADDING * padded:
-                break
-            taken.append(number)
         widths = [min(len(self._prompt(number)), budget) for number in taken]
         width = max(widths)
         tokens = [
@@ -213,6 +240,23 @@ class Engine:
         view = self._cache.first_tokens(taken, width)
         hidden_BSH = self._model(torch.tensor(tokens, device=self._device), view)
         return self._after_chunk(taken, widths, hidden_BSH)
+
+    def _taken_together(self, numbers: Sequence[int], budget: int) -> list[int]:
+        """Return the slot of the oldest prompt, and those of prompts of about its length."""
+        lengths = {number: len(self._prompt(number)) for number in numbers}
+        oldest = min(numbers, key=lambda number: self._slots[number].arrival)
+        taken, width, total = [oldest], lengths[oldest], lengths[oldest]
+        near = sorted(numbers, key=lambda number: abs(lengths[number] - lengths[oldest]))
+        for number in near:
+            if number == oldest:
+                continue
+            wider = max(width, lengths[number])
+            padded, tokens = (len(taken) + 1) * wider, total + lengths[number]
+            if padded > budget or padded - tokens > _MAX_PADDING * padded:
+                break
+            taken.append(number)
+            width, total = wider, tokens
+        return taken
 
     def _prefill_further(self, number: int, budget: int) -> list[Continuation]:
         """Take the next chunk of a long prompt."""

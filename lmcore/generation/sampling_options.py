@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = [
+    "MAX_LENGTH_PENALTY",
     "MAX_PENALTY",
     "MAX_REPETITION_PENALTY",
     "MAX_TEMPERATURE",
@@ -15,11 +16,14 @@ __all__ = [
     "SamplingOptions",
 ]
 
+MAX_LENGTH_PENALTY = 10.0  # a larger exponent could make the score of a text infinite
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 1000
 MAX_PENALTY = 2.0
 MIN_REPETITION_PENALTY = 0.01  # a smaller divisor could make a logit infinite
 MAX_REPETITION_PENALTY = 10.0
+
+_LEAST_TOP_P = 1e-30  # 0 would be all tokens, also in float32
 
 
 @dataclass(frozen=True)
@@ -134,4 +138,5 @@ class SamplingOptions:
         """Return *top_p* after a number of generated tokens, lowered by its decay."""
         if not self.top_p_decay:
             return self.top_p
-        return max(self.top_p * self.top_p_decay**num_generated, self.top_p_bound)
+        lowered = max(self.top_p * self.top_p_decay**num_generated, self.top_p_bound)
+        return max(lowered, _LEAST_TOP_P) if self.top_p else 0.0

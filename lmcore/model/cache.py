@@ -75,14 +75,20 @@ class SlotCache:
         self._layers = [self._allocate(0, 0) for _ in range(num_layers)]
 
     def reserve(self, num_slots: int, capacity: int) -> None:
-        """Provide memory for that many sequences and positions; the content stays."""
+        """Provide memory for that many sequences and positions; the content stays.
+
+        Raises:
+            RuntimeError: There is not enough memory; the cache is as before.
+        """
         slots, positions = max(num_slots, self.num_slots), max(capacity, self.capacity)
         if (slots, positions) == (self.num_slots, self.capacity):
             return
         for number, old in enumerate(self._layers):
             new = self._allocate(slots, positions)
             for source, target in zip(old, new, strict=True):
-                target[: self.num_slots, :, : self.capacity] = source
+                # A reservation that failed has left some layers larger.
+                kept = source[: self.num_slots, :, : self.capacity]
+                target[: self.num_slots, :, : self.capacity] = kept
             self._layers[number] = new
         self.num_slots, self.capacity = slots, positions
 

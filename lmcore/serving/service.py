@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lmcore.errors import LmcoreError
 from lmcore.generation.beam import BeamSearch
 from lmcore.generation.engine import Engine
 from lmcore.generation.parallel.driver import ProcessesError
@@ -78,7 +79,7 @@ class Service:
     """
 
     def __init__(
-        self, loaded: LoadedModel, *, max_running: int = 16, max_waiting: int = 64
+        self, loaded: LoadedModel, *, max_running: int = 16, max_waiting: int = 128
     ) -> None:
         """Start the thread.
 
@@ -210,21 +211,28 @@ class Service:
             self._report(work, Update(end="timeout"))
         self._end_running(cancelled, all_of_them=stop_all)
         for work in begun:
-            self._begin(work)
+            try:
+                self._begin(work)
+            except Exception as error:
+                logger.exception("a text could not be begun")
+                self._report(work, Update(end="error", error=error))
         return more or not self._closing
 
     def _next_works(self) -> list[Work]:
         """Take work from the queue, in order, as long as there is room."""
+        room = self._max_running - self.num_running
+        searches = self._searching is not None
         begun: list[Work] = []
-        while self._waiting and self.num_running + len(begun) < self._max_running:
-            first = self._waiting[0]
+        left: deque[Work] = deque()
+        for work in self._waiting:
+            is_search = isinstance(work.request, BeamRequest)
             # The memory of a beam search is that of many texts: one at a time.
-            searches = self._searching is not None or any(
-                isinstance(one.request, BeamRequest) for one in begun
-            )
-            if isinstance(first.request, BeamRequest) and searches:
-                break
-            begun.append(self._waiting.popleft())
+            if len(begun) >= room or (is_search and searches):
+                left.append(work)
+            else:
+                begun.append(work)
+                searches = searches or is_search
+        self._waiting = left
         return begun
 
     def _end_running(self, cancelled: Sequence[Work], *, all_of_them: bool) -> None:
@@ -278,7 +286,10 @@ class Service:
                 for one in running:
                     self._report(one.work, Update(end="error", error=error))
         for one in list(self._running):
-            self._report_progress(one)
+            try:
+                self._report_progress(one)
+            except Exception as error:  # noqa: BLE001 - logged and reported
+                self._drop(one, error)
         if self._searching is not None:
             self._step_search(self._searching)
 
@@ -286,6 +297,7 @@ class Service:
         work, search = searching.work, searching.search
         try:
             search.step()
+            beams = tuple(search.best()) if search.ended else ()
         except ProcessesError:
             raise
         except Exception as error:
@@ -295,7 +307,6 @@ class Service:
             return
         if search.ended:
             self._searching = None
-            beams = tuple(search.best())
             with self._changed:
                 self._statistics.generated_tokens += len(beams[0].tokens)
             end: EndReason = "stop" if beams[0].finished else "length"
@@ -310,8 +321,7 @@ class Service:
                 self._statistics.generated_tokens += made - running.counted
             running.counted = made
         if continuation.error is not None:
-            self._running.remove(running)
-            self._report(work, Update(end="error", error=continuation.error))
+            self._drop(running, continuation.error)
         elif continuation.finish_reason is not None:
             self._end(running, continuation.finish_reason)
         elif work.streams and made > running.tokens:
@@ -325,6 +335,15 @@ class Service:
         if completion is not None:
             completion.finish(running.continuation.tokens)
         self._report(running.work, self._new_part(running, reason))
+
+    def _drop(self, running: _Running, error: Exception) -> None:
+        """End a text with an error."""
+        if not isinstance(error, LmcoreError):
+            logger.error("a text could not be generated", exc_info=error)
+        self._engine.cancel(running.continuation)
+        if running in self._running:
+            self._running.remove(running)
+        self._report(running.work, Update(end="error", error=error))
 
     def _new_part(self, running: _Running, end: EndReason | None = None) -> Update:
         """Return what was not reported yet."""

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lmcore.generation.completion import Completion
 from lmcore.generation.request import Request as EngineRequest
 from lmcore.generation.sampling_options import (
+    MAX_LENGTH_PENALTY,
     MAX_TEMPERATURE,
     MAX_TOP_K,
     SamplingOptions,
@@ -115,8 +116,8 @@ class GenerateBody(BaseModel):
     length_penalty: Annotated[
         float,
         Field(
-            ge=-100,
-            le=100,
+            ge=-MAX_LENGTH_PENALTY,
+            le=MAX_LENGTH_PENALTY,
             allow_inf_nan=False,
             description="Exponent of the length in the score of beam search.",
         ),
@@ -153,13 +154,15 @@ async def generate(body: GenerateBody, request: Request) -> Response:
         model.length(prompt, body.tokens_to_generate, "prompts", "tokens_to_generate")
         for prompt in prompts
     ]
-    total = len(prompts) * (max(map(len, prompts)) + body.tokens_to_generate)
+    num_texts = len(prompts) * (body.beam_width or 1)
+    total = num_texts * (max(map(len, prompts)) + body.tokens_to_generate)
     if total > state.limits.max_total_tokens:
         raise ApiError(
             400,
-            f"too many tokens: {len(prompts)} prompts with up to {total // len(prompts)} tokens "
-            f"each are {total}, more than {state.limits.max_total_tokens}",
-            field="prompts",
+            f"too many tokens: {num_texts} {'texts' if body.beam_width is None else 'beams'} of up "
+            f"to {total // num_texts} tokens are {total}, more than "
+            f"{state.limits.max_total_tokens}",
+            field="prompts" if body.beam_width is None else "beam_width",
         )
     make = _beam_requests if body.beam_width is not None else _requests
     texts = Texts(

@@ -16,6 +16,7 @@ from lmcore.generation.engine import Engine
 from lmcore.generation.generate import recompute
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.model.cache import SlotCache
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
 
@@ -180,6 +181,115 @@ def test_numbers_that_are_not_finite_end_one_request(model: GPT) -> None:
     assert isinstance(made.pop(1).error, RunError)
     del asked[1]
     for found, expected in zip(made, recompute(model, asked, VOCABULARY), strict=True):
+        same(found, expected)
+
+
+def test_the_numbers_of_a_failed_request_do_not_stay(model: GPT) -> None:
+    """A shorter request that moves into its slot has no part of them, nor has the next one."""
+    asked = [Request([7] * 8, 9, GREEDY), Request([250] * 11, 9, GREEDY), Request([5], 9, GREEDY)]
+    repair = break_for(model, 250)
+    engine = new_engine(model, max_requests=3)
+    made = [engine.add(one) for one in asked]
+    finish(engine)
+    repair()
+    assert isinstance(made.pop(1).error, RunError)
+    del asked[1]
+    for found, expected in zip(made, recompute(model, asked, VOCABULARY), strict=True):
+        same(found, expected)
+
+
+def test_a_cancelled_prompt_leaves_no_numbers(model: GPT) -> None:
+    """A request whose first chunk was not finite is cancelled before its first token."""
+    repair = break_for(model, 250)
+    engine = new_engine(model, max_requests=2)
+    first = engine.add(Request([5, 6], 12, GREEDY))
+    engine.step()
+    broken = engine.add(Request([250] * 9, 2, GREEDY))
+    engine.step()  # a chunk of 5
+    engine.cancel(broken)
+    last = engine.add(Request([8], 9, GREEDY))
+    finish(engine)
+    repair()
+    asked = [first.request, last.request]
+    for found, expected in zip([first, last], recompute(model, asked, VOCABULARY), strict=True):
+        same(found, expected)
+
+
+def test_the_oldest_prompt_is_taken_first(model: GPT) -> None:
+    """A long prompt begins although shorter ones keep coming."""
+    engine = new_engine(model, max_requests=3)
+    engine.add(Request([1, 2], 30, GREEDY))
+    engine.step()
+    long = engine.add(Request([3] * 20, 2, GREEDY))
+    for number in range(8):
+        engine.add(Request([4, number], 1, GREEDY))
+        engine.step()
+    assert long.finish_reason == "length"
+
+
+def test_prompts_of_about_a_length_are_taken_together(model: GPT) -> None:
+    """The oldest one and its nearest in length, with little padding."""
+    widths = []
+    model.register_forward_pre_hook(lambda _, args: widths.append(tuple(args[0].shape)))
+    engine = new_engine(model)
+    for length in (3, 1, 12, 4):
+        engine.add(Request([1] * length, 1, GREEDY))
+    finish(engine)
+    assert widths == [(2, 4), (1, 1), (1, 12)]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_request_without_memory_ends_alone(
+    model: GPT, first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that run and requests that fit get their texts; the next one is taken, too."""
+    reserve = SlotCache.reserve
+
+    def reserve_little(self: SlotCache, num_slots: int, capacity: int) -> None:
+        if capacity > 20:
+            layer = self._allocate(num_slots, capacity)
+            for source, target in zip(self._layers[0], layer, strict=True):
+                kept = (slice(self.num_slots), slice(None), slice(self.capacity))
+                target[kept] = source[kept]
+            self._layers[0] = layer
+            raise RuntimeError("not enough memory: you tried to allocate 9 bytes")
+        reserve(self, num_slots, capacity)
+
+    monkeypatch.setattr(SlotCache, "reserve", reserve_little)
+    asked = [Request([5], 9, GREEDY), Request([6], 25, GREEDY), Request([7, 8], 5, GREEDY)]
+    if first:
+        asked[:2] = asked[1::-1]
+    engine = new_engine(model)
+    made = [engine.add(one) for one in asked[:1]]
+    engine.step()
+    made += [engine.add(one) for one in asked[1:]]
+    finish(engine)
+    made.append(engine.add(asked[0 if not first else 1]))
+    finish(engine)
+    failed = made.pop(0 if first else 1)
+    assert "not enough memory" in str(failed.error)
+    requests = [one.request for one in made]
+    for found, expected in zip(made, recompute(model, requests, VOCABULARY), strict=True):
+        same(found, expected)
+
+
+def test_a_prompt_that_fails_ends_alone(model: GPT) -> None:
+    """The others get their texts."""
+
+    def refuse(_module: object, args: tuple[torch.Tensor, ...]) -> None:
+        if (args[0] == 250).any():
+            raise RuntimeError("not enough memory")
+
+    engine = new_engine(model)
+    hook = model.register_forward_pre_hook(refuse)
+    made = [engine.add(Request([5, 6], 9, GREEDY))]
+    engine.step()
+    made += [engine.add(Request([250], 9, GREEDY)), engine.add(Request([7] * 9, 3, GREEDY))]
+    finish(engine)
+    hook.remove()
+    assert str(made.pop(1).error) == "not enough memory"
+    requests = [one.request for one in made]
+    for found, expected in zip(made, recompute(model, requests, VOCABULARY), strict=True):
         same(found, expected)
 
 

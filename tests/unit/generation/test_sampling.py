@@ -194,6 +194,8 @@ class TestDecay:
         options = SamplingOptions(top_p=0.8, top_p_decay=0.5, top_p_bound=0.3)
         assert [options.top_p_after(count) for count in range(4)] == [0.8, 0.4, 0.3, 0.3]
         assert SamplingOptions(top_p=0.8).top_p_after(9) == 0.8
+        # 0 would be all tokens.
+        assert 0 < SamplingOptions(top_p=0.9, top_p_decay=0.1).top_p_after(2000) < 1e-20
 
     def test_rows_of_different_lengths(self) -> None:
         """Each row has the top-p of its own length."""

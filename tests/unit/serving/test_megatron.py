@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from lmcore.cli.serve import ServeSection
 from lmcore.generation.beam import beam_search
 from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel
 from lmcore.generation.request import Request
 from lmcore.generation.sampling_options import SamplingOptions
 
-from .conftest import Server
+from .conftest import Server, running_server
 
 
 def ids(text: str) -> list[int]:
@@ -137,6 +138,8 @@ def test_beam_search(server: Server, loaded: LoadedModel) -> None:
         ({"prompts": ["a", "b"], "beam_width": 2}, "one prompt"),
         ({"prompts": ["a"], "beam_width": 0}, "greater than or equal to 1"),
         ({"prompts": ["a"], "beam_width": 2, "logprobs": True}, "cannot be used"),
+        ({"prompts": ["a"], "beam_width": 2, "length_penalty": 10.5}, "less than or equal to 10"),
+        ({"prompts": ["a"], "beam_width": 128, "tokens_to_generate": 95}, "128 beams of up to 96"),
         ({"prompts": ["a"], "beam_width": 2, "stop_token": 257}, "outside the vocabulary"),
         ({"prompts": ["a" * 97]}, "97 tokens; the model has 96 positions"),
         ({"prompts": ["a" * 90]}, "leave room for 7"),
@@ -149,6 +152,17 @@ def test_wrong_requests(server: Server, body: Any, problem: str) -> None:
     assert reply.status == 400
     assert isinstance(reply.json, str)
     assert problem in reply.json
+
+
+def test_as_many_prompts_as_a_request_may_have(loaded: LoadedModel) -> None:
+    """The queue of a server with default limits has room for them."""
+    section = ServeSection()
+    with running_server(
+        loaded, max_running=section.max_requests, max_waiting=section.max_waiting
+    ) as server:
+        reply = server.ask("/api", {"prompts": ["a"] * 128, "tokens_to_generate": 1})
+    assert reply.status == 200, reply.json
+    assert len(reply.json["text"]) == 128
 
 
 def test_add_bos(server: Server) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lmcore.errors import RunError
-from lmcore.generation.beam import beam_search
+from lmcore.generation.beam import BeamSearch, beam_search
 from lmcore.generation.completion import Completion
 from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel
@@ -207,6 +207,52 @@ def test_beam_search_beside_texts(loaded: LoadedModel) -> None:
     )
     assert list(found[0].beams) == list(found[2].beams) == expected
     assert [one.end for one in found] == ["length", "length", "length", "timeout"]
+    service.close(5)
+
+
+def test_a_second_search_holds_up_no_text(slow: Callable[[float], LoadedModel]) -> None:
+    """The texts behind it in the queue are generated meanwhile."""
+    loaded = slow(0.005)
+    service = Service(loaded, max_running=4, max_waiting=8)
+    searches = [Client(loaded, BeamRequest([65], 40, 2)) for _ in range(2)]
+    text = Client(loaded, Request([66], 2, GREEDY))
+    service.submit([one.work for one in (*searches, text)])
+    assert text.wait()[-1].end == "length"
+    assert [one.updates.empty() for one in searches] == [True, True]
+    service.cancel([one.work for one in searches])
+    assert {one.wait()[-1].end for one in searches} == {"cancelled"}
+    service.close(5)
+
+
+class Unreadable(Completion):
+    """A text whose end cannot be decoded."""
+
+    def finish(self, tokens: Sequence[int]) -> None:
+        """Fail."""
+        raise ValueError(f"{len(tokens)} tokens cannot be decoded")
+
+
+@pytest.mark.parametrize("kind", ["search", "begin", "text"])
+def test_a_text_that_fails_ends_alone(
+    loaded: LoadedModel, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client gets the error, and the others get their texts."""
+
+    def fail(*_given: object, **_named: object) -> None:
+        raise OverflowError("too large")
+
+    service = Service(loaded, max_running=4, max_waiting=8)
+    broken = Client(loaded, BeamRequest([65], 2, 2) if kind != "text" else Request([65], 2, GREEDY))
+    if kind == "text":
+        broken.work.completion = Unreadable(loaded.tokenizer, [65])
+    else:
+        monkeypatch.setattr(BeamSearch, "best" if kind == "search" else "__init__", fail)
+    good = Client(loaded, Request([66], 3, GREEDY))
+    service.submit([broken.work, good.work])
+    end = broken.wait()[-1]
+    assert (end.end, type(end.error)) == ("error", ValueError if kind == "text" else OverflowError)
+    assert good.wait()[-1].end == "length"
+    assert service.num_running == 0
     service.close(5)
 
 
