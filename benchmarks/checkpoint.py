@@ -196,11 +196,20 @@ def convert_all(
     return {name: taken[1:] for name, taken in timings.items()}, size
 
 
-def asynchronous(folder: Path, tensors: dict[str, torch.Tensor], repeats: int) -> None:
+def asynchronous(
+    folder: Path, tensors: dict[str, torch.Tensor], repeats: int, num_threads: int
+) -> None:
     """Print the cost of a save for the steps of a loop, with and without `--async-save`.
 
     A step is a product of matrices.  The host's copy of the tensors is kept for the next save, as
-    by the stager of the CPU plugin.  Steps are timed until the save is complete.
+    by the stager of the CPU plugin; its share of the waiting is printed, too.  Steps are timed
+    until the save is complete.
+
+    Args:
+        folder: Folder for the checkpoints.
+        tensors: Tensors to save.
+        repeats: Number of saves of each kind.
+        num_threads: Threads of a step; with fewer than the processors the writer has one.
     """
     import torch
 
@@ -212,10 +221,13 @@ def asynchronous(folder: Path, tensors: dict[str, torch.Tensor], repeats: int) -
     plan = WritePlanner().plan(tensors, {})
     copies = {name: torch.empty_like(view) for name, view in plan.views(tensors).items()}
     matrix = torch.randn(2048, 2048)
+    copying: list[float] = []
 
     def take() -> Snapshot:
+        start = time.perf_counter()
         for name, view in plan.views(tensors).items():
             copies[name].copy_(view)
+        copying.append(time.perf_counter() - start)
         channel = Channel(None)
         return Snapshot(folder / "async", 1, copies, {}, {}, 1, None, (), plan, channel)
 
@@ -225,7 +237,9 @@ def asynchronous(folder: Path, tensors: dict[str, torch.Tensor], repeats: int) -
             matrix @ matrix
         return time.perf_counter() - start
 
+    torch.set_num_threads(num_threads)
     plain = statistics.median(step() for _ in range(20))
+    print(f"steps of {num_threads} threads on {os.cpu_count()} processors:")
     for background in (False, True):
         calls, later, complete = [], [], []
         for _ in range(repeats + 1):
@@ -250,7 +264,9 @@ def asynchronous(folder: Path, tensors: dict[str, torch.Tensor], repeats: int) -
             f"without a save (the longest {worst:.2f}x)"
         )
         if background:
-            print(f"it is complete after {statistics.median(complete[1:]):.1f} s")
+            copied = statistics.median(copying)
+            print(f"it is complete after {statistics.median(complete[1:]):.1f} s; ", end="")
+            print(f"of the waiting {copied:.3f} s are the copy of the tensors in memory")
 
 
 Timing = tuple[float, float]
@@ -306,6 +322,7 @@ def measure(
         "load: lmcore, unverified, cold": lambda: load_checkpoint(
             checkpoint, targets, verify=False
         ),
+        "load: lmcore, cold": lambda: load_checkpoint(checkpoint, targets),
     }
     timings: dict[str, list[Timing]] = {name: [] for name in [*saves, *loads]}
     for repeat in range(repeats + 1):
@@ -366,7 +383,10 @@ def main() -> None:
         report(timings, megabytes)
         for path in Path(folder).iterdir():
             shutil.rmtree(path)
-        asynchronous(Path(folder), tensors, arguments.repeats)
+        threads = torch.get_num_threads()
+        for num_threads in sorted({threads, max(1, threads - 1)}, reverse=True):
+            asynchronous(Path(folder), tensors, arguments.repeats, num_threads)
+        torch.set_num_threads(threads)
         shutil.rmtree(Path(folder, "async"))
         disk = statistics.median(wall for wall, _ in timings["save: raw write + fsync"])
         converted, size = convert_all(Path(folder), arguments.megabytes, arguments.repeats)

@@ -7,8 +7,8 @@ document ends early.  They run in turn inside each repeat, so that a slow moment
 hits both; printed are medians of tokens/s and the median ratio.  Further rows:
 
 - the time to the first token after a long prompt, `--prompt`, also beside the peer;
-- the bytes of weights that one token at a time reads per second, as a share of the memory
-  bandwidth, which is measured by sums of a large tensor in the same repeats.
+- the bytes of weights that one token at a time reads per second after the first token, as a share
+  of the memory bandwidth, which is measured by sums of a large tensor in the same repeats.
 
 lmcore runs in `--precision`, with `--quantization` if it is given; the peer always in fp32.
 Without transformers only lmcore is timed.  `--json FILE` keeps every figure.
@@ -196,8 +196,10 @@ def share_of_bandwidth(contender: Contender, asked: argparse.Namespace, sizes: S
     shares = []
     for _ in range(asked.repeats):
         highest = max(bandwidth(asked.bandwidth_mb * 10**6) for _ in range(3))
-        found = rate(contender, random_prompts(1, 32), asked.tokens) * per_token
-        shares.append((found / highest, highest))
+        prompts = random_prompts(1, 32)
+        first = 1 / rate(contender, prompts, 1)
+        seconds = asked.tokens / rate(contender, prompts, asked.tokens) - first
+        shares.append(((asked.tokens - 1) * per_token / seconds / highest, highest))
     share, highest = statistics.median(one for one, _ in shares), max(one for _, one in shares)
     print(
         f"one token at a time reads {per_token / 1e6:.0f} MB of weights: {share:.0%} of the memory "
