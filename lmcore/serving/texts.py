@@ -86,12 +86,7 @@ class Texts:
             for number, one in enumerate(wanted)
         ]
         self._open = len(self._works)
-        if self._open > self._service.max_texts:
-            raise ApiError(
-                400,
-                f"the request asks for {self._open} texts; the server has room for "
-                f"{self._service.max_texts}",
-            )
+        model.require_texts(self._open)
         try:
             self._service.submit(self._works)
         except QueueFullError:

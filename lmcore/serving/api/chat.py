@@ -208,6 +208,7 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
 
 def _wanted(model: ServedModel, body: ChatBody) -> tuple[list[int], list[TextRequest]]:
     """Return the tokens of the conversation, and a request for each answer."""
+    model.require_texts(body.num_choices)
     prompt = model.chat_tokens([message.plain() for message in body.messages], "messages")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(
@@ -224,6 +225,7 @@ def _wanted(model: ServedModel, body: ChatBody) -> tuple[list[int], list[TextReq
             code="context_length_exceeded",
         )
     options, seed, schema = body.options(), body.first_seed, body.schema_of_text
+    rule = None if schema is None else model.json_schema(schema, "response_format")
     wanted = []
     for number in range(body.num_choices):
         completion = Completion(model.loaded.tokenizer, prompt, body.stops)
@@ -235,7 +237,7 @@ def _wanted(model: ServedModel, body: ChatBody) -> tuple[list[int], list[TextReq
             model.stop_tokens,
             ends=completion.update,
             top_logprobs=body.num_logprobs,
-            constraint=None if schema is None else model.json_rule(schema, "response_format"),
+            constraint=None if rule is None else rule.constraint(),
         )
         wanted.append(TextRequest(request, completion))
     return prompt, wanted

@@ -160,19 +160,20 @@ def _asked(model: ServedModel, body: CompletionBody, most: int) -> _Asked:
         raise ApiError(
             400, f"`prompt` has {len(several)} prompts; at most {most} are taken", field="prompt"
         )
+    model.require_texts(len(several) * body.num_choices)
     for one in several:
         ids = model.encode(one, "prompt") if isinstance(one, str) else one
         asked.prompts.append(model.checked(ids, "prompt"))
         asked.texts.append(one if isinstance(one, str) else model.loaded.tokenizer.decode(one))
     options, seed = body.options(), body.first_seed
-    echo = bool(body.echo)
+    echo, schema = bool(body.echo), body.schema_of_text
+    rule = None if schema is None else model.json_schema(schema, "response_format")
     for prompt in asked.prompts:
         wanted = model.length(prompt, body.max_tokens, "prompt", "max_tokens")
         if wanted == 0 and not echo:
             raise ApiError(400, "`max_tokens` 0 needs `echo` true", field="max_tokens")
         for _ in range(body.num_choices):
             completion = Completion(model.loaded.tokenizer, prompt, body.stops)
-            schema = body.schema_of_text
             request = EngineRequest(
                 prompt,
                 wanted,
@@ -182,7 +183,7 @@ def _asked(model: ServedModel, body: CompletionBody, most: int) -> _Asked:
                 ends=completion.update,
                 top_logprobs=body.logprobs,
                 prompt_logprobs=echo and body.logprobs is not None,
-                constraint=None if schema is None else model.json_rule(schema, "response_format"),
+                constraint=None if rule is None else rule.constraint(),
             )
             asked.requests.append(TextRequest(request, completion))
     return asked

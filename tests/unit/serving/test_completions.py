@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from suite.selection import peer
 
 from lmcore.generation.generate import recompute
+from lmcore.generation.json_schema import JsonSchemas
 from lmcore.generation.load import LoadedModel
 from lmcore.generation.request import Request
 from lmcore.generation.sampling_options import SamplingOptions
@@ -218,3 +222,26 @@ def test_a_body_of_another_type(server: Server) -> None:
     reply = server.ask(PATH, b'{"prompt": "a"}', headers={"Content-Type": "text/plain"})
     assert reply.status == 400
     assert "Content-Type" in reply.message
+
+
+def test_too_many_texts_are_refused_first(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is prepared for texts that the server never has room for."""
+    monkeypatch.setattr("lmcore.serving.api.completions.Completion", None)
+    reply = server.ask(PATH, {"prompt": ["a"] * 128, "n": 128})
+    assert reply.status == 400
+    assert "asks for 16384 texts" in reply.message
+
+
+@pytest.mark.peer
+def test_a_schema_is_compiled_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All texts of a request share it, and each follows it by itself."""
+    peer("llguidance")
+    compiled = Mock(side_effect=JsonSchemas.compiled, autospec=True)
+    monkeypatch.setattr(JsonSchemas, "compiled", lambda self, schema: compiled(self, schema))
+    schema = {"enum": ["cat", "dog"], "x-guidance": {"whitespace_flexible": False}}
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    body = {"prompt": ["a", "b"], "n": 2, "seed": 1, "temperature": 2, "response_format": form}
+    choices = server.ask(PATH, body).json["choices"]
+    assert len(choices) == 4
+    assert {json.loads(one["text"]) for one in choices} <= {"cat", "dog"}
+    assert compiled.call_count == 1
