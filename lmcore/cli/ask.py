@@ -105,29 +105,36 @@ class _Talk:
             )
 
     def answer(self, text: str) -> None:
-        """Print the answer to a text as it arrives."""
-        if self._section.chat:
-            self._messages.append({"role": "user", "content": text})
-        parts: list[str] = []
+        """Print the answer to a text as it arrives.
+
+        A conversation keeps both if the answer is complete, or was interrupted after its begin.
+        """
+        answer = ""
+        user = {"role": "user", "content": text}
+        terminal = sys.stdout.isatty()
         try:
-            for part in self._parts(text):
-                sys.stdout.write(printable(part))
+            for part in self._parts(user):
+                answer += part
+                sys.stdout.write(printable(part) if terminal else part)
                 sys.stdout.flush()
-                parts.append(part)
         except ClientError as error:
-            if self._section.chat:
-                self._messages.pop()
             hint = error.hint
             if self._section.chat and error.code == "context_length_exceeded":
                 hint = "`/reset` forgets the messages"
             raise RunError(error.what, why=error.why, hint=hint) from None
-        finally:
-            if self._section.chat and parts:
-                self._messages.append({"role": "assistant", "content": "".join(parts)})
+        except KeyboardInterrupt:
+            if answer:
+                self._keep(user, answer)
+            raise
+        self._keep(user, answer)
         sys.stdout.write("\n")
         sys.stdout.flush()
 
-    def _parts(self, text: str) -> Iterator[str]:
+    def _keep(self, user: dict[str, str], answer: str) -> None:
+        if self._section.chat:
+            self._messages += [user, {"role": "assistant", "content": answer}]
+
+    def _parts(self, user: dict[str, str]) -> Iterator[str]:
         section = self._section
         settings = {
             "temperature": section.temperature,
@@ -140,8 +147,8 @@ class _Talk:
         }
         given = {name: value for name, value in settings.items() if value is not None}
         if section.chat:
-            return self._client.chat(self._messages, given)
-        return self._client.complete(text, given)
+            return self._client.chat([*self._messages, user], given)
+        return self._client.complete(user["content"], given)
 
 
 def _lines(*, interactive: bool) -> Iterator[str]:
