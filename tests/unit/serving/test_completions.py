@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import create_autospec
 
 import pytest
 from suite.selection import peer
@@ -217,6 +217,13 @@ def test_bodies_that_are_no_request(server: Server, body: bytes, problem: str) -
     assert problem in reply.message
 
 
+def test_broken_json_has_no_field(server: Server) -> None:
+    """The place of the error in the text is not the name of a field."""
+    error = server.ask(PATH, b'{"prompt": a', method="POST").json["error"]
+    assert error["message"] == "the body is not JSON"
+    assert error["param"] is None
+
+
 def test_a_body_of_another_type(server: Server) -> None:
     """A page of another site can only send such: it is refused."""
     reply = server.ask(PATH, b'{"prompt": "a"}', headers={"Content-Type": "text/plain"})
@@ -236,8 +243,8 @@ def test_too_many_texts_are_refused_first(server: Server, monkeypatch: pytest.Mo
 def test_a_schema_is_compiled_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """All texts of a request share it, and each follows it by itself."""
     peer("llguidance")
-    compiled = Mock(side_effect=JsonSchemas.compiled, autospec=True)
-    monkeypatch.setattr(JsonSchemas, "compiled", lambda self, schema: compiled(self, schema))
+    compiled = create_autospec(JsonSchemas.compiled, side_effect=JsonSchemas.compiled)
+    monkeypatch.setattr(JsonSchemas, "compiled", compiled)
     schema = {"enum": ["cat", "dog"], "x-guidance": {"whitespace_flexible": False}}
     form = {"type": "json_schema", "json_schema": {"schema": schema}}
     body = {"prompt": ["a", "b"], "n": 2, "seed": 1, "temperature": 2, "response_format": form}
