@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_with_plugins
 from lmcore.errors import ConfigError, RunError, printable
+from lmcore.generation.sampling_options import MAX_TEMPERATURE, MAX_TOP_K
 from lmcore.serving.client import Client, ClientError
 
 __all__ = ["SUMMARY", "AskSection", "run"]
@@ -35,12 +36,15 @@ class AskSection:
     chat: bool = option(False, "Hold a conversation: the model sees the messages before.")
     system_prompt: str | None = option(None, "With --chat: system message.", metavar="TEXT")
     temperature: float | None = option(
-        None, "Divisor of the logits; 0: the most probable token.", minimum=0, maximum=100
+        None,
+        "Divisor of the logits; 0: the most probable token.",
+        minimum=0,
+        maximum=MAX_TEMPERATURE,
     )
     top_p: float | None = option(
         None, "Sample from the smallest set with this probability.", above=0, maximum=1
     )
-    top_k: int | None = option(None, "Sample from this many tokens.", minimum=0, maximum=1000)
+    top_k: int | None = option(None, "Sample from this many tokens.", minimum=0, maximum=MAX_TOP_K)
     seed: int | None = option(None, "Seed of the random numbers; default: any.", minimum=0)
     stop: tuple[str, ...] = option((), "Texts that end an answer.", metavar="TEXT")
     model: str | None = option(

@@ -14,13 +14,14 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from lmcore.generation.completion import Completion
+from lmcore.generation.limits import MAX_LOGPROBS
 from lmcore.generation.request import Request as EngineRequest
 from lmcore.generation.request import TokenProbability
-from lmcore.serving.api.fields import MAX_LOGPROBS, SamplingBody, Usage, finish_reason
+from lmcore.serving.api.fields import SamplingBody, Usage, finish_reason
 from lmcore.serving.api.sse import event_stream, stream_schema
 from lmcore.serving.errors import ApiError
 from lmcore.serving.http.access_log import note
-from lmcore.serving.state import ServerState
+from lmcore.serving.state import MAX_PROMPTS, ServerState
 from lmcore.serving.texts import Text, TextRequest, Texts
 
 if TYPE_CHECKING:
@@ -55,10 +56,6 @@ class CompletionBody(SamplingBody):
     ] = None
     best_of: Annotated[int | None, Field(ge=1, description="As `n`, if it is given.")] = None
     suffix: Annotated[None, Field(description="Not supported.")] = None
-    logit_bias: Annotated[
-        Annotated[dict[str, float], Field(max_length=0)] | None,
-        Field(description="Not supported unless it is empty."),
-    ] = None
 
 
 class TokenLogprobs(BaseModel):
@@ -128,7 +125,7 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
         raise ApiError(400, "`best_of` has to equal `n`", field="best_of")
     if body.stream and body.echo and body.logprobs is not None:
         raise ApiError(400, "`echo` with `logprobs` cannot be streamed", field="stream")
-    asked = await asyncio.to_thread(_asked, model, body, state.limits.max_prompts)
+    asked = await asyncio.to_thread(_asked, model, body)
     texts = Texts(model, asked.requests, state.limits.request_seconds, streams=bool(body.stream))
     head = {
         "id": f"cmpl-{secrets.token_hex(12)}",
@@ -150,15 +147,17 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
     return JSONResponse({**head, "choices": choices, "usage": usage.model_dump()})
 
 
-def _asked(model: ServedModel, body: CompletionBody, most: int) -> _Asked:
+def _asked(model: ServedModel, body: CompletionBody) -> _Asked:
     """Return the checked prompts, and a request for each text."""
     asked = _Asked()
     given = body.prompt
     several: Sequence[Any]
     several = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
-    if len(several) > most:
+    if len(several) > MAX_PROMPTS:
         raise ApiError(
-            400, f"`prompt` has {len(several)} prompts; at most {most} are taken", field="prompt"
+            400,
+            f"`prompt` has {len(several)} prompts; at most {MAX_PROMPTS} are taken",
+            field="prompt",
         )
     model.require_texts(len(several) * body.num_choices)
     for one in several:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from lmcore.generation.completion import Completion
+from lmcore.generation.limits import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY, MAX_SEED
 from lmcore.generation.request import Request as EngineRequest
 from lmcore.generation.sampling_options import (
     MAX_TEMPERATURE,
@@ -26,7 +28,7 @@ from lmcore.generation.sampling_options import (
 from lmcore.generation.text_stream import continuation
 from lmcore.serving.errors import ApiError
 from lmcore.serving.http.access_log import note
-from lmcore.serving.state import ServerState
+from lmcore.serving.state import MAX_PROMPTS, ServerState
 from lmcore.serving.texts import Text, TextRequest, Texts
 from lmcore.serving.work import BeamRequest
 
@@ -37,9 +39,6 @@ __all__ = ["GONE", "GenerateBody", "GenerateReply", "router"]
 
 router = APIRouter()
 
-MAX_PROMPTS = 128
-_MAX_BEAM_WIDTH = 128
-_MAX_SEED = 2**63 - 1
 GONE = {
     "max_len": "`max_len` is no longer used: use `tokens_to_generate`",
     "sentences": "`sentences` is no longer used: use `prompts`",
@@ -96,14 +95,14 @@ class GenerateBody(BaseModel):
         bool, Field(description="Generate no line break after a colon.")
     ] = False
     random_seed: Annotated[
-        int, Field(ge=-1, le=_MAX_SEED, description="Seed of the random numbers; -1: any.")
+        int, Field(ge=-1, le=MAX_SEED, description="Seed of the random numbers; -1: any.")
     ] = -1
     no_log: Annotated[bool, Field(description="Accepted; texts are never in the server's log.")] = (
         False
     )
     beam_width: Annotated[
         int | None,
-        Field(ge=1, le=_MAX_BEAM_WIDTH, description="Beam search of this width, of one prompt."),
+        Field(ge=1, le=MAX_BEAM_WIDTH, description="Beam search of this width, of one prompt."),
     ] = None
     stop_token: Annotated[
         int | None,
@@ -115,8 +114,8 @@ class GenerateBody(BaseModel):
     length_penalty: Annotated[
         float,
         Field(
-            ge=-100,
-            le=100,
+            ge=-MAX_LENGTH_PENALTY,
+            le=MAX_LENGTH_PENALTY,
             allow_inf_nan=False,
             description="Exponent of the length in the score of beam search.",
         ),
@@ -175,10 +174,14 @@ async def generate(body: GenerateBody, request: Request) -> Response:
         request.scope,
         model=model.name,
         prompt_tokens=sum(map(len, prompts)),
-        generated_tokens=sum(len(one.tokens) for one in made),
+        generated_tokens=sum(map(_num_generated, made)),
     )
     reply = _beams_reply if body.beam_width is not None else _reply
     return JSONResponse(await asyncio.to_thread(reply, model, body, prompts, made))
+
+
+def _num_generated(text: Text) -> int:
+    return len(text.tokens) + sum(len(beam.tokens) for beam in text.beams)
 
 
 def _check(body: GenerateBody) -> None:
@@ -198,25 +201,31 @@ def _check(body: GenerateBody) -> None:
         raise ApiError(400, "`top_p_bound` is above `top_p`", field="top_p_bound")
     if not body.add_BOS and not all(body.prompts):
         raise ApiError(400, "an empty prompt needs `add_BOS` true", field="prompts")
-    if body.beam_width is not None:
-        _check_beam_search(body)
+    _check_beam_search(body)
 
 
 def _check_beam_search(body: GenerateBody) -> None:
-    """Raise for fields that contradict beam search."""
+    """Raise for fields that contradict beam search, or its absence."""
+    if body.beam_width is None:
+        if given := _given(body, ("stop_token", "length_penalty")):
+            raise ApiError(400, f"`{given[0]}` needs `beam_width`", field=given[0])
+        return
     if len(body.prompts) > 1:
         raise ApiError(400, "beam search takes one prompt", field="beam_width")
     if body.tokens_to_generate == 0:
         raise ApiError(
             400, "beam search needs `tokens_to_generate` above 0", field="tokens_to_generate"
         )
-    refused = [
-        name
-        for name in ("logprobs", "stop_on_eol", "stop_on_double_eol", "prevent_newline_after_colon")
-        if getattr(body, name)
-    ]
-    if refused:
+    sampling = ("temperature", "top_k", "top_p", "top_p_decay", "top_p_bound", "random_seed")
+    rules = ("logprobs", "stop_on_eol", "stop_on_double_eol", "prevent_newline_after_colon")
+    if refused := _given(body, sampling + rules):
         raise ApiError(400, f"`{refused[0]}` cannot be used with `beam_width`", field=refused[0])
+
+
+def _given(body: GenerateBody, names: Sequence[str]) -> list[str]:
+    """Return the fields among *names* that have another value than their default."""
+    fields = GenerateBody.model_fields
+    return [name for name in names if getattr(body, name) != fields[name].default]
 
 
 def _encoded(model: ServedModel, body: GenerateBody) -> list[list[int]]:
@@ -295,7 +304,8 @@ class _NoNewlineAfterColon:
         """Return the tokens that may come next, bool [size]."""
         mask = torch.ones(size, dtype=torch.bool)
         if self._model.token_text(self._last).endswith(":"):
-            mask[self._model.tokens_that_begin_a_line[:size]] = False
+            ids = self._model.tokens_that_begin_a_line  # in ascending order
+            mask[ids[: bisect_left(ids, size)]] = False
         return mask
 
     def accept(self, token: int) -> bool:

@@ -42,7 +42,7 @@ def talk(*contents: str) -> list[dict[str, Any]]:
 
 def test_an_answer(chat: Server, loaded: LoadedModel) -> None:
     """It continues the rendered conversation, by default to the end of the context."""
-    reply = chat.ask(PATH, {"messages": talk("Hi", "Yo", "So"), "temperature": 0})
+    reply = chat.ask(PATH, {"messages": talk("Hi", "Yo", "So"), "temperature": 0, "logit_bias": {}})
     assert reply.status == 200
     prompt = list(b"u:Hi;a:Yo;u:So;a:")
     request = Request(prompt, 96, SamplingOptions(greedy=True), 0, frozenset({256}))
@@ -116,6 +116,7 @@ def test_a_reply_is_sent_back(chat: Server) -> None:
         ({"max_tokens": 1, "max_completion_tokens": 1}, "exclude each other"),
         ({"top_logprobs": 2}, "needs `logprobs`"),
         ({"tools": []}, "`tools` is not a field"),
+        ({"logit_bias": {"5": 1}}, "`logit_bias`"),
     ],
 )
 def test_wrong_requests(chat: Server, change: dict[str, Any], problem: str) -> None:

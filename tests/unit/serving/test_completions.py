@@ -73,6 +73,15 @@ def test_several_prompts_and_choices(
     ]
 
 
+@pytest.mark.parametrize("seed", [-1, -(2**63), 2**63 - 1])
+def test_seeds_of_64_bits(server: Server, seed: int) -> None:
+    """Any of them draws the same text again."""
+    body = {"prompt": "a", "n": 2, "max_tokens": 4, "seed": seed, "temperature": 2}
+    found = [server.ask(PATH, body) for _ in range(2)]
+    assert [one.status for one in found] == [200, 200]
+    assert found[0].json["choices"] == found[1].json["choices"]
+
+
 def test_a_stream_is_the_text_in_parts(server: Server) -> None:
     """With the same seed, tokens and log-probabilities are those of the whole reply."""
     body = {"prompt": "Hello", "max_tokens": 12, "seed": 9, "n": 2, "logprobs": 2}
@@ -170,7 +179,7 @@ def test_echo_has_the_end_token(loaded: LoadedModel) -> None:
         ({"n": 0}, "n", "greater than or equal to 1"),
         ({"n": 13}, None, "room for 12"),
         ({"best_of": 3}, "best_of", "equal `n`"),
-        ({"seed": -1}, "seed", "greater than or equal to 0"),
+        ({"seed": -(2**63) - 1}, "seed", "greater than or equal to"),
         ({"seed": 2**63}, "seed", "less than or equal to"),
         ({"stop": ""}, "stop", "at least 1 character"),
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
