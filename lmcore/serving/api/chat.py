@@ -21,7 +21,7 @@ from lmcore.serving.api.sse import event_stream, stream_schema
 from lmcore.serving.errors import ApiError
 from lmcore.serving.http.access_log import note
 from lmcore.serving.state import ServerState
-from lmcore.serving.texts import TextRequest, Texts
+from lmcore.serving.texts import Text, TextRequest, Texts
 
 if TYPE_CHECKING:
     from lmcore.serving.served_model import ServedModel
@@ -194,15 +194,7 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
         return Response(status_code=499)
     generated = sum(len(one.tokens) for one in made)
     note(request.scope, generated_tokens=generated)
-    choices = [
-        {
-            "index": index,
-            "message": {"role": "assistant", "content": text.text, "refusal": None},
-            "logprobs": _logprobs(model, body, text.logprobs),
-            "finish_reason": finish_reason(text.end),
-        }
-        for index, text in enumerate(made)
-    ]
+    choices = await asyncio.to_thread(_choices, model, body, made)
     usage = Usage.of(len(prompt), generated)
     return JSONResponse({**head, "choices": choices, "usage": usage.model_dump()})
 
@@ -242,6 +234,18 @@ def _wanted(model: ServedModel, body: ChatBody) -> tuple[list[int], list[TextReq
         )
         wanted.append(TextRequest(request, completion))
     return prompt, wanted
+
+
+def _choices(model: ServedModel, body: ChatBody, made: Sequence[Text]) -> list[dict[str, Any]]:
+    return [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": text.text, "refusal": None},
+            "logprobs": _logprobs(model, body, text.logprobs),
+            "finish_reason": finish_reason(text.end),
+        }
+        for index, text in enumerate(made)
+    ]
 
 
 async def _chunks(

@@ -17,6 +17,7 @@ from lmcore.generation.completion import Completion
 from lmcore.generation.limits import MAX_LOGPROBS
 from lmcore.generation.request import Request as EngineRequest
 from lmcore.generation.request import TokenProbability
+from lmcore.generation.text_stream import TextStream
 from lmcore.serving.api.fields import SamplingBody, Usage, finish_reason
 from lmcore.serving.api.sse import event_stream, stream_schema
 from lmcore.serving.errors import ApiError
@@ -87,11 +88,17 @@ class CompletionReply(BaseModel):
     usage: Usage | None = None
 
 
-@dataclass
 class _Offsets:
-    """Place in the text, from which the offsets of tokens count."""
+    """Places of tokens in the text of a choice: of the character that a token is part of."""
 
-    at: int = 0
+    def __init__(self, model: ServedModel, prompt: Sequence[int] = ()) -> None:
+        self._stream = TextStream(model.loaded.tokenizer, prompt)
+        self._at = 0
+
+    def next(self, token: int) -> int:
+        at = self._at
+        self._at += len(self._stream.push(token))
+        return at
 
 
 @dataclass(frozen=True)
@@ -203,10 +210,7 @@ async def _chunks(
         for index in range(len(asked.requests)):
             text = asked.texts[index // body.num_choices]
             yield {**head, "choices": [_choice(index, text, None, None)], **extra}
-    offsets = [
-        _Offsets(len(asked.texts[index // body.num_choices]) if body.echo else 0)
-        for index in range(len(asked.requests))
-    ]
+    offsets = [_Offsets(model, one.request.prompt) for one in asked.requests]
     async for index, update in texts.updates():
         generated += len(update.tokens)
         note(request.scope, generated_tokens=generated)
@@ -230,10 +234,12 @@ def _choices(
         if body.echo:
             whole = asked.texts[number] + whole
         if body.logprobs is not None:
-            offset = _Offsets()
-            logprobs = _logprobs(model, text.logprobs, offset, body.logprobs)
+            prompt = asked.prompts[number]
             if body.echo:
-                logprobs = _with_prompt(model, asked.prompts[number], text, body.logprobs)
+                logprobs = _with_prompt(model, prompt, text, body.logprobs)
+            else:
+                offsets = _Offsets(model, prompt)
+                logprobs = _logprobs(model, text.logprobs, offsets, body.logprobs)
         choices.append(_choice(index, whole, logprobs, finish_reason(text.end)))
     return choices
 
@@ -252,13 +258,12 @@ def _with_prompt(
     An end token is the last: tools of evaluation take the last token for the one that they asked
     to generate, and drop it.
     """
-    offset = _Offsets()
-    first = model.token_text(prompt[0])
-    offset.at = len(first)
+    offsets = _Offsets(model)
+    offsets.next(prompt[0])
     end = [] if text.stop_logprob is None else [text.stop_logprob]
-    rest = _logprobs(model, [*text.prompt_logprobs, *text.logprobs, *end], offset, most)
+    rest = _logprobs(model, [*text.prompt_logprobs, *text.logprobs, *end], offsets, most)
     return {
-        "tokens": [first, *rest["tokens"]],
+        "tokens": [model.token_text(prompt[0]), *rest["tokens"]],
         "token_logprobs": [None, *rest["token_logprobs"]],
         "top_logprobs": [None, *rest["top_logprobs"]] if most else None,
         "text_offset": [0, *rest["text_offset"]],
@@ -266,19 +271,13 @@ def _with_prompt(
 
 
 def _logprobs(
-    model: ServedModel, found: Sequence[TokenProbability], offset: _Offsets, most: int
+    model: ServedModel, found: Sequence[TokenProbability], offsets: _Offsets, most: int
 ) -> dict[str, Any]:
-    tokens, offsets = [], []
-    for one in found:
-        text = model.token_text(one.token)
-        tokens.append(text)
-        offsets.append(offset.at)
-        offset.at += len(text)
     return {
-        "tokens": tokens,
+        "tokens": [model.token_text(one.token) for one in found],
         "token_logprobs": [one.logprob for one in found],
         "top_logprobs": [_top(model, one) for one in found] if most else None,
-        "text_offset": offsets,
+        "text_offset": [offsets.next(one.token) for one in found],
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel
 from lmcore.generation.request import Request
 from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.serving.served_model import ServedModel
 
 from .conftest import Server, running_server
 
@@ -79,6 +81,21 @@ def test_a_stream(chat: Server) -> None:
         one["token"] for one in whole["logprobs"]["content"]
     ]
     assert all(len(one["top_logprobs"]) == 2 for one in tokens)
+
+
+def test_a_reply_is_made_beside_the_loop(chat: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log-probabilities of a whole reply keep no other request waiting."""
+    threads = set()
+    real = ServedModel.token_bytes
+
+    def noted(self: ServedModel, token: int) -> bytes:
+        threads.add(threading.current_thread().name)
+        return real(self, token)
+
+    monkeypatch.setattr(ServedModel, "token_bytes", noted)
+    body = {"messages": talk("Hi"), "max_tokens": 3, "logprobs": True}
+    assert len(chat.ask(PATH, body).json["choices"][0]["logprobs"]["content"]) == 3
+    assert all(name.startswith("asyncio_") for name in threads)
 
 
 def test_parts_of_a_message(chat: Server) -> None:

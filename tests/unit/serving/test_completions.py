@@ -136,6 +136,13 @@ def test_echo_scores_the_prompt(server: Server, loaded: LoadedModel) -> None:
     assert best == pytest.approx(expected[:4].max(-1).values.tolist(), abs=1e-4)
 
 
+def test_offsets_within_characters(server: Server) -> None:
+    """A token that is a part of a character has the place of the character in the text."""
+    body = {"prompt": "aé\N{SAUROPOD}b", "max_tokens": 0, "echo": True, "logprobs": 0}
+    (choice,) = server.ask(PATH, body).json["choices"]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 1, 2, 2, 2, 2, 3]
+
+
 def test_echo_has_the_end_token(loaded: LoadedModel) -> None:
     """A tool drops the token that it asked for; it is not one of the prompt if the text ends."""
     (end,) = ids(expected_text(loaded, "Hello", 1))
