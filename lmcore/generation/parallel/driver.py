@@ -6,6 +6,7 @@ cache wait for the next pass and travel with it.
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections import deque
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from lmcore.model.shape import ModelShape
 
 __all__ = ["ParallelModel", "ProcessesError"]
+
+logger = logging.getLogger(__name__)
 
 
 class ProcessesError(RunError):
@@ -110,14 +113,35 @@ class ParallelModel:
         weakref.finalize(cache, self._change, (Kind.DROP_CACHE, [number])).atexit = False
         return cache
 
-    def close(self) -> None:
-        """End the other ranks; after a failed pass they are left to the launcher."""
+    @property
+    def failed(self) -> bool:
+        """True if the processes no longer work together: no pass can follow."""
+        return self._failed
+
+    def close(self, timeout: float = 10.0) -> None:
+        """End the other ranks; after a failed pass they are left to the launcher.
+
+        Args:
+            timeout: Time in seconds for a pass, or a message, of another thread to end.
+
+        Raises:
+            ProcessesError: It has not ended.
+        """
         self._end.set()
-        self._keeper.join()
-        with self._lock:
+        if not self._lock.acquire(timeout=timeout):
+            self._failed = True
+            raise ProcessesError(
+                f"a pass of the model has not ended within {timeout:g} seconds",
+                why="a process of the model hangs, or is slow",
+                hint="look at the last lines of all processes",
+            )
+        try:
             if not self._closed and not self._failed:
                 self._channel.send(encoded([(Kind.CLOSE, [])]))
             self._closed = True
+        finally:
+            self._lock.release()
+        self._keeper.join()
 
     def _change(self, command: Command) -> None:
         """Change a cache here now, and on the other ranks before the next pass."""
@@ -157,8 +181,11 @@ class ParallelModel:
                     return
                 try:
                     self._channel.send(encoded([(Kind.IDLE, [])]))
-                except RuntimeError:
+                except RuntimeError as error:
                     self._failed = True
+                    logger.error(  # noqa: TRY400 - the reason is enough
+                        "the processes of the model no longer answer: %s", first_line(error)
+                    )
                     return
 
 
