@@ -235,6 +235,7 @@ def run(argv: list[str]) -> int:
         plan,
         plugins,
         lambda: _generate(section, options, plan, plugins, settings, model),
+        dialogue=section.chat or section.interactive,
     )
 
 

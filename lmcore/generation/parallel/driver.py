@@ -1,7 +1,8 @@
 """`ParallelModel`: the model of several processes as the engine of rank 0 sees it.
 
 Its methods send a message to the other ranks and carry it out on this rank, too.  Changes of a
-cache wait for the next pass and travel with it.
+cache wait for the next pass and travel with it.  A signal waits for the end of a pass: the ranks
+would be at different places, and the model could not be used again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from lmcore.accelerator.device_errors import first_line
 from lmcore.errors import RunError
 from lmcore.generation.parallel.messages import Command, Kind, MessageChannel, encoded
 from lmcore.generation.parallel.part import DTYPES, PartRunner
+from lmcore.signals import deferred_signals
 
 if TYPE_CHECKING:
     from lmcore.model.shape import ModelShape
@@ -107,10 +109,11 @@ class ParallelModel:
 
     def new_cache(self, dtype: torch.dtype) -> _Cache:
         """Return an empty cache, on all ranks; it is freed when the object is."""
-        number, self._next_cache = self._next_cache, self._next_cache + 1
-        self._change((Kind.NEW_CACHE, [number, DTYPES.index(dtype)]))
-        cache = _Cache(number, self._runner, self._change)
-        weakref.finalize(cache, self._change, (Kind.DROP_CACHE, [number])).atexit = False
+        with deferred_signals():
+            number, self._next_cache = self._next_cache, self._next_cache + 1
+            self._change((Kind.NEW_CACHE, [number, DTYPES.index(dtype)]))
+            cache = _Cache(number, self._runner, self._change)
+            weakref.finalize(cache, self._change, (Kind.DROP_CACHE, [number])).atexit = False
         return cache
 
     @property
@@ -145,12 +148,13 @@ class ParallelModel:
 
     def _change(self, command: Command) -> None:
         """Change a cache here now, and on the other ranks before the next pass."""
-        self._runner.run(command)
-        self._changes.append(command)
+        with deferred_signals():
+            self._runner.run(command)
+            self._changes.append(command)
 
     def _run(self, command: Command, hidden_NH: Tensor | None = None) -> Tensor:
         """Run a pass on all ranks and return its result."""
-        with self._lock:
+        with deferred_signals(), self._lock:
             if self._failed or self._closed:
                 raise ProcessesError("the processes of the model have ended their work")
             made = None

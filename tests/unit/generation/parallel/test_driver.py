@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -99,6 +100,35 @@ def test_a_failed_pass_is_the_end(channel: Channel) -> None:
         model(torch.tensor([[7, 8]]))
     model.close()
     assert len(channel.commands) == sent
+
+
+def test_an_interrupted_pass(channel: Channel) -> None:
+    """Ctrl-C within a pass, or a change of a cache, comes after it, and the model goes on."""
+
+    @dataclass
+    class Interrupted(Runner):
+        done: int = 0
+
+        def run(self, command: Command, hidden_NH: Tensor | None = None) -> Tensor | None:
+            if command[0] is not Kind.DROP_CACHE:  # by the garbage collection
+                signal.raise_signal(signal.SIGINT)
+            self.done += 1
+            return super().run(command, hidden_NH)
+
+    runner = Interrupted()
+    model = made(channel, runner)
+    tokens = torch.tensor([[7, 8]])
+    with pytest.raises(KeyboardInterrupt):
+        model(tokens)
+    with pytest.raises(KeyboardInterrupt):
+        model.new_cache(torch.float32)
+    with pytest.raises(KeyboardInterrupt):
+        model.logits(torch.zeros(3, 4))
+    assert not model.failed
+    assert runner.done == 4
+    model.close()
+    kinds = [Kind.WHOLE_PASS, Kind.NEW_CACHE, Kind.DROP_CACHE, Kind.LOGITS, Kind.CLOSE]
+    assert channel.kinds == kinds
 
 
 def test_a_pass_that_hangs(channel: Channel) -> None:
