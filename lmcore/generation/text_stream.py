@@ -92,7 +92,7 @@ def _after_prompt(text: str, start: int, unsure: int) -> int:
     Args:
         text: Text of the prompt and of further tokens.
         start: Length of the prompt's text without the characters that may be incomplete.
-        unsure: Number of these; those that the text still has were not completed.
+        unsure: Number of these; if the text still has some, no token completed them.
     """
     while unsure and text[start : start + 1] == _INCOMPLETE:
         start, unsure = start + 1, unsure - 1
