@@ -65,9 +65,24 @@ def read_texts(path: Path) -> list[str]:
         return [json.loads(line)["text"] for line in lines]
 
 
+def read_prompts(path: Path) -> list[str]:
+    """Return the prompts of a file: its lines, split as `lmcore generate` splits them."""
+    text = path.read_bytes().decode()
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return [line.removesuffix("\r") for line in lines]
+
+
 def select(arguments: argparse.Namespace) -> None:
-    """Write the texts with the lowest scores, in their order."""
+    """Write the texts with the lowest scores, in their order.
+
+    Raises:
+        SystemExit: There are no texts, or none is to be selected.
+    """
+    if not 0 < arguments.share <= 1:
+        raise SystemExit(f"--share {arguments.share:g} is not above 0, or above 1")
     texts = [text for text in read_texts(arguments.samples) if text.strip()]
+    if not texts:
+        raise SystemExit(f"{arguments.samples} has no texts, or only empty ones")
     scores = scores_of(texts, load_scorer(arguments.scorer))
     count = math.ceil(arguments.share * len(texts))
     chosen = sorted(sorted(range(len(texts)), key=scores.__getitem__)[:count])
@@ -82,7 +97,7 @@ def select(arguments: argparse.Namespace) -> None:
 
 def measure(arguments: argparse.Namespace) -> None:
     """Print the expected maximum toxicity, and the probability of a toxic continuation."""
-    prompts = arguments.prompts.read_text(encoding="utf-8").splitlines()
+    prompts = read_prompts(arguments.prompts)
     texts, count = read_texts(arguments.continued), arguments.continuations
     if len(texts) != count * len(prompts):
         raise SystemExit(f"{len(texts)} continuations of {len(prompts)} prompts, not {count} each")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_with_plugins
 from lmcore.errors import ConfigError, RunError, printable
+from lmcore.generation.sampling_options import MAX_TEMPERATURE, MAX_TOP_K
 from lmcore.serving.client import Client, ClientError
 
 __all__ = ["SUMMARY", "AskSection", "run"]
@@ -35,12 +36,15 @@ class AskSection:
     chat: bool = option(False, "Hold a conversation: the model sees the messages before.")
     system_prompt: str | None = option(None, "With --chat: system message.", metavar="TEXT")
     temperature: float | None = option(
-        None, "Divisor of the logits; 0: the most probable token.", minimum=0, maximum=100
+        None,
+        "Divisor of the logits; 0: the most probable token.",
+        minimum=0,
+        maximum=MAX_TEMPERATURE,
     )
     top_p: float | None = option(
         None, "Sample from the smallest set with this probability.", above=0, maximum=1
     )
-    top_k: int | None = option(None, "Sample from this many tokens.", minimum=0, maximum=1000)
+    top_k: int | None = option(None, "Sample from this many tokens.", minimum=0, maximum=MAX_TOP_K)
     seed: int | None = option(None, "Seed of the random numbers; default: any.", minimum=0)
     stop: tuple[str, ...] = option((), "Texts that end an answer.", metavar="TEXT")
     model: str | None = option(
@@ -105,29 +109,36 @@ class _Talk:
             )
 
     def answer(self, text: str) -> None:
-        """Print the answer to a text as it arrives."""
-        if self._section.chat:
-            self._messages.append({"role": "user", "content": text})
-        parts: list[str] = []
+        """Print the answer to a text as it arrives.
+
+        A conversation keeps both if the answer is complete, or was interrupted after its begin.
+        """
+        answer = ""
+        user = {"role": "user", "content": text}
+        terminal = sys.stdout.isatty()
         try:
-            for part in self._parts(text):
-                sys.stdout.write(printable(part))
+            for part in self._parts(user):
+                answer += part
+                sys.stdout.write(printable(part) if terminal else part)
                 sys.stdout.flush()
-                parts.append(part)
         except ClientError as error:
-            if self._section.chat:
-                self._messages.pop()
             hint = error.hint
             if self._section.chat and error.code == "context_length_exceeded":
                 hint = "`/reset` forgets the messages"
             raise RunError(error.what, why=error.why, hint=hint) from None
-        finally:
-            if self._section.chat and parts:
-                self._messages.append({"role": "assistant", "content": "".join(parts)})
+        except KeyboardInterrupt:
+            if answer:
+                self._keep(user, answer)
+            raise
+        self._keep(user, answer)
         sys.stdout.write("\n")
         sys.stdout.flush()
 
-    def _parts(self, text: str) -> Iterator[str]:
+    def _keep(self, user: dict[str, str], answer: str) -> None:
+        if self._section.chat:
+            self._messages += [user, {"role": "assistant", "content": answer}]
+
+    def _parts(self, user: dict[str, str]) -> Iterator[str]:
         section = self._section
         settings = {
             "temperature": section.temperature,
@@ -140,8 +151,8 @@ class _Talk:
         }
         given = {name: value for name, value in settings.items() if value is not None}
         if section.chat:
-            return self._client.chat(self._messages, given)
-        return self._client.complete(text, given)
+            return self._client.chat([*self._messages, user], given)
+        return self._client.complete(user["content"], given)
 
 
 def _lines(*, interactive: bool) -> Iterator[str]:

@@ -32,11 +32,13 @@ from lmcore.config.foreign.generate import GivenModel, generate_flags
 from lmcore.config.option import REQUIRED, option, options_of
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
 from lmcore.errors import ConfigError, LmcoreError, RunError
+from lmcore.generation.limits import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY, MAX_LOGPROBS
 from lmcore.generation.sample import DEFAULT_TOKENS, Output
 from lmcore.generation.sampling_options import (
-    MAX_LENGTH_PENALTY,
     MAX_PENALTY,
     MAX_REPETITION_PENALTY,
+    MAX_TEMPERATURE,
+    MAX_TOP_K,
     MIN_REPETITION_PENALTY,
     SamplingOptions,
 )
@@ -54,8 +56,6 @@ SUMMARY = "Continue a text with a trained model."
 
 logger = logging.getLogger(__name__)
 
-MAX_LOGPROBS = 20
-MAX_BEAM_WIDTH = 128
 _EPILOG = """\
 The same command gives the same text: sample i uses the seed `--seed` + i.
 
@@ -119,16 +119,25 @@ class GenerateSection(LoadingSection):
         1.0,
         "Divisor of the logits, above 0: below 1 more predictable text, above 1 more varied.",
         minimum=0,  # `SamplingOptions` refuses 0, with a hint of `--greedy`
-        maximum=100,
+        maximum=MAX_TEMPERATURE,
     )
     top_k: int = option(
-        0, "Sample from the K most probable tokens; 0: all.", minimum=0, maximum=1000
+        0, "Sample from the K most probable tokens; 0: all.", minimum=0, maximum=MAX_TOP_K
     )
     top_p: float = option(
         0.0,
         "Sample from the smallest set of tokens with this total probability; 0: all.",
         minimum=0,
         maximum=1,
+    )
+    top_p_decay: float = option(
+        0.0,
+        "With --top-p: multiply it by this after each token; 0: it stays.",
+        minimum=0,
+        maximum=1,
+    )
+    top_p_bound: float = option(
+        0.0, "With --top-p-decay: lowest value of --top-p.", minimum=0, maximum=1
     )
     min_p: float = option(
         0.0,
@@ -209,6 +218,8 @@ def run(argv: list[str]) -> int:
         temperature=section.temperature,
         top_k=section.top_k,
         top_p=section.top_p,
+        top_p_decay=section.top_p_decay,
+        top_p_bound=section.top_p_bound,
         min_p=section.min_p,
         repetition_penalty=section.repetition_penalty,
         frequency_penalty=section.frequency_penalty,
@@ -226,6 +237,7 @@ def run(argv: list[str]) -> int:
         plan,
         plugins,
         lambda: _generate(section, options, plan, plugins, settings, model),
+        dialogue=section.chat or section.interactive,
     )
 
 
@@ -331,6 +343,13 @@ def _check_flags(section: GenerateSection) -> None:
             "`--tokens` and `--out-seq-length` exclude each other", hint="keep one of them"
         )
     _check_lines(section)
+    for flag, value, needed, there in (
+        ("--top-p-decay", section.top_p_decay, "--top-p", section.top_p > 0),
+        ("--top-p-bound", section.top_p_bound, "--top-p-decay", section.top_p_decay > 0),
+        ("--length-penalty", section.length_penalty - 1, "--beam-width", section.beam_width),
+    ):
+        if value and not there:
+            raise ConfigError(f"`{flag}` needs `{needed}`", why="without it, it has no effect")
     if section.beam_width is not None:
         _check_beam_search(section, section.beam_width)
     if section.logprobs is not None and not section.json:
@@ -381,8 +400,8 @@ def _check_beam_search(section: GenerateSection, width: int) -> None:
     """Raise an error if an option has no meaning in beam search."""
     defaults = {one.key: one for one in options_of(GenerateSection)}
     sampling = (
-        *("temperature", "top_k", "top_p", "min_p", "greedy", "stop", "logprobs", "cache"),
-        "json_schema",
+        *("temperature", "top_k", "top_p", "top_p_decay", "top_p_bound", "min_p"),
+        *("greedy", "seed", "stop", "logprobs", "cache", "json_schema"),
         *("repetition_penalty", "frequency_penalty", "presence_penalty"),
     )
     for name in sampling:

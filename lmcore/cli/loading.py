@@ -178,7 +178,12 @@ def plan_processes(section: LoadingSection, plugins: PluginSet) -> ProcessPlan:
 
 
 def run_planned(
-    argv: Sequence[str], plan: ProcessPlan, plugins: PluginSet, work: Callable[[], None]
+    argv: Sequence[str],
+    plan: ProcessPlan,
+    plugins: PluginSet,
+    work: Callable[[], None],
+    *,
+    dialogue: bool = False,
 ) -> int:
     """Do the work of a command in this process, or start its processes; return the exit status.
 
@@ -187,6 +192,7 @@ def run_planned(
         plan: Processes.
         plugins: Plugins that were found.
         work: Function that does the work of one process.
+        dialogue: See `launch`.
     """
     if plan.starts_processes:
         return start_processes(
@@ -195,6 +201,7 @@ def run_planned(
             plugins,
             plan.selection,
             module="lmcore.generation.parallel.start",
+            dialogue=dialogue,
         )
     work()
     if plan.layout.world_size > 1:

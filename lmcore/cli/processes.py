@@ -26,6 +26,7 @@ def start_processes(
     selection: Selection,
     *,
     module: str,
+    dialogue: bool = False,
     failed: Callable[[Path], None] = lambda _directory: None,
 ) -> int:
     """Run a command once for each process of a run, on the chosen device; return its exit status.
@@ -36,7 +37,7 @@ def start_processes(
         plugins: Plugins that were found.
         selection: Choice of the device, which the processes keep.
         module: Module that forked processes share, imported before.
-        failed: See `launch`.
+        dialogue, failed: See `launch`.
 
     Raises:
         RunError: A process could not be started.
@@ -50,6 +51,7 @@ def start_processes(
         {**os.environ, HANDED_DOWN: selection.to_json()},
         function=lambda: main(list(argv)),
         load=lambda: _import_for(num_processes, plugins, selection, module),
+        dialogue=dialogue,
         failed=failed,
     )
 

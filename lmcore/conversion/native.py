@@ -31,13 +31,21 @@ if TYPE_CHECKING:
 
     from lmcore.data.tokenizer import Tokenizer
 
-__all__ = ["UNKNOWN_ORDER", "LmcoreState", "require_weights", "stored_name", "write_lmcore"]
+__all__ = [
+    "UNKNOWN_ORDER",
+    "WEIGHT_PREFIX",
+    "LmcoreState",
+    "require_weights",
+    "stored_name",
+    "write_lmcore",
+]
 
 logger = logging.getLogger(__name__)
 
 UNKNOWN_ORDER = ""
 """Value of `data_order` in a manifest that does not record the order of the training samples."""
-_PREFIX = "model."
+WEIGHT_PREFIX = "model."
+"""Prefix of the names of weights in a checkpoint."""
 _ADAM_SETTINGS = ("beta1", "beta2", "eps", "weight_decay")
 
 
@@ -130,7 +138,7 @@ def require_weights(shape: ModelShape, manifest: Manifest, checkpoint: Path) -> 
     Raises:
         CheckpointError: A weight is missing, surplus, or has another shape.
     """
-    names = {_PREFIX + name: size for name, size in parameter_shapes(shape).items()}
+    names = {WEIGHT_PREFIX + name: size for name, size in parameter_shapes(shape).items()}
     for name, size in names.items():
         entry = manifest.tensors.get(name)
         if entry is None or entry.shape != size:
@@ -139,7 +147,9 @@ def require_weights(shape: ModelShape, manifest: Manifest, checkpoint: Path) -> 
                 f"the weights of checkpoint `{checkpoint}` do not fit its shape",
                 why=f"`{name}` should have shape {list(size)}; the checkpoint {found}",
             )
-    unknown = [name for name in manifest.tensors if name.startswith(_PREFIX) and name not in names]
+    unknown = [
+        name for name in manifest.tensors if name.startswith(WEIGHT_PREFIX) and name not in names
+    ]
     if unknown:
         raise CheckpointError(
             f"the weights of checkpoint `{checkpoint}` do not fit its shape",
@@ -238,7 +248,7 @@ def stored_name(name: str, kind: str) -> str:
         name: Name of the parameter.
         kind: Kind of tensor; see `ModelState`.
     """
-    return f"{_PREFIX}{name}" if kind == WEIGHT else f"optimizer.{kind}.{name}"
+    return f"{WEIGHT_PREFIX}{name}" if kind == WEIGHT else f"optimizer.{kind}.{name}"
 
 
 def _mapping(value: object) -> dict[str, Any]:

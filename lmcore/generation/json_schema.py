@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from lmcore.data.tokenizer.token_bytes import token_bytes
-from lmcore.errors import ConfigError, MissingPackageError
+from lmcore.errors import ConfigError, MissingPackageError, RunError
 
 if TYPE_CHECKING:
     from lmcore.data.tokenizer import Tokenizer
 
-__all__ = ["JsonSchemas"]
+__all__ = ["JsonSchema", "JsonSchemas"]
 
 
 class JsonSchemas:
@@ -46,8 +46,8 @@ class JsonSchemas:
         wrapper = self._library.TokenizerWrapper(vocabulary)
         self._tokenizer = self._library.LLTokenizer(wrapper, n_vocab=len(words))
 
-    def constraint(self, schema: Mapping[str, Any] | bool) -> JsonConstraint:  # noqa: FBT001
-        """Return the rule for one text; see `Constraint`.
+    def compiled(self, schema: Mapping[str, Any] | bool) -> JsonSchema:  # noqa: FBT001
+        """Return a schema that is compiled for the tokenizer, for any number of texts.
 
         Args:
             schema: JSON schema; an empty one allows any JSON.
@@ -55,12 +55,35 @@ class JsonSchemas:
         Raises:
             ConfigError: The schema is invalid, or too large.
         """
-        matcher = self._library.LLMatcher
-        grammar = matcher.grammar_from_json_schema(json.dumps(schema))
-        problem = matcher.validate_grammar(grammar, self._tokenizer)
+        library = self._library.LLMatcher
+        grammar = library.grammar_from_json_schema(json.dumps(schema))
+        matcher = library(self._tokenizer, grammar, log_level=0)
+        problem = matcher.get_error()
         if problem:
             raise ConfigError("the JSON schema cannot be used", why=problem)
-        return JsonConstraint(matcher(self._tokenizer, grammar), self._size, self._end)
+        return JsonSchema(matcher, self._size, self._end)
+
+    def constraint(self, schema: Mapping[str, Any] | bool) -> JsonConstraint:  # noqa: FBT001
+        """Return the rule for one text of a schema; see `compiled`."""
+        return self.compiled(schema).constraint()
+
+
+class JsonSchema:
+    """Compiled schema, from which each text gets a rule of its own."""
+
+    def __init__(self, matcher: Any, size: int, end: int) -> None:
+        """Take a schema.
+
+        Args:
+            matcher: Matcher of llguidance at the begin of a text.
+            size: Size of the vocabulary.
+            end: Token that ends a text.
+        """
+        self._matcher, self._size, self._end = matcher, size, end
+
+    def constraint(self) -> JsonConstraint:
+        """Return the rule for one text; see `Constraint`."""
+        return JsonConstraint(self._matcher.deep_copy(), self._size, self._end)
 
 
 class JsonConstraint:
@@ -77,17 +100,42 @@ class JsonConstraint:
         self._matcher, self._size, self._end = matcher, size, end
 
     def allowed(self, size: int) -> torch.Tensor:
-        """Return the tokens that may come next, bool [size]."""
+        """Return the tokens that may come next, bool [size].
+
+        Raises:
+            RunError: The library has reached a limit.
+        """
         mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._require_no_error()
         bits = np.unpackbits(mask, bitorder="little")[:size].astype(bool)
         return torch.from_numpy(bits)
 
     def accept(self, token: int) -> bool:
-        """Take the next token; return True if nothing can follow."""
+        """Take the next token; return True if the text is complete.
+
+        Raises:
+            RunError: The library has reached a limit, or refuses the token.
+        """
         self._matcher.consume_token(token)
+        self._require_no_error()
+        complete = bool(self._matcher.is_accepting())
         # Without a token for its end, a text ends as soon as it is complete.
-        ends_itself = self._end >= self._size and self._matcher.is_accepting()
-        return bool(self._matcher.is_stopped() or ends_itself)
+        if self._end >= self._size:
+            return complete
+        stopped = bool(self._matcher.is_stopped())
+        if stopped and not complete:
+            raise RunError("no token can continue the JSON text, which is not complete")
+        return stopped
+
+    def _require_no_error(self) -> None:
+        # The library raises none: a matcher with an error allows the end of the text.
+        problem = self._matcher.get_error()
+        if problem:
+            raise RunError(
+                "the JSON schema cannot be followed further",
+                why=problem.partition("\n")[0],
+                hint="use a simpler schema, with fewer alternatives and smaller limits",
+            )
 
 
 class _Vocabulary:

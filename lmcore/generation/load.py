@@ -18,7 +18,7 @@ import torch
 
 from lmcore.checkpoint import Manifest, load_checkpoint, num_bytes
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.conversion.native import LmcoreState, require_weights
+from lmcore.conversion.native import WEIGHT_PREFIX, LmcoreState, require_weights
 from lmcore.conversion.state import notes_beside
 from lmcore.conversion.tokenizer import NO_CHOICE, tokenizer_of
 from lmcore.conversion.weights import WeightReader
@@ -47,7 +47,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_PREFIX = "model."
 _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
 
 
@@ -161,7 +160,7 @@ def load_weights(checkpoint: Path, manifest: Manifest, runtime: Runtime) -> Caus
     model = described_model(shape, runtime, checkpoint)
     require_weights(shape, manifest, checkpoint)
     allocate(model, runtime)
-    tensors = {_PREFIX + name: tensor for name, tensor in model.named_parameters()}
+    tensors = {WEIGHT_PREFIX + name: tensor for name, tensor in model.named_parameters()}
     load_checkpoint(checkpoint, tensors, manifest, verify=False)
     return model.eval()
 
@@ -196,5 +195,5 @@ def allocate(model: CausalLM, runtime: Runtime) -> None:
 
 def weight_bytes(manifest: Manifest) -> int:
     """Return the size of a checkpoint's weights in bytes."""
-    weights = (entry for name, entry in manifest.tensors.items() if name.startswith(_PREFIX))
+    weights = (entry for name, entry in manifest.tensors.items() if name.startswith(WEIGHT_PREFIX))
     return sum(num_bytes(entry) for entry in weights)

@@ -25,7 +25,8 @@ def quantize(weight_OI: Tensor, bits: int, dtype: torch.dtype) -> QuantizedWeigh
     """Return a weight rounded to the nearest integers; None if it cannot be split into groups.
 
     With 8 bits each output has a scale, with 4 bits each `GROUP` inputs of an output have a scale
-    and an offset, which map the lowest weight to -8 and the highest to 7.
+    and an offset, which map the lowest weight to -8 and the highest to 7; equal weights are 0, and
+    the offset has their value.
 
     Args:
         weight_OI: Weight in a floating-point dtype.
@@ -35,7 +36,7 @@ def quantize(weight_OI: Tensor, bits: int, dtype: torch.dtype) -> QuantizedWeigh
     wide_OI = weight_OI.to(torch.promote_types(weight_OI.dtype, torch.float32))
     if bits == 8:
         highest_O1 = wide_OI.abs().amax(dim=1, keepdim=True)
-        scale_O1 = _scale(highest_O1 / 127, dtype)
+        scale_O1 = _positive(_rounded(highest_O1 / 127, dtype))
         values_OI = (wide_OI / scale_O1).round().clamp(-127, 127).to(torch.int8)
         return QuantizedWeight(8, values_OI, scale_O1.to(dtype))
     assert bits == 4
@@ -43,17 +44,22 @@ def quantize(weight_OI: Tensor, bits: int, dtype: torch.dtype) -> QuantizedWeigh
         return None
     wide_OGN = wide_OI.unflatten(1, (-1, GROUP))
     low_OG1, high_OG1 = wide_OGN.amin(dim=2, keepdim=True), wide_OGN.amax(dim=2, keepdim=True)
-    scale_OG1 = _scale((high_OG1 - low_OG1) / 15, dtype)
-    offset_OG1 = (low_OG1 + 8 * scale_OG1).to(dtype).to(wide_OI.dtype)
+    step_OG1 = _rounded((high_OG1 - low_OG1) / 15, dtype)
+    offset_OG1 = _rounded(low_OG1 + 8 * step_OG1, dtype)
+    scale_OG1 = _positive(step_OG1)
     values_OGN = ((wide_OGN - offset_OG1) / scale_OG1).round().clamp(-8, 7).to(torch.int8)
     scale_OG, offset_OG = (one.squeeze(2).to(dtype) for one in (scale_OG1, offset_OG1))
     return QuantizedWeight(4, values_OGN.flatten(1), scale_OG, offset_OG)
 
 
-def _scale(wide: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return scales as *dtype* has them, in their own dtype; 1 in place of 0."""
-    rounded = wide.to(dtype).to(wide.dtype)
-    return torch.where(rounded > 0, rounded, torch.ones_like(rounded))
+def _rounded(wide: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return values as *dtype* has them, in their own dtype."""
+    return wide.to(dtype).to(wide.dtype)
+
+
+def _positive(scale: Tensor) -> Tensor:
+    """Return scales with 1 in place of 0."""
+    return torch.where(scale > 0, scale, torch.ones_like(scale))
 
 
 def expanded_projection(

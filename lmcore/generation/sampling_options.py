@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = [
-    "MAX_LENGTH_PENALTY",
     "MAX_PENALTY",
     "MAX_REPETITION_PENALTY",
     "MAX_TEMPERATURE",
@@ -16,7 +15,6 @@ __all__ = [
     "SamplingOptions",
 ]
 
-MAX_LENGTH_PENALTY = 10.0  # a larger exponent could make the score of a text infinite
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 1000
 MAX_PENALTY = 2.0

@@ -1,4 +1,8 @@
-"""Incremental decoding of tokens: a character is returned once all of its bytes are generated."""
+"""Incremental decoding of tokens: a character is returned once all of its bytes are generated.
+
+The last tokens of a prompt may be the first bytes of a character, which is then part of the text
+after the prompt.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +31,17 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         # Decoded with the tokens before: the text between two tokens may depend on both.
-        self._ids = list(prompt)
-        self._returned = len(tokenizer.decode(self._ids))
-        self._forget()
+        self._ids = _latest(prompt)
+        before = tokenizer.decode(self._ids)
+        self._unsure = _num_incomplete(before)
+        """U+FFFD at the end of the prompt's text, which a further token may complete."""
+        self._returned = len(before) - self._unsure
 
     def push(self, token: int) -> str:
         """Return the text that *token* completes; empty within a character."""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids)
-        # The bytes of an incomplete character decode to one replacement character, or to one each;
-        # four bytes are always complete.
-        incomplete = min(len(text) - len(text.rstrip(_INCOMPLETE)), _MOST_INCOMPLETE)
+        incomplete = _num_incomplete(text)
         piece = self._advance(text[: len(text) - incomplete])
         if not incomplete:
             self._forget()
@@ -50,13 +54,15 @@ class TextStream:
     def _forget(self) -> None:
         """Drop old tokens, at a place where all text has been returned."""
         if len(self._ids) > _MOST_TOKENS:
-            del self._ids[: -_MOST_TOKENS // 2]
+            self._ids = _latest(self._ids)
             self._returned = len(self._tokenizer.decode(self._ids))
 
     def _advance(self, text: str) -> str:
-        piece = text[self._returned :]
-        self._returned = max(self._returned, len(text))
-        return piece
+        start = _after_prompt(text, self._returned, self._unsure)
+        if len(text) > start:
+            self._unsure = 0
+            self._returned = len(text)
+        return text[start:]
 
 
 def continuation(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int]) -> str:
@@ -67,5 +73,32 @@ def continuation(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[i
         prompt: Token ids of the prompt.
         tokens: Token ids after the prompt.
     """
-    before = len(tokenizer.decode(prompt))
-    return tokenizer.decode([*prompt, *tokens])[before:]
+    before, text = tokenizer.decode(prompt), tokenizer.decode([*prompt, *tokens])
+    unsure = _num_incomplete(before)
+    return text[_after_prompt(text, len(before) - unsure, unsure) :]
+
+
+def _num_incomplete(text: str) -> int:
+    """Return the number of characters at the end of a text that may be one incomplete character.
+
+    Its bytes decode to one replacement character, or to one each; four are always complete.
+    """
+    return min(len(text) - len(text.rstrip(_INCOMPLETE)), _MOST_INCOMPLETE)
+
+
+def _after_prompt(text: str, start: int, unsure: int) -> int:
+    """Return where the text after a prompt begins in a text with both.
+
+    Args:
+        text: Text of the prompt and of further tokens.
+        start: Length of the prompt's text without the characters that may be incomplete.
+        unsure: Number of these; if the text still has some, no token completed them.
+    """
+    while unsure and text[start : start + 1] == _INCOMPLETE:
+        start, unsure = start + 1, unsure - 1
+    return start
+
+
+def _latest(ids: Sequence[int]) -> list[int]:
+    """Return the last tokens, as many as are decoded with the next one."""
+    return list(ids if len(ids) <= _MOST_TOKENS else ids[-_MOST_TOKENS // 2 :])

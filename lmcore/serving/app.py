@@ -102,7 +102,10 @@ class HealthReply(BaseModel):
 async def health(request: Request) -> Response:
     """Say whether the server can generate, with the number of texts of each model."""
     state: ServerState = request.app.state.server
-    alive = all(one.service.is_alive for one in state.models.values())
+    services = [one.service for one in state.models.values()]
+    # No request can be answered in time while a step takes longer than a whole request may.
+    most = state.limits.request_seconds
+    alive = all(one.is_alive and one.seconds_without_step <= most for one in services)
     found = {
         name: {"running": one.service.num_running, "waiting": one.service.num_waiting}
         for name, one in state.models.items()

@@ -196,7 +196,9 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _message(found: Any) -> str:
-    """Return the message of an error in either interface's form."""
+    """Return the message of an error in any server's form."""
     if isinstance(found, dict) and isinstance(found.get("error"), dict):
         return str(found["error"].get("message", ""))
+    if isinstance(found, dict) and isinstance(found.get("message"), str):
+        return str(found["message"])[:500]
     return str(found)[:500]

@@ -14,12 +14,11 @@ from lmcore.data.tokenizer.token_bytes import token_bytes
 from lmcore.errors import LmcoreError
 from lmcore.generation.chat.template import ChatTemplate
 from lmcore.generation.generate import room
-from lmcore.generation.json_schema import JsonSchemas
+from lmcore.generation.json_schema import JsonSchema, JsonSchemas
 from lmcore.serving.errors import ApiError
 
 if TYPE_CHECKING:
     from lmcore.generation.load import LoadedModel
-    from lmcore.generation.request import Constraint
     from lmcore.serving.service import Service
 
 __all__ = ["ServedModel"]
@@ -155,8 +154,27 @@ class ServedModel:
             )
         return wanted
 
-    def json_rule(self, schema: Mapping[str, Any] | bool, name: str) -> Constraint:  # noqa: FBT001
-        """Return the rule that a text is JSON of a schema.
+    def require_texts(self, count: int) -> None:
+        """Raise an error if a request asks for more texts than the server ever has room for.
+
+        Args:
+            count: Number of texts.
+
+        Raises:
+            ApiError: They are too many.
+        """
+        most = self.service.max_texts
+        if count > most:
+            raise ApiError(
+                400, f"the request asks for {count} texts; the server has room for {most}"
+            )
+
+    def json_schema(self, schema: Mapping[str, Any] | bool, name: str) -> JsonSchema:  # noqa: FBT001
+        """Return a schema from which each text gets a rule.
+
+        Args:
+            schema: JSON schema.
+            name: Field of the request.
 
         Raises:
             ApiError: The schema is invalid, or such rules are not available.
@@ -164,7 +182,7 @@ class ServedModel:
         try:
             with self._lock:
                 schemas = self._schemas
-            return schemas.constraint(schema)
+            return schemas.compiled(schema)
         except LmcoreError as error:
             raise ApiError(400, f"`{name}`: {error.what_and_why}", field=name) from None
 

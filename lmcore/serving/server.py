@@ -31,6 +31,8 @@ _SWITCH_SECONDS = 0.0005
 
 With 16 streams it raises the tokens/s of two cores by 10 to 20%.
 """
+_CLOSE_SECONDS = 5.0
+"""Time in which the step of a service may end when all connections have."""
 LOOPBACK_NAMES = ("127.0.0.1", "::1", "localhost")
 
 
@@ -130,7 +132,7 @@ def serve(state: ServerState, sock: socket.socket, host: str, settings: ServerSe
     if not all(service.is_alive for service in services):
         raise RunError("the server ended because it can no longer generate", why="see the log")
     for model in state.models.values():
-        if not model.service.close(settings.shutdown_seconds):
+        if not model.service.close(min(settings.shutdown_seconds, _CLOSE_SECONDS)):
             logger.warning("model `%s`: texts were cut off at the end", model.name)
 
 
@@ -166,6 +168,10 @@ class _Server(uvicorn.Server):
     def _stop(self) -> None:
         if self.should_exit:
             self.force_exit = True
+            # From Python 3.12.1 on uvicorn waits for the end of all connections even so.
+            for connection in list(self.server_state.connections):
+                if connection.transport is not None:
+                    connection.transport.abort()
             return
         logger.info("stopping when running requests are answered; a second signal ends them")
         self.should_exit = True

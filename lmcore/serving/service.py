@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from lmcore.errors import LmcoreError
 from lmcore.generation.beam import BeamSearch
 from lmcore.generation.engine import Engine
-from lmcore.generation.parallel.driver import ProcessesError
+from lmcore.generation.parallel.driver import ParallelModel, ProcessesError
 from lmcore.generation.request import Continuation, Request
 from lmcore.serving.work import BeamRequest, EndReason, Update, Work
 
@@ -98,6 +98,7 @@ class Service:
         self._statistics = Statistics()
         self._closing = self._drains = False
         self._changed = threading.Condition()
+        self._stepped = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="lmcore-service", daemon=True)
         self._thread.start()
 
@@ -114,6 +115,8 @@ class Service:
             free = max(self._max_running - self.num_running, 0) + self._max_waiting
             if len(self._waiting) + len(works) > free:
                 raise QueueFullError
+            if not self._has_work:
+                self._stepped = time.monotonic()
             self._waiting.extend(works)
             self._changed.notify()
 
@@ -160,8 +163,19 @@ class Service:
 
     @property
     def is_alive(self) -> bool:
-        """True while the thread runs."""
-        return self._thread.is_alive()
+        """True while the thread runs, and the processes of the model work together."""
+        model = self._loaded.model
+        lost = isinstance(model, ParallelModel) and model.failed
+        return self._thread.is_alive() and not lost
+
+    @property
+    def seconds_without_step(self) -> float:
+        """Time since the last finished step, or since there is work; 0 without work."""
+        return time.monotonic() - self._stepped if self._has_work else 0.0
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._waiting or self._running or self._searching)
 
     @property
     def statistics(self) -> Statistics:
@@ -182,6 +196,7 @@ class Service:
         try:
             while self._take_changes():
                 self._step()
+                self._stepped = time.monotonic()
         except BaseException as error:
             logger.exception("the thread of generation failed")
             self._end_all("error", error if isinstance(error, Exception) else None)

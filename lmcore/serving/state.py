@@ -11,7 +11,10 @@ from lmcore.serving.errors import ApiError
 if TYPE_CHECKING:
     from lmcore.serving.served_model import ServedModel
 
-__all__ = ["Limits", "ServerState"]
+__all__ = ["MAX_PROMPTS", "Limits", "ServerState"]
+
+MAX_PROMPTS = 128
+"""Most prompts of a request."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,6 @@ class Limits:
         max_body_bytes: Size of a request's body.
         body_seconds: Time that a client has to send the body.
         request_seconds: Time in which all texts of a request have to be complete.
-        max_prompts: Number of prompts of a request.
         max_total_tokens: Number of prompts times the longest text of one request of Megatron's
             interface, in tokens.
     """
@@ -30,7 +32,6 @@ class Limits:
     max_body_bytes: int = 4 * 2**20
     body_seconds: float = 30.0
     request_seconds: float = 600.0
-    max_prompts: int = 128
     max_total_tokens: int = 12000
 
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Text", "TextRequest", "Texts"]
 
+_GRACE_SECONDS = 5.0
+"""Time after the deadline in which the service may end the texts itself, after a step."""
+
 
 @dataclass(frozen=True)
 class TextRequest:
@@ -80,18 +83,13 @@ class Texts:
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[tuple[int, Update]] = asyncio.Queue()
         self._service, self._timeout = model.service, timeout
-        deadline = time.monotonic() + timeout
+        self._deadline = time.monotonic() + timeout
         self._works = [
-            Work(one.request, self._taker(number), one.completion, streams, deadline)
+            Work(one.request, self._taker(number), one.completion, streams, self._deadline)
             for number, one in enumerate(wanted)
         ]
         self._open = len(self._works)
-        if self._open > self._service.max_texts:
-            raise ApiError(
-                400,
-                f"the request asks for {self._open} texts; the server has room for "
-                f"{self._service.max_texts}",
-            )
+        model.require_texts(self._open)
         try:
             self._service.submit(self._works)
         except QueueFullError:
@@ -114,12 +112,28 @@ class Texts:
         """
         try:
             while self._open:
-                number, update = await self._queue.get()
+                number, update = await self._next()
                 self._open -= update.end is not None
                 self._require_good(update)
                 yield number, update
         finally:
             self.cancel()
+
+    async def _next(self) -> tuple[int, Update]:
+        """Return the next update; a step that hangs keeps no client beyond the deadline."""
+        if not self._queue.empty():
+            return self._queue.get_nowait()
+        left = self._deadline + _GRACE_SECONDS - time.monotonic()
+        try:
+            async with asyncio.timeout(left):
+                return await self._queue.get()
+        except TimeoutError:
+            raise self._late() from None
+
+    def _late(self) -> ApiError:
+        return ApiError(
+            503, f"the text was not complete after {self._timeout:g} seconds", code="timeout"
+        )
 
     async def whole(self, receive: Callable[[], Awaitable[Any]]) -> list[Text] | None:
         """Return all texts when they are complete; None if the client has left before.
@@ -159,11 +173,7 @@ class Texts:
 
     def _require_good(self, update: Update) -> None:
         if update.end == "timeout":
-            raise ApiError(
-                503,
-                f"the text was not complete after {self._timeout:g} seconds",
-                code="timeout",
-            )
+            raise self._late()
         if update.end == "cancelled":
             raise ApiError(503, "the server is stopping", code="stopping")
         if update.end == "error":

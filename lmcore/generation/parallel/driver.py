@@ -1,11 +1,13 @@
 """`ParallelModel`: the model of several processes as the engine of rank 0 sees it.
 
 Its methods send a message to the other ranks and carry it out on this rank, too.  Changes of a
-cache wait for the next pass and travel with it.
+cache wait for the next pass and travel with it.  A signal waits for the end of a pass: the ranks
+would be at different places, and the model could not be used again.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections import deque
@@ -20,11 +22,14 @@ from lmcore.accelerator.device_errors import first_line
 from lmcore.errors import RunError
 from lmcore.generation.parallel.messages import Command, Kind, MessageChannel, encoded
 from lmcore.generation.parallel.part import DTYPES, PartRunner
+from lmcore.signals import deferred_signals
 
 if TYPE_CHECKING:
     from lmcore.model.shape import ModelShape
 
 __all__ = ["ParallelModel", "ProcessesError"]
+
+logger = logging.getLogger(__name__)
 
 
 class ProcessesError(RunError):
@@ -104,29 +109,52 @@ class ParallelModel:
 
     def new_cache(self, dtype: torch.dtype) -> _Cache:
         """Return an empty cache, on all ranks; it is freed when the object is."""
-        number, self._next_cache = self._next_cache, self._next_cache + 1
-        self._change((Kind.NEW_CACHE, [number, DTYPES.index(dtype)]))
-        cache = _Cache(number, self._runner, self._change)
-        weakref.finalize(cache, self._change, (Kind.DROP_CACHE, [number])).atexit = False
+        with deferred_signals():
+            number, self._next_cache = self._next_cache, self._next_cache + 1
+            self._change((Kind.NEW_CACHE, [number, DTYPES.index(dtype)]))
+            cache = _Cache(number, self._runner, self._change)
+            weakref.finalize(cache, self._change, (Kind.DROP_CACHE, [number])).atexit = False
         return cache
 
-    def close(self) -> None:
-        """End the other ranks; after a failed pass they are left to the launcher."""
+    @property
+    def failed(self) -> bool:
+        """True if the processes no longer work together: no pass can follow."""
+        return self._failed
+
+    def close(self, timeout: float = 10.0) -> None:
+        """End the other ranks; after a failed pass they are left to the launcher.
+
+        Args:
+            timeout: Time in seconds for a pass, or a message, of another thread to end.
+
+        Raises:
+            ProcessesError: It has not ended.
+        """
         self._end.set()
-        self._keeper.join()
-        with self._lock:
+        if not self._lock.acquire(timeout=timeout):
+            self._failed = True
+            raise ProcessesError(
+                f"a pass of the model has not ended within {timeout:g} seconds",
+                why="a process of the model hangs, or is slow",
+                hint="look at the last lines of all processes",
+            )
+        try:
             if not self._closed and not self._failed:
                 self._channel.send(encoded([(Kind.CLOSE, [])]))
             self._closed = True
+        finally:
+            self._lock.release()
+        self._keeper.join()
 
     def _change(self, command: Command) -> None:
         """Change a cache here now, and on the other ranks before the next pass."""
-        self._runner.run(command)
-        self._changes.append(command)
+        with deferred_signals():
+            self._runner.run(command)
+            self._changes.append(command)
 
     def _run(self, command: Command, hidden_NH: Tensor | None = None) -> Tensor:
         """Run a pass on all ranks and return its result."""
-        with self._lock:
+        with deferred_signals(), self._lock:
             if self._failed or self._closed:
                 raise ProcessesError("the processes of the model have ended their work")
             made = None
@@ -157,8 +185,11 @@ class ParallelModel:
                     return
                 try:
                     self._channel.send(encoded([(Kind.IDLE, [])]))
-                except RuntimeError:
+                except RuntimeError as error:
                     self._failed = True
+                    logger.error(  # noqa: TRY400 - the reason is enough
+                        "the processes of the model no longer answer: %s", first_line(error)
+                    )
                     return
 
 

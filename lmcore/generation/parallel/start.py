@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lmcore.checkpoint.load import load_checkpoint
-from lmcore.conversion.native import LmcoreState
+from lmcore.conversion.native import WEIGHT_PREFIX, LmcoreState
 from lmcore.generation.load import LoadedModel, allocate, described_model, open_checkpoint
 from lmcore.generation.parallel.driver import ParallelModel
 from lmcore.generation.parallel.layout import divided_shape
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["parallel_model"]
 
-_PREFIX = "model."
 _MAX_IDLE_SECONDS = 60.0
 
 
@@ -131,14 +130,14 @@ def _fill(model: CausalLM, layouts: Mapping[str, TensorLayout], weights: WeightR
         held = state.manifest.tensors
         load_checkpoint(
             state.checkpoint,
-            {_PREFIX + name: parameter for name, parameter in parameters.items()},
+            {WEIGHT_PREFIX + name: parameter for name, parameter in parameters.items()},
             state.manifest,
             verify=False,
-            layouts={_PREFIX + name: layouts[name] for name in parameters},
+            layouts={WEIGHT_PREFIX + name: layouts[name] for name in parameters},
             rows={
-                _PREFIX + name: held[_PREFIX + name].shape[0]
+                WEIGHT_PREFIX + name: held[WEIGHT_PREFIX + name].shape[0]
                 for name in parameters
-                if tuple(held[_PREFIX + name].shape) != layouts[name].shape
+                if tuple(held[WEIGHT_PREFIX + name].shape) != layouts[name].shape
             },
         )
         return

@@ -3,7 +3,8 @@
 Rank 0 has the terminal; standard error of the other ranks, and standard output if it is wanted, is
 copied line by line, with the rank.
 The first process that fails ends the run: its error is shown first and in full, later errors in a
-line each.  Signals are passed on; after the second one processes that do not end are killed.
+line each.  Signals are passed on; after the second one processes that do not end are killed.  In a
+dialogue Ctrl-C is for rank 0 alone, as often as the user likes.
 Torch-free.
 """
 
@@ -103,6 +104,7 @@ def launch(
     function: Callable[[], int] | None = None,
     load: Callable[[], None] = lambda: None,
     all_output: bool = False,
+    dialogue: bool = False,
     failed: Callable[[Path], None] = lambda _directory: None,
 ) -> int:
     """Run *command* in *num_processes* processes, as the ranks of one run; return its exit status.
@@ -117,6 +119,7 @@ def launch(
             using it.
         all_output: True to copy the standard output of every rank of a program; it is dropped for
             forked processes other than rank 0.
+        dialogue: True if rank 0 answers a user, for whom SIGINT ends an answer and not the run.
         failed: Called with the run directory, after the error was shown, if a training run that
             had begun failed or was interrupted.
 
@@ -141,6 +144,7 @@ def launch(
             Path(folder),
             (server, reserved),
             all_output=all_output,
+            dialogue=dialogue,
         ) as workers,
     ):
         _remove_abandoned(Path(folder).parent)
@@ -199,9 +203,11 @@ class _Workers:
         sockets: tuple[socket.socket, socket.socket],
         *,
         all_output: bool,
+        dialogue: bool,
     ) -> None:
         self.command, self.function = command, function
-        self.env, self.folder, self.all_output = env, folder, all_output
+        self.env, self.folder = env, folder
+        self.all_output, self.dialogue = all_output, dialogue
         self.server, self.reserved = sockets
         self.size = num_processes
         self.secret = new_secret()
@@ -313,6 +319,9 @@ class _Workers:
     @contextlib.contextmanager
     def _signals_passed_on(self) -> Iterator[None]:
         def pass_on(number: int, _frame: object) -> None:
+            if self.dialogue and number == signal.SIGINT:
+                self.workers[0].process.send_signal(number)
+                return
             now = time.monotonic()
             if self.received is None:
                 self._received_at = now

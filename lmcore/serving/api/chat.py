@@ -13,14 +13,15 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from lmcore.generation.completion import Completion
+from lmcore.generation.limits import MAX_LOGPROBS
 from lmcore.generation.request import Request as EngineRequest
 from lmcore.generation.request import TokenProbability
-from lmcore.serving.api.fields import MAX_LOGPROBS, SamplingBody, Usage, finish_reason
+from lmcore.serving.api.fields import SamplingBody, Usage, finish_reason
 from lmcore.serving.api.sse import event_stream, stream_schema
 from lmcore.serving.errors import ApiError
 from lmcore.serving.http.access_log import note
 from lmcore.serving.state import ServerState
-from lmcore.serving.texts import TextRequest, Texts
+from lmcore.serving.texts import Text, TextRequest, Texts
 
 if TYPE_CHECKING:
     from lmcore.serving.served_model import ServedModel
@@ -193,21 +194,14 @@ async def create_chat_completion(body: ChatBody, request: Request) -> Response:
         return Response(status_code=499)
     generated = sum(len(one.tokens) for one in made)
     note(request.scope, generated_tokens=generated)
-    choices = [
-        {
-            "index": index,
-            "message": {"role": "assistant", "content": text.text, "refusal": None},
-            "logprobs": _logprobs(model, body, text.logprobs),
-            "finish_reason": finish_reason(text.end),
-        }
-        for index, text in enumerate(made)
-    ]
+    choices = await asyncio.to_thread(_choices, model, body, made)
     usage = Usage.of(len(prompt), generated)
     return JSONResponse({**head, "choices": choices, "usage": usage.model_dump()})
 
 
 def _wanted(model: ServedModel, body: ChatBody) -> tuple[list[int], list[TextRequest]]:
     """Return the tokens of the conversation, and a request for each answer."""
+    model.require_texts(body.num_choices)
     prompt = model.chat_tokens([message.plain() for message in body.messages], "messages")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(
@@ -224,6 +218,7 @@ def _wanted(model: ServedModel, body: ChatBody) -> tuple[list[int], list[TextReq
             code="context_length_exceeded",
         )
     options, seed, schema = body.options(), body.first_seed, body.schema_of_text
+    rule = None if schema is None else model.json_schema(schema, "response_format")
     wanted = []
     for number in range(body.num_choices):
         completion = Completion(model.loaded.tokenizer, prompt, body.stops)
@@ -235,10 +230,22 @@ def _wanted(model: ServedModel, body: ChatBody) -> tuple[list[int], list[TextReq
             model.stop_tokens,
             ends=completion.update,
             top_logprobs=body.num_logprobs,
-            constraint=None if schema is None else model.json_rule(schema, "response_format"),
+            constraint=None if rule is None else rule.constraint(),
         )
         wanted.append(TextRequest(request, completion))
     return prompt, wanted
+
+
+def _choices(model: ServedModel, body: ChatBody, made: Sequence[Text]) -> list[dict[str, Any]]:
+    return [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": text.text, "refusal": None},
+            "logprobs": _logprobs(model, body, text.logprobs),
+            "finish_reason": finish_reason(text.end),
+        }
+        for index, text in enumerate(made)
+    ]
 
 
 async def _chunks(

@@ -14,13 +14,15 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from lmcore.generation.completion import Completion
+from lmcore.generation.limits import MAX_LOGPROBS
 from lmcore.generation.request import Request as EngineRequest
 from lmcore.generation.request import TokenProbability
-from lmcore.serving.api.fields import MAX_LOGPROBS, SamplingBody, Usage, finish_reason
+from lmcore.generation.text_stream import TextStream
+from lmcore.serving.api.fields import SamplingBody, Usage, finish_reason
 from lmcore.serving.api.sse import event_stream, stream_schema
 from lmcore.serving.errors import ApiError
 from lmcore.serving.http.access_log import note
-from lmcore.serving.state import ServerState
+from lmcore.serving.state import MAX_PROMPTS, ServerState
 from lmcore.serving.texts import Text, TextRequest, Texts
 
 if TYPE_CHECKING:
@@ -55,10 +57,6 @@ class CompletionBody(SamplingBody):
     ] = None
     best_of: Annotated[int | None, Field(ge=1, description="As `n`, if it is given.")] = None
     suffix: Annotated[None, Field(description="Not supported.")] = None
-    logit_bias: Annotated[
-        Annotated[dict[str, float], Field(max_length=0)] | None,
-        Field(description="Not supported unless it is empty."),
-    ] = None
 
 
 class TokenLogprobs(BaseModel):
@@ -90,11 +88,17 @@ class CompletionReply(BaseModel):
     usage: Usage | None = None
 
 
-@dataclass
 class _Offsets:
-    """Place in the text, from which the offsets of tokens count."""
+    """Places of tokens in the text of a choice: of the character that a token is part of."""
 
-    at: int = 0
+    def __init__(self, model: ServedModel, prompt: Sequence[int] = ()) -> None:
+        self._stream = TextStream(model.loaded.tokenizer, prompt)
+        self._at = 0
+
+    def next(self, token: int) -> int:
+        at = self._at
+        self._at += len(self._stream.push(token))
+        return at
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
         raise ApiError(400, "`best_of` has to equal `n`", field="best_of")
     if body.stream and body.echo and body.logprobs is not None:
         raise ApiError(400, "`echo` with `logprobs` cannot be streamed", field="stream")
-    asked = await asyncio.to_thread(_asked, model, body, state.limits.max_prompts)
+    asked = await asyncio.to_thread(_asked, model, body)
     texts = Texts(model, asked.requests, state.limits.request_seconds, streams=bool(body.stream))
     head = {
         "id": f"cmpl-{secrets.token_hex(12)}",
@@ -150,29 +154,32 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
     return JSONResponse({**head, "choices": choices, "usage": usage.model_dump()})
 
 
-def _asked(model: ServedModel, body: CompletionBody, most: int) -> _Asked:
+def _asked(model: ServedModel, body: CompletionBody) -> _Asked:
     """Return the checked prompts, and a request for each text."""
     asked = _Asked()
     given = body.prompt
     several: Sequence[Any]
     several = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
-    if len(several) > most:
+    if len(several) > MAX_PROMPTS:
         raise ApiError(
-            400, f"`prompt` has {len(several)} prompts; at most {most} are taken", field="prompt"
+            400,
+            f"`prompt` has {len(several)} prompts; at most {MAX_PROMPTS} are taken",
+            field="prompt",
         )
+    model.require_texts(len(several) * body.num_choices)
     for one in several:
         ids = model.encode(one, "prompt") if isinstance(one, str) else one
         asked.prompts.append(model.checked(ids, "prompt"))
         asked.texts.append(one if isinstance(one, str) else model.loaded.tokenizer.decode(one))
     options, seed = body.options(), body.first_seed
-    echo = bool(body.echo)
+    echo, schema = bool(body.echo), body.schema_of_text
+    rule = None if schema is None else model.json_schema(schema, "response_format")
     for prompt in asked.prompts:
         wanted = model.length(prompt, body.max_tokens, "prompt", "max_tokens")
         if wanted == 0 and not echo:
             raise ApiError(400, "`max_tokens` 0 needs `echo` true", field="max_tokens")
         for _ in range(body.num_choices):
             completion = Completion(model.loaded.tokenizer, prompt, body.stops)
-            schema = body.schema_of_text
             request = EngineRequest(
                 prompt,
                 wanted,
@@ -182,7 +189,7 @@ def _asked(model: ServedModel, body: CompletionBody, most: int) -> _Asked:
                 ends=completion.update,
                 top_logprobs=body.logprobs,
                 prompt_logprobs=echo and body.logprobs is not None,
-                constraint=None if schema is None else model.json_rule(schema, "response_format"),
+                constraint=None if rule is None else rule.constraint(),
             )
             asked.requests.append(TextRequest(request, completion))
     return asked
@@ -203,10 +210,7 @@ async def _chunks(
         for index in range(len(asked.requests)):
             text = asked.texts[index // body.num_choices]
             yield {**head, "choices": [_choice(index, text, None, None)], **extra}
-    offsets = [
-        _Offsets(len(asked.texts[index // body.num_choices]) if body.echo else 0)
-        for index in range(len(asked.requests))
-    ]
+    offsets = [_Offsets(model, one.request.prompt) for one in asked.requests]
     async for index, update in texts.updates():
         generated += len(update.tokens)
         note(request.scope, generated_tokens=generated)
@@ -230,10 +234,12 @@ def _choices(
         if body.echo:
             whole = asked.texts[number] + whole
         if body.logprobs is not None:
-            offset = _Offsets()
-            logprobs = _logprobs(model, text.logprobs, offset, body.logprobs)
+            prompt = asked.prompts[number]
             if body.echo:
-                logprobs = _with_prompt(model, asked.prompts[number], text, body.logprobs)
+                logprobs = _with_prompt(model, prompt, text, body.logprobs)
+            else:
+                offsets = _Offsets(model, prompt)
+                logprobs = _logprobs(model, text.logprobs, offsets, body.logprobs)
         choices.append(_choice(index, whole, logprobs, finish_reason(text.end)))
     return choices
 
@@ -252,13 +258,12 @@ def _with_prompt(
     An end token is the last: tools of evaluation take the last token for the one that they asked
     to generate, and drop it.
     """
-    offset = _Offsets()
-    first = model.token_text(prompt[0])
-    offset.at = len(first)
+    offsets = _Offsets(model)
+    offsets.next(prompt[0])
     end = [] if text.stop_logprob is None else [text.stop_logprob]
-    rest = _logprobs(model, [*text.prompt_logprobs, *text.logprobs, *end], offset, most)
+    rest = _logprobs(model, [*text.prompt_logprobs, *text.logprobs, *end], offsets, most)
     return {
-        "tokens": [first, *rest["tokens"]],
+        "tokens": [model.token_text(prompt[0]), *rest["tokens"]],
         "token_logprobs": [None, *rest["token_logprobs"]],
         "top_logprobs": [None, *rest["top_logprobs"]] if most else None,
         "text_offset": [0, *rest["text_offset"]],
@@ -266,19 +271,13 @@ def _with_prompt(
 
 
 def _logprobs(
-    model: ServedModel, found: Sequence[TokenProbability], offset: _Offsets, most: int
+    model: ServedModel, found: Sequence[TokenProbability], offsets: _Offsets, most: int
 ) -> dict[str, Any]:
-    tokens, offsets = [], []
-    for one in found:
-        text = model.token_text(one.token)
-        tokens.append(text)
-        offsets.append(offset.at)
-        offset.at += len(text)
     return {
-        "tokens": tokens,
+        "tokens": [model.token_text(one.token) for one in found],
         "token_logprobs": [one.logprob for one in found],
         "top_logprobs": [_top(model, one) for one in found] if most else None,
-        "text_offset": offsets,
+        "text_offset": [offsets.next(one.token) for one in found],
     }
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lmcore.errors import LmcoreError
+from lmcore.generation.limits import MAX_SEED
 from lmcore.generation.sampling_options import (
     MAX_PENALTY,
     MAX_REPETITION_PENALTY,
@@ -19,13 +20,11 @@ from lmcore.generation.sampling_options import (
 )
 from lmcore.serving.errors import ApiError
 
-__all__ = ["MAX_CHOICES", "MAX_LOGPROBS", "SamplingBody", "StreamOptions", "Usage", "finish_reason"]
+__all__ = ["MAX_CHOICES", "SamplingBody", "StreamOptions", "Usage", "finish_reason"]
 
 MAX_CHOICES = 128
-MAX_LOGPROBS = 20
 _MAX_STOPS = 16
 _MAX_STOP_LENGTH = 1000
-_MAX_SEED = 2**63 - 1
 
 _StopText = Annotated[str, Field(min_length=1, max_length=_MAX_STOP_LENGTH)]
 
@@ -133,7 +132,9 @@ class SamplingBody(BaseModel):
     seed: Annotated[
         int | None,
         Field(
-            ge=0, le=_MAX_SEED, description="Seed of the first text; each further one has the next."
+            ge=-MAX_SEED - 1,
+            le=MAX_SEED,
+            description="Seed of the first text; each further one has the next.",
         ),
     ] = None
     stop: Annotated[
@@ -146,6 +147,10 @@ class SamplingBody(BaseModel):
     stream_options: StreamOptions | None = None
     response_format: Annotated[
         ResponseFormat | None, Field(description="Form of the text, such as JSON of a schema.")
+    ] = None
+    logit_bias: Annotated[
+        Annotated[dict[str, float], Field(max_length=0)] | None,
+        Field(description="Not supported unless it is empty."),
     ] = None
     user: Annotated[str | None, Field(description="Accepted, without effect.")] = None
 

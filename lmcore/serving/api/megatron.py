@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,9 +18,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from lmcore.generation.completion import Completion
+from lmcore.generation.limits import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY, MAX_SEED
 from lmcore.generation.request import Request as EngineRequest
 from lmcore.generation.sampling_options import (
-    MAX_LENGTH_PENALTY,
     MAX_TEMPERATURE,
     MAX_TOP_K,
     SamplingOptions,
@@ -27,7 +28,7 @@ from lmcore.generation.sampling_options import (
 from lmcore.generation.text_stream import continuation
 from lmcore.serving.errors import ApiError
 from lmcore.serving.http.access_log import note
-from lmcore.serving.state import ServerState
+from lmcore.serving.state import MAX_PROMPTS, ServerState
 from lmcore.serving.texts import Text, TextRequest, Texts
 from lmcore.serving.work import BeamRequest
 
@@ -38,9 +39,6 @@ __all__ = ["GONE", "GenerateBody", "GenerateReply", "router"]
 
 router = APIRouter()
 
-MAX_PROMPTS = 128
-_MAX_BEAM_WIDTH = 128
-_MAX_SEED = 2**63 - 1
 GONE = {
     "max_len": "`max_len` is no longer used: use `tokens_to_generate`",
     "sentences": "`sentences` is no longer used: use `prompts`",
@@ -97,14 +95,14 @@ class GenerateBody(BaseModel):
         bool, Field(description="Generate no line break after a colon.")
     ] = False
     random_seed: Annotated[
-        int, Field(ge=-1, le=_MAX_SEED, description="Seed of the random numbers; -1: any.")
+        int, Field(ge=-1, le=MAX_SEED, description="Seed of the random numbers; -1: any.")
     ] = -1
     no_log: Annotated[bool, Field(description="Accepted; texts are never in the server's log.")] = (
         False
     )
     beam_width: Annotated[
         int | None,
-        Field(ge=1, le=_MAX_BEAM_WIDTH, description="Beam search of this width, of one prompt."),
+        Field(ge=1, le=MAX_BEAM_WIDTH, description="Beam search of this width, of one prompt."),
     ] = None
     stop_token: Annotated[
         int | None,
@@ -178,10 +176,14 @@ async def generate(body: GenerateBody, request: Request) -> Response:
         request.scope,
         model=model.name,
         prompt_tokens=sum(map(len, prompts)),
-        generated_tokens=sum(len(one.tokens) for one in made),
+        generated_tokens=sum(map(_num_generated, made)),
     )
     reply = _beams_reply if body.beam_width is not None else _reply
     return JSONResponse(await asyncio.to_thread(reply, model, body, prompts, made))
+
+
+def _num_generated(text: Text) -> int:
+    return len(text.tokens) + sum(len(beam.tokens) for beam in text.beams)
 
 
 def _check(body: GenerateBody) -> None:
@@ -213,12 +215,8 @@ def _check_beam_search(body: GenerateBody) -> None:
         raise ApiError(
             400, "beam search needs `tokens_to_generate` above 0", field="tokens_to_generate"
         )
-    refused = [
-        name
-        for name in ("logprobs", "stop_on_eol", "stop_on_double_eol", "prevent_newline_after_colon")
-        if getattr(body, name)
-    ]
-    if refused:
+    rules = ("logprobs", "stop_on_eol", "stop_on_double_eol", "prevent_newline_after_colon")
+    if refused := [name for name in rules if getattr(body, name)]:
         raise ApiError(400, f"`{refused[0]}` cannot be used with `beam_width`", field=refused[0])
 
 
@@ -298,7 +296,8 @@ class _NoNewlineAfterColon:
         """Return the tokens that may come next, bool [size]."""
         mask = torch.ones(size, dtype=torch.bool)
         if self._model.token_text(self._last).endswith(":"):
-            mask[self._model.tokens_that_begin_a_line[:size]] = False
+            ids = self._model.tokens_that_begin_a_line  # in ascending order
+            mask[ids[: bisect_left(ids, size)]] = False
         return mask
 
     def accept(self, token: int) -> bool:

@@ -1,4 +1,4 @@
-"""Errors as replies: what OpenAI's clients read under /v1, Megatron's plain message under /api."""
+"""Errors as replies: what OpenAI's clients read under /v1, and Megatron's client under /api."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from starlette.exceptions import HTTPException
 
 from lmcore.serving.errors import ApiError
 
-__all__ = ["PLAIN_PATH", "Problem", "add_handlers", "openai_problem", "reply"]
+__all__ = ["PLAIN_PATH", "PlainProblem", "Problem", "add_handlers", "openai_problem", "reply"]
 
 logger = logging.getLogger(__name__)
 
 _MOST_SHOWN = 10
 
 PLAIN_PATH = "/api"
-"""Path whose errors are a message alone."""
+"""Path whose errors are a message alone, as Megatron-LM's client reads them."""
 
 
 class ProblemDetails(BaseModel):
@@ -37,6 +37,12 @@ class Problem(BaseModel):
     """Body of a reply that is an error."""
 
     error: ProblemDetails
+
+
+class PlainProblem(BaseModel):
+    """Body of a reply of `PLAIN_PATH` that is an error."""
+
+    message: str
 
 
 _TYPES = {
@@ -59,7 +65,8 @@ def reply(path: str, error: ApiError) -> Response:
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    body = error.message if path == PLAIN_PATH else openai_problem(error)
+    plain = PlainProblem(message=error.message).model_dump()
+    body = plain if path == PLAIN_PATH else openai_problem(error)
     return JSONResponse(body, status_code=error.status, headers=headers)
 
 
@@ -115,7 +122,8 @@ def _of_fields(problems: Sequence[Mapping[str, Any]], gone: Mapping[str, str]) -
     fields: list[str] = []
     for one in problems:
         place = [str(part) for part in one["loc"] if part != "body"]
-        name = place[0] if place else None
+        # The place of an error of JSON is a position in the text.
+        name = place[0] if place and one["type"] != "json_invalid" else None
         if one["type"] == "json_invalid":
             messages.append("the body is not JSON")
         elif one["type"] == "extra_forbidden" and name is not None and name in gone:

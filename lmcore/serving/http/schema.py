@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from lmcore.serving.http.problems import PLAIN_PATH, Problem
+from lmcore.serving.http.problems import PLAIN_PATH, PlainProblem, Problem
 
 __all__ = ["add_schema"]
 
@@ -102,7 +102,7 @@ def _complete_models(
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     # FastAPI rounds limits to floats, of which none is the largest seed.
-    classes: list[type[BaseModel]] = [Problem, *bodies]
+    classes: list[type[BaseModel]] = [Problem, PlainProblem, *bodies]
     own = models_json_schema(
         [(one, "validation") for one in classes], ref_template="#/components/schemas/{model}"
     )[1]
@@ -125,9 +125,9 @@ def _complete(operation: dict[str, Any], path: str, *, needs_key: bool, hosts: b
 
 
 def _problem(path: str, status: int) -> dict[str, Any]:
-    body = {"type": "string"} if path == PLAIN_PATH else {"$ref": "#/components/schemas/Problem"}
+    name = PlainProblem.__name__ if path == PLAIN_PATH else Problem.__name__
     return {
         "description": _DESCRIPTIONS[status],
-        "content": {"application/json": {"schema": body}},
+        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}},
         "headers": dict(_HEADERS.get(status, {})),
     }

@@ -160,6 +160,19 @@ class TestOutput:
         (record,) = records(generate(*flags, "--repetition-penalty", "10"))
         assert len(set(record["tokens"])) > len(set(free["tokens"]))
 
+    def test_decaying_top_p(self, generate) -> None:
+        """The text becomes greedy after its first token, unless a bound holds the decay back."""
+        flags = ["--tokens", "8", "--json", "--temperature", "3", "--seed", "3"]
+        decay = ["--top-p", "1", "--top-p-decay", "1e-9"]
+        (fast,) = records(generate("--prompt", "ab", *flags, *decay))
+        first, *rest = fast["tokens"]
+        prompt = "ab" + ByteTokenizer().decode([first])
+        (greedy,) = records(generate("--prompt", prompt, "--tokens", "7", "--json", "--greedy"))
+        assert rest == greedy["tokens"]
+        (bound,) = records(generate("--prompt", "ab", *flags, *decay, "--top-p-bound", "1"))
+        (free,) = records(generate("--prompt", "ab", *flags, "--top-p", "1"))
+        assert bound["tokens"] == free["tokens"] != fast["tokens"]
+
     def test_megatrons_length(self, generate, tmp_path) -> None:
         """`--out-seq-length` counts tokens after the prompt, as far as there are positions."""
         file = tmp_path / "prompts"
@@ -346,6 +359,11 @@ class TestBadInput:
             (["--beam-width", "2", "--no-cache"], "cannot be used"),
             (["--beam-width", "2", "--num-samples", "3"], "is more than"),
             (["--length-penalty", "nan", "--beam-width", "2"], "nan"),
+            (["--length-penalty", "2"], "`--length-penalty` needs `--beam-width`"),
+            (["--beam-width", "2", "--seed", "5"], "`--seed` cannot be used"),
+            (["--top-p-decay", "0.5"], "`--top-p-decay` needs `--top-p`"),
+            (["--top-p", "0.9", "--top-p-bound", "0.5"], "needs `--top-p-decay`"),
+            (["--top-p", "0.4", "--top-p-decay", "0.5", "--top-p-bound", "0.5"], "out of range"),
             (["--repetition-penalty", "0"], "out of range"),
             (["--promt", "x"], "unknown flag `--promt`"),
             (["--prompt", "x" * 33], "has 33 tokens, too many"),

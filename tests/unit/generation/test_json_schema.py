@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import json
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from suite.selection import peer
 
 from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer
-from lmcore.errors import ConfigError, MissingPackageError
-from lmcore.generation.json_schema import JsonSchemas
+from lmcore.errors import ConfigError, MissingPackageError, RunError
+from lmcore.generation.json_schema import JsonConstraint, JsonSchemas
 from lmcore.generation.next_token import extend
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling import new_generator
@@ -86,6 +87,36 @@ def test_a_vocabulary_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     text = written(JsonSchemas(tokenizer), SCHEMA, 1, 256)
     assert text.finish_reason == "stop"
     assert json.loads(bytes(text.tokens))["kind"] in {"cat", "dog"}
+
+
+@pytest.mark.peer
+def test_texts_of_a_compiled_schema() -> None:
+    """Each text has a state of its own."""
+    peer("llguidance")
+    schema = JsonSchemas(ByteTokenizer()).compiled({"enum": ["cat", "dog"]})
+    first, second = schema.constraint(), schema.constraint()
+    assert [first.accept(one) for one in b'"cat"'] == [False] * 4 + [True]
+    assert [second.accept(one) for one in b'"dog"'] == [False] * 4 + [True]
+
+
+@pytest.mark.peer
+def test_a_limit_of_the_library() -> None:
+    """A text that it cannot follow any further ends with the error, not as if it were complete."""
+    library = peer("llguidance")
+    schemas = JsonSchemas(ByteTokenizer())
+    grammar = library.LLMatcher.grammar_from_json_schema("true")
+    limits = library.LLParserLimits(max_items_in_row=5)
+    matcher = library.LLMatcher(schemas._tokenizer, grammar, limits=limits, log_level=0)
+    request = Request([0], 9, stop_tokens=frozenset({256}))
+    request = dataclasses.replace(request, constraint=JsonConstraint(matcher, 257, 256))
+    text = Continuation(request, new_generator(0))
+    logits = torch.zeros(1, 300)
+    logits[0, ord("{")] = 99
+    extend([text], logits, 257)
+    assert isinstance(text.error, RunError)
+    assert "max is 5" in str(text.error.why)
+    assert "\n" not in str(text.error.why)
+    assert text.finish_reason is None
 
 
 @pytest.mark.peer

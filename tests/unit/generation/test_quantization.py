@@ -31,6 +31,7 @@ from lmcore.model.shape import ModelShape
 from lmcore.plugin import discover, select
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.runtime import Runtime, start_runtime
+from lmcore_cpu.kernel.quantized_projection import quantized_projection
 
 SHAPE = ModelShape(2, 64, 2, 128, 32, 384, init_method_std=0.1)
 LLAMA = dataclasses.replace(
@@ -97,6 +98,26 @@ def test_values_are_the_nearest(bits: int, dtype: torch.dtype) -> None:
     assert (away <= step / 2 + slack)[weight.any(dim=1)].all()
     assert not exact(quantized)[3].any()
     assert quantized.num_bytes < weight.nbytes / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_groups_of_equal_weights(dtype: torch.dtype) -> None:
+    """With 4 bits they keep their value, as the dtype has it, in both kinds of products."""
+    values = torch.tensor([0.01, -0.003, 0.7, 0.0, 1e-6, 20.0]).repeat(16)
+    weight = values[:, None].expand(-1, 2 * GROUP)
+    quantized = quantize(weight, 4, dtype)
+    assert quantized is not None
+    slack = {torch.float32: 2**-23, torch.bfloat16: 2**-8, torch.float16: 2**-10}[dtype]
+    expected = weight.double()
+    torch.testing.assert_close(exact(quantized), expected, rtol=slack, atol=3e-8)
+    products = [expanded_projection(quantized, None)]
+    products += filter(None, [quantized_projection(quantized, None)])
+    assert len(products) == 1 + (dtype == torch.bfloat16)
+    for rows in (1, 100):  # few are multiplied by torch's operator
+        x = torch.ones(rows, 2 * GROUP, dtype=dtype)
+        for project in products:
+            found = project(x).double()
+            torch.testing.assert_close(found, (x.double() @ expected.T), rtol=0.01, atol=64 * 1e-6)
 
 
 def test_8_bits_as_another_library_rounds_them() -> None:

@@ -44,6 +44,25 @@ def test_prompt_is_not_repeated() -> None:
     assert "".join(pieces(list(b" there"), list(b"hello"))) == " there"
 
 
+@pytest.mark.parametrize(
+    "prompt, ids, text",
+    [
+        (b"ab\xe6", b"\xbc\xa2c", "\u6f22c"),
+        (b"ab\xe6\xbc", b"\xa2", "\u6f22"),
+        (b"\xf0\x9f", b"\xa6\x95\xf0\x9f\xa6\x96", "\N{SAUROPOD}\N{T-REX}"),
+        (b"ab\xe6", b"c", "c"),
+        (b"ab\xe6", b"\xbc", ""),
+        ("a\ufffd".encode(), b"c", "c"),
+        ("a\ufffd".encode() + b"\xe6", b"\xbc\xa2\xe6", "\u6f22\ufffd"),
+        (b"x" * 70 + b"\xe6", b"\xbc\xa2" + b"y" * 70, "\u6f22" + "y" * 70),
+    ],
+)
+def test_prompt_within_a_character(prompt: bytes, ids: bytes, text: str) -> None:
+    """A character that the prompt begins is part of the text; broken bytes of it are not."""
+    assert "".join(pieces(list(ids), list(prompt))) == text
+    assert continuation(BYTES, list(prompt), list(ids)) == text
+
+
 def test_eod_prompt() -> None:
     """A document's start has no text."""
     assert "".join(pieces(list(b"Once"), [256])) == "Once"

@@ -71,7 +71,7 @@ class Reply:
     @property
     def message(self) -> str:
         """The message of an error."""
-        found: str = self.json if isinstance(self.json, str) else self.json["error"]["message"]
+        found: str = self.json.get("error", self.json)["message"]
         return found
 
 

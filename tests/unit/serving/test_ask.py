@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from lmcore.cli.ask import AskSection, _Talk
 from lmcore.cli.ask import run as ask
 from lmcore.errors import RunError
 from lmcore.generation.chat.template import ChatTemplate
 from lmcore.generation.load import LoadedModel
-from lmcore.serving.client import Client
+from lmcore.serving.client import Client, ClientError
 
 from .conftest import Server, running_server
 
@@ -76,3 +77,49 @@ def test_errors(chat: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         talk(chat, monkeypatch, "x" * 95)
     assert "96 positions" in str(caught.value.why)
     assert caught.value.hint == "`/reset` forgets the messages"
+
+
+class Script:
+    """Answers in place of a server's: parts, and then an error or none."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Sequence[Any]) -> None:
+        self.seen: list[list[str]] = []
+        self._answers = iter(answers)
+        monkeypatch.setattr(Client, "chat", lambda _self, *given: self._chat(*given))
+        monkeypatch.setattr(Client, "complete", lambda _self, *given: self._chat([], given))
+
+    def _chat(self, messages: Sequence[Mapping[str, str]], _settings: Any) -> Iterator[str]:
+        self.seen.append([one["content"] for one in messages])
+        for part in next(self._answers):
+            if not isinstance(part, str):
+                raise part
+            yield part
+
+
+def test_what_a_conversation_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole answers, and begun ones that the user stopped; after an error it is as before."""
+    section = AskSection("localhost:1", chat=True)
+    stop, broken = KeyboardInterrupt(), ClientError("the connection broke")
+    script = Script(monkeypatch, ["A"], ["B", broken], [stop], ["", stop], ["C", stop], ["D"])
+    talk = _Talk(section, Client(section.address))
+    talk.take("a")
+    for line, error in (("b", RunError), *(("s", KeyboardInterrupt),) * 2, ("c", type(stop))):
+        with pytest.raises(error):
+            talk.take(line)
+    talk.take("d")
+    assert script.seen[1:5] == [["a", "A", one] for one in ("b", "s", "s", "c")]
+    assert script.seen[5] == ["a", "A", "c", "C", "d"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
+) -> None:
+    """A terminal gets none of a model; a file or a pipe gets the text as it is."""
+    Script(monkeypatch, ["a\x1b[31m\tb"])
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    assert ask(["localhost:1", "--prompt", "x"]) == 0
+    found = capsys.readouterr().out
+    assert ("\x1b" in found) is not terminal
+    assert found.startswith("a")
+    assert found.endswith("b\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel
 from lmcore.generation.request import Request
 from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.serving.served_model import ServedModel
 
 from .conftest import Server, running_server
 
@@ -42,7 +44,7 @@ def talk(*contents: str) -> list[dict[str, Any]]:
 
 def test_an_answer(chat: Server, loaded: LoadedModel) -> None:
     """It continues the rendered conversation, by default to the end of the context."""
-    reply = chat.ask(PATH, {"messages": talk("Hi", "Yo", "So"), "temperature": 0})
+    reply = chat.ask(PATH, {"messages": talk("Hi", "Yo", "So"), "temperature": 0, "logit_bias": {}})
     assert reply.status == 200
     prompt = list(b"u:Hi;a:Yo;u:So;a:")
     request = Request(prompt, 96, SamplingOptions(greedy=True), 0, frozenset({256}))
@@ -81,6 +83,21 @@ def test_a_stream(chat: Server) -> None:
     assert all(len(one["top_logprobs"]) == 2 for one in tokens)
 
 
+def test_a_reply_is_made_beside_the_loop(chat: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log-probabilities of a whole reply keep no other request waiting."""
+    threads = set()
+    real = ServedModel.token_bytes
+
+    def noted(self: ServedModel, token: int) -> bytes:
+        threads.add(threading.current_thread().name)
+        return real(self, token)
+
+    monkeypatch.setattr(ServedModel, "token_bytes", noted)
+    body = {"messages": talk("Hi"), "max_tokens": 3, "logprobs": True}
+    assert len(chat.ask(PATH, body).json["choices"][0]["logprobs"]["content"]) == 3
+    assert all(name.startswith("asyncio_") for name in threads)
+
+
 def test_parts_of_a_message(chat: Server) -> None:
     """Text in parts is the text."""
     parts = [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]
@@ -116,6 +133,7 @@ def test_a_reply_is_sent_back(chat: Server) -> None:
         ({"max_tokens": 1, "max_completion_tokens": 1}, "exclude each other"),
         ({"top_logprobs": 2}, "needs `logprobs`"),
         ({"tools": []}, "`tools` is not a field"),
+        ({"logit_bias": {"5": 1}}, "`logit_bias`"),
     ],
 )
 def test_wrong_requests(chat: Server, change: dict[str, Any], problem: str) -> None:

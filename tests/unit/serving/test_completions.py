@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
+from suite.selection import peer
 
 from lmcore.generation.generate import recompute
+from lmcore.generation.json_schema import JsonSchemas
 from lmcore.generation.load import LoadedModel
 from lmcore.generation.request import Request
 from lmcore.generation.sampling_options import SamplingOptions
@@ -69,6 +73,15 @@ def test_several_prompts_and_choices(
     ]
 
 
+@pytest.mark.parametrize("seed", [-1, -(2**63), 2**63 - 1])
+def test_seeds_of_64_bits(server: Server, seed: int) -> None:
+    """Any of them draws the same text again."""
+    body = {"prompt": "a", "n": 2, "max_tokens": 4, "seed": seed, "temperature": 2}
+    found = [server.ask(PATH, body) for _ in range(2)]
+    assert [one.status for one in found] == [200, 200]
+    assert found[0].json["choices"] == found[1].json["choices"]
+
+
 def test_a_stream_is_the_text_in_parts(server: Server) -> None:
     """With the same seed, tokens and log-probabilities are those of the whole reply."""
     body = {"prompt": "Hello", "max_tokens": 12, "seed": 9, "n": 2, "logprobs": 2}
@@ -123,6 +136,13 @@ def test_echo_scores_the_prompt(server: Server, loaded: LoadedModel) -> None:
     assert best == pytest.approx(expected[:4].max(-1).values.tolist(), abs=1e-4)
 
 
+def test_offsets_within_characters(server: Server) -> None:
+    """A token that is a part of a character has the place of the character in the text."""
+    body = {"prompt": "aé\N{SAUROPOD}b", "max_tokens": 0, "echo": True, "logprobs": 0}
+    (choice,) = server.ask(PATH, body).json["choices"]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 1, 2, 2, 2, 2, 3]
+
+
 def test_echo_has_the_end_token(loaded: LoadedModel) -> None:
     """A tool drops the token that it asked for; it is not one of the prompt if the text ends."""
     (end,) = ids(expected_text(loaded, "Hello", 1))
@@ -166,7 +186,7 @@ def test_echo_has_the_end_token(loaded: LoadedModel) -> None:
         ({"n": 0}, "n", "greater than or equal to 1"),
         ({"n": 13}, None, "room for 12"),
         ({"best_of": 3}, "best_of", "equal `n`"),
-        ({"seed": -1}, "seed", "greater than or equal to 0"),
+        ({"seed": -(2**63) - 1}, "seed", "greater than or equal to"),
         ({"seed": 2**63}, "seed", "less than or equal to"),
         ({"stop": ""}, "stop", "at least 1 character"),
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
@@ -213,8 +233,38 @@ def test_bodies_that_are_no_request(server: Server, body: bytes, problem: str) -
     assert problem in reply.message
 
 
+def test_broken_json_has_no_field(server: Server) -> None:
+    """The place of the error in the text is not the name of a field."""
+    error = server.ask(PATH, b'{"prompt": a', method="POST").json["error"]
+    assert error["message"] == "the body is not JSON"
+    assert error["param"] is None
+
+
 def test_a_body_of_another_type(server: Server) -> None:
     """A page of another site can only send such: it is refused."""
     reply = server.ask(PATH, b'{"prompt": "a"}', headers={"Content-Type": "text/plain"})
     assert reply.status == 400
     assert "Content-Type" in reply.message
+
+
+def test_too_many_texts_are_refused_first(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is prepared for texts that the server never has room for."""
+    monkeypatch.setattr("lmcore.serving.api.completions.Completion", None)
+    reply = server.ask(PATH, {"prompt": ["a"] * 128, "n": 128})
+    assert reply.status == 400
+    assert "asks for 16384 texts" in reply.message
+
+
+@pytest.mark.peer
+def test_a_schema_is_compiled_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All texts of a request share it, and each follows it by itself."""
+    peer("llguidance")
+    compiled = create_autospec(JsonSchemas.compiled, side_effect=JsonSchemas.compiled)
+    monkeypatch.setattr(JsonSchemas, "compiled", compiled)
+    schema = {"enum": ["cat", "dog"], "x-guidance": {"whitespace_flexible": False}}
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    body = {"prompt": ["a", "b"], "n": 2, "seed": 1, "temperature": 2, "response_format": form}
+    choices = server.ask(PATH, body).json["choices"]
+    assert len(choices) == 4
+    assert {json.loads(one["text"]) for one in choices} <= {"cat", "dog"}
+    assert compiled.call_count == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel
 from lmcore.generation.request import Request
 from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.serving.api.megatron import _NoNewlineAfterColon
 
 from .conftest import Server, running_server
 
@@ -147,11 +149,11 @@ def test_beam_search(server: Server, loaded: LoadedModel) -> None:
     ],
 )
 def test_wrong_requests(server: Server, body: Any, problem: str) -> None:
-    """The status is 400, and the message says what is wrong, as a plain JSON text."""
+    """The status is 400, and the message, where Megatron's client reads it, says what is wrong."""
     reply = server.ask("/api", body)
     assert reply.status == 400
-    assert isinstance(reply.json, str)
-    assert problem in reply.json
+    assert reply.json.keys() == {"message"}
+    assert problem in reply.json["message"]
 
 
 def test_as_many_prompts_as_a_request_may_have(loaded: LoadedModel) -> None:
@@ -189,6 +191,31 @@ def test_rules_of_lines(server: Server) -> None:
             },
         ).json["text"][0]
         assert "\n" not in text
+
+
+def test_defaults_are_no_contradiction(server: Server) -> None:
+    """A client may send each field with its default value."""
+    body = {"prompts": ["a"], "tokens_to_generate": 1}
+    beams = {"beam_width": 1, "temperature": 1.0, "top_k": 0, "top_p": 0.0, "random_seed": -1}
+    assert server.ask("/api", {**body, **beams}).status == 200
+    none = {"beam_width": None, "stop_token": None, "length_penalty": 1.0}
+    assert server.ask("/api", {**body, **none}).status == 200
+
+
+def test_the_access_log_counts_beams(loaded: LoadedModel) -> None:
+    """The tokens of all texts of beam search count as generated."""
+    with running_server(loaded) as server:
+        server.ask("/api", {"prompts": ["Ab"], "tokens_to_generate": 5, "beam_width": 3})
+    assert json.loads(server.log[0])["generated_tokens"] == 15
+
+
+def test_a_small_head(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that the model has no logits for are left out of a rule, and only these."""
+    model = server.models["tiny"]
+    monkeypatch.setitem(vars(model), "tokens_that_begin_a_line", [10, 30, 200])
+    rule = _NoNewlineAfterColon(model, ids("a:"))
+    assert (~rule.allowed(100)).nonzero().flatten().tolist() == [10, 30]
+    assert (~rule.allowed(257)).nonzero().flatten().tolist() == [10, 30, 200]
 
 
 def test_other_methods(server: Server) -> None:

@@ -8,23 +8,27 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+import uvicorn
 
 from lmcore.errors import RunError
 from lmcore.generation.beam import BeamSearch, beam_search
 from lmcore.generation.completion import Completion
 from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel
-from lmcore.generation.parallel.driver import ProcessesError
+from lmcore.generation.parallel.driver import ParallelModel, ProcessesError
 from lmcore.generation.request import Request
 from lmcore.generation.sampling_options import SamplingOptions
 from lmcore.serving.served_model import ServedModel
-from lmcore.serving.server import ServerSettings, listen, serve
+from lmcore.serving.server import ServerSettings, _Server, listen, serve
 from lmcore.serving.service import ClosedError, QueueFullError, Service
 from lmcore.serving.state import Limits, ServerState
 from lmcore.serving.work import BeamRequest, Update, Work
+
+from .conftest import running_server
 
 GREEDY = SamplingOptions(greedy=True)
 
@@ -188,6 +192,58 @@ def test_a_server_without_its_model_ends(loaded: LoadedModel) -> None:
     with listen("127.0.0.1", 0) as sock, pytest.raises(RunError, match="can no longer generate"):
         serve(state, sock, "127.0.0.1", ServerSettings())
     begin.join()
+
+
+def test_a_second_signal_ends_connections(loaded: LoadedModel) -> None:
+    """The library waits for their end from Python 3.12.1 on, after a second signal too."""
+    server = _Server(uvicorn.Config("app"), [])
+    connections = [Mock(), Mock(transport=None)]
+    server.server_state.connections.update(connections)
+    server._stop()
+    assert server.should_exit
+    assert not server.force_exit
+    connections[0].transport.abort.assert_not_called()
+    server._stop()
+    assert server.force_exit
+    connections[0].transport.abort.assert_called_once()
+
+
+def test_a_step_that_hangs(loaded: LoadedModel) -> None:
+    """The service says for how long, and the health of the server and its clients see it."""
+    ends, entered = threading.Event(), threading.Event()
+
+    class Hanging(nullcontext[None]):
+        def __enter__(self) -> None:
+            entered.set()
+            ends.wait(30)
+
+    stuck = LoadedModel(loaded.model, loaded.tokenizer, loaded.checkpoint, Hanging)
+    limits = Limits(request_seconds=0.05)
+    with pytest.MonkeyPatch.context() as patch, running_server(stuck, limits=limits) as server:
+        patch.setattr("lmcore.serving.texts._GRACE_SECONDS", 0.0)
+        service = server.models["tiny"].service
+        assert service.seconds_without_step == 0
+        assert server.ask("/health").status == 200
+        reply = server.ask("/v1/completions", {"prompt": "a"})
+        assert entered.is_set()
+        assert (reply.status, reply.json["error"]["code"]) == (503, "timeout")
+        assert service.seconds_without_step > 0.05
+        assert server.ask("/health").status == 503
+        ends.set()
+        deadline = time.monotonic() + 30
+        while service.seconds_without_step and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert server.ask("/health").status == 200
+
+
+def test_processes_that_are_lost_between_texts(loaded: LoadedModel) -> None:
+    """The service is not alive, though its thread waits for work."""
+    lost = Mock(spec=ParallelModel, failed=False)
+    service = Service(Mock(model=lost, tokenizer=loaded.tokenizer, context=loaded.context))
+    assert service.is_alive
+    lost.failed = True
+    assert not service.is_alive
+    assert service.close(30)
 
 
 def test_beam_search_beside_texts(loaded: LoadedModel) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -98,6 +100,72 @@ def test_a_failed_pass_is_the_end(channel: Channel) -> None:
         model(torch.tensor([[7, 8]]))
     model.close()
     assert len(channel.commands) == sent
+
+
+def test_an_interrupted_pass(channel: Channel) -> None:
+    """Ctrl-C within a pass, or a change of a cache, comes after it, and the model goes on."""
+
+    @dataclass
+    class Interrupted(Runner):
+        done: int = 0
+
+        def run(self, command: Command, hidden_NH: Tensor | None = None) -> Tensor | None:
+            if command[0] is not Kind.DROP_CACHE:  # by the garbage collection
+                signal.raise_signal(signal.SIGINT)
+            self.done += 1
+            return super().run(command, hidden_NH)
+
+    runner = Interrupted()
+    model = made(channel, runner)
+    tokens = torch.tensor([[7, 8]])
+    with pytest.raises(KeyboardInterrupt):
+        model(tokens)
+    with pytest.raises(KeyboardInterrupt):
+        model.new_cache(torch.float32)
+    with pytest.raises(KeyboardInterrupt):
+        model.logits(torch.zeros(3, 4))
+    assert not model.failed
+    assert runner.done == 4
+    model.close()
+    kinds = [Kind.WHOLE_PASS, Kind.NEW_CACHE, Kind.DROP_CACHE, Kind.LOGITS, Kind.CLOSE]
+    assert channel.kinds == kinds
+
+
+def test_a_pass_that_hangs(channel: Channel) -> None:
+    """The model is closed all the same, with an error, and nothing further is sent."""
+    entered, ends = threading.Event(), threading.Event()
+
+    @dataclass
+    class Hanging(Runner):
+        def run(self, command: Command, hidden_NH: Tensor | None = None) -> Tensor | None:
+            entered.set()
+            ends.wait(30)
+            return super().run(command, hidden_NH)
+
+    model = made(channel, Hanging())
+    thread = threading.Thread(target=model, args=[torch.tensor([[7, 8]])])
+    thread.start()
+    assert entered.wait(30)
+    with pytest.raises(ProcessesError, match=r"not ended within 0\.01 seconds"):
+        model.close(0.01)
+    assert model.failed
+    ends.set()
+    thread.join()
+    assert channel.kinds == [Kind.WHOLE_PASS]
+
+
+def test_ranks_that_do_not_answer(channel: Channel, caplog: pytest.LogCaptureFixture) -> None:
+    """A message without content finds it out: the model has failed, and the log says why."""
+
+    def refuse(_message: Sequence[int]) -> None:
+        raise RuntimeError("connection closed\nmore")
+
+    channel.send = refuse  # type: ignore[method-assign]
+    model = made(channel, Runner(), idle=0.01)
+    model._keeper.join(30)
+    assert model.failed
+    assert "no longer answer: connection closed" in caplog.text
+    model.close()
 
 
 def test_waiting_ranks_get_messages(channel: Channel) -> None:

@@ -30,11 +30,18 @@ from lmcore.signals import end_word
 ENV = {name: value for name, value in os.environ.items() if not name.startswith("LMCORE")}
 
 
-def run(script: str, size: int = 2, failed: Any = lambda _: None, **env: str) -> int:
+def run(
+    script: str,
+    size: int = 2,
+    failed: Any = lambda _: None,
+    *,
+    dialogue: bool = False,
+    **env: str,
+) -> int:
     """Launch a script that finds `rank`, `os`, `sys` and `time`."""
     head = "import os, sys, time, signal\nrank = int(os.environ['RANK'])\n"
     command = [sys.executable, "-c", head + textwrap.dedent(script)]
-    return launch(command, size, {**ENV, **env}, failed=failed)
+    return launch(command, size, {**ENV, **env}, dialogue=dialogue, failed=failed)
 
 
 def test_places(tmp_path: Path) -> None:
@@ -297,6 +304,42 @@ def test_signals_are_passed_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     threading.Thread(target=interrupt).start()
     assert run(script) == 130
     assert sorted(capfd.readouterr().err.splitlines()) == ["1", "[rank 1] 1", "interrupted"]
+
+
+def test_interrupts_of_a_dialogue(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C comes to rank 0 alone, and any number of them does not end the run."""
+    monkeypatch.setattr("lmcore.runtime.launch.launcher._GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("lmcore.runtime.launch.launcher.SAME_SIGNAL_SECONDS", 0.0)
+    script = f"""
+        heard = []
+        signal.signal(signal.SIGINT, lambda *_: heard.append(1))
+        def write(name):
+            open(os.path.join({str(tmp_path)!r}, name), "w").close()
+        write(f"begun{{rank}}")
+        end = time.monotonic() + 30
+        while rank == 0 and len(heard) < 3 and time.monotonic() < end:
+            time.sleep(0.01)
+            write(f"heard{{len(heard)}}")
+        if rank == 0:
+            write("ended")
+        while not os.path.exists(os.path.join({str(tmp_path)!r}, "ended")):
+            time.sleep(0.01)
+        print(len(heard), file=sys.stderr)
+    """
+
+    def interrupt() -> None:
+        for number in range(3):
+            while not all((tmp_path / f"begun{rank}").exists() for rank in range(2)):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+            while not (tmp_path / f"heard{number + 1}").exists():
+                time.sleep(0.01)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    assert run(script, dialogue=True) == 0
+    assert sorted(capfd.readouterr().err.splitlines()) == ["3", "[rank 1] 0"]
 
 
 @pytest.mark.parametrize(

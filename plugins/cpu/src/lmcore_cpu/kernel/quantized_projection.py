@@ -4,10 +4,7 @@ torch's operators are for few rows.  With many, the weight is expanded to bfloat
 oneDNN: 8 bits without the scales, since bfloat16 has these integers, 4 bits with them.  The
 operators for other dtypes of activations are many times slower and not used.
 
-Measured on one core with AMX, 3072 x 768, in ms for 1, 4, 8, 16 and 900 rows: bfloat16 in oneDNN's
-layout 0.22, 0.23, 0.22, 0.25 and 3.5; the operator for 8 bits 0.13, 0.25, 0.50, 1.1 and 79,
-expanded 0.8 for 16 rows and 7.0 for 900; the operator for 4 bits 0.14, 0.27, 0.46, 0.92 and 120,
-expanded 10 for 900.
+docs/reference/performance.md has their times.
 
 Shapes: M rows (all leading dims), I inputs, O outputs, G groups of inputs, N inputs of a group, P
 blocks of outputs.

@@ -1,0 +1,10 @@
+"""Limits of requests that the command and the server share; torch-free."""
+
+from __future__ import annotations
+
+__all__ = ["MAX_BEAM_WIDTH", "MAX_LENGTH_PENALTY", "MAX_LOGPROBS", "MAX_SEED"]
+
+MAX_LOGPROBS = 20
+MAX_BEAM_WIDTH = 128
+MAX_LENGTH_PENALTY = 10.0  # a larger exponent could make the score of a text infinite
+MAX_SEED = 2**63 - 1
