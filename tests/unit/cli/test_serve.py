@@ -199,7 +199,7 @@ def test_flags_of_megatrons_server(
     caplog.set_level("INFO")
     assert serve([*argv, *given.split(), "--num-layers", "1"]) == 0
     (model,) = started
-    assert model.service.max_texts == 3 + 64
+    assert model.service.max_texts == 3 + 128
     assert "--micro-batch-size" in caplog.text
     with pytest.raises(ConfigError, match="`--num-layers 9` contradicts the checkpoint"):
         serve([*argv, "--num-layers", "9"])
