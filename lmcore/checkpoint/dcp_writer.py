@@ -11,12 +11,14 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
 import torch
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from lmcore.accelerator.dtype import dtype_name
 from lmcore.checkpoint.manifest import FileEntry, TensorEntry
@@ -61,17 +63,35 @@ def write_chunks(
     """
     groups = [group for group in _balance(chunks, num_threads) if group]
     names = [f"__{rank}_{number}.distcp" for number in range(len(groups))]
-    written = map_in_threads(
-        lambda file: _write_file(directory / file[0], [chunks[number] for number in file[1]]),
-        list(zip(names, groups, strict=True)),
-        len(groups),
-    )
+    checksums = get_crc32_options()
+
+    def write_file(file: tuple[str, Sequence[int]]) -> tuple[FileEntry, list[ByteRange]]:
+        with _torch_checksums_left_out(before=checksums):
+            return _write_file(directory / file[0], [chunks[number] for number in file[1]])
+
+    written = map_in_threads(write_file, list(zip(names, groups, strict=True)), len(groups))
     files: dict[str, FileEntry] = {}
     ranges: dict[int, ByteRange] = {}
     for name, group, (entry, own) in zip(names, groups, written, strict=True):
         files[name] = entry
         ranges.update(zip(group, own, strict=True))
     return Written(files, [ranges[number] for number in range(len(chunks))])
+
+
+@contextmanager
+def _torch_checksums_left_out(*, before: bool) -> Iterator[None]:
+    """Leave out the checksums that torch computes and never compares: the manifest has its own.
+
+    They take most of the processor time of a save, beside which training goes on.
+
+    Args:
+        before: Setting to restore; some versions of torch have one for all threads.
+    """
+    set_crc32_options(False)
+    try:
+        yield
+    finally:
+        set_crc32_options(before)
 
 
 def write_streamed(

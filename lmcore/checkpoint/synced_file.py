@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import os
 import threading
-import zlib
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from lmcore.checkpoint.manifest import FileEntry
+from lmcore.crc32 import crc32
 from lmcore.threads import start_optional
 
 __all__ = [
@@ -90,7 +90,7 @@ class SyncedFile:
 
     def _write_piece(self, piece: memoryview) -> None:
         self._stream.write(piece)
-        self._checksum = zlib.crc32(piece, self._checksum)
+        self._checksum = crc32(piece, self._checksum)
         self._unsent += len(piece)
         if self._unsent >= _SEND_BYTES:
             self._unsent = 0
@@ -174,7 +174,7 @@ def file_checksum(path: Path) -> int:
     piece = memoryview(bytearray(_PIECE_BYTES))
     with path.open("rb", buffering=0) as stream:
         while length := stream.readinto(piece):
-            checksum = zlib.crc32(piece[:length], checksum)
+            checksum = crc32(piece[:length], checksum)
     return checksum
 
 

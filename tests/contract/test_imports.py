@@ -36,7 +36,7 @@ LAYERS = [
     ["config"],
     ["lock"],
     ["child_process"],
-    ["bounded_file", "durable", "log", "signals", "threads"],
+    ["bounded_file", "crc32", "durable", "log", "signals", "threads"],
     ["errors"],
 ]
 

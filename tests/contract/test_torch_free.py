@@ -48,6 +48,7 @@ def loads_torch(code: str, *arguments: str) -> bool:
         "lmcore.log",
         "lmcore.child_process",
         "lmcore.bounded_file",
+        "lmcore.crc32",
         "lmcore.durable",
         "lmcore.lock",
         "lmcore.signals",

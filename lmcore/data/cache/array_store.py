@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import random
-import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmcore.bounded_file import read_bounded_file
+from lmcore.crc32 import crc32
 from lmcore.data.indexed.files import disk_errors
 from lmcore.durable import AtomicFile, sync_file, write_atomically
 from lmcore.errors import DataError
@@ -159,15 +159,15 @@ def _checksum(path: Path) -> int:
     crc = 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
-            crc = zlib.crc32(chunk, crc)
+            crc = crc32(chunk, crc)
     return crc
 
 
 def _block_checksum(path: Path, block: int) -> int:
     with path.open("rb", buffering=0) as file:
         file.seek(block * _BLOCK)
-        return zlib.crc32(file.read(_BLOCK))
+        return crc32(file.read(_BLOCK))
 
 
 def _description_checksum(described: object) -> int:
-    return zlib.crc32(json.dumps(described, sort_keys=True).encode())
+    return crc32(json.dumps(described, sort_keys=True).encode())

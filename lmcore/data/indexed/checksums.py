@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import random
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lmcore.crc32 import crc32
 from lmcore.data.indexed.files import disk_errors
 from lmcore.threads import map_in_threads
 
@@ -165,7 +165,7 @@ _KINDS = {
 
 
 def _own_checksum(values: tuple[object, ...]) -> str:
-    return _hexadecimal(zlib.crc32(" ".join(map(str, values)).encode()))
+    return _hexadecimal(crc32(" ".join(map(str, values)).encode()))
 
 
 def _hexadecimal(crc: int) -> str:
@@ -183,6 +183,6 @@ def _checksum(path: Path, start: int, count: int) -> str:
     with path.open("rb", buffering=0) as file:
         file.seek(start)
         while count > 0 and (piece := file.read(min(count, _PIECE))):
-            crc = zlib.crc32(piece, crc)
+            crc = crc32(piece, crc)
             count -= len(piece)
     return _hexadecimal(crc)

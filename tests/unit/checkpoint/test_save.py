@@ -10,6 +10,8 @@ import re
 import shutil
 import signal
 import threading
+import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from lmcore.checkpoint import (
 )
 from lmcore.checkpoint import save as save_module
 from lmcore.checkpoint import write_plan as share
+from lmcore.checkpoint.dcp_writer import write_chunks
 from lmcore.checkpoint.manifest import TensorEntry
 from lmcore.durable import process_token
 from lmcore.errors import CheckpointError, RunError
@@ -64,6 +67,23 @@ def test_same_state_same_bytes(tmp_path: Path):
     first, second = save(tmp_path / "a", 5), save(tmp_path / "b", 5)
     for name in names(first):
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_torch_computes_no_checksums(tmp_path: Path, num_threads: int):
+    """The manifest has one of each file; saves of the user's own keep torch's."""
+    tensors = [torch.arange(9.0), torch.ones(5)]
+    write_chunks(tmp_path, tensors, rank=0, num_threads=num_threads)
+    torch.save(tensors[0], tmp_path / "own.pt")
+
+    def checksum(file: Path) -> int:
+        with zipfile.ZipFile(file) as archive:
+            (record,) = (one for one in archive.infolist() if one.filename.endswith("data/0"))
+        return record.CRC
+
+    content = tensors[0].numpy().tobytes()
+    assert checksum(tmp_path / "own.pt") == zlib.crc32(content)
+    assert checksum(tmp_path / "__0_0.distcp") == 0
 
 
 def test_large_tensors_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
