@@ -107,7 +107,9 @@ class LmcoreState(ModelState):
                 steps = int(self._reader.read(f"optimizer.step.{first}"))
         schedule = _mapping(self.manifest.meta.get("schedule")) or None
         adam = _adam(self.manifest.meta) if len(self.kinds) > 1 else None
-        return Progress(int(values[0] or 0), int(values[1] or 0), steps, schedule, adam)
+        position = counters.get("scheduled_samples")
+        scheduled = position if type(position) is int and position >= 0 else None
+        return Progress(int(values[0] or 0), int(values[1] or 0), steps, schedule, adam, scheduled)
 
 
 def _adam(meta: Mapping[str, Any]) -> dict[str, float] | None:
@@ -192,7 +194,7 @@ def write_lmcore(state: ModelState, directory: Path, tokenizer: Tokenizer | None
             "consumed_samples": progress.consumed_samples,
             "consumed_tokens": progress.consumed_samples
             * state.settings.get("seq_length", state.shape.max_position_embeddings),
-            "scheduled_samples": progress.consumed_samples,
+            "scheduled_samples": progress.position,
             "skipped_iterations": 0,
         }
         meta["data_order"] = UNKNOWN_ORDER

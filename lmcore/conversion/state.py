@@ -57,6 +57,8 @@ class Progress:
         schedule: Learning-rate schedule, with the fields of
             `lmcore.optim.schedule.LearningRateSchedule`; None if it is not known.
         adam: Settings of Adam: `beta1`, `beta2`, `eps` and `weight_decay`; None if not known.
+        scheduled_samples: Position in the schedule, which skipped updates do not move; None if it is
+            not known.
     """
 
     iteration: int
@@ -64,6 +66,13 @@ class Progress:
     optimizer_step: int | None = None
     schedule: Mapping[str, float | str] | None = None
     adam: Mapping[str, float] | None = None
+    scheduled_samples: int | None = None
+
+    @property
+    def position(self) -> int:
+        """Position in the schedule, in samples; those consumed if no other is known."""
+        known = self.scheduled_samples
+        return self.consumed_samples if known is None else known
 
 
 NO_TOKENIZER = "is not part of the checkpoint"

@@ -25,7 +25,7 @@ from lmcore.conversion.megatron.names import TIED, UNUSED, parameter_of
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.problems import require_no_problems
 from lmcore.conversion.megatron.records import load_content, values_of
-from lmcore.conversion.megatron.schedule import read_schedule
+from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
 from lmcore.errors import CheckpointError
 from lmcore.model.parameters import parameter_shapes
@@ -114,10 +114,12 @@ class MegatronDeepSpeedState(ModelState):
             self.kinds, unread = _kinds(files, content, self._ranks, names)
             self.notes = [*self.notes, *unread]
         self.progress = _progress(content, args, self._ranks[0], adam=len(self.kinds) > 1)
-        schedule, note = _schedule(content, args)
+        schedule = _schedule(content, args)
         if self.progress is not None:
-            self.progress = dataclasses.replace(self.progress, schedule=schedule)
-        self.notes = [*self.notes, *([note] if note else [])]
+            self.progress = dataclasses.replace(
+                self.progress, schedule=schedule.values, scheduled_samples=schedule.position
+            )
+        self.notes = [*self.notes, *schedule.notes]
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
@@ -311,13 +313,16 @@ def _progress(
     return Progress(int(iteration or 0), samples, step, adam=settings)
 
 
-def _schedule(
-    content: Mapping[str, Any], args: Mapping[str, Any]
-) -> tuple[dict[str, float | str] | None, str | None]:
-    """Return the schedule of the learning rate, and a note if it is left out."""
+def _schedule(content: Mapping[str, Any], args: Mapping[str, Any]) -> SavedSchedule:
+    """Return the schedule of the learning rate.
+
+    BigScience's scheduler does not save the length of a decay in tokens, which only the arguments
+    have.
+    """
     saved = content.get("lr_scheduler")
-    if isinstance(saved, dict) and any(saved.get(name) for name in _IN_TOKENS):
-        return None, "its learning-rate schedule, which counts tokens, is not read"
+    held = saved if isinstance(saved, dict) else {}
+    if held and any(held.get(name) or args.get(name) for name in _IN_TOKENS):
+        return SavedSchedule(note="its learning-rate schedule, which counts tokens, is not read")
     return read_schedule(content, args)
 
 

@@ -27,7 +27,7 @@ from lmcore.conversion.megatron.optimizer import require_rounded
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.problems import require_no_problems
 from lmcore.conversion.megatron.records import load_content, values_of
-from lmcore.conversion.megatron.schedule import read_schedule
+from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
 from lmcore.conversion.megatron.stored_tensors import StoredTensors
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
 from lmcore.errors import CheckpointError
@@ -107,8 +107,8 @@ class DistributedState(ModelState):
         self._packing = Packing(self.shape, 1)
         problems += self._unfit(stored[WEIGHT], complete=True)
         require_no_problems(checkpoint, problems)
-        schedule, unread = read_schedule(content, args)
-        self.notes = [*model.notes, *([unread] if unread else [])]
+        schedule = read_schedule(content, args)
+        self.notes = [*model.notes, *schedule.notes]
         self._weights = stored[WEIGHT]
         self._buckets: BucketState | None = None
         self._places = {WEIGHT: stored[WEIGHT]}
@@ -236,19 +236,20 @@ class DistributedState(ModelState):
         self,
         content: Mapping[str, Any],
         args: Mapping[str, Any],
-        schedule: Mapping[str, float | str] | None,
+        schedule: SavedSchedule,
     ) -> Progress | None:
         iteration = content.get("iteration", args.get("iteration"))
         samples = args.get("consumed_train_samples", 0)
         if not all(type(value) is int and value >= 0 for value in (iteration, samples)):
             return None
         if len(self.kinds) == 1:
-            return Progress(iteration, samples, schedule=schedule)
+            values, position = schedule.values, schedule.position
+            return Progress(iteration, samples, schedule=values, scheduled_samples=position)
         if self._buckets is not None:
             step, settings = self._buckets.step, self._buckets.settings
         else:
             step, settings = group_values(content.get("optimizer"))
-        return Progress(iteration, samples, step, schedule, settings)
+        return Progress(iteration, samples, step, schedule.values, settings, schedule.position)
 
     def _dtype_of(self, place: _Stored) -> torch.dtype:
         return dtype_of(self._entries[place.names[0]].dtype)

@@ -17,7 +17,7 @@ from lmcore.conversion.megatron.optimizer import read_moments, require_rounded
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.problems import require_no_problems
 from lmcore.conversion.megatron.rank_file import Part, RankFile
-from lmcore.conversion.megatron.schedule import read_schedule
+from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
 from lmcore.errors import CheckpointError
 from lmcore.model.parameters import parameter_shapes
@@ -81,8 +81,8 @@ class MegatronState(ModelState):
             self._parts, step, adam = self._with_optimizer()
         self.kinds = tuple(self._parts)
         self._compared: set[str] = set()
-        schedule, unread = read_schedule(self._files[0][0].content, args)
-        self.notes = [*self.notes, *([unread] if unread else [])]
+        schedule = read_schedule(self._files[0][0].content, args)
+        self.notes = [*self.notes, *schedule.notes]
         self.progress = self._progress(args, step, schedule, adam)
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
@@ -207,14 +207,14 @@ class MegatronState(ModelState):
         self,
         args: Mapping[str, Any],
         step: int | None,
-        schedule: Mapping[str, float | str] | None,
+        schedule: SavedSchedule,
         adam: Mapping[str, float] | None,
     ) -> Progress | None:
         iteration = self._files[0][0].iteration
         samples = args.get("consumed_train_samples", 0)
         if iteration is None or type(samples) is not int or samples < 0:
             return None
-        return Progress(iteration, samples, step, schedule, adam)
+        return Progress(iteration, samples, step, schedule.values, adam, schedule.position)
 
 
 def _count(checkpoint: Path, name: str, value: object, default: int) -> int:

@@ -12,7 +12,7 @@ from megatron_models import GPT, LLAMA, MemoryState, assert_same
 from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.names import STYLES
 from lmcore.conversion.megatron.read import MegatronState
-from lmcore.conversion.megatron.schedule import read_schedule
+from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
 from lmcore.conversion.megatron.write import write_megatron
 from lmcore.conversion.state import WEIGHT, Progress
 from lmcore.errors import CheckpointError
@@ -32,7 +32,8 @@ FILE = "model_optim_rng.pt"
 
 
 def progress(**changes: Any) -> Progress:
-    values = {"optimizer_step": 5, "schedule": SCHEDULE, "adam": ADAM} | changes
+    values = {"optimizer_step": 5, "schedule": SCHEDULE, "adam": ADAM, "scheduled_samples": 40}
+    values |= changes
     return Progress(iteration=6, consumed_samples=48, **values)
 
 
@@ -198,7 +199,7 @@ def test_cooldown_is_wsd(tmp_path: Path) -> None:
     state = MemoryState(GPT, optimizer=True, progress=progress(schedule=schedule))
     write_megatron(state, tmp_path, None)
     saved = content_of(tmp_path)["opt_param_scheduler"]
-    assert (saved["lr_decay_style"], saved["num_steps"]) == ("WSD", 48)
+    assert (saved["lr_decay_style"], saved["num_steps"]) == ("WSD", 40)
     found = MegatronState(tmp_path).progress
     assert found is not None
     assert found.schedule == schedule
@@ -208,14 +209,40 @@ def test_schedules_that_lmcore_lacks() -> None:
     """Another style is named; a file without a schedule needs no note."""
     saved = {"max_lr": 1.0, "min_lr": 0.0, "lr_warmup_steps": 0, "lr_decay_steps": 10}
     wsd = {"opt_param_scheduler": saved | {"lr_decay_style": "WSD"}}
-    assert read_schedule(wsd, {"lr_wsd_decay_style": "linear"}) == (
-        None,
-        "its learning-rate schedule, `WSD`, is not read",
+    assert read_schedule(wsd, {"lr_wsd_decay_style": "linear"}) == SavedSchedule(
+        note="its learning-rate schedule, `WSD`, is not read"
     )
     old = {"lr_scheduler": {"start_lr": 1.0, "min_lr": 0.0, "warmup_steps": 2, "decay_steps": 8}}
     old["lr_scheduler"]["decay_style"] = "linear"
-    found, note = read_schedule(old, {})
-    assert note is None
+    found = read_schedule(old, {})
+    assert found.note is None
+    assert found.values is not None
+    assert [found.values[name] for name in ("style", "highest", "decay_samples")] == [
+        *("linear", 1.0, 8)
+    ]
+    assert read_schedule({}, {}) == SavedSchedule()
+    damaged = {"opt_param_scheduler": saved | {"lr_decay_style": "linear", "num_steps": -1}}
+    assert "is not read" in str(read_schedule(damaged, {}).note)
+
+
+def test_position_in_the_schedule(tmp_path: Path) -> None:
+    """Megatron counts from the beginning of a schedule, without skipped updates, and both ways.
+
+    After a restart at 10,000 samples, 2,000 of a decay over 5,000 are done: Megatron's rate is that
+    of 2,000.
+    """
+    schedule = SCHEDULE | {"start_samples": 10_000, "decay_samples": 5_000}
+    state = MemoryState(
+        GPT, optimizer=True, progress=progress(schedule=schedule, scheduled_samples=12_000)
+    )
+    write_megatron(state, tmp_path / "restarted", None)
+    saved = content_of(tmp_path / "restarted")["opt_param_scheduler"]
+    assert (saved["lr_decay_steps"], saved["num_steps"]) == (5_000, 2_000)
+    found = MegatronState(tmp_path / "restarted").progress
     assert found is not None
-    assert (found["style"], found["highest"], found["decay_samples"]) == ("linear", 1.0, 8)
-    assert read_schedule({}, {}) == (None, None)
+    assert (found.consumed_samples, found.scheduled_samples) == (48, 2_000)
+    assert found.schedule is not None
+    assert "start_samples" not in found.schedule
+    state.progress = progress(scheduled_samples=None)
+    write_megatron(state, tmp_path / "unknown", None)
+    assert content_of(tmp_path / "unknown")["opt_param_scheduler"]["num_steps"] == 48
