@@ -29,7 +29,7 @@ class SavedSchedule:
     Attributes:
         values: Fields of `lmcore.optim.schedule.LearningRateSchedule`; None without a schedule.
         position: Position in it, in samples; None if it is not known.
-        note: What the user should know if the schedule is left out; None otherwise.
+        note: Reason why the schedule is left out, for the user; None otherwise.
     """
 
     values: Mapping[str, float | str] | None = None
