@@ -110,7 +110,7 @@ def content_of(path: Path, *, verify: bool = False) -> CheckpointContent:
         tensors,
         lambda stored: state.read(*names[stored]),
         state.shape.to_dict(),
-        notes=tuple(state.notes),
+        notes=(*state.notes, *state.training_notes),
     )
 
 

@@ -95,6 +95,8 @@ def convert(
     if state.vocab_size is None and tokenizer is not None:
         state.vocab_size = tokenizer.vocab_size
     left_out = [_LEFT_OUT] if weights_only else []
+    if FORMATS[to].optimizer:
+        left_out += state.training_notes
     with new_directory(target, _least_bytes(state, to, options)) as directory:
         notes = FORMATS[to].write(state, directory, tokenizer, options)
         size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

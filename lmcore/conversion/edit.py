@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,7 @@ __all__ = ["Changes", "edit"]
 
 _ROWS = (".token_embedding.weight", ".output_embedding.weight")
 """Suffixes of the names of tensors with a row for each token."""
+_OPTIMIZER = "optimizer."
 _TOKENIZER = "tokenizer"
 
 
@@ -126,6 +128,7 @@ def _notes(
 def _edited(tensors: Mapping[str, TensorEntry], changes: Changes) -> dict[str, _Edited]:
     """Return the tensors of the result by their new names."""
     _require_matches(tensors, changes)
+    embeddings = _embeddings(tensors)
     found: dict[str, _Edited] = {}
     for name, entry in tensors.items():
         if any(fnmatchcase(name, pattern) for pattern in changes.drop):
@@ -141,12 +144,42 @@ def _edited(tensors: Mapping[str, TensorEntry], changes: Changes) -> dict[str, _
         for pattern, wanted in changes.cast:
             if fnmatchcase(name, pattern) and dtype_of(dtype).is_floating_point:
                 dtype = dtype_name(wanted)
-        if changes.vocab_size is not None and name.endswith(_ROWS) and len(shape) == 2:
+        if changes.vocab_size is not None and _has_rows(name, entry, embeddings):
             shape = (changes.vocab_size, *shape[1:])
         found[new] = _Edited(name, TensorEntry(dtype, shape))
     if not found:
         raise ConfigError("no tensor is left", hint="drop fewer tensors")
     return found
+
+
+def _embeddings(tensors: Mapping[str, TensorEntry]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each embedding by the suffix of its name."""
+    return {
+        suffix: entry.shape
+        for suffix in _ROWS
+        for name, entry in tensors.items()
+        if name.endswith(suffix) and not name.startswith(_OPTIMIZER)
+    }
+
+
+def _has_rows(name: str, entry: TensorEntry, embeddings: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return True if a tensor has a row for each token.
+
+    Raises:
+        ConfigError: It is a state of an embedding in another form, whose rows are not known.
+    """
+    suffix = next((one for one in _ROWS if name.endswith(one)), None)
+    if suffix is None or math.prod(entry.shape) == 1:  # such as a number of updates
+        return False
+    if not name.startswith(_OPTIMIZER):
+        return len(entry.shape) == 2
+    if entry.shape == embeddings.get(suffix) and dtype_of(entry.dtype).is_floating_point:
+        return True
+    raise ConfigError(
+        f"`--vocab-size` cannot resize `{name}`",
+        why="the run's optimizer keeps it in another form than the embedding, such as in 8 bits",
+        hint="leave the optimizer's state out by `--drop 'optimizer.*'`",
+    )
 
 
 def _renamed(name: str, changes: Changes) -> str:

@@ -136,7 +136,7 @@ def _style(name: str | None, styles: Sequence[str], to: str) -> str:
 FORMATS = {
     "lmcore": CheckpointFormat(
         "lmcore",
-        lambda directory, _weights_only: LmcoreState(directory),
+        lambda directory, weights_only: LmcoreState(directory, weights_only=weights_only),
         lambda state, directory, tokenizer, _options: write_lmcore(state, directory, tokenizer),
         optimizer=True,
     ),
@@ -186,7 +186,9 @@ def read_state(
     if weights_only:
         state.kinds = (WEIGHT,)
         if state.progress is not None:
-            state.progress = replace(state.progress, optimizer_step=None, adam=None)
+            state.progress = replace(
+                state.progress, optimizer_step=None, adam=None, loss_scale=None
+            )
     return state
 
 

@@ -46,7 +46,15 @@ UNKNOWN_ORDER = ""
 """Value of `data_order` in a manifest that does not record the order of the training samples."""
 WEIGHT_PREFIX = "model."
 """Prefix of the names of weights in a checkpoint."""
-_ADAM_SETTINGS = ("beta1", "beta2", "eps", "weight_decay")
+_OPTIMIZER = "optimizer."
+_ADAM_NAME = "adam"
+_ADAM_OPTIONS = {
+    "beta1": "adam_beta1",
+    "beta2": "adam_beta2",
+    "eps": "adam_eps",
+    "weight_decay": "weight_decay",
+}
+"""Options of the settings in `Progress.adam`."""
 
 
 class LmcoreState(ModelState):
@@ -59,11 +67,12 @@ class LmcoreState(ModelState):
 
     format = "lmcore"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, weights_only: bool = False) -> None:
         """Choose and verify the checkpoint; a warning names damaged ones that are passed over.
 
         Args:
             path: Run directory, its `checkpoints`, or one `iter_XXXXXXX`.
+            weights_only: True to leave the state of Adam out.
 
         Raises:
             CheckpointError: There is no checkpoint, it is damaged, or its model is not known.
@@ -82,10 +91,8 @@ class LmcoreState(ModelState):
         size = derived.get("vocab_size")
         known = isinstance(size, int) and 0 < size <= self.shape.padded_vocab_size
         self.vocab_size = size if known else None
-        held = self.manifest.tensors
-        names = self.parameters if has_known_parameters(self.shape) else {}
-        if names and all(f"optimizer.{kind}.{name}" in held for kind in ADAM for name in names):
-            self.kinds = (WEIGHT, *ADAM)
+        if has_known_parameters(self.shape) and not weights_only:
+            self.kinds, self.training_notes = self._read_kinds()
         self.progress = self._progress()
         sections = _mapping(_mapping(meta.get("config")).get("config")).values()
         saved = {name: value for section in sections for name, value in _mapping(section).items()}
@@ -103,6 +110,34 @@ class LmcoreState(ModelState):
         """Return a whole tensor; see `ModelState`."""
         return self._reader.read(stored_name(name, kind))
 
+    def _read_kinds(self) -> tuple[tuple[str, ...], list[str]]:
+        """Return the kinds of tensors, and a note if the state of the optimizer is left out."""
+        if not any(name.startswith(_OPTIMIZER) for name in self.manifest.tensors):
+            return (WEIGHT,), []
+        reason = self._without_adam()
+        if reason is None:
+            return (WEIGHT, *ADAM), []
+        return (WEIGHT,), [f"the state of its optimizer is left out: {reason}"]
+
+    def _without_adam(self) -> str | None:
+        """Return why the state of the optimizer is not Adam's; None if it is."""
+        from lmcore.checkpoint.dcp_metadata import dtype_of
+
+        held = self.manifest.tensors
+        optimizer = _saved_section(self.manifest.meta, "optimizer").get("optimizer")
+        # Other optimizers have state of the same names: quantized, or averages of something else.
+        if optimizer not in {None, _ADAM_NAME}:
+            return f"it is that of `{optimizer}`, and only Adam's is converted"
+        for name, size in self.parameters.items():
+            for stored in (stored_name(name, kind) for kind in ADAM):
+                entry = held.get(stored)
+                if entry is None:
+                    return f"it lacks `{stored}`"
+                if entry.shape != size or not dtype_of(entry.dtype).is_floating_point:
+                    found = f"{entry.dtype} {list(entry.shape)}"
+                    return f"`{stored}` is {found}, and its parameter {list(size)}"
+        return None
+
     def _progress(self) -> Progress | None:
         counters = _mapping(self.manifest.meta.get("counters"))
         values = [counters.get(name) for name in ("iteration", "consumed_samples")]
@@ -114,15 +149,21 @@ class LmcoreState(ModelState):
             if f"optimizer.step.{first}" in self.manifest.tensors:
                 steps = int(self._reader.read(f"optimizer.step.{first}"))
         schedule = _mapping(self.manifest.meta.get("schedule")) or None
-        adam = _adam(self.manifest.meta) if len(self.kinds) > 1 else None
-        return Progress(int(values[0] or 0), int(values[1] or 0), steps, schedule, adam)
+        adam, scale = None, None
+        if len(self.kinds) > 1:
+            adam = _adam(self.manifest.meta)
+            saved = _mapping(self.manifest.meta.get("loss_scale"))
+            scale = saved if "value" in saved else None  # a fixed one has no value
+        position = counters.get("scheduled_samples")
+        scheduled = position if type(position) is int and position >= 0 else None
+        iteration, samples = (int(value or 0) for value in values)
+        return Progress(iteration, samples, steps, schedule, adam, scheduled, scale)
 
 
 def _adam(meta: Mapping[str, Any]) -> dict[str, float] | None:
     """Return the settings of Adam of the run that wrote a checkpoint."""
-    saved = _mapping(_mapping(_mapping(meta.get("config")).get("config")).get("optimizer"))
-    names = {name: name if name == "weight_decay" else f"adam_{name}" for name in _ADAM_SETTINGS}
-    found = {name: saved.get(option) for name, option in names.items()}
+    saved = _saved_section(meta, "optimizer")
+    found = {name: saved.get(option) for name, option in _ADAM_OPTIONS.items()}
     known = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
     return known or None
 
@@ -202,12 +243,14 @@ def write_lmcore(state: ModelState, directory: Path, tokenizer: Tokenizer | None
             "consumed_samples": progress.consumed_samples,
             "consumed_tokens": progress.consumed_samples
             * state.settings.get("seq_length", state.shape.max_position_embeddings),
-            "scheduled_samples": progress.consumed_samples,
+            "scheduled_samples": progress.position,
             "skipped_iterations": 0,
         }
         meta["data_order"] = UNKNOWN_ORDER
         if progress.schedule is not None:
             meta["schedule"] = dict(progress.schedule)
+        if progress.loss_scale is not None:
+            meta["loss_scale"] = dict(progress.loss_scale)
     if tokenizer is not None:
         described, fingerprint = tokenizer.describe(), tokenizer.fingerprint()
         meta["tokenizer"] = {"describe": described, "fingerprint": fingerprint}
@@ -227,7 +270,7 @@ def write_lmcore(state: ModelState, directory: Path, tokenizer: Tokenizer | None
 
 def _settings(state: ModelState, tokenizer: Tokenizer | None) -> dict[str, dict[str, Any]]:
     """Return the settings of a run that continues a state, by section and option."""
-    values: dict[str, Any] = state.shape.settings() | dict(state.settings)
+    values: dict[str, Any] = state.shape.settings() | _adam_settings(state) | dict(state.settings)
     values["vocab_size"] = state.shape.padded_vocab_size
     if tokenizer is not None:
         described: dict[str, Any] = dict(tokenizer.describe())
@@ -241,6 +284,14 @@ def _settings(state: ModelState, tokenizer: Tokenizer | None) -> dict[str, dict[
     return found
 
 
+def _adam_settings(state: ModelState) -> dict[str, Any]:
+    """Return the optimizer's settings, which a checkpoint may have without arguments of its run."""
+    if len(state.kinds) == 1:
+        return {}
+    adam = (state.progress.adam if state.progress else None) or {}
+    return {"optimizer": _ADAM_NAME} | {_ADAM_OPTIONS[name]: value for name, value in adam.items()}
+
+
 def stored_name(name: str, kind: str) -> str:
     """Return the name of a tensor in a checkpoint of lmcore.
 
@@ -249,6 +300,11 @@ def stored_name(name: str, kind: str) -> str:
         kind: Kind of tensor; see `ModelState`.
     """
     return f"{WEIGHT_PREFIX}{name}" if kind == WEIGHT else f"optimizer.{kind}.{name}"
+
+
+def _saved_section(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a section of the settings of the run that wrote a checkpoint."""
+    return _mapping(_mapping(_mapping(meta.get("config")).get("config")).get(name))
 
 
 def _mapping(value: object) -> dict[str, Any]:

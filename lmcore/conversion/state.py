@@ -57,6 +57,9 @@ class Progress:
         schedule: Learning-rate schedule, with the fields of
             `lmcore.optim.schedule.LearningRateSchedule`; None if it is not known.
         adam: Settings of Adam: `beta1`, `beta2`, `eps` and `weight_decay`; None if not known.
+        scheduled_samples: Position in the schedule, which skipped updates do not move; None if it
+            is not known.
+        loss_scale: State of `lmcore.optim.loss_scale.DynamicLossScale`; None without one.
     """
 
     iteration: int
@@ -64,6 +67,14 @@ class Progress:
     optimizer_step: int | None = None
     schedule: Mapping[str, float | str] | None = None
     adam: Mapping[str, float] | None = None
+    scheduled_samples: int | None = None
+    loss_scale: Mapping[str, float] | None = None
+
+    @property
+    def position(self) -> int:
+        """Position in the schedule, in samples; those consumed if no other is known."""
+        known = self.scheduled_samples
+        return self.consumed_samples if known is None else known
 
 
 NO_TOKENIZER = "is not part of the checkpoint"
@@ -93,6 +104,7 @@ class ModelState(ABC):
         tokenizer: Settings that build the tokenizer from the checkpoint's files; None without one.
         settings: Settings of its run by the names of lmcore's options, without the shape.
         notes: Differences between the checkpoint and the model of lmcore, for the user.
+        training_notes: Differences in training that only a run that continues has.
     """
 
     format: str
@@ -104,6 +116,7 @@ class ModelState(ABC):
     tokenizer: TokenizerSettings | None = None
     settings: Mapping[str, Any] = MappingProxyType({})
     notes: Sequence[str] = ()
+    training_notes: Sequence[str] = ()
 
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:

@@ -57,11 +57,11 @@ class LearningRateSchedule:
             return self.highest * samples / self.warmup_samples
         if self.style == "constant":
             return self.highest
+        if samples > self.decay_samples:
+            return self.lowest
         if self.style == "inverse-square-root":
             start = max(self.warmup_samples, 1)
             return max(self.lowest, self.highest * math.sqrt(start / max(samples, 1)))
-        if samples > self.decay_samples:
-            return self.lowest
         if self.style == "constant-cooldown":
             return self._cool_down(samples)
         span = self.decay_samples - self.warmup_samples

@@ -53,6 +53,31 @@ class FragmentAddress:
     start: int
 
 
+class DynamicLossScaler:
+    """Stand-in of `deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler`, with its update."""
+
+    def __init__(self, scale: float, window: int, hysteresis: int) -> None:
+        self.cur_scale, self.scale_window, self.min_scale = scale, window, 1.0
+        self.cur_iter, self.last_overflow_iter = 0, -1
+        self.delayed_shift = self.cur_hysteresis = hysteresis
+        self.dtype = torch.float16
+
+    def update_scale(self, overflow: bool) -> None:
+        """Follow a step, by the rules of DeepSpeed 0.19.8."""
+        if overflow:
+            if self.cur_hysteresis == 1:
+                self.cur_scale = max(self.cur_scale / 2, self.min_scale)
+            else:
+                self.cur_hysteresis -= 1
+            self.last_overflow_iter = self.cur_iter
+        else:
+            stable = self.cur_iter - self.last_overflow_iter - 1
+            if stable > 0 and stable % self.scale_window == 0:
+                self.cur_hysteresis = self.delayed_shift
+                self.cur_scale *= 2
+        self.cur_iter += 1
+
+
 class Stage(enum.IntEnum):
     """Stand-in of `deepspeed.runtime.zero.config.ZeroStageEnum`."""
 
@@ -275,8 +300,10 @@ def importable() -> Iterator[None]:
     places = {
         "deepspeed.utils.tensor_fragment": (FragmentAddress, "fragment_address"),
         "deepspeed.runtime.zero.config": (Stage, "ZeroStageEnum"),
+        "deepspeed.runtime.fp16.loss_scaler": (DynamicLossScaler, "DynamicLossScaler"),
     }
     packages = {"deepspeed", "deepspeed.utils", "deepspeed.runtime", "deepspeed.runtime.zero"}
+    packages |= {"deepspeed.runtime.fp16"}
     before = {name: sys.modules.get(name) for name in packages | set(places)}
     for name in before:
         sys.modules[name] = types.ModuleType(name)

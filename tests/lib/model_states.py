@@ -50,7 +50,7 @@ class RandomState(ModelState):
             for kind in kinds
         }
         if len(kinds) > 1:
-            self.progress = Progress(7, 56, optimizer_step=7)
+            self.progress = Progress(7, 56, optimizer_step=7, scheduled_samples=48)
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         return self.tensors[name, kind].dtype

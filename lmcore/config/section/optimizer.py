@@ -28,9 +28,9 @@ _DECAY = Need(
     lambda run: run.config.optimizer.lr_decay_style != "constant",
 )
 _DECAY_LENGTH = Need(
-    "`--lr-decay-style` linear, cosine or constant-cooldown, or `--lr-warmup-fraction`",
+    "`--lr-decay-style` other than `constant`, or `--lr-warmup-fraction`",
     lambda run: (
-        run.config.optimizer.lr_decay_style not in {"constant", "inverse-square-root"}
+        run.config.optimizer.lr_decay_style != "constant"
         or bool(run.config.optimizer.lr_warmup_fraction)
     ),
 )

@@ -50,6 +50,7 @@ class RankTensors:
         aliases: Name of the parameter that a shared one is, by its name in the module.
         step: Number of updates by the optimizer; None if it is not known.
         settings: Settings of Adam, with the names of `Progress.adam`; empty if not known.
+        loss_scale: Loss scale, with the names of `Progress.loss_scale`; None without one.
         partitions: ZeRO's partitions of each model-parallel rank.
         without_adam: Reason for which there is no state of Adam; None if there is, or if it is
             not read.
@@ -82,6 +83,7 @@ class RankTensors:
         self.aliases = {alias: name for alias, name in aliases.items() if name in self.tensors}
         self.step = next((one.step for one in sources if one.step is not None), None)
         self.settings = next((one.settings for one in sources if one.settings), {})
+        self.loss_scale = next((one.loss_scale for one in sources if one.loss_scale), None)
         self.partitions = [one for one in sources if isinstance(one, Zero)]
         self.without_adam = next((one.without_adam for one in sources if one.without_adam), None)
 

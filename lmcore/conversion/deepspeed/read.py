@@ -21,11 +21,13 @@ from lmcore.conversion.foreign_pickle import load_tensors
 from lmcore.conversion.huggingface.config import CONFIG_NAME
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.megatron.arguments import read_model
+from lmcore.conversion.megatron.loss_scale import unknown_scale_notes
+from lmcore.conversion.megatron.moments import other_optimizer
 from lmcore.conversion.megatron.names import TIED, UNUSED, parameter_of
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.problems import require_no_problems
 from lmcore.conversion.megatron.records import load_content, values_of
-from lmcore.conversion.megatron.schedule import read_schedule
+from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
 from lmcore.errors import CheckpointError
 from lmcore.model.parameters import parameter_shapes
@@ -112,12 +114,19 @@ class MegatronDeepSpeedState(ModelState):
         if not weights_only:
             names = [list(one.values()) for one in self._names]
             self.kinds, unread = _kinds(files, content, self._ranks, names)
+            other = other_optimizer(args)
+            if other is not None and len(self.kinds) > 1:
+                unread = [f"the state of its optimizer is not read: it is that of `{other}`"]
+                self.kinds = (WEIGHT,)
             self.notes = [*self.notes, *unread]
         self.progress = _progress(content, args, self._ranks[0], adam=len(self.kinds) > 1)
-        schedule, note = _schedule(content, args)
+        schedule = _schedule(content, args)
         if self.progress is not None:
-            self.progress = dataclasses.replace(self.progress, schedule=schedule)
-        self.notes = [*self.notes, *([note] if note else [])]
+            self.progress = dataclasses.replace(
+                self.progress, schedule=schedule.values, scheduled_samples=schedule.position
+            )
+        self.notes = [*self.notes, *schedule.notes]
+        self.training_notes = [*model.training_notes, *unknown_scale_notes(self)]
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
@@ -307,17 +316,24 @@ def _progress(
     samples = args.get("consumed_train_samples", content.get("global_samples", 0))
     if not all(type(value) is int and value >= 0 for value in (iteration, samples)):
         return None
-    step, settings = (rank.step, rank.settings or None) if adam else (None, None)
-    return Progress(int(iteration or 0), samples, step, adam=settings)
+    found = Progress(int(iteration or 0), samples)
+    if not adam:
+        return found
+    return dataclasses.replace(
+        found, optimizer_step=rank.step, adam=rank.settings or None, loss_scale=rank.loss_scale
+    )
 
 
-def _schedule(
-    content: Mapping[str, Any], args: Mapping[str, Any]
-) -> tuple[dict[str, float | str] | None, str | None]:
-    """Return the schedule of the learning rate, and a note if it is left out."""
+def _schedule(content: Mapping[str, Any], args: Mapping[str, Any]) -> SavedSchedule:
+    """Return the schedule of the learning rate.
+
+    BigScience's scheduler does not save the length of a decay in tokens, which only the arguments
+    have.
+    """
     saved = content.get("lr_scheduler")
-    if isinstance(saved, dict) and any(saved.get(name) for name in _IN_TOKENS):
-        return None, "its learning-rate schedule, which counts tokens, is not read"
+    held = saved if isinstance(saved, dict) else {}
+    if held and any(held.get(name) or args.get(name) for name in _IN_TOKENS):
+        return SavedSchedule(note="its learning-rate schedule, which counts tokens, is not read")
     return read_schedule(content, args)
 
 

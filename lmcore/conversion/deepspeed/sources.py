@@ -15,6 +15,7 @@ from torch import Tensor
 from lmcore.conversion.deepspeed.zero import Partitions, Shapes, join_pieces, saved_step
 from lmcore.conversion.foreign_pickle import load_tensors
 from lmcore.conversion.huggingface.weights import StoredTensor
+from lmcore.conversion.megatron.loss_scale import deepspeed_loss_scale
 from lmcore.conversion.megatron.moments import group_values, step_of
 from lmcore.conversion.megatron.records import load_content
 from lmcore.conversion.state import ADAM, WEIGHT
@@ -34,6 +35,7 @@ class Source(ABC):
         kinds: Kinds of tensors of every parameter.
         step: Number of updates by the optimizer; None if it is not known.
         settings: Settings of Adam, with the names of `Progress.adam`; empty if not known.
+        loss_scale: Loss scale, with the names of `Progress.loss_scale`; None without one.
         without_adam: Reason for which files of an optimizer give no state of Adam; None if they
             do, or if there are none.
     """
@@ -42,6 +44,7 @@ class Source(ABC):
     kinds: tuple[str, ...] = (WEIGHT,)
     step: int | None = None
     settings: Mapping[str, float] = MappingProxyType({})
+    loss_scale: Mapping[str, float] | None = None
     without_adam: str | None = None
 
     @abstractmethod
@@ -105,6 +108,7 @@ class Zero(Source):
         self.path, self._partitions, self.kinds = path, partitions, partitions.kinds
         self.without_adam = partitions.without_adam
         self.step, self.settings = partitions.step, partitions.settings
+        self.loss_scale = partitions.loss_scale
         self.tensors = {
             name: StoredTensor(partitions.dtype(name, WEIGHT), shape, path)
             for name, shape in partitions.shapes.items()
@@ -162,7 +166,9 @@ class Universal(Source):
         else:
             self.kinds = (WEIGHT, *ADAM)
             self.step = self._step(next(iter(self.tensors)))
-            self.settings = self._settings()
+            optimizer = self._optimizer()
+            self.settings = group_values(optimizer)[1]
+            self.loss_scale = deepspeed_loss_scale(optimizer.get("loss_scaler"))
 
     def dtype(self, name: str, kind: str) -> torch.dtype:
         """Return the dtype of a tensor; see `Source`."""
@@ -195,9 +201,6 @@ class Universal(Source):
         if path.is_file():
             return step_of(load_tensors(path))
         return saved_step(self._optimizer())
-
-    def _settings(self) -> Mapping[str, float]:
-        return group_values(self._optimizer())[1]
 
     def _optimizer(self) -> Mapping[str, Any]:
         path = self._directory / "optimizer_state.pt"

@@ -25,9 +25,11 @@ from lmcore.conversion.deepspeed.names import (
 )
 from lmcore.conversion.megatron.directory import TRACKER_NAME
 from lmcore.conversion.megatron.layout import Layout
+from lmcore.conversion.megatron.loss_scale import initial_scale_note
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.run_arguments import (
     VERSION,
+    activation_notes,
     padded,
     run_arguments,
     vocabulary_rows,
@@ -106,7 +108,10 @@ def write_deepspeed(
         pointers[LATEST_UNIVERSAL] = checkpoint.name
     for name, value in pointers.items():
         write_atomically(directory / name, value.encode())
-    return _notes(state, rows, multiple, style)
+    notes = _notes(state, rows, multiple, style)
+    if len(state.kinds) > 1:
+        notes += initial_scale_note(progress, dtype)
+    return notes
 
 
 class _Writer:
@@ -269,7 +274,7 @@ def _check(shape: ModelShape, layout: Layout, style: str) -> None:
 
 
 def _notes(state: ModelState, rows: int, multiple: int, style: str) -> list[str]:
-    notes = []
+    notes = activation_notes(state.shape)
     added = rows - state.shape.padded_vocab_size
     if added:
         notes.append(f"{added} rows of 0 are added to the vocabulary, which the ranks divide")

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from lmcore.conversion.deepspeed.directory import require_one_step
+from lmcore.conversion.megatron.loss_scale import deepspeed_loss_scale
 from lmcore.conversion.megatron.moments import group_values, step_of
 from lmcore.conversion.megatron.records import load_content, values_of
 from lmcore.conversion.state import ADAM, WEIGHT
@@ -64,6 +65,7 @@ class Partitions:
         kinds: Kinds of tensors of every parameter.
         step: Number of updates by the optimizer; None if it is not known.
         settings: Settings of Adam, with the names of `Progress.adam`; empty if not known.
+        loss_scale: Loss scale, with the names of `Progress.loss_scale`; None without one.
         without_adam: Reason for which there is no state of Adam; None if there is, or if it is
             not read.
     """
@@ -105,6 +107,7 @@ class Partitions:
             raise self._damaged(f"its ranks have {sorted(groups)} groups of parameters")
         self.step = steps[0]
         self.settings: Mapping[str, float] = {}
+        self.loss_scale: Mapping[str, float] | None = None
         self.without_adam: str | None = None
         self._pieces: dict[str, list[_Piece]] = {}
         if key == _FP32_STAGE_3:
@@ -169,6 +172,7 @@ class Partitions:
                     )
                 found[kind].append(vectors)
         self.settings = group_values(_inner_optimizer(self._states[-1]))[1]
+        self.loss_scale = deepspeed_loss_scale(self._states[0].get("loss_scaler"))
         self._vectors |= found
 
     def _find_mapped(self) -> None:

@@ -68,6 +68,8 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "softmax_type": (None, "vanilla"),
     "mlp_type": (None, "standard"),
 }
+_CONSTANT = (None, "constant")
+"""Values of `weight_decay_incr_style` with which the weight decay stays the same."""
 _PLAIN = (bool, int, float, str, tuple, type(None))
 _POSITIONS = {
     "learned_absolute": "learned_absolute",
@@ -91,12 +93,14 @@ class MegatronModel:
         vocab_size: Number of tokens without padding rows; None if it is not known.
         notes: Differences between the model and lmcore's, for the user.
         settings: Settings of the run by the names of lmcore's options.
+        training_notes: Differences in training that a run that continues has.
     """
 
     shape: ModelShape
     vocab_size: int | None
     notes: tuple[str, ...]
     settings: Mapping[str, Any]
+    training_notes: tuple[str, ...] = ()
 
 
 def read_model(args: Mapping[str, Any], checkpoint: Path, rows: int) -> MegatronModel:
@@ -116,8 +120,10 @@ def read_model(args: Mapping[str, Any], checkpoint: Path, rows: int) -> Megatron
     shape = read_shape(reader.shape_values(rows), checkpoint)
     known = reader.get("true_vocab_size", None)
     usable = type(known) is int and 0 < known <= rows
-    settings = _settings(args)
-    return MegatronModel(shape, known if usable else None, tuple(reader.notes(shape)), settings)
+    settings, training_notes = _settings(args), tuple(reader.training_notes())
+    return MegatronModel(
+        shape, known if usable else None, tuple(reader.notes(shape)), settings, training_notes
+    )
 
 
 def _settings(args: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,6 +140,8 @@ def _settings(args: Mapping[str, Any]) -> dict[str, Any]:
     half = next((name for name in ("bf16", "fp16") if args.get(name) is True), None)
     if half is not None:
         found["precision"] = half
+    if args.get("weight_decay_incr_style") not in _CONSTANT:
+        found.pop("weight_decay", None)  # the default of a run that gives two other values
     # The run's length is counted in steps or in samples, and its schedule alike.
     other = "iters" if "train_samples" in found else "samples"
     return {
@@ -264,6 +272,29 @@ class _Reader:
         tokenizer = self.get("tokenizer_type", None)
         if isinstance(tokenizer, str):
             found.append(f"its tokenizer, `{tokenizer}`, {NO_TOKENIZER}")
+        return found
+
+    def training_notes(self) -> list[str]:
+        """Return a note for each argument of training that lmcore does not have."""
+        found = []
+        style = self.get("weight_decay_incr_style", None)
+        if style not in _CONSTANT:
+            first, last = (self.get(f"{one}_weight_decay", "?") for one in ("start", "end"))
+            found.append(
+                f"the run changed its weight decay from {first} to {last} "
+                f"(`--weight-decay-incr-style {style}`); lmcore's stays the same: give "
+                "`--weight-decay`"
+            )
+        if (rate := self.get("decoupled_lr", None)) is not None:
+            found.append(
+                f"the run had another learning rate, {rate}, for embeddings and output "
+                "(`--decoupled-lr`); lmcore has one for all parameters"
+            )
+        if self.get("decoupled_weight_decay", True) is False:
+            found.append(
+                "the run added its weight decay to the gradients (`decoupled_weight_decay` is "
+                "False); lmcore's is decoupled"
+            )
         return found
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lmcore.conversion.megatron.layout import AFTER, BEFORE, in_order
+from lmcore.conversion.megatron.loss_scale import megatron_loss_scale
 from lmcore.conversion.megatron.moments import group_values
 from lmcore.conversion.megatron.names import TIED
 from lmcore.conversion.megatron.optimizer import is_rounded
@@ -34,6 +35,7 @@ __all__ = ["BucketState", "has_buckets"]
 _GROUP = r"^((?:chained_\d+\.)?)optimizer\.distributed\.dp_group_idx_(\d+)\."
 _KEY = re.compile(_GROUP + r"gbuf_idx_(\d+)\.dtype_\(.+\)\.bucket_idx_(\d+)\.param$")
 _SETTINGS = re.compile(_GROUP + r"optimizer/")
+_SCALER = re.compile(_GROUP + r"grad_scaler/")
 _KINDS = {WEIGHT: "param", **{kind: kind for kind in ADAM}}
 _ALIGNMENT = 64
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -68,6 +70,7 @@ class BucketState:
     Attributes:
         step: Number of updates; None if it is not stored.
         settings: Settings of Adam, with the names of `Progress.adam`.
+        loss_scale: Loss scale, with the names of `Progress.loss_scale`; None without one.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class BucketState:
             raise self._unfit("the sizes of its buckets are not those of the model's parameters")
         self._ranks = found
         self.step, self.settings = self._settings()
+        self.loss_scale = self._loss_scale()
 
     def dtype(self, name: str, kind: str) -> torch.dtype:
         """Return the dtype of a tensor."""
@@ -233,6 +237,10 @@ class BucketState:
             if step is not None:
                 return step, settings
         return None, {}
+
+    def _loss_scale(self) -> dict[str, float] | None:
+        names = sorted(name for name in self._stored.objects if _SCALER.match(name))
+        return megatron_loss_scale(self._stored.read_object(names[0])) if names else None
 
     def _unfit(self, why: str) -> CheckpointError:
         return CheckpointError(

@@ -21,13 +21,14 @@ from lmcore.checkpoint.dcp_metadata import dtype_of
 from lmcore.conversion.megatron.arguments import read_model
 from lmcore.conversion.megatron.buckets import BucketState, has_buckets
 from lmcore.conversion.megatron.directory import COMMON_NAME, require_checkpoint
-from lmcore.conversion.megatron.moments import group_values
+from lmcore.conversion.megatron.loss_scale import megatron_loss_scale, unknown_scale_notes
+from lmcore.conversion.megatron.moments import group_values, other_optimizer
 from lmcore.conversion.megatron.names import UNUSED, parameter_of
 from lmcore.conversion.megatron.optimizer import require_rounded
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.problems import require_no_problems
 from lmcore.conversion.megatron.records import load_content, values_of
-from lmcore.conversion.megatron.schedule import read_schedule
+from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
 from lmcore.conversion.megatron.stored_tensors import StoredTensors
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
 from lmcore.errors import CheckpointError
@@ -107,18 +108,23 @@ class DistributedState(ModelState):
         self._packing = Packing(self.shape, 1)
         problems += self._unfit(stored[WEIGHT], complete=True)
         require_no_problems(checkpoint, problems)
-        schedule, unread = read_schedule(content, args)
-        self.notes = [*model.notes, *([unread] if unread else [])]
+        schedule = read_schedule(content, args)
+        self.notes = [*model.notes, *schedule.notes]
         self._weights = stored[WEIGHT]
         self._buckets: BucketState | None = None
         self._places = {WEIGHT: stored[WEIGHT]}
-        if not weights_only and has_buckets(self._stored):
+        other = None if weights_only or not self._has_optimizer() else other_optimizer(args)
+        if other is not None:
+            unread = f"the state of its optimizer is not read: it is that of `{other}`"
+            self.notes = [*self.notes, unread]
+        elif not weights_only and has_buckets(self._stored):
             self._buckets = BucketState(self._stored, self.shape, args, self._weight)
             self.kinds = (WEIGHT, *ADAM)
         elif not weights_only:
             self._places = self._with_optimizer(stored)
             self.kinds = tuple(self._places)
         self.progress = self._progress(content, args, schedule)
+        self.training_notes = [*model.training_notes, *unknown_scale_notes(self)]
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
@@ -204,10 +210,9 @@ class DistributedState(ModelState):
         self, stored: dict[str, dict[str, _Stored]]
     ) -> dict[str, dict[str, _Stored]]:
         weights = stored[WEIGHT]
-        has_any = any(name.startswith(("optimizer.", "chained_")) for name in self._entries)
         held = [stored[kind] for kind in ADAM]
         if not any(held) or self._is_flattened(held):
-            if has_any:
+            if self._has_optimizer():
                 self.notes = [*self.notes, _UNREAD]
             return {WEIGHT: weights}
         for kind in ADAM:
@@ -219,6 +224,9 @@ class DistributedState(ModelState):
         require_no_problems(self.checkpoint, problems)
         mains = {name: stored["main"].get(name, place) for name, place in weights.items()}
         return {WEIGHT: mains, **{kind: stored[kind] for kind in ADAM}}
+
+    def _has_optimizer(self) -> bool:
+        return any(name.startswith(("optimizer.", "chained_")) for name in self._entries)
 
     def _is_flattened(self, held: Sequence[Mapping[str, _Stored]]) -> bool:
         """Return True if moments have as many elements as their parameters in fewer dims."""
@@ -236,19 +244,25 @@ class DistributedState(ModelState):
         self,
         content: Mapping[str, Any],
         args: Mapping[str, Any],
-        schedule: Mapping[str, float | str] | None,
+        schedule: SavedSchedule,
     ) -> Progress | None:
         iteration = content.get("iteration", args.get("iteration"))
         samples = args.get("consumed_train_samples", 0)
         if not all(type(value) is int and value >= 0 for value in (iteration, samples)):
             return None
         if len(self.kinds) == 1:
-            return Progress(iteration, samples, schedule=schedule)
+            values, position = schedule.values, schedule.position
+            return Progress(iteration, samples, schedule=values, scheduled_samples=position)
         if self._buckets is not None:
             step, settings = self._buckets.step, self._buckets.settings
+            scale = self._buckets.loss_scale
         else:
-            step, settings = group_values(content.get("optimizer"))
-        return Progress(iteration, samples, step, schedule, settings)
+            optimizer = content.get("optimizer")
+            step, settings = group_values(optimizer)
+            held = optimizer if isinstance(optimizer, dict) else {}
+            scale = megatron_loss_scale(held.get("grad_scaler"))
+        values, position = schedule.values, schedule.position
+        return Progress(iteration, samples, step, values, settings, position, scale)
 
     def _dtype_of(self, place: _Stored) -> torch.dtype:
         return dtype_of(self._entries[place.names[0]].dtype)

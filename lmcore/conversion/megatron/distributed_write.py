@@ -25,6 +25,7 @@ from lmcore.checkpoint.manifest import TensorEntry
 from lmcore.conversion.cast import cast
 from lmcore.conversion.megatron.directory import COMMON_NAME, FORMAT_NAME, TRACKER_NAME
 from lmcore.conversion.megatron.layout import Layout
+from lmcore.conversion.megatron.loss_scale import grad_scaler
 from lmcore.conversion.megatron.names import foreign_name
 from lmcore.conversion.megatron.optimizer import group_contents, updates
 from lmcore.conversion.megatron.packing import Packing
@@ -184,6 +185,7 @@ def _optimizer_content(
     if step_of_parameters:
         inner["state"]["common_step"] = torch.tensor(float(updates(progress)))
     content: dict[str, Any] = {"optimizer": inner, "param_state_sharding_type": _SHARDING}
+    content |= grad_scaler(progress, dtype)
     if dtype == torch.float32:  # the plain optimizer of a model in float32 is torch's own
         content |= {**inner, "param_groups": group_contents(progress)}
     sharding = {"distrib_optim_sharding_type": _SHARDING, "chained_optim_avoid_prefix": True}

@@ -8,11 +8,21 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["INNER", "Moments", "UnreadOptimizer", "group_values", "settings_of", "step_of"]
+__all__ = [
+    "INNER",
+    "Moments",
+    "UnreadOptimizer",
+    "group_values",
+    "other_optimizer",
+    "settings_of",
+    "step_of",
+]
 
 INNER = ("optimizer", "optimizer_state_dict")
 """Keys under which the state of torch's optimizer is inside of Megatron's."""
 
+_ADAMS = ("adam", "adamw", "cpuadam", "fusedadam")
+"""Names of Adam in `--optimizer`, without the package that it is taken from."""
 _MAX_STEP = 2**63
 
 
@@ -28,11 +38,13 @@ class Moments:
         tensors: Tensors of each kind, in the order of the file's parameters.
         step: Number of updates; None if the file does not say.
         settings: Settings of Adam, with the names of `Progress.adam`.
+        loss_scale: Loss scale, with the names of `Progress.loss_scale`; None without one.
     """
 
     tensors: Mapping[str, Sequence[Tensor]]
     step: int | None
     settings: Mapping[str, float]
+    loss_scale: Mapping[str, float] | None = None
 
 
 def group_values(content: object) -> tuple[int | None, dict[str, float]]:
@@ -55,16 +67,34 @@ def group_values(content: object) -> tuple[int | None, dict[str, float]]:
 
 
 def settings_of(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the settings of Adam in an optimizer's groups."""
+    """Return the settings of Adam in an optimizer's groups.
+
+    Groups of biases and gains have a weight decay of 0, so the largest one is that of the matrices.
+    """
     found: dict[str, Any] = {}
     for group in groups:
         betas = group.get("betas")
         if isinstance(betas, list | tuple) and len(betas) == 2:
             found |= {"beta1": betas[0], "beta2": betas[1]}
         found |= {name: group[name] for name in ("eps",) if name in group}
-        if group.get("weight_decay"):
-            found["weight_decay"] = group["weight_decay"]
-    return {name: float(value) for name, value in found.items() if isinstance(value, float)}
+    decays = [group["weight_decay"] for group in groups if _is_number(group.get("weight_decay"))]
+    found |= {"weight_decay": max(decays)} if decays else {}
+    return {name: float(value) for name, value in found.items() if _is_number(value)}
+
+
+def other_optimizer(args: Mapping[str, Any]) -> str | None:
+    """Return the name of the optimizer in the arguments of a run; None if it is Adam, or not known.
+
+    ADOPT, LAMB and others have state with the names of Adam's.
+    """
+    name = args.get("optimizer")
+    if not isinstance(name, str) or name.rpartition(".")[2].lower() in _ADAMS:
+        return None
+    return name
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def step_of(value: object) -> int | None:

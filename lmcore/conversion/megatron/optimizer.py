@@ -11,6 +11,7 @@ float32 the model has them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ import torch
 from torch import Tensor
 
 from lmcore.conversion.megatron.distributed_optimizer import read_distributed
+from lmcore.conversion.megatron.loss_scale import grad_scaler, megatron_loss_scale
 from lmcore.conversion.megatron.moments import (
     INNER,
     Moments,
     UnreadOptimizer,
+    other_optimizer,
     settings_of,
     step_of,
 )
@@ -62,14 +65,19 @@ def read_moments(rank: RankFile) -> Moments | None:
         return None
     if not isinstance(content, dict):
         raise UnreadOptimizer("the run had several optimizers")
+    if (other := other_optimizer(rank.args)) is not None:
+        raise UnreadOptimizer(f"it is that of `{other}`")
     inner = next((content[name] for name in INNER if name in content), content)
     groups = inner.get("param_groups") if isinstance(inner, dict) else None
     if not isinstance(groups, list) or not all(isinstance(one, dict) for one in groups):
         raise UnreadOptimizer("it is of an unknown form")
-    if not all("params" in group for group in groups):
-        return read_distributed(rank, content)
-    main = next((content[name] for name in _MAIN if name in content), None)
-    return _Reader(rank, groups, inner.get("state"), main).read()
+    if all("params" in group for group in groups):
+        main = next((content[name] for name in _MAIN if name in content), None)
+        moments = _Reader(rank, groups, inner.get("state"), main).read()
+    else:
+        moments = read_distributed(rank, content)
+    scale = megatron_loss_scale(content.get("grad_scaler"))
+    return dataclasses.replace(moments, loss_scale=scale)
 
 
 class _Reader:
@@ -89,8 +97,16 @@ class _Reader:
         }
         expected = self._expected()
         steps: list[int | None] = []
+        keys = [self._key(group) for group in self._groups]
+        filled = [
+            key
+            for key, group in zip(keys, self._groups, strict=True)
+            if isinstance(group["params"], list) and group["params"]
+        ]
+        if len(set(filled)) < len(filled):
+            raise UnreadOptimizer("two of its groups of parameters cannot be told apart")
         for number, group in enumerate(self._groups):
-            places = expected.pop(self._key(group), [])
+            places = expected.pop(keys[number], [])
             numbers = group["params"]
             if not isinstance(numbers, list) or len(numbers) != len(places):
                 found = len(numbers) if isinstance(numbers, list) else "no list of"
@@ -116,7 +132,7 @@ class _Reader:
 
     def _expected(self) -> dict[tuple[bool, bool], list[int]]:
         """Return the places of the parameters of each group."""
-        separate = any(group.get("is_decoupled_lr") is True for group in self._groups)
+        separate = any(self._is_decoupled(group) for group in self._groups)
         found: dict[tuple[bool, bool], list[int]] = {}
         for place, (name, tensor) in enumerate(zip(self._names, self._weights, strict=True)):
             embedding = separate and not name.startswith(("blocks.", "final_norm", "position"))
@@ -133,7 +149,16 @@ class _Reader:
             decays = isinstance(tensor, Tensor) and tensor.ndim > 1
         else:
             decays = bool(scale)
-        return decays, group.get("is_decoupled_lr") is True
+        return decays, self._is_decoupled(group)
+
+    def _is_decoupled(self, group: Mapping[str, Any]) -> bool:
+        """Return True for a group of embeddings with a learning rate of their own.
+
+        Since 2025 all groups have `is_decoupled_lr: False`, and only the rate differs.
+        """
+        rate, usual = (self._rank.args.get(name) for name in ("decoupled_lr", "lr"))
+        own = rate is not None and rate != usual and group.get("max_lr") == rate
+        return group.get("is_decoupled_lr") is True or own
 
     def _mains(self, group: int, places: Sequence[int]) -> dict[int, Tensor]:
         """Return the main parameter of each place; parameters in float32 are their own."""
@@ -228,7 +253,7 @@ def moments_content(
     inner = {"state": state, "param_groups": groups}
     if dtype == torch.float32:
         return inner
-    return {"optimizer": inner, "fp32_from_fp16_params": mains}
+    return {"optimizer": inner, "fp32_from_fp16_params": mains, **grad_scaler(progress, dtype)}
 
 
 def updates(progress: Progress | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ from torch import Tensor
 
 from lmcore.conversion.megatron.arguments import read_model
 from lmcore.conversion.megatron.directory import rank_files, require_checkpoint, require_ranks
-from lmcore.conversion.megatron.moments import UnreadOptimizer
+from lmcore.conversion.megatron.loss_scale import unknown_scale_notes
+from lmcore.conversion.megatron.moments import Moments, UnreadOptimizer
 from lmcore.conversion.megatron.names import TIED
 from lmcore.conversion.megatron.optimizer import read_moments, require_rounded
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.problems import require_no_problems
 from lmcore.conversion.megatron.rank_file import Part, RankFile
-from lmcore.conversion.megatron.schedule import read_schedule
+from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
 from lmcore.errors import CheckpointError
 from lmcore.model.parameters import parameter_shapes
@@ -76,14 +78,15 @@ class MegatronState(ModelState):
         self._packing = Packing(self.shape, files.tensor_size, self._files[0][0].version)
         self._weights = self._matched()
         self._parts: dict[str, dict[str, list[Tensor]]] = {WEIGHT: self._weights}
-        step, adam = None, None
+        moments = None
         if not weights_only:
-            self._parts, step, adam = self._with_optimizer()
+            self._parts, moments = self._with_optimizer()
         self.kinds = tuple(self._parts)
         self._compared: set[str] = set()
-        schedule, unread = read_schedule(self._files[0][0].content, args)
-        self.notes = [*self.notes, *([unread] if unread else [])]
-        self.progress = self._progress(args, step, schedule, adam)
+        schedule = read_schedule(self._files[0][0].content, args)
+        self.notes = [*self.notes, *schedule.notes]
+        self.progress = self._progress(args, moments, schedule)
+        self.training_notes = [*model.training_notes, *unknown_scale_notes(self)]
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
@@ -173,18 +176,18 @@ class MegatronState(ModelState):
 
     def _with_optimizer(
         self,
-    ) -> tuple[dict[str, dict[str, list[Tensor]]], int | None, Mapping[str, float] | None]:
-        """Return the parts of each kind by name, and step and settings of the optimizer."""
+    ) -> tuple[dict[str, dict[str, list[Tensor]]], Moments | None]:
+        """Return the parts of each kind by name, and the optimizer of the first rank."""
         weights = {WEIGHT: self._weights}
         ranks = [rank for ranks in self._files for rank in ranks]
         try:
             read = [read_moments(rank) for rank in ranks]
         except UnreadOptimizer as reason:
             self.notes = [*self.notes, f"the state of its optimizer is not read: {reason}"]
-            return weights, None, None
+            return weights, None
         moments = [one for one in read if one is not None]
         if not moments:
-            return weights, None, None
+            return weights, None
         if len(moments) != len(ranks):
             lacking = ranks[read.index(None)].path
             raise CheckpointError(
@@ -201,20 +204,25 @@ class MegatronState(ModelState):
                     if name != TIED:
                         parts[kind][name].append(tensor)
         steps = [held.step for held in moments if held.step is not None]
-        return parts, max(steps, default=None), moments[0].settings
+        return parts, dataclasses.replace(moments[0], step=max(steps, default=None))
 
     def _progress(
         self,
         args: Mapping[str, Any],
-        step: int | None,
-        schedule: Mapping[str, float | str] | None,
-        adam: Mapping[str, float] | None,
+        moments: Moments | None,
+        schedule: SavedSchedule,
     ) -> Progress | None:
         iteration = self._files[0][0].iteration
         samples = args.get("consumed_train_samples", 0)
         if iteration is None or type(samples) is not int or samples < 0:
             return None
-        return Progress(iteration, samples, step, schedule, adam)
+        values, position = schedule.values, schedule.position
+        if moments is None:
+            return Progress(iteration, samples, schedule=values, scheduled_samples=position)
+        return Progress(
+            *(iteration, samples, moments.step, values, moments.settings, position),
+            loss_scale=moments.loss_scale,
+        )
 
 
 def _count(checkpoint: Path, name: str, value: object, default: int) -> int:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "VERSION",
+    "activation_notes",
     "directory_name",
     "padded",
     "run_arguments",
@@ -141,6 +142,23 @@ def run_arguments(
     return argparse.Namespace(**arguments)
 
 
+def activation_notes(shape: ModelShape) -> list[str]:
+    """Return a note if Megatron computes another activation than lmcore.
+
+    Its fused kernel, lmcore's tanh approximation of GELU, needs a bias.
+
+    Args:
+        shape: Shape of the model.
+    """
+    if shape.swiglu or shape.add_bias_linear:
+        return []
+    note = (
+        "without biases Megatron computes GELU exactly (`--no-bias-gelu-fusion`), lmcore its tanh "
+        "approximation: losses differ slightly"
+    )
+    return [note]
+
+
 def start_notes(state: ModelState, layout: Layout, flags: str, *, optimizer: bool) -> list[str]:
     """Return what the user of Megatron should know.
 
@@ -151,7 +169,7 @@ def start_notes(state: ModelState, layout: Layout, flags: str, *, optimizer: boo
         optimizer: True if the state of the optimizer was written.
     """
     multiple, rows = vocabulary_rows(state, layout.tensor)
-    notes = []
+    notes = activation_notes(state.shape)
     added = rows - state.shape.padded_vocab_size
     if added:
         notes.append(f"{added} rows of 0 are added to the vocabulary, which the ranks divide")

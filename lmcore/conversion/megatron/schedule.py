@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from lmcore.conversion.state import Progress
 
-__all__ = ["read_schedule", "schedule_arguments", "schedule_content"]
+__all__ = ["SavedSchedule", "read_schedule", "schedule_arguments", "schedule_content"]
 
 _STYLES = ("constant", "linear", "cosine", "inverse-square-root")
 _COOLDOWN = "constant-cooldown"
@@ -21,10 +22,28 @@ _NAMES = {
 }
 
 
-def read_schedule(
-    content: Mapping[str, Any], args: Mapping[str, Any]
-) -> tuple[dict[str, float | str] | None, str | None]:
-    """Return the schedule of a checkpoint, and what the user should know if it is left out.
+@dataclass(frozen=True)
+class SavedSchedule:
+    """Learning-rate schedule in a checkpoint.
+
+    Attributes:
+        values: Fields of `lmcore.optim.schedule.LearningRateSchedule`; None without a schedule.
+        position: Position in it, in samples; None if it is not known.
+        note: Reason why the schedule is left out, for the user; None otherwise.
+    """
+
+    values: Mapping[str, float | str] | None = None
+    position: int | None = None
+    note: str | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """The note, if there is one."""
+        return [] if self.note is None else [self.note]
+
+
+def read_schedule(content: Mapping[str, Any], args: Mapping[str, Any]) -> SavedSchedule:
+    """Return the schedule of a checkpoint.
 
     Args:
         content: Content of a rank's file.
@@ -32,7 +51,7 @@ def read_schedule(
     """
     saved = next((content[key] for key in _KEYS if isinstance(content.get(key), dict)), None)
     if saved is None:
-        return None, None
+        return SavedSchedule()
     found: dict[str, Any] = {
         ours: next((saved[name] for name in names if name in saved), None)
         for ours, names in _NAMES.items()
@@ -41,13 +60,18 @@ def read_schedule(
     if style == "WSD" and args.get("lr_wsd_decay_style") == "minus_sqrt":
         found["style"], found["cooldown_fraction"] = _COOLDOWN, _cooldown(args, found)
     elif style not in _STYLES:
-        return None, f"its learning-rate schedule, `{style}`, is not read"
+        return SavedSchedule(note=f"its learning-rate schedule, `{style}`, is not read")
     numbers = {name: value for name, value in found.items() if name != "style"}
     valid = all(type(value) in {int, float} and value >= 0 for value in numbers.values())
+    position = saved.get("num_steps")
+    valid = valid and (position is None or (type(position) is int and position >= 0))
     if not valid or args.get("lr_warmup_init"):
-        return None, "its learning-rate schedule is not read: lmcore does not have such a one"
+        return SavedSchedule(
+            note="its learning-rate schedule is not read: lmcore does not have such a one"
+        )
     found |= {name: float(value) for name, value in numbers.items()}
-    return found | {"decay_samples": int(numbers["decay_samples"])}, None
+    found |= {"decay_samples": int(numbers["decay_samples"])}
+    return SavedSchedule(found, position)
 
 
 def _cooldown(args: Mapping[str, Any], found: Mapping[str, Any]) -> float | None:
@@ -80,7 +104,8 @@ def schedule_content(progress: Progress | None) -> dict[str, Any]:
             "lr_warmup_steps": _whole(schedule["warmup_samples"]),
             "lr_decay_steps": _whole(schedule["decay_samples"]),
             "lr_decay_style": "WSD" if style == _COOLDOWN else style,
-            "num_steps": progress.consumed_samples,
+            # Megatron's schedule begins at 0 also if the run's begins later, after a restart.
+            "num_steps": progress.position - int(schedule.get("start_samples", 0)),
         }
     }
 

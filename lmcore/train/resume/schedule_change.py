@@ -29,11 +29,8 @@ __all__ = [
     "scheduled_samples",
 ]
 
-_WITHOUT_EFFECT = {
-    "constant": ("lowest", "decay_samples"),
-    "inverse-square-root": ("decay_samples",),
-}
-"""Fields of a schedule that do not change its rates, by style."""
+_WITHOUT_EFFECT = {"lowest", "decay_samples"}
+"""Fields of a constant schedule that do not change its rates."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,8 @@ def changed_fields(manifest: Manifest, own: LearningRateSchedule) -> dict[str, t
         own: Schedule of the run's own settings.
     """
     before, now = dataclasses.asdict(_schedule_of_settings(manifest)), dataclasses.asdict(own)
-    ignored = set(_WITHOUT_EFFECT.get(own.style, ()) if before["style"] == own.style else ())
+    constant = before["style"] == own.style == "constant"
+    ignored = set(_WITHOUT_EFFECT) if constant else set()
     position = scheduled_samples(manifest)
     if own.style == "constant" and position >= max(before["warmup_samples"], own.warmup_samples):
         ignored.add("warmup_samples")
@@ -156,9 +154,11 @@ def schedule_choices(
 def _end_of_decay(schedule: LearningRateSchedule, position: int, end: int) -> int | None:
     """Return the samples from *position* to the end of the decay; None if no step follows it."""
     decay_end = schedule.start_samples + schedule.decay_samples
-    if schedule.style in _WITHOUT_EFFECT or decay_end >= end:
+    if schedule.style == "constant" or decay_end >= end:
         return None
-    return max(decay_end - position, 1)
+    # The other styles have reached the lowest rate at the end, this one falls to it.
+    falls = schedule.style == "inverse-square-root"
+    return max(decay_end + falls - position, 1)
 
 
 def _schedule_of_settings(manifest: Manifest) -> LearningRateSchedule:

@@ -117,7 +117,7 @@ CASES = [
     ),
     ("--optimizer torch.optim:NAdam", "", "--optimizer-args eps=1, --optimizer-elementwise"),
     ("", "--lr-decay-style constant", "--min-lr 1e-4"),
-    ("", "--lr-decay-style inverse-square-root --lr-warmup-fraction 0", "--lr-decay-iters 9"),
+    ("", "--lr-decay-style constant --lr-warmup-fraction 0", "--lr-decay-iters 9"),
     (
         SAMPLES,
         f"{SAMPLES} --lr-decay-style constant --lr-warmup-samples 8",

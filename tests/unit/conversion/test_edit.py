@@ -96,6 +96,33 @@ def test_a_smaller_vocabulary(checkpoint: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "state",
+    [
+        {"exp_avg": torch.ones(2, 256, dtype=torch.uint8), "exp_avg_scale": torch.ones(2)},
+        {"exp_avg": torch.ones(8, 4, dtype=torch.uint8), "exp_avg_scale": torch.ones(8)},
+        {"exp_avg_sq_row": torch.ones(8)},
+    ],
+    ids=["codes", "codes of the weights' shape", "a vector"],
+)
+def test_optimizer_state_whose_rows_are_not_the_tokens(
+    state: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    """State in another form than the embedding is refused; the number of updates is no such one."""
+    weight = "token_embedding.weight"
+    tensors = {f"model.{weight}": torch.ones(8, 4), f"optimizer.step.{weight}": torch.tensor(3.0)}
+    others = {f"optimizer.{kind}.{weight}": tensor for kind, tensor in state.items()}
+    found = save_checkpoint(tmp_path / "c", 1, {**tensors, **others}, {}, model_shape={})
+    with pytest.raises(ConfigError, match=r"cannot resize `optimizer\.exp_avg") as caught:
+        edited(found, tmp_path / "out", vocab_size=9)
+    assert "--drop 'optimizer.*'" in str(caught.value.hint)
+    copy, _ = edited(found, tmp_path / "again", vocab_size=9, drop=("optimizer.exp_avg*",))
+    assert {name: entry.shape for name, entry in read_manifest(copy).tensors.items()} == {
+        f"model.{weight}": (9, 4),
+        f"optimizer.step.{weight}": (),
+    }
+
+
+@pytest.mark.parametrize(
     "changes,reason",
     [
         ({"drop": ("nothing.*",)}, "`nothing.*` matches no tensor"),

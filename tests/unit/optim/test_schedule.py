@@ -32,8 +32,8 @@ POINTS = {
         (51, 0.2),
     ],
     "constant": [(11, 1.0), (50, 1.0), (51, 1.0), (10**9, 1.0)],
-    # max(min, max * sqrt(w / n)): 10 / 40 is a quarter, whose root is a half; 0.2 from n = 250 on.
-    "inverse-square-root": [(40, 0.5), (160, 0.25), (250, 0.2), (1000, 0.2)],
+    # max(min, max * sqrt(w / n)): 10 / 40 is a quarter, whose root is a half; after 50 the lowest.
+    "inverse-square-root": [(40, 0.5), (50, math.sqrt(0.2)), (51, 0.2), (1000, 0.2)],
     # Down from sample 40 on (the last fifth of 50): 1 - sqrt(r) with r = (n - 40) / 10.
     "constant-cooldown": [
         (11, 1.0),
@@ -61,6 +61,13 @@ def test_no_warmup(style: str) -> None:
     assert 0.2 <= rate(1) <= 1.0
     assert rate(0) <= 1.0
     assert rate(50) == pytest.approx({"constant": 1.0, "inverse-square-root": 0.2}.get(style, 0.2))
+
+
+def test_inverse_square_root_has_a_lowest_rate() -> None:
+    """The rate stays at the lowest one also within the decay: sqrt(10 / 250) is 0.2."""
+    rate = schedule("inverse-square-root", decay_samples=1000)
+    rates = [rate(samples) for samples in (160, 250, 251, 1000)]
+    assert rates == pytest.approx([0.25, 0.2, 0.2, 0.2])
 
 
 def test_decay_as_long_as_the_warmup() -> None:

@@ -193,6 +193,15 @@ def test_a_tied_embedding_of_a_pipeline_is_compared(tmp_path: Path) -> None:
         found.read("token_embedding.weight")
 
 
+def test_an_optimizer_with_the_names_of_adams_state(tmp_path: Path) -> None:
+    """The arguments say whose it is; a note says that it is left out."""
+    write(MemoryState(GPT, optimizer=True), tmp_path, Layout(zero=1), optimizer="adopt")
+    found = read_deepspeed(tmp_path)
+    assert found.kinds == (WEIGHT,)
+    assert found.progress == Progress(7, 70)
+    assert "the state of its optimizer is not read: it is that of `adopt`" in found.notes
+
+
 @pytest.mark.parametrize("step", [float("inf"), float("nan"), -1])
 def test_a_step_that_is_no_number_of_updates(step: float, tmp_path: Path) -> None:
     """It is not known then; the state itself is read."""

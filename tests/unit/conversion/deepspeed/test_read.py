@@ -325,7 +325,7 @@ def test_a_damaged_file(tmp_path: Path) -> None:
 def test_schedules(tmp_path: Path) -> None:
     """The schedule of Megatron-DeepSpeed counts samples; one that counts tokens is named."""
     directory = write(MemoryState(GPT), tmp_path, Layout())
-    saved = {"max_lr": 1e-3, "min_lr": 1e-5, "lr_decay_style": "cosine", "num_steps": 70}
+    saved = {"max_lr": 1e-3, "min_lr": 1e-5, "lr_decay_style": "cosine", "num_steps": 60}
     saved |= {"lr_warmup_steps": 10, "lr_decay_steps": 200, "lr_decay_tokens": None}
     path = directory / "mp_rank_00_model_states.pt"
     edit(path, lambda content: content.update(lr_scheduler=saved))
@@ -338,7 +338,21 @@ def test_schedules(tmp_path: Path) -> None:
         "warmup_samples": 10.0,
         "decay_samples": 200,
     }
+    assert (progress.consumed_samples, progress.position) == (70, 60)  # one step was skipped
     edit(path, lambda content: content["lr_scheduler"].update(lr_decay_tokens=10**9))
+    found = read_deepspeed(tmp_path)
+    assert found.progress == Progress(7, 70)
+    assert any("counts tokens" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("argument", ["lr_decay_tokens", "lr_warmup_tokens"])
+def test_schedule_of_bigscience(argument: str, tmp_path: Path) -> None:
+    """Its scheduler saves the samples of the decay beside; only the arguments have the tokens."""
+    directory = write(MemoryState(GPT), tmp_path, Layout(), **{argument: 10**9})
+    saved = {"max_lr": 1e-3, "min_lr": 1e-5, "decay_style": "cosine", "num_steps": 70}
+    saved |= {"warmup_steps": 10, "decay_steps": 200, "warmup_tokens": 0, "num_tokens": 840}
+    path = directory / "mp_rank_00_model_states.pt"
+    edit(path, lambda content: content.update(lr_scheduler=saved))
     found = read_deepspeed(tmp_path)
     assert found.progress == Progress(7, 70)
     assert any("counts tokens" in note for note in found.notes)

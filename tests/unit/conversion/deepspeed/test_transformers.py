@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from deepspeed_files import Layout, importable, stage_1, stage_3
+from deepspeed_files import Layout, edit, importable, stage_1, stage_3
 from megatron_models import LLAMA, MemoryState, assert_same
 
+from lmcore.checkpoint import read_manifest
+from lmcore.conversion.convert import convert
 from lmcore.conversion.deepspeed.read import read_deepspeed
 from lmcore.conversion.detect import format_of
 from lmcore.conversion.formats import read_state
@@ -81,6 +83,29 @@ def test_its_names_and_shape(layout: Layout, inside: bool, tmp_path: Path) -> No
     assert_same(found, state)
     assert found.progress == Progress(5, 40, optimizer_step=6)
     assert format_of(tmp_path) == "megatron-deepspeed"
+
+
+def test_settings_of_adam(tmp_path: Path) -> None:
+    """A run of lmcore continues with those of the checkpoint; `Trainer` has no weight decay."""
+    write(tmp_path, LLAMA, Layout(zero=1))
+    describe(tmp_path, LLAMA)
+    (path,) = (tmp_path / "global_step5").glob("*optim*")
+    settings = {"lr": 1e-5, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.0}
+
+    def add(content: dict[str, Any]) -> None:
+        for group in content["optimizer_state_dict"]["base_optimizer_state"]["param_groups"]:
+            group.update(settings)
+
+    edit(path, add)
+    convert(tmp_path, tmp_path / "out", "lmcore")
+    (checkpoint,) = (tmp_path / "out" / "checkpoints").glob("iter_*")
+    assert read_manifest(checkpoint).meta["config"]["config"]["optimizer"] == {
+        "optimizer": "adam",
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.99,
+        "adam_eps": 1e-6,
+        "weight_decay": 0.0,
+    }
 
 
 def test_a_tied_output(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_weights_come_back(shape: ModelShape, layout: Layout, style: str, tmp_pa
 @pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
 def test_the_state_of_adam_is_universal(shape: ModelShape, style: str, tmp_path: Path) -> None:
     """Weights in float32 and both moments are parameter by parameter, without padding rows."""
-    progress = Progress(7, 70, optimizer_step=6, schedule=SCHEDULE)
+    progress = Progress(7, 70, optimizer_step=6, schedule=SCHEDULE, scheduled_samples=60)
     state = MemoryState(shape, optimizer=True, progress=progress, vocab_size=23)
     layout = Layout(2, 2 if style == "pipeline" else 1)
     notes = write_deepspeed(state, tmp_path, None, layout=layout, style=style, dtype=torch.bfloat16)

@@ -131,6 +131,17 @@ def test_buckets(
     assert found.dtype("final_norm.weight", "exp_avg") == torch.float32
 
 
+def test_loss_scale_beside_buckets(tmp_path: Path) -> None:
+    """It is an object of each model-parallel rank, as the settings are."""
+    scaler = {"scale": torch.tensor([512.0]), "growth_tracker": 3, "hysteresis_tracker": 2}
+    key = "optimizer.distributed.dp_group_idx_0.grad_scaler/shard_0_1"
+    state = MemoryState(GPT, optimizer=True)
+    save(tmp_path, state, Layout(), dtype=torch.float16, **{key: [scaler]})
+    found = DistributedState(tmp_path).progress
+    assert found is not None
+    assert found.loss_scale == {"value": 512.0, "good_steps": 3, "tolerance": 2}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_order_of_local_layers(dtype: torch.dtype, tmp_path: Path) -> None:
     """Layers of `--transformer-impl local` have another order, which the weights decide, too."""

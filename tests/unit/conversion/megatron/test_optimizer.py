@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,14 @@ import pytest
 import torch
 from megatron_models import GPT, LLAMA, MemoryState, assert_same
 
+from lmcore.conversion.deepspeed.write import write_deepspeed
+from lmcore.conversion.formats import read_state
+from lmcore.conversion.megatron.distributed_write import write_distributed
 from lmcore.conversion.megatron.layout import Layout
+from lmcore.conversion.megatron.moments import settings_of
 from lmcore.conversion.megatron.names import STYLES
 from lmcore.conversion.megatron.read import MegatronState
-from lmcore.conversion.megatron.schedule import read_schedule
+from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
 from lmcore.conversion.megatron.write import write_megatron
 from lmcore.conversion.state import WEIGHT, Progress
 from lmcore.errors import CheckpointError
@@ -32,7 +37,8 @@ FILE = "model_optim_rng.pt"
 
 
 def progress(**changes: Any) -> Progress:
-    values = {"optimizer_step": 5, "schedule": SCHEDULE, "adam": ADAM} | changes
+    values = {"optimizer_step": 5, "schedule": SCHEDULE, "adam": ADAM, "scheduled_samples": 40}
+    values |= changes
     return Progress(iteration=6, consumed_samples=48, **values)
 
 
@@ -112,6 +118,88 @@ def test_groups_in_another_order(tmp_path: Path) -> None:
     assert_same(MegatronState(tmp_path), state)
 
 
+def decoupled(content: dict[str, Any], usual: float, own: float) -> None:
+    """Divide the first group as megatron-core 0.16 does: embeddings have a rate of their own."""
+    optimizer = content["optimizer"]["optimizer"]
+    mains = content["optimizer"]["fp32_from_fp16_params"]
+    matrices, others = optimizer["param_groups"]
+    embedding = {**matrices, "params": matrices["params"][:1], "max_lr": own}
+    matrices |= {"params": matrices["params"][1:], "max_lr": usual}
+    optimizer["param_groups"] = [matrices, embedding, {**others, "max_lr": usual}]
+    mains[:1] = [mains[0][1:], mains[0][:1]]
+    # Numbers follow the order of the groups.
+    count = len(matrices["params"])
+    order = [*range(1, count + 1), 0, *range(count + 1, len(optimizer["state"]))]
+    optimizer["state"] = {new: optimizer["state"][old] for new, old in enumerate(order)}
+    matrices["params"], embedding["params"] = list(range(count)), [count]
+    vars(content["args"]).update(lr=usual, decoupled_lr=own)
+
+
+def test_embeddings_with_a_learning_rate_of_their_own(tmp_path: Path) -> None:
+    """All groups say `is_decoupled_lr: False` since megatron-core 0.16: the rates tell them apart.
+
+    Without a difference the state is left out, with a reason.
+    """
+    state = MemoryState(GPT, optimizer=True, progress=progress())
+    write_megatron(state, tmp_path, None, dtype=torch.bfloat16)
+    content = content_of(tmp_path)
+    decoupled(content, 3e-4, 1e-4)
+    torch.save(content, only_file(tmp_path))
+    found = MegatronState(tmp_path)
+    assert_same(found, state)
+    (note,) = found.training_notes
+    assert "another learning rate, 0.0001, for embeddings" in note
+    content["args"].decoupled_lr = 3e-4
+    torch.save(content, only_file(tmp_path))
+    found = MegatronState(tmp_path)
+    assert found.kinds == (WEIGHT,)
+    assert f"{UNREAD}two of its groups of parameters cannot be told apart" in found.notes
+
+
+def test_weight_decay_of_zero(tmp_path: Path) -> None:
+    """It is a setting of the run, and not left to a default; whole numbers are read, too."""
+    groups = [{"weight_decay": 0, "betas": (0, 0.95), "eps": 1e-8}, {"weight_decay": 0.0}]
+    assert settings_of(groups) == {"beta1": 0.0, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0}
+    assert settings_of([{"weight_decay": 0.1}, {"weight_decay": 0.0}]) == {"weight_decay": 0.1}
+    adam = ADAM | {"weight_decay": 0.0}
+    state = MemoryState(GPT, optimizer=True, progress=progress(adam=adam))
+    write_megatron(state, tmp_path, None)
+    found = MegatronState(tmp_path).progress
+    assert found is not None
+    assert found.adam == adam
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        (
+            {
+                "weight_decay_incr_style": "cosine",
+                "start_weight_decay": 0.05,
+                "end_weight_decay": 0.2,
+            },
+            "weight decay from 0.05 to 0.2 (`--weight-decay-incr-style cosine`)",
+        ),
+        ({"decoupled_weight_decay": False}, "added its weight decay to the gradients"),
+        ({"decoupled_lr": 1e-4, "lr": 3e-4}, "another learning rate, 0.0001"),
+    ],
+)
+def test_arguments_that_change_updates(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """Each has a note; a weight decay that changed is not recorded by argparse's default."""
+    write_megatron(MemoryState(GPT, progress=progress()), tmp_path, None)
+    content = content_of(tmp_path)
+    vars(content["args"]).update(weight_decay=0.01, weight_decay_incr_style="constant")
+    torch.save(content, only_file(tmp_path))
+    found = MegatronState(tmp_path)
+    assert (found.settings["weight_decay"], found.training_notes) == (0.01, [])
+    vars(content["args"]).update(changes)
+    torch.save(content, only_file(tmp_path))
+    found = MegatronState(tmp_path)
+    (note,) = found.training_notes
+    assert words in note
+    assert ("weight_decay" in found.settings) == ("start_weight_decay" not in changes)
+
+
 def test_main_parameters_of_another_model(tmp_path: Path) -> None:
     """Main parameters that do not round to the weights are refused when they are read."""
     state = MemoryState(GPT, optimizer=True, progress=progress())
@@ -179,6 +267,34 @@ def test_optimizers_that_are_not_read(optimizer: Any, reason: str, tmp_path: Pat
     assert any(note.startswith(f"{UNREAD}{reason}") for note in found.notes)
 
 
+@pytest.mark.parametrize("write", [write_megatron, write_distributed])
+def test_optimizers_with_the_names_of_adams_state(write: Any, tmp_path: Path) -> None:
+    """The state of ADOPT and others has Adam's names; the arguments say whose it is."""
+    state = MemoryState(GPT, optimizer=True, progress=progress())
+    write(state, tmp_path, None)
+    (path,) = [*tmp_path.rglob(FILE), *tmp_path.rglob("common.pt")]
+    content = torch.load(path, weights_only=False)
+    for name, kinds in (("apex.FusedAdam", state.kinds), ("adopt", (WEIGHT,))):
+        content["args"].optimizer = name
+        torch.save(content, path)
+        found = read_state(tmp_path)
+        assert found.kinds == kinds
+        assert (f"{UNREAD}it is that of `{name}`" in found.notes) == (name == "adopt")
+
+
+def test_gelu_without_biases(tmp_path: Path) -> None:
+    """Megatron's fused approximation needs a bias: a note says that it computes another GELU."""
+    for name, changes, expected in (
+        ("biases", {}, False),
+        ("none", {"add_bias_linear": False}, True),
+        ("gated", {"add_bias_linear": False, "swiglu": True}, False),
+    ):
+        state = MemoryState(replace(GPT, **changes))
+        for write in (write_megatron, write_distributed, write_deepspeed):
+            notes = write(state, tmp_path / name / write.__name__, None)
+            assert any("computes GELU exactly" in note for note in notes) == expected
+
+
 def test_flags_for_megatron(tmp_path: Path) -> None:
     """Megatron loads an optimizer and its schedule together, or neither."""
     for name, changes, flag in (
@@ -198,7 +314,7 @@ def test_cooldown_is_wsd(tmp_path: Path) -> None:
     state = MemoryState(GPT, optimizer=True, progress=progress(schedule=schedule))
     write_megatron(state, tmp_path, None)
     saved = content_of(tmp_path)["opt_param_scheduler"]
-    assert (saved["lr_decay_style"], saved["num_steps"]) == ("WSD", 48)
+    assert (saved["lr_decay_style"], saved["num_steps"]) == ("WSD", 40)
     found = MegatronState(tmp_path).progress
     assert found is not None
     assert found.schedule == schedule
@@ -208,14 +324,40 @@ def test_schedules_that_lmcore_lacks() -> None:
     """Another style is named; a file without a schedule needs no note."""
     saved = {"max_lr": 1.0, "min_lr": 0.0, "lr_warmup_steps": 0, "lr_decay_steps": 10}
     wsd = {"opt_param_scheduler": saved | {"lr_decay_style": "WSD"}}
-    assert read_schedule(wsd, {"lr_wsd_decay_style": "linear"}) == (
-        None,
-        "its learning-rate schedule, `WSD`, is not read",
+    assert read_schedule(wsd, {"lr_wsd_decay_style": "linear"}) == SavedSchedule(
+        note="its learning-rate schedule, `WSD`, is not read"
     )
     old = {"lr_scheduler": {"start_lr": 1.0, "min_lr": 0.0, "warmup_steps": 2, "decay_steps": 8}}
     old["lr_scheduler"]["decay_style"] = "linear"
-    found, note = read_schedule(old, {})
-    assert note is None
+    found = read_schedule(old, {})
+    assert found.note is None
+    assert found.values is not None
+    assert [found.values[name] for name in ("style", "highest", "decay_samples")] == [
+        *("linear", 1.0, 8)
+    ]
+    assert read_schedule({}, {}) == SavedSchedule()
+    damaged = {"opt_param_scheduler": saved | {"lr_decay_style": "linear", "num_steps": -1}}
+    assert "is not read" in str(read_schedule(damaged, {}).note)
+
+
+def test_position_in_the_schedule(tmp_path: Path) -> None:
+    """Megatron counts from the beginning of a schedule, without skipped updates, and both ways.
+
+    After a restart at 10,000 samples, 2,000 of a decay over 5,000 are done: Megatron's rate is that
+    of 2,000.
+    """
+    schedule = SCHEDULE | {"start_samples": 10_000, "decay_samples": 5_000}
+    state = MemoryState(
+        GPT, optimizer=True, progress=progress(schedule=schedule, scheduled_samples=12_000)
+    )
+    write_megatron(state, tmp_path / "restarted", None)
+    saved = content_of(tmp_path / "restarted")["opt_param_scheduler"]
+    assert (saved["lr_decay_steps"], saved["num_steps"]) == (5_000, 2_000)
+    found = MegatronState(tmp_path / "restarted").progress
     assert found is not None
-    assert (found["style"], found["highest"], found["decay_samples"]) == ("linear", 1.0, 8)
-    assert read_schedule({}, {}) == (None, None)
+    assert (found.consumed_samples, found.scheduled_samples) == (48, 2_000)
+    assert found.schedule is not None
+    assert "start_samples" not in found.schedule
+    state.progress = progress(scheduled_samples=None)
+    write_megatron(state, tmp_path / "unknown", None)
+    assert content_of(tmp_path / "unknown")["opt_param_scheduler"]["num_steps"] == 48

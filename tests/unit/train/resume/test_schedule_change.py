@@ -54,7 +54,7 @@ def saved_by(make_plan: Any) -> Any:
         (
             "--train-iters 8 --lr-decay-style inverse-square-root --lr-warmup-iters 2",
             "--train-iters 9 --lr-decay-style inverse-square-root --lr-warmup-iters 2",
-            [],
+            ["decay_samples"],
         ),
         ("--train-iters 8", "--train-iters 8 --min-lr 0.001", ["lowest"]),
     ],
@@ -121,6 +121,17 @@ def test_a_schedule_that_ends_before_the_run(make_plan: Any, saved_by: Any) -> N
         assert keep.words.endswith(
             f": rate {rate:.3g} at the next step, 0.001 from step {max(8, done + 1)} on"
         )
+
+
+def test_the_last_rates_of_an_inverse_square_root(make_plan: Any, saved_by: Any) -> None:
+    """The step at the end of the decay still has the root's rate, the next one the lowest."""
+    flags = "--lr-decay-style inverse-square-root --lr-warmup-iters 2 --min-lr 0.001"
+    plan = make_plan(f"{BASE} --train-iters 16 {flags}")
+    manifest = saved_by(f"--train-iters 8 {flags}", 5)
+    own = LearningRateSchedule.from_plan(plan)
+    _, keep, _ = schedule_choices(plan, manifest, own)
+    assert keep.schedule(8 * 4) == pytest.approx(0.01 * math.sqrt(2 / 8))
+    assert keep.words.endswith(", 0.001 from step 9 on")
 
 
 def test_a_decay_by_flag_is_not_extended(make_plan: Any, saved_by: Any) -> None:
