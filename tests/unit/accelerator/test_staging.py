@@ -10,7 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.accelerator import CheckpointStager, Device, buffer_stager, host_copy_stager
+from lmcore.accelerator import (
+    CheckpointStager,
+    Device,
+    buffer_stager,
+    host_copy_stager,
+    staging,
+)
 from lmcore.accelerator.staging import stage_tensors
 from lmcore.errors import PluginError
 
@@ -36,11 +42,14 @@ def make(name: str, device: Device) -> CheckpointStager:
     return host_copy_stager() if name == "host-copy" else buffer_stager(device)
 
 
-@pytest.mark.parametrize("name", ["host-copy", "buffers"])
-def test_copies(name: str, device: Device, live: Tensors) -> None:
+@pytest.mark.parametrize("name", ["host-copy", "buffers", "large buffers"])
+def test_copies(name: str, device: Device, live: Tensors, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names, values, shapes and dtypes are the same; later changes of the run are not seen."""
-    stager = make(name, device)
-    assert (stager.name, stager.copies, stager.available()) == (name, True, None)
+    kind = name.removeprefix("large ")
+    if kind != name:
+        monkeypatch.setattr(staging, "_LARGE_BYTES", 0)
+    stager = make(kind, device)
+    assert (stager.name, stager.copies, stager.available()) == (kind, True, None)
     before = {key: tensor.detach().clone() for key, tensor in live.items()}
     staged = stage_tensors(stager, live)
     for tensor in live.values():
