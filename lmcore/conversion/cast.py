@@ -24,8 +24,7 @@ def cast(name: str, tensor: Tensor, dtype: torch.dtype, *, option: str = "--dtyp
         CheckpointError: Values would become infinite.
     """
     found = tensor.to(dtype)
-    narrower = found.is_floating_point() and dtype.itemsize < tensor.dtype.itemsize
-    if narrower and not bool(found.isfinite().all()):
+    if _has_smaller_range(dtype, tensor.dtype) and not bool(found.isfinite().all()):
         lost = int((tensor.isfinite() & ~found.isfinite()).sum())
         if lost:
             raise CheckpointError(
@@ -34,3 +33,10 @@ def cast(name: str, tensor: Tensor, dtype: torch.dtype, *, option: str = "--dtyp
                 hint=f"choose another dtype by `{option}`, such as bfloat16",
             )
     return found
+
+
+def _has_smaller_range(dtype: torch.dtype, source: torch.dtype) -> bool:
+    """Return True if a finite value of *source* may be too large for *dtype*."""
+    if not dtype.is_floating_point:
+        return False
+    return not source.is_floating_point or torch.finfo(dtype).max < torch.finfo(source).max
