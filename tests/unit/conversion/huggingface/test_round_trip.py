@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import torch
 from model_states import GPT2, LLAMA, SHAPES, RandomState, same_state
 from safetensors.torch import load_file, save_file
 
 from lmcore.conversion.huggingface.config import is_huggingface
 from lmcore.conversion.huggingface.read import HuggingFaceState
-from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
+from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings, write_tokenizer
 from lmcore.conversion.huggingface.write import write_huggingface
-from lmcore.data.tokenizer import ByteTokenizer, tokenizer_from
+from lmcore.data.tokenizer import ByteTokenizer, build_tokenizer, tokenizer_from
 from lmcore.errors import CheckpointError, DataError
 
 
@@ -155,3 +157,25 @@ def test_a_model_of_sentencepiece(tmp_path: Path, config: dict[str, bool] | None
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(DataError, match="is not JSON"):
         tokenizer_settings(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["Llama2Tokenizer", "GPTSentencePieceTokenizer"])
+@pytest.mark.parametrize("bare", [True, False])
+def test_the_begin_of_a_text_that_is_written(tmp_path: Path, kind: str, bare: bool) -> None:
+    """A written model of SentencePiece begins texts as the tokenizer does that was written."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a b", "b a"]),
+        model_writer=model,
+        vocab_size=8,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    (tmp_path / "any.model").write_bytes(model.getvalue())
+    options = {"add_special_tokens": False} if bare and kind == "Llama2Tokenizer" else {}
+    tokenizer = build_tokenizer(kind, tokenizer_model=str(tmp_path / "any.model"), **options)
+    (tmp_path / "out").mkdir()
+    write_tokenizer(tokenizer, tmp_path / "out", LLAMA)
+    found = tokenizer_settings(tmp_path / "out")
+    assert found is not None
+    assert tokenizer_from(found).encode("a b") == tokenizer.encode("a b")
