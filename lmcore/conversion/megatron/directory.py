@@ -12,6 +12,7 @@ from lmcore.bounded_file import read_bounded_file
 from lmcore.errors import CheckpointArgumentError, CheckpointError
 
 __all__ = [
+    "APART_NAME",
     "COMMON_NAME",
     "FORMAT_NAME",
     "TRACKER_NAME",
@@ -32,8 +33,10 @@ COMMON_NAME = "common.pt"
 FORMAT_NAME = "metadata.json"
 _INDEX_NAME = ".metadata"
 _TORCH_DIST = "torch_dist"
-_FILES = ("model_optim_rng.pt", "model_rng.pt")
-"""Names of a rank's file; the second with the first versions of the distributed optimizer."""
+APART_NAME = "model_rng.pt"
+"""Name of a rank's file of the first distributed optimizer, whose state is in files of its own."""
+_FILES = ("model_optim_rng.pt", APART_NAME)
+"""Names of a rank's file."""
 _ITERATION = re.compile(r"^(?:iter_\d{7,}|release)$")
 _RANK = re.compile(r"^mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?$")
 _MAX_TRACKER_BYTES = 1024

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.conversion.megatron.directory import APART_NAME
 from lmcore.conversion.megatron.distributed_optimizer import read_distributed
 from lmcore.conversion.megatron.moments import (
     INNER,
@@ -59,6 +60,11 @@ def read_moments(rank: RankFile) -> Moments | None:
     if isinstance(content, list) and len(content) == 1:
         content = content[0]
     if not content:
+        if rank.path.name == APART_NAME and not rank.args.get("no_save_optim"):
+            raise UnreadOptimizer(
+                "it was distributed by a version of Megatron before 2024, and the learning-rate "
+                "schedule is saved with it"
+            )
         return None
     if not isinstance(content, dict):
         raise UnreadOptimizer("the run had several optimizers")
