@@ -63,9 +63,11 @@ def test_padding_rows_are_left_out_and_the_tokenizer_comes_along(tmp_path: Path)
 @pytest.mark.parametrize(
     "change,reason",
     [
-        ({"position_embedding_type": "none"}, "no positions"),
-        ({"add_bias_linear": False}, "no biases"),
-        ({"normalization": "RMSNorm"}, "RMSNorm"),
+        ({"position_embedding_type": "none"}, "no positions instead of learned ones"),
+        ({"add_bias_linear": False}, "not `gpt2`: it has no biases"),
+        ({"normalization": "RMSNorm"}, "RMSNorm instead of LayerNorm"),
+        ({"head_dim": 4}, "not `gpt2`: it has 12 channels in all heads instead of 24"),
+        ({"num_query_groups": 1}, "not `gpt2`: it has 1 key head for 3 query heads"),
     ],
 )
 def test_a_model_that_transformers_lacks(
@@ -75,6 +77,28 @@ def test_a_model_that_transformers_lacks(
         write_huggingface(RandomState(replace(GPT2, **change)), tmp_path, None)  # type: ignore[arg-type]
     assert reason in str(caught.value.why)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_partial_rotation_alone_is_named(tmp_path: Path) -> None:
+    """A Llama model that transformers lacks is refused with the one value that differs."""
+    with pytest.raises(CheckpointError, match="no supported architecture") as caught:
+        write_huggingface(RandomState(replace(LLAMA, rotary_percent=0.5)), tmp_path, None)
+    first = str(caught.value.why).splitlines()[0]
+    assert (
+        first == "not `llama`: it has rotary positions in 0.5 of a head's channels instead of all"
+    )
+
+
+def test_dropout_that_a_configuration_leaves_out(tmp_path: Path) -> None:
+    """It has the default of transformers; a note names one of the embeddings that differs."""
+    names = ("attn_pdrop", "resid_pdrop", "embd_pdrop")
+    write_huggingface(RandomState(GPT2), tmp_path, None)
+    found = HuggingFaceState(changed(tmp_path, **dict.fromkeys(names, "absent")))
+    assert (found.shape.attention_dropout, found.shape.hidden_dropout) == (0.1, 0.1)
+    assert not any("embd_pdrop" in note for note in found.notes)
+    found = HuggingFaceState(changed(tmp_path, embd_pdrop=0.0))
+    [note] = [note for note in found.notes if "embd_pdrop" in note]
+    assert "(`resid_pdrop`, 0.1) instead of their own (`embd_pdrop`, 0.0)" in note
 
 
 def changed(directory: Path, **values: object) -> Path:
