@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from model_states import GPT2, RandomState
 
+from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.main import main
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.native import write_lmcore
@@ -53,6 +55,16 @@ def test_inspect(run: Path, capsys: Capsys) -> None:
     assert found["norm"] == pytest.approx(expected, rel=1e-6)
     assert main(["checkpoint", "inspect", str(run), "--tensors", "model.nothing"]) == 2
     assert "matches no tensor" in capsys.readouterr().err
+
+
+def test_names_with_control_characters(tmp_path: Path, capsys: Capsys) -> None:
+    """Names in a manifest are free text: none of it reaches a terminal as a command."""
+    tensors = {"evil\x1b[2J": torch.ones(2)}
+    save_checkpoint(tmp_path / "run/checkpoints", 1, tensors, {}, model_shape={})
+    for words in ([], ["--norms"]):
+        assert main(["checkpoint", "inspect", str(tmp_path / "run"), *words]) == 0
+        text = capsys.readouterr().out
+        assert ("\x1b" in text, "evil\N{REPLACEMENT CHARACTER}[2J" in text) == (False, True)
 
 
 def test_verify(run: Path, capsys: Capsys) -> None:
