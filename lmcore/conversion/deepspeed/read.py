@@ -22,7 +22,7 @@ from lmcore.conversion.huggingface.config import CONFIG_NAME
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.megatron.arguments import read_model
 from lmcore.conversion.megatron.names import TIED, UNUSED, parameter_of
-from lmcore.conversion.megatron.packing import Packing
+from lmcore.conversion.megatron.packing import Packing, require_order
 from lmcore.conversion.megatron.problems import require_no_problems
 from lmcore.conversion.megatron.records import load_content, values_of
 from lmcore.conversion.megatron.schedule import read_schedule
@@ -105,7 +105,9 @@ class MegatronDeepSpeedState(ModelState):
         self.settings = model.settings
         self.shape, self.notes = model.shape, [*model.notes, *_notes(files, self._ranks, content)]
         self.vocab_size = self._vocab_size(content, model.vocab_size)
-        self._packing = Packing(self.shape, len(self._ranks), self._version(content))
+        version = self._version(content)
+        require_order(self.checkpoint, self.shape, version)
+        self._packing = Packing(self.shape, len(self._ranks), version)
         self._require_fit()
         if files.universal is not None and swiglu and tensor_size > 1:
             self._require_gates(files.universal)

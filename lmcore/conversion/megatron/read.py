@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmcore.conversion.megatron.arguments import read_model
+from lmcore.conversion.megatron.arguments import read_model, require_known
 from lmcore.conversion.megatron.directory import rank_files, require_checkpoint, require_ranks
 from lmcore.conversion.megatron.moments import UnreadOptimizer
 from lmcore.conversion.megatron.names import TIED
 from lmcore.conversion.megatron.optimizer import read_moments, require_rounded
-from lmcore.conversion.megatron.packing import Packing
+from lmcore.conversion.megatron.packing import Packing, require_order
 from lmcore.conversion.megatron.problems import require_no_problems
 from lmcore.conversion.megatron.rank_file import Part, RankFile
 from lmcore.conversion.megatron.schedule import read_schedule
@@ -57,6 +57,8 @@ class MegatronState(ModelState):
             if all((rank, stage) in files.ranks for rank in range(files.tensor_size))
         ]
         args = self._files[0][0].args if self._files else {}
+        # Ranks of experts have the names of stages, or further numbers.
+        require_known(args, checkpoint)
         tensor = args.get("tensor_model_parallel_size", args.get("model_parallel_size"))
         require_ranks(
             files,
@@ -73,7 +75,9 @@ class MegatronState(ModelState):
         model = read_model(args, checkpoint, self._rows())
         self.settings = model.settings
         self.shape, self.vocab_size, self.notes = model.shape, model.vocab_size, model.notes
-        self._packing = Packing(self.shape, files.tensor_size, self._files[0][0].version)
+        version = self._files[0][0].version
+        require_order(checkpoint, self.shape, version)
+        self._packing = Packing(self.shape, files.tensor_size, version)
         self._weights = self._matched()
         self._parts: dict[str, dict[str, list[Tensor]]] = {WEIGHT: self._weights}
         step, adam = None, None
