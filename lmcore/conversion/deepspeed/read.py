@@ -23,9 +23,9 @@ from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.megatron.arguments import read_model
 from lmcore.conversion.megatron.names import TIED, UNUSED, parameter_of
 from lmcore.conversion.megatron.packing import Packing, require_order
-from lmcore.conversion.megatron.problems import require_no_problems
 from lmcore.conversion.megatron.records import load_content, values_of
 from lmcore.conversion.megatron.schedule import read_schedule
+from lmcore.conversion.problems import require_no_problems
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
 from lmcore.errors import CheckpointError
 from lmcore.model.parameters import parameter_shapes
@@ -37,21 +37,22 @@ _IN_TOKENS = ("lr_warmup_tokens", "lr_decay_tokens", "warmup_tokens", "decay_tok
 _EMBEDDING = "token_embedding.weight"
 
 
-def read_deepspeed(path: Path, *, weights_only: bool = False) -> ModelState:
+def read_deepspeed(path: Path, *, weights_only: bool = False, compare: bool = True) -> ModelState:
     """Return the state of the newest checkpoint at *path*.
 
     Args:
         path: Directory that DeepSpeed saved to, or one checkpoint in it.
         weights_only: True to take the weights from the model's files, if these have them.
+        compare: True to compare the checksums of files that are read.
 
     Raises:
         CheckpointError: A file is missing or damaged, lmcore does not have the model, or nothing
             describes it.
     """
-    files = find_files(path)
+    files = dataclasses.replace(find_files(path), compare=compare)
     if weights_only and files.universal is None and not files.partitions:
         files = dataclasses.replace(files, optimizers={})
-    content = load_content(files.first)
+    content = load_content(files.first, compare=compare)
     args = values_of(content.get("args"))
     if args is not None and "hidden_size" in args and "num_attention_heads" in args:
         return MegatronDeepSpeedState(path, files, content, args, weights_only=weights_only)
@@ -95,7 +96,8 @@ class MegatronDeepSpeedState(ModelState):
             {"tensor_model_parallel_size": older, **args}, "tensor_model_parallel_size", files
         )
         if files.universal is not None:
-            self._ranks = [universal_tensors(files.universal, content, weights_only=weights_only)]
+            rank = universal_tensors(files, files.universal, content, weights_only=weights_only)
+            self._ranks = [rank]
         else:
             size = tensor_size * _count(args, "pipeline_model_parallel_size", files)
             self._ranks = open_ranks(files, content, tensor_size, size, weights_only=weights_only)
@@ -184,7 +186,7 @@ class MegatronDeepSpeedState(ModelState):
             path = universal / name / "fp32.pt"
             if ".feed_forward.up" not in ours:
                 continue
-            content = load_tensors(path)
+            content = load_tensors(path, compare=False)  # it was compared
             if not isinstance(content, dict) or content.get("param_n_sub_params") != 2:
                 raise CheckpointError(
                     f"`{path}` is refused",
@@ -259,7 +261,7 @@ class TransformersDeepSpeedState(HuggingFaceState):
                 hint=f"copy the model's `{CONFIG_NAME}` and its tokenizer files there",
             )
         if files.universal is not None:
-            rank = universal_tensors(files.universal, content, weights_only=weights_only)
+            rank = universal_tensors(files, files.universal, content, weights_only=weights_only)
         else:
             size = content.get("mp_world_size", 1)
             if size != 1 or set(files.models) - {0}:

@@ -24,8 +24,7 @@ from lmcore.conversion.megatron.names import TIED
 from lmcore.conversion.megatron.optimizer import is_rounded
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.stored_tensors import StoredTensors
-from lmcore.conversion.state import ADAM, WEIGHT
-from lmcore.errors import CheckpointError
+from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError
 from lmcore.model.parameters import parameter_shapes
 from lmcore.model.shape import ModelShape
 
@@ -86,7 +85,7 @@ class BucketState:
             weight_of: Returns the weight of a parameter, as Megatron packs it in one process.
 
         Raises:
-            CheckpointError: The buckets do not fit the model.
+            OptimizerStateError: The buckets do not fit the model.
         """
         self._stored = stored
         buffers = self._buffers()
@@ -234,8 +233,8 @@ class BucketState:
                 return step, settings
         return None, {}
 
-    def _unfit(self, why: str) -> CheckpointError:
-        return CheckpointError(
+    def _unfit(self, why: str) -> OptimizerStateError:
+        return OptimizerStateError(
             f"the optimizer's state in `{self._stored.path}` does not fit the model",
             why=why,
             hint="`lmcore checkpoint convert --weights-only` takes the weights without it",

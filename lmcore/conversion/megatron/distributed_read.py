@@ -25,11 +25,11 @@ from lmcore.conversion.megatron.moments import group_values
 from lmcore.conversion.megatron.names import UNUSED, parameter_of
 from lmcore.conversion.megatron.optimizer import require_rounded
 from lmcore.conversion.megatron.packing import Packing
-from lmcore.conversion.megatron.problems import require_no_problems
 from lmcore.conversion.megatron.records import load_content, values_of
 from lmcore.conversion.megatron.schedule import read_schedule
 from lmcore.conversion.megatron.stored_tensors import StoredTensors
-from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
+from lmcore.conversion.problems import require_no_problems
+from lmcore.conversion.state import ADAM, WEIGHT, ModelState, OptimizerStateError, Progress
 from lmcore.errors import CheckpointError
 
 __all__ = ["DistributedState"]
@@ -72,12 +72,13 @@ class DistributedState(ModelState):
 
     format = "Megatron-LM (torch_dist)"
 
-    def __init__(self, path: Path, *, weights_only: bool = False) -> None:
+    def __init__(self, path: Path, *, weights_only: bool = False, compare: bool = True) -> None:
         """Read the index and compare its tensors with the saved arguments.
 
         Args:
             path: Directory that Megatron saved to, or one checkpoint in it.
             weights_only: True to leave the optimizer out.
+            compare: True to compare the checksums of files that are read.
 
         Raises:
             CheckpointError: A file is missing or damaged, lmcore does not have the model, or the
@@ -92,7 +93,7 @@ class DistributedState(ModelState):
                 f"`{checkpoint}` does not say which model it has",
                 why=f"its `{COMMON_NAME}` lacks the arguments of the run that wrote it",
             )
-        self._stored = StoredTensors(checkpoint)
+        self._stored = StoredTensors(checkpoint, compare=compare)
         self._entries = self._stored.entries
         layers = args.get("num_layers")
         self._layers = layers if type(layers) is int and 0 < layers <= _MOST_LAYERS else 0
@@ -211,14 +212,24 @@ class DistributedState(ModelState):
                 self.notes = [*self.notes, _UNREAD]
             return {WEIGHT: weights}
         for kind in ADAM:
-            require_no_problems(self.checkpoint, self._unfit(stored[kind], complete=True))
+            self._require_state(self._unfit(stored[kind], complete=True))
         half = [name for name in weights if self._dtype_of(weights[name]).itemsize < 4]
         missing = [name for name in half if name not in stored["main"]]
         problems = [f"the float32 parameter of `{name}` is missing" for name in missing]
         problems += self._unfit(stored["main"], complete=False)
-        require_no_problems(self.checkpoint, problems)
+        self._require_state(problems)
         mains = {name: stored["main"].get(name, place) for name, place in weights.items()}
         return {WEIGHT: mains, **{kind: stored[kind] for kind in ADAM}}
+
+    def _require_state(self, problems: Sequence[str]) -> None:
+        """Raise an `OptimizerStateError` that lists problems of the optimizer's tensors."""
+        require_no_problems(
+            self.checkpoint,
+            problems,
+            hint="copy all of its files again, or take the weights without the optimizer: `lmcore "
+            "checkpoint convert --weights-only`",
+            error=OptimizerStateError,
+        )
 
     def _is_flattened(self, held: Sequence[Mapping[str, _Stored]]) -> bool:
         """Return True if moments have as many elements as their parameters in fewer dims."""

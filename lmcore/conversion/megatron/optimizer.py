@@ -28,8 +28,7 @@ from lmcore.conversion.megatron.moments import (
     step_of,
 )
 from lmcore.conversion.megatron.rank_file import RankFile
-from lmcore.conversion.state import ADAM, WEIGHT, Progress
-from lmcore.errors import CheckpointError
+from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError, Progress
 
 __all__ = [
     "group_contents",
@@ -54,7 +53,7 @@ def read_moments(rank: RankFile) -> Moments | None:
 
     Raises:
         UnreadOptimizer: The optimizer is another one, or kept in another way.
-        CheckpointError: The state does not fit the model.
+        OptimizerStateError: The state does not fit the model.
     """
     content = rank.content.get("optimizer")
     if isinstance(content, list) and len(content) == 1:
@@ -159,8 +158,8 @@ class _Reader:
         found = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
         raise self._unfit(f"{kind} of `{self._names[place]}` is {found}, not {list(expected)}")
 
-    def _unfit(self, why: str) -> CheckpointError:
-        return CheckpointError(
+    def _unfit(self, why: str) -> OptimizerStateError:
+        return OptimizerStateError(
             f"the optimizer's state in `{self._rank.path}` does not fit the model",
             why=why,
             hint="copy the directories of all ranks again, or take the weights without it: "
@@ -184,7 +183,7 @@ def is_rounded(main: Tensor, weight: Tensor) -> bool:
 
 
 def require_rounded(path: Path, name: str, main: Tensor, weight: Tensor) -> None:
-    """Raise a `CheckpointError` unless *weight* is the rounded main parameter.
+    """Raise an `OptimizerStateError` unless *weight* is the rounded main parameter.
 
     Args:
         path: Directory of the checkpoint.
@@ -193,7 +192,7 @@ def require_rounded(path: Path, name: str, main: Tensor, weight: Tensor) -> None
         weight: Parameter of the model.
     """
     if not is_rounded(main, weight):
-        raise CheckpointError(
+        raise OptimizerStateError(
             f"the optimizer's state in `{path}` does not fit the model",
             why=f"its parameter in the place of `{name}` is not the model's",
             hint="convert another checkpoint of the run, or take the weights without it: "

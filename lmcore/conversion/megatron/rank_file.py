@@ -80,6 +80,7 @@ class RankFile:
 
     Attributes:
         path: Path of the file.
+        compare: True if the checksums of files of this rank are compared.
         content: Content of the file.
         args: Arguments of the run that wrote it.
         version: Version of the checkpoint.
@@ -87,9 +88,10 @@ class RankFile:
         parts: Parts of the model.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.content = load_content(path)
+    def __init__(self, path: Path, *, compare: bool = True) -> None:
+        """Open the file, and compare its checksums if *compare* is true."""
+        self.path, self.compare = path, compare
+        self.content = load_content(path, compare=compare)
         args = values_of(self.content.get("args"))
         if args is None:
             raise CheckpointError(

@@ -15,9 +15,9 @@ from lmcore.conversion.megatron.moments import UnreadOptimizer
 from lmcore.conversion.megatron.names import TIED
 from lmcore.conversion.megatron.optimizer import read_moments, require_rounded
 from lmcore.conversion.megatron.packing import Packing, require_order
-from lmcore.conversion.megatron.problems import require_no_problems
 from lmcore.conversion.megatron.rank_file import Part, RankFile
 from lmcore.conversion.megatron.schedule import read_schedule
+from lmcore.conversion.problems import require_no_problems
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
 from lmcore.errors import CheckpointError
 from lmcore.model.parameters import parameter_shapes
@@ -37,12 +37,13 @@ class MegatronState(ModelState):
 
     format = "Megatron-LM"
 
-    def __init__(self, path: Path, *, weights_only: bool = False) -> None:
+    def __init__(self, path: Path, *, weights_only: bool = False, compare: bool = True) -> None:
         """Open the files of all ranks and compare their tensors with the saved arguments.
 
         Args:
             path: Directory that Megatron saved to, or one checkpoint in it.
             weights_only: True to leave the optimizer out.
+            compare: True to compare the checksums of files that are read.
 
         Raises:
             CheckpointError: A file is missing or damaged, lmcore does not have the model, or the
@@ -52,7 +53,10 @@ class MegatronState(ModelState):
         self.checkpoint = checkpoint = require_checkpoint(path)
         files = rank_files(checkpoint)
         self._files = [
-            [RankFile(files.ranks[rank, stage]) for rank in range(files.tensor_size)]
+            [
+                RankFile(files.ranks[rank, stage], compare=compare)
+                for rank in range(files.tensor_size)
+            ]
             for stage in range(files.pipeline_size)
             if all((rank, stage) in files.ranks for rank in range(files.tensor_size))
         ]
