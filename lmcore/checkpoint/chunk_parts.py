@@ -92,7 +92,7 @@ class PartReader:
             rows = torch.empty(size[0], *record.shape[1:], dtype=target.dtype)
         row_bytes = math.prod(record.shape[1:]) * record.itemsize
         stream.seek(chunk.offset + record.position + copy.start[0] * row_bytes)
-        content = memoryview(rows.reshape(-1).view(torch.uint8).numpy())
+        content = rows.reshape(-1).view(torch.uint8).numpy().data
         if stream.readinto(content) != len(content):  # type: ignore[attr-defined]
             raise not_as_stated(chunk, path, "it is truncated")
         if rows is not target:

@@ -135,7 +135,7 @@ def _are_sizes(shape: object, strides: object) -> bool:
 def _value(pickled: bytes) -> Any:
     """Return a pickle's value, a call as the pair of its function's name and its arguments.
 
-    None for a pickle with other operations than those of a plain tensor, or a damaged one.
+    None for a damaged pickle, and for one with an operation that a plain tensor does not need.
     """
     stack: list[Any] = []
     marks: list[int] = []

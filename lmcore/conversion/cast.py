@@ -8,7 +8,10 @@ from torch import Tensor
 from lmcore.accelerator.dtype import dtype_name
 from lmcore.errors import CheckpointError
 
-__all__ = ["cast"]
+__all__ = ["FLOAT_DTYPES", "cast"]
+
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+"""Dtypes of weights and states of optimizers that are read."""
 
 
 def cast(name: str, tensor: Tensor, dtype: torch.dtype, *, option: str = "--dtype") -> Tensor:

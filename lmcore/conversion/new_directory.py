@@ -60,7 +60,7 @@ def new_directory(target: Path, needed: int = 0) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _reported(temporary: Path, target: Path, needed: int) -> Iterator[None]:
-    """Report failures of reading as such, and those of a save without its advice for a run."""
+    """Report failed reads as such, and a failed save without its advice for a run."""
     try:
         yield
     except (OSError, CheckpointError) as error:

@@ -25,7 +25,7 @@ def require_no_problems(
     Args:
         checkpoint: Directory of the checkpoint.
         problems: Sentences about single tensors.
-        description: What says which tensors there should be.
+        description: Name of the part of the checkpoint that describes the tensors.
         hint: Hint of the error.
         error: Class of the error.
     """

@@ -34,10 +34,8 @@ from lmcore.errors import CheckpointError
 
 __all__ = ["RankTensors", "open_ranks", "universal_tensors"]
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _OPTIMIZER = "zero_pp_rank_{}_mp_rank_%02d_optim_states.pt"
 _ANY_PREFIX = "[bf16_]"
-_COPY = "copy all files of the universal checkpoint again"
 _MAX_DIMS = 8
 _MAX_RANKS = 2**20
 

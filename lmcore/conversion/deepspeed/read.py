@@ -21,6 +21,7 @@ from lmcore.conversion.foreign_pickle import load_tensors
 from lmcore.conversion.huggingface.config import CONFIG_NAME
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.megatron.arguments import read_model
+from lmcore.conversion.megatron.directory import rank_count
 from lmcore.conversion.megatron.names import TIED, UNUSED, parameter_of
 from lmcore.conversion.megatron.packing import Packing, require_order
 from lmcore.conversion.megatron.records import load_content, values_of
@@ -32,7 +33,6 @@ from lmcore.model.parameters import parameter_shapes
 
 __all__ = ["MegatronDeepSpeedState", "TransformersDeepSpeedState", "read_deepspeed"]
 
-_MAX_RANKS = 2**16
 _IN_TOKENS = ("lr_warmup_tokens", "lr_decay_tokens", "warmup_tokens", "decay_tokens")
 _EMBEDDING = "token_embedding.weight"
 
@@ -91,15 +91,14 @@ class MegatronDeepSpeedState(ModelState):
                 tensors do not fit the arguments.
         """
         self.path, self.checkpoint = path, files.path
-        older = args.get("model_parallel_size")
-        tensor_size = _count(
-            {"tensor_model_parallel_size": older, **args}, "tensor_model_parallel_size", files
-        )
+        tensor = args.get("tensor_model_parallel_size", args.get("model_parallel_size"))
+        tensor_size = rank_count(files.path, "tensor_model_parallel_size", tensor, 1)
         if files.universal is not None:
             rank = universal_tensors(files, files.universal, content, weights_only=weights_only)
             self._ranks = [rank]
         else:
-            size = tensor_size * _count(args, "pipeline_model_parallel_size", files)
+            name = "pipeline_model_parallel_size"
+            size = tensor_size * rank_count(files.path, name, args.get(name), 1)
             self._ranks = open_ranks(files, content, tensor_size, size, weights_only=weights_only)
         swiglu = bool(args.get("swiglu"))
         self._names = [self._named(rank, swiglu=swiglu) for rank in self._ranks]
@@ -294,14 +293,6 @@ class TransformersDeepSpeedState(HuggingFaceState):
         recipe = self._recipes[name]
         parts = [self._rank.read(self._names[one], kind) for one in recipe.sources]
         return recipe.join([part.to(self.dtype(name, kind)) for part in parts]).contiguous()
-
-
-def _count(args: Mapping[str, Any], name: str, files: DeepSpeedDirectory) -> int:
-    value = args.get(name)
-    value = 1 if value is None else value
-    if type(value) is not int or not 0 < value < _MAX_RANKS:
-        raise CheckpointError(f"`{files.first}` is damaged", why=f"`{name}` is `{value}`")
-    return value
 
 
 def _progress(

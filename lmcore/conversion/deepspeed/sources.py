@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.conversion.cast import FLOAT_DTYPES
 from lmcore.conversion.deepspeed.zero import Partitions, Shapes, join_pieces, saved_step
 from lmcore.conversion.foreign_pickle import load_tensors
 from lmcore.conversion.huggingface.weights import StoredTensor
@@ -22,7 +23,6 @@ from lmcore.errors import CheckpointError, counted
 
 __all__ = ["Frozen", "InFile", "Source", "Universal", "Zero"]
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _COPY = "copy all files of the universal checkpoint again"
 
 
@@ -212,5 +212,5 @@ class Universal(Source):
 
 
 def _stored(tensor: Tensor, path: Path) -> StoredTensor:
-    dtype = tensor.dtype if tensor.dtype in _FLOATS else None
+    dtype = tensor.dtype if tensor.dtype in FLOAT_DTYPES else None
     return StoredTensor(dtype, tuple(tensor.shape), path)

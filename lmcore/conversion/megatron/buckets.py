@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.conversion.cast import FLOAT_DTYPES
 from lmcore.conversion.megatron.layout import AFTER, BEFORE, in_order
 from lmcore.conversion.megatron.moments import group_values
 from lmcore.conversion.megatron.names import TIED
@@ -35,7 +36,6 @@ _KEY = re.compile(_GROUP + r"gbuf_idx_(\d+)\.dtype_\(.+\)\.bucket_idx_(\d+)\.par
 _SETTINGS = re.compile(_GROUP + r"optimizer/")
 _KINDS = {WEIGHT: "param", **{kind: kind for kind in ADAM}}
 _ALIGNMENT = 64
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 Parameters = Sequence[tuple[str, tuple[int, ...]]]
 """Names and shapes on one rank, in the order of the model."""
@@ -157,7 +157,7 @@ class BucketState:
             shapes = set()
             for kind in _KINDS.values():
                 entry = self._stored.entries.get(f"{bucket}.{kind}")
-                if entry is None or self._stored.dtype(f"{bucket}.{kind}") not in _DTYPES:
+                if entry is None or self._stored.dtype(f"{bucket}.{kind}") not in FLOAT_DTYPES:
                     found = "is missing" if entry is None else f"has dtype {entry.dtype}"
                     raise self._unfit(f"`{bucket}.{kind}` {found}")
                 shapes.add(entry.shape)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lmcore.checkpoint.dcp_metadata import dtype_of
+from lmcore.conversion.cast import FLOAT_DTYPES
 from lmcore.conversion.megatron.arguments import read_model
 from lmcore.conversion.megatron.buckets import BucketState, has_buckets
 from lmcore.conversion.megatron.directory import COMMON_NAME, require_checkpoint
@@ -40,7 +41,6 @@ _KINDS = {"fp32_param": WEIGHT, "param": WEIGHT, "exp_avg": "exp_avg", "exp_avg_
 _MOST_LAYERS = 10_000
 _HALVES = ("_w", "_v")
 """Endings of the names of gate and up if each has a tensor of its own."""
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class DistributedState(ModelState):
                 if entry.shape != wanted:
                     shapes = f"{list(entry.shape)} instead of {list(wanted)}"
                     problems.append(f"`{one}` has shape {shapes}")
-                elif dtype_of(entry.dtype) not in _DTYPES:
+                elif dtype_of(entry.dtype) not in FLOAT_DTYPES:
                     problems.append(f"`{one}` has dtype {entry.dtype}")
         return list(dict.fromkeys(problems))
 

@@ -24,12 +24,11 @@ from torch import Tensor
 
 from lmcore.conversion.recipe import Recipe, grouped_qkv
 from lmcore.errors import CheckpointError
-from lmcore.model.parameters import parameter_shapes
+from lmcore.model.parameters import ROW_FOR_EACH_TOKEN, parameter_shapes
 from lmcore.model.shape import ModelShape
 
 __all__ = ["Packing", "require_order"]
 
-_ROWS = ("token_embedding.weight", "output_embedding.weight")
 _COLUMNS = ("attention.output.weight", "feed_forward.down.weight")
 _OLDEST, _OLD = 0.0, 1.0
 """Checkpoint versions whose rows of queries, keys and values have another order."""
@@ -67,7 +66,7 @@ class Packing:
 
     def split_dim(self, name: str) -> int | None:
         """Return the dim along which a parameter is split; None if every rank has all of it."""
-        if name in _ROWS or ".attention.qkv." in name or ".feed_forward.up" in name:
+        if name in ROW_FOR_EACH_TOKEN or ".attention.qkv." in name or ".feed_forward.up" in name:
             return 0
         return 1 if name.endswith(_COLUMNS) else None
 

@@ -9,8 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.conversion.cast import FLOAT_DTYPES
 from lmcore.conversion.megatron.arguments import read_model, require_known
-from lmcore.conversion.megatron.directory import rank_files, require_checkpoint, require_ranks
+from lmcore.conversion.megatron.directory import (
+    rank_count,
+    rank_files,
+    require_checkpoint,
+    require_ranks,
+)
 from lmcore.conversion.megatron.moments import UnreadOptimizer
 from lmcore.conversion.megatron.names import TIED
 from lmcore.conversion.megatron.optimizer import read_moments, require_rounded
@@ -23,9 +29,6 @@ from lmcore.errors import CheckpointError
 from lmcore.model.parameters import parameter_shapes
 
 __all__ = ["MegatronState"]
-
-_MOST_RANKS = 2**16
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class MegatronState(ModelState):
@@ -66,8 +69,8 @@ class MegatronState(ModelState):
         tensor = args.get("tensor_model_parallel_size", args.get("model_parallel_size"))
         require_ranks(
             files,
-            _count(checkpoint, "tensor_model_parallel_size", tensor, files.tensor_size),
-            _count(
+            rank_count(checkpoint, "tensor_model_parallel_size", tensor, files.tensor_size),
+            rank_count(
                 checkpoint,
                 "pipeline_model_parallel_size",
                 args.get("pipeline_model_parallel_size"),
@@ -167,7 +170,7 @@ class MegatronState(ModelState):
                 if tuple(tensor.shape) != expected:
                     shapes = f"{list(tensor.shape)} instead of {list(expected)}"
                     problems.append(f"{foreign} has shape {shapes}")
-                elif tensor.dtype not in _DTYPES:
+                elif tensor.dtype not in FLOAT_DTYPES:
                     problems.append(f"{foreign} has dtype {tensor.dtype}")
         for name, parts in found.items():
             if len(parts) != self._packing.ranks:
@@ -223,15 +226,3 @@ class MegatronState(ModelState):
         if iteration is None or type(samples) is not int or samples < 0:
             return None
         return Progress(iteration, samples, step, schedule, adam)
-
-
-def _count(checkpoint: Path, name: str, value: object, default: int) -> int:
-    """Return a saved number of ranks; *default* if it was not saved."""
-    if value is None:
-        return default
-    if type(value) is int and 1 <= value <= _MOST_RANKS:
-        return value
-    raise CheckpointError(
-        f"the arguments of `{checkpoint}` are not those of Megatron",
-        why=f"`{name}` is `{value!s:.80}`, not a number of ranks",
-    )
