@@ -7,6 +7,7 @@ import os
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
@@ -14,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 import torch
 
 from lmcore.accelerator.dtype import dtype_name
+from lmcore.bounded_file import open_regular
 from lmcore.checkpoint.chunks import ChunkBounds, overlap
 from lmcore.checkpoint.dcp_metadata import StoredChunk, StoredObject
 from lmcore.checkpoint.manifest import TensorEntry
@@ -25,14 +27,29 @@ from lmcore.threads import map_in_threads
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["read_object", "read_tensors"]
+__all__ = [
+    "Copy",
+    "copies_of",
+    "not_as_stated",
+    "opened",
+    "read_chunk",
+    "read_object",
+    "read_tensors",
+    "refuse_compressed",
+    "slice_of",
+]
 
 _MAX_OBJECT_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class _Copy:
-    """A part of a stored chunk, from the index *start* on, and the view to copy it to."""
+class Copy:
+    """A part of a stored chunk, and where it belongs.
+
+    Attributes:
+        start: Index of its first element in the chunk.
+        target: View to copy it to.
+    """
 
     start: tuple[int, ...]
     target: Tensor
@@ -45,8 +62,6 @@ def read_tensors(
     tensors: Mapping[str, Tensor],
     layouts: Mapping[str, TensorLayout],
     num_threads: int,
-    *,
-    compare: bool = False,
 ) -> None:
     """Fill *tensors* in place from *directory*; chunks without elements of them are not read.
 
@@ -57,19 +72,18 @@ def read_tensors(
         tensors: Local tensors to fill, as far as they are in the checkpoint.
         layouts: Layouts of the local tensors by name; a tensor without one is whole.
         num_threads: Number of files that are read at the same time.
-        compare: True to compare torch's checksum of each chunk, for files that have no manifest.
 
     Raises:
-        CheckpointError: Stored bytes are not the tensor in the index.
+        CheckpointError: Stored bytes are not the tensor in the index, or a file cannot be read.
     """
-    files: dict[str, dict[StoredChunk, list[_Copy]]] = defaultdict(lambda: defaultdict(list))
+    files: dict[str, dict[StoredChunk, list[Copy]]] = defaultdict(lambda: defaultdict(list))
     for name, tensor in tensors.items():
         layout = layouts.get(name) or TensorLayout.whole(tuple(tensor.shape))
         for chunk in index[name]:
-            for copy in _copies(chunk, tensor.detach(), layout):
+            for copy in copies_of(chunk, tensor.detach(), layout):
                 files[chunk.file][chunk].append(copy)
     map_in_threads(
-        lambda item: _read_file(directory / item[0], item[1], entries, compare=compare),
+        lambda item: _read_file(directory / item[0], item[1], entries),
         files.items(),
         num_threads,
     )
@@ -89,9 +103,9 @@ def read_object(directory: Path, name: str, stored: StoredObject) -> Any:
     path = directory / stored.file
     why = ""
     try:
-        with path.open("rb") as stream:
-            part = _Slice(stream, stored.offset, stored.length)
-            with zipfile.ZipFile(cast("IO[bytes]", part)) as archive:
+        with opened(path) as stream:
+            part = slice_of(stream, stored.offset, stored.length)
+            with zipfile.ZipFile(part) as archive:
                 size = sum(one.file_size for one in archive.infolist())
                 record = damaged_record(archive)
             part.seek(0)
@@ -100,14 +114,23 @@ def read_object(directory: Path, name: str, stored: StoredObject) -> Any:
             elif record is not None:
                 why = f"the checksum of its record `{record}` is wrong"
             else:
-                return torch.load(cast("IO[bytes]", part), map_location="cpu", weights_only=True)
+                return torch.load(part, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
     except Exception as error:  # noqa: BLE001 - a damaged file fails in many ways
         # torch's own text suggests loading without the restriction: never show it.
         why = f"it is damaged, or has more than plain values: `{type(error).__name__}`"
     raise CheckpointError(f"`{name}` in `{path}` is refused", why=why, hint="copy the file again")
 
 
-def _copies(chunk: StoredChunk, tensor: Tensor, layout: TensorLayout) -> Iterator[_Copy]:
+def copies_of(chunk: StoredChunk, tensor: Tensor, layout: TensorLayout) -> Iterator[Copy]:
+    """Yield the parts of a stored chunk that a local tensor has.
+
+    Args:
+        chunk: Stored chunk.
+        tensor: Local tensor.
+        layout: Its layout.
+    """
     for held in layout.chunks:
         shared = overlap(chunk.bounds, ChunkBounds(held.offset, held.size))
         if shared is None:
@@ -115,66 +138,94 @@ def _copies(chunk: StoredChunk, tensor: Tensor, layout: TensorLayout) -> Iterato
         offsets = zip(shared.offset, held.offset, held.start, strict=True)
         first = tuple(at - offset + start for at, offset, start in offsets)
         start = (at - low for at, low in zip(shared.offset, chunk.bounds.offset, strict=True))
-        yield _Copy(tuple(start), box(tensor, first, shared.size))
+        yield Copy(tuple(start), box(tensor, first, shared.size))
 
 
 def _read_file(
-    path: Path,
-    reads: Mapping[StoredChunk, Sequence[_Copy]],
-    entries: Mapping[str, TensorEntry],
-    *,
-    compare: bool,
+    path: Path, reads: Mapping[StoredChunk, Sequence[Copy]], entries: Mapping[str, TensorEntry]
 ) -> None:
-    with path.open("rb") as stream:
+    with opened(path) as stream:
         for chunk, copies in sorted(reads.items(), key=lambda read: read[0].offset):
-            dtype = entries[chunk.name].dtype
-            _fill(copies, _read(stream, path, chunk, dtype, compare=compare))
+            _fill(copies, read_chunk(stream, path, chunk, entries[chunk.name].dtype))
 
 
-def _fill(copies: Sequence[_Copy], stored: Tensor) -> None:
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file of a checkpoint for reading.
+
+    Raises:
+        CheckpointError: It is no regular file, or the file system refuses, also later on.
+    """
+    try:
+        with open(open_regular(path), "rb") as stream:  # noqa: PTH123 - a descriptor
+            yield stream
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise CheckpointError(f"cannot read `{path}`", why=why) from error
+
+
+def _fill(copies: Sequence[Copy], stored: Tensor) -> None:
     # A separate function, to free the memory of a chunk before the next chunk is read.
     for copy in copies:
         copy.target.copy_(box(stored, copy.start, tuple(copy.target.shape)))
 
 
-def _read(stream: BinaryIO, path: Path, chunk: StoredChunk, dtype: str, *, compare: bool) -> Tensor:
-    part = _Slice(stream, chunk.offset, chunk.length)
+def read_chunk(stream: BinaryIO, path: Path, chunk: StoredChunk, dtype: str) -> Tensor:
+    """Return a stored chunk, whole.
+
+    Args:
+        stream: Open file.
+        path: Its path, for messages.
+        chunk: Position of the chunk.
+        dtype: Dtype of the tensor in the index.
+
+    Raises:
+        CheckpointError: Stored bytes are not the tensor in the index.
+    """
+    part = slice_of(stream, chunk.offset, chunk.length)
     try:
-        _refuse_compressed(part, path, chunk)
-        if compare:
-            _compare_checksums(part, path, chunk)
+        refuse_compressed(part, path, chunk)
         # Restricted to plain data: nothing in the file can name code to run.
-        stored = torch.load(cast("IO[bytes]", part), map_location="cpu", weights_only=True)
-    except CheckpointError:
+        stored = torch.load(part, map_location="cpu", weights_only=True)
+    except (CheckpointError, OSError):
         raise
     except Exception as error:
         # torch's own text suggests loading without the restriction: never show it.
-        raise _not_as_stated(chunk, path, f"reading it failed: `{type(error).__name__}`") from error
+        raise not_as_stated(chunk, path, f"reading it failed: `{type(error).__name__}`") from error
     if type(stored) is not torch.Tensor or stored.layout != torch.strided:
-        raise _not_as_stated(chunk, path, "it is not a plain tensor")
+        raise not_as_stated(chunk, path, "it is not a plain tensor")
     if dtype_name(stored.dtype) != dtype:
-        raise _not_as_stated(chunk, path, f"its dtype is `{stored.dtype}`")
+        raise not_as_stated(chunk, path, f"its dtype is `{stored.dtype}`")
     if tuple(stored.shape) != chunk.bounds.size:
-        raise _not_as_stated(chunk, path, f"its shape is {list(stored.shape)}")
+        raise not_as_stated(chunk, path, f"its shape is {list(stored.shape)}")
     return stored
 
 
-def _refuse_compressed(part: _Slice, path: Path, chunk: StoredChunk) -> None:
-    """Refuse a compressed archive, which may be a thousand times as large in memory."""
-    with zipfile.ZipFile(cast("IO[bytes]", part)) as archive:
+def refuse_compressed(part: IO[bytes], path: Path, chunk: StoredChunk) -> None:
+    """Raise a `CheckpointError` for a compressed chunk, which may be far larger in memory.
+
+    Args:
+        part: Archive of the chunk, at whose beginning it is afterwards.
+        path: Path of the file.
+        chunk: Stored chunk.
+    """
+    with zipfile.ZipFile(part) as archive:
         size = sum(one.file_size for one in archive.infolist())
     if size > chunk.length:
         why = f"it is compressed, {chunk.length:,} bytes of {size:,}, as no save does"
-        raise _not_as_stated(chunk, path, why)
+        raise not_as_stated(chunk, path, why)
     part.seek(0)
 
 
-def _compare_checksums(part: _Slice, path: Path, chunk: StoredChunk) -> None:
-    with zipfile.ZipFile(cast("IO[bytes]", part)) as archive:
-        record = damaged_record(archive)
-    if record is not None:
-        raise _not_as_stated(chunk, path, f"the checksum of its record `{record}` is wrong")
-    part.seek(0)
+def slice_of(stream: BinaryIO, offset: int, length: int) -> IO[bytes]:
+    """Return a byte range of a file, as a file.
+
+    Args:
+        stream: Open file.
+        offset: First byte.
+        length: Number of bytes.
+    """
+    return cast("IO[bytes]", _Slice(stream, offset, length))
 
 
 class _Slice(io.RawIOBase):
@@ -207,7 +258,14 @@ class _Slice(io.RawIOBase):
         return self._stream.readinto(view[:room])  # type: ignore[attr-defined, no-any-return]
 
 
-def _not_as_stated(chunk: StoredChunk, path: Path, why: str) -> CheckpointError:
+def not_as_stated(chunk: StoredChunk, path: Path, why: str) -> CheckpointError:
+    """Return the error for a chunk whose bytes are not the tensor in the index.
+
+    Args:
+        chunk: Stored chunk.
+        path: Path of its file.
+        why: Difference.
+    """
     return CheckpointError(
         f"tensor `{chunk.name}` is not stored as the checkpoint says",
         why=f"`{path}`: {why}",

@@ -25,7 +25,7 @@ from lmcore.errors import ConfigError, DeviceError, LmcoreError, RunError, count
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.runtime.device_choice import prepare_environment, select_device
 from lmcore.signals import clean_termination
-from lmcore.train.resume.saved_settings import foreign_settings, read_saved_settings
+from lmcore.train.resume.saved_settings import ForeignModels, read_saved_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -67,7 +67,7 @@ def _train(argv: list[str]) -> int:
     from lmcore.train.resume.resume_point import find_resume_point
     from lmcore.train.torch_needs import torch_problems
 
-    clock = PhaseClock()
+    clock, foreign = PhaseClock(), ForeignModels()
     end_with_launcher(os.environ)
     os.environ.update(translate(os.environ))
     rank = rank_info(os.environ)
@@ -77,7 +77,7 @@ def _train(argv: list[str]) -> int:
         argv,
         plugins=plugin_sections(plugins),
         saved_settings=read_saved_settings,
-        foreign_settings=foreign_settings,
+        foreign_settings=foreign.settings,
     )
     config = loaded.config
     plugins = plugins.without(config.accelerator.plugin_off)  # a file's, too
@@ -93,7 +93,9 @@ def _train(argv: list[str]) -> int:
     assert selection is not None  # its absence is among the problems
     continued = str(loaded.provenance["load"]) == CONTINUE_OPTION.flag
     starts_anew = loaded.provenance["finetune"].kind != "checkpoint"
-    resume = find_resume_point(config.checkpoint, continued=continued, starts_anew=starts_anew)
+    resume = find_resume_point(
+        config.checkpoint, continued=continued, starts_anew=starts_anew, foreign=foreign
+    )
     copy = None if resume is None else resume.checkpoint.parent.parent / "tokenizer"
     tokenizer = choose_tokenizer(
         config.data,

@@ -8,7 +8,10 @@ from torch import Tensor
 from lmcore.accelerator.dtype import dtype_name
 from lmcore.errors import CheckpointError
 
-__all__ = ["cast"]
+__all__ = ["FLOAT_DTYPES", "cast"]
+
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+"""Dtypes of weights and states of optimizers that are read."""
 
 
 def cast(name: str, tensor: Tensor, dtype: torch.dtype, *, option: str = "--dtype") -> Tensor:
@@ -24,8 +27,7 @@ def cast(name: str, tensor: Tensor, dtype: torch.dtype, *, option: str = "--dtyp
         CheckpointError: Values would become infinite.
     """
     found = tensor.to(dtype)
-    narrower = found.is_floating_point() and dtype.itemsize < tensor.dtype.itemsize
-    if narrower and not bool(found.isfinite().all()):
+    if _has_smaller_range(dtype, tensor.dtype) and not bool(found.isfinite().all()):
         lost = int((tensor.isfinite() & ~found.isfinite()).sum())
         if lost:
             raise CheckpointError(
@@ -34,3 +36,10 @@ def cast(name: str, tensor: Tensor, dtype: torch.dtype, *, option: str = "--dtyp
                 hint=f"choose another dtype by `{option}`, such as bfloat16",
             )
     return found
+
+
+def _has_smaller_range(dtype: torch.dtype, source: torch.dtype) -> bool:
+    """Return True if a finite value of *source* may be too large for *dtype*."""
+    if not dtype.is_floating_point:
+        return False
+    return not source.is_floating_point or torch.finfo(dtype).max < torch.finfo(source).max

@@ -79,7 +79,7 @@ def content_of(path: Path, *, verify: bool = False) -> CheckpointContent:
 
     Args:
         path: Directory of one checkpoint, of any format.
-        verify: Compare the files of a checkpoint of lmcore with their checksums.
+        verify: Compare files with their checksums, as a reader of tensors should.
 
     Raises:
         CheckpointError: It is damaged, or of no known format.
@@ -94,7 +94,7 @@ def content_of(path: Path, *, verify: bool = False) -> CheckpointContent:
         shape = manifest.model_shape
         return CheckpointContent(path, "lmcore", manifest.tensors, reader.read, shape, manifest)
     assert name is not None
-    state = read_state(path, name)
+    state = read_state(path, name, compare=verify)
     names = {
         stored_name(parameter, kind): (parameter, kind)
         for kind in state.kinds

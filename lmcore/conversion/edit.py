@@ -20,6 +20,7 @@ from lmcore.conversion.cast import cast
 from lmcore.conversion.content import name_hint
 from lmcore.conversion.native import require_weights
 from lmcore.errors import CheckpointError, ConfigError
+from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
 from lmcore.model.saved_shape import read_shape
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Changes", "edit"]
 
-_ROWS = (".token_embedding.weight", ".output_embedding.weight")
+_ROWS = tuple(f".{name}" for name in ROW_FOR_EACH_TOKEN)
 """Suffixes of the names of tensors with a row for each token."""
 _OPTIMIZER = "optimizer."
 _TOKENIZER = "tokenizer"

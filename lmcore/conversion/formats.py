@@ -52,20 +52,34 @@ class WriteOptions:
 
 
 @dataclass(frozen=True)
+class ReadOptions:
+    """Settings of the reading of a checkpoint.
+
+    Attributes:
+        weights_only: True to leave the optimizer's state out, so that it is not looked at as far
+            as the weights are elsewhere.
+        compare: True to compare the checksums of files that are read; False to open a checkpoint
+            for its description, without its tensors.
+    """
+
+    weights_only: bool = False
+    compare: bool = True
+
+
+@dataclass(frozen=True)
 class CheckpointFormat:
     """Format of checkpoints.
 
     Attributes:
         title: Name of the format in messages.
-        read: Returns the state in a directory; without the optimizer's if its second argument is
-            true.
+        read: Returns the state in a directory.
         write: Writes a state with its tokenizer, if there is one, into an empty directory; returns
             what the user should know.
         optimizer: True if the optimizer's state is written, too.
     """
 
     title: str
-    read: Callable[[Path, bool], ModelState]
+    read: Callable[[Path, ReadOptions], ModelState]
     write: Callable[[ModelState, Path, Tokenizer | None, WriteOptions], list[str]]
     optimizer: bool = False
 
@@ -136,30 +150,30 @@ def _style(name: str | None, styles: Sequence[str], to: str) -> str:
 FORMATS = {
     "lmcore": CheckpointFormat(
         "lmcore",
-        lambda directory, weights_only: LmcoreState(directory, weights_only=weights_only),
+        lambda directory, options: LmcoreState(directory, weights_only=options.weights_only),
         lambda state, directory, tokenizer, _options: write_lmcore(state, directory, tokenizer),
         optimizer=True,
     ),
     "huggingface": CheckpointFormat(
         "Hugging Face",
-        lambda directory, _weights_only: HuggingFaceState(directory),
+        lambda directory, options: HuggingFaceState(directory, compare=options.compare),
         _write_huggingface,
     ),
     "megatron": CheckpointFormat(
         "Megatron-LM",
-        lambda directory, weights_only: MegatronState(directory, weights_only=weights_only),
+        lambda directory, options: MegatronState(directory, **vars(options)),
         _write_megatron,
         optimizer=True,
     ),
     "megatron-dist": CheckpointFormat(
         DistributedState.format,
-        lambda directory, weights_only: DistributedState(directory, weights_only=weights_only),
+        lambda directory, options: DistributedState(directory, **vars(options)),
         _write_dist,
         optimizer=True,
     ),
     "megatron-deepspeed": CheckpointFormat(
         "Megatron-DeepSpeed",
-        lambda directory, weights_only: read_deepspeed(directory, weights_only=weights_only),
+        lambda directory, options: read_deepspeed(directory, **vars(options)),
         _write_deepspeed,
         optimizer=True,
     ),
@@ -168,21 +182,21 @@ FORMATS = {
 
 
 def read_state(
-    directory: Path, name: str | None = None, *, weights_only: bool = False
+    directory: Path, name: str | None = None, *, weights_only: bool = False, compare: bool = True
 ) -> ModelState:
     """Return the state of a checkpoint.
 
     Args:
         directory: Directory of the checkpoint.
         name: Name of its format; None: recognized by its files.
-        weights_only: True to leave the optimizer's state out, so that it is not looked at as far
-            as the weights are elsewhere.
+        weights_only: See `ReadOptions`.
+        compare: See `ReadOptions`.
 
     Raises:
         CheckpointError: There is no checkpoint of a known format, or it is damaged.
     """
     known = _known_format(directory, name)
-    state = FORMATS[known].read(directory, weights_only)
+    state = FORMATS[known].read(directory, ReadOptions(weights_only, compare))
     if weights_only:
         state.kinds = (WEIGHT,)
         if state.progress is not None:

@@ -45,22 +45,38 @@ def new_directory(target: Path, needed: int = 0) -> Iterator[Path]:
         needed: Number of bytes that the result takes at least.
 
     Raises:
-        CheckpointError: *target* exists, or the disk is full or refuses; nothing was written.
+        CheckpointError: *target* exists, the disk is full or refuses, or the block failed to read a
+            file elsewhere; nothing was written.
     """
     require_absent(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _require_space(target.parent, needed)
-        with atomic_directory(target) as temporary:
+        with atomic_directory(target) as temporary, _reported(temporary, target, needed):
             yield temporary
     except OSError as error:
         raise _unwritten(target, needed, error) from error
-    except CheckpointError as error:
-        # Of a save into the temporary directory, whose advice is that for a run.
-        cause = error.__cause__
-        if not isinstance(cause, OSError) or cause.errno not in _NO_SPACE:
+
+
+@contextlib.contextmanager
+def _reported(temporary: Path, target: Path, needed: int) -> Iterator[None]:
+    """Report failed reads as such, and a failed save without its advice for a run."""
+    try:
+        yield
+    except (OSError, CheckpointError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        of_save = isinstance(error, OSError) or str(temporary) in error.what
+        if not isinstance(cause, OSError) or not of_save:
             raise
+        named = cause.filename
+        if isinstance(named, str | Path) and not _is_inside(Path(named), temporary):
+            why = cause.strerror or str(cause)
+            raise CheckpointError(f"cannot read `{named}`", why=why) from cause
         raise _unwritten(target, needed, cause) from cause
+
+
+def _is_inside(path: Path, directory: Path) -> bool:
+    return path.absolute().is_relative_to(directory.absolute())
 
 
 def _unwritten(target: Path, needed: int, error: OSError) -> CheckpointError:
@@ -71,6 +87,8 @@ def _unwritten(target: Path, needed: int, error: OSError) -> CheckpointError:
         hint = "free some space, or choose another disk"
         with contextlib.suppress(OSError):
             why += f", {shutil.disk_usage(target.parent).free:,} are free there"
+    elif error.errno == errno.EFBIG:
+        hint = "raise the limit of file sizes (`ulimit -f` shows it), or choose another disk"
     return CheckpointError(f"cannot write `{target}`", why=why, hint=hint)
 
 

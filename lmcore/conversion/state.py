@@ -26,6 +26,7 @@ __all__ = [
     "TRAINING_OPTIONS",
     "WEIGHT",
     "ModelState",
+    "OptimizerStateError",
     "Progress",
     "notes_beside",
 ]
@@ -89,6 +90,13 @@ def notes_beside(notes: Sequence[str], tokenizer: Tokenizer | None) -> list[str]
         tokenizer: Tokenizer of the model; None without one.
     """
     return [note for note in notes if tokenizer is None or not note.endswith(NO_TOKENIZER)]
+
+
+class OptimizerStateError(CheckpointError):
+    """State of an optimizer that does not fit the model beside it, or is not complete.
+
+    No file is missing or damaged that has the model's own weights, so that these can be read.
+    """
 
 
 class ModelState(ABC):

@@ -8,8 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from lmcore.conversion.formats import read_state
-from lmcore.conversion.state import ModelState
-from lmcore.errors import CheckpointError
+from lmcore.conversion.state import ModelState, OptimizerStateError
 
 __all__ = ["WeightReader"]
 
@@ -19,28 +18,31 @@ logger = logging.getLogger(__name__)
 class WeightReader:
     """Weights of a checkpoint of any format, in the highest precision that it has.
 
-    Optimizers keep weights in float32 beside the model's own.  If these do not fit the model, the
-    model's own are taken, with a warning.
+    Optimizers keep weights in float32 beside the model's own.  If these do not fit the model, or
+    the state of the optimizer is not complete, the model's own are taken, with a warning.  Missing
+    and damaged files are errors.
 
     Attributes:
         state: State that is read.
     """
 
-    def __init__(self, path: Path, name: str | None = None) -> None:
+    def __init__(self, path: Path, name: str | None = None, *, compare: bool = True) -> None:
         """Open the checkpoint.
 
         Args:
             path: Directory of the checkpoint.
             name: Name of its format; None: recognized by its files.
+            compare: True to compare the checksums of files that are read; False for a reader that
+                only describes the checkpoint.
 
         Raises:
             CheckpointError: There is no checkpoint of a known format, or it is damaged.
         """
-        self._path, self._name, self._tried = path, name, False
+        self._path, self._name, self._compare = path, name, compare
         self.state: ModelState
         try:
-            self.state = read_state(path, name)
-        except CheckpointError as error:
+            self.state = read_state(path, name, compare=compare)
+        except OptimizerStateError as error:
             self.state = self._without_optimizer(error)
 
     def read(self, name: str) -> Tensor:
@@ -54,14 +56,11 @@ class WeightReader:
         """
         try:
             return self.state.read(name)
-        except CheckpointError as error:
-            if self._tried:
-                raise
+        except OptimizerStateError as error:
             self.state = self._without_optimizer(error)
             return self.state.read(name)
 
-    def _without_optimizer(self, error: CheckpointError) -> ModelState:
-        self._tried = True
-        state = read_state(self._path, self._name, weights_only=True)
+    def _without_optimizer(self, error: OptimizerStateError) -> ModelState:
+        state = read_state(self._path, self._name, weights_only=True, compare=self._compare)
         logger.warning("%s; the weights of the model itself are taken", error.what_and_why)
         return state

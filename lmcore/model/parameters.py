@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from lmcore.model.shape import ModelShape
 
-__all__ = ["has_known_parameters", "parameter_shapes"]
+__all__ = ["ROW_FOR_EACH_TOKEN", "has_known_parameters", "parameter_shapes"]
 
+ROW_FOR_EACH_TOKEN = ("token_embedding.weight", "output_embedding.weight")
+"""Names of the parameters with a row for each token."""
 _FAMILIES = {"GPT", "Llama"}
 
 

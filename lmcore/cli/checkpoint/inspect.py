@@ -70,7 +70,7 @@ def run(argv: list[str]) -> int:
         return 0
     print(printable("\n".join(_description(content))))
     for line in _table(content, names, statistics):
-        print(line)
+        print(printable(line))
     return 0
 
 

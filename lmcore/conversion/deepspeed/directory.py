@@ -56,6 +56,7 @@ class DeepSpeedDirectory:
         optimizers: File of the optimizer of each pair of data-parallel and model-parallel rank.
         layers: File of each pair of layer of a pipeline and rank of tensor parallelism.
         universal: Directory of the parameters of a universal checkpoint; None if it is not one.
+        compare: True to compare the checksums of files that are read.
     """
 
     path: Path
@@ -64,6 +65,7 @@ class DeepSpeedDirectory:
     optimizers: Mapping[Pair, Path]
     layers: Mapping[Pair, Path]
     universal: Path | None
+    compare: bool = True
 
     @property
     def first(self) -> Path:

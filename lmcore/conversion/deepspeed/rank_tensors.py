@@ -29,15 +29,13 @@ from lmcore.conversion.deepspeed.zero import (
 from lmcore.conversion.huggingface.weights import StoredTensor
 from lmcore.conversion.megatron.rank_file import flat_tensors
 from lmcore.conversion.megatron.records import load_content
-from lmcore.conversion.state import WEIGHT
+from lmcore.conversion.state import WEIGHT, OptimizerStateError
 from lmcore.errors import CheckpointError
 
 __all__ = ["RankTensors", "open_ranks", "universal_tensors"]
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _OPTIMIZER = "zero_pp_rank_{}_mp_rank_%02d_optim_states.pt"
 _ANY_PREFIX = "[bf16_]"
-_COPY = "copy all files of the universal checkpoint again"
 _MAX_DIMS = 8
 _MAX_RANKS = 2**20
 
@@ -113,7 +111,7 @@ class RankTensors:
             rounded = source.read(inside, kind)
             if not torch.equal(found.to(rounded.dtype), rounded):
                 path = self.tensors[name].file.parent
-                raise CheckpointError(
+                raise OptimizerStateError(
                     f"the optimizer's files in `{path}` do not fit the model's",
                     why=f"the float32 weights of `{name}` are not the ones of the model",
                     hint="copy the files of all ranks again, of one checkpoint, or take the "
@@ -123,11 +121,16 @@ class RankTensors:
 
 
 def universal_tensors(
-    directory: Path, content: Mapping[str, Any], *, weights_only: bool = False
+    files: DeepSpeedDirectory,
+    directory: Path,
+    content: Mapping[str, Any],
+    *,
+    weights_only: bool = False,
 ) -> RankTensors:
     """Return the tensors of a universal checkpoint, joined over all ranks.
 
     Args:
+        files: Files of the checkpoint.
         directory: Its directory `zero`.
         content: Content of the first rank's model file.
         weights_only: True to leave the state of Adam out.
@@ -137,7 +140,8 @@ def universal_tensors(
     """
     groups = _shapes(directory, content.get("param_shapes"))
     shapes = {name: shape for group in groups for name, shape in group.items()}
-    return RankTensors([Universal(directory, shapes, weights_only=weights_only)], _aliases(content))
+    source = Universal(directory, shapes, weights_only=weights_only, compare=files.compare)
+    return RankTensors([source], _aliases(content))
 
 
 def open_ranks(
@@ -190,7 +194,7 @@ def open_ranks(
     partitions = [one for rank in ranks for one in rank.partitions]
     lacking = [one.path for one in partitions if one.without_adam]
     if 0 < len(lacking) < len(partitions):
-        raise CheckpointError(
+        raise OptimizerStateError(
             f"`{lacking[0]}` lacks the state of Adam",
             why="the files of other model-parallel ranks have it",
             hint=ADAM_HINT,
@@ -227,7 +231,10 @@ def _open_rank(
     aliases: dict[str, str] = {}
     for model_rank in range(rank, size, tensor_size):
         paths = _model_files(directory, model_rank)
-        contents = [content if path == directory.first else load_content(path) for path in paths]
+        contents = [
+            content if path == directory.first else load_content(path, compare=directory.compare)
+            for path in paths
+        ]
         steps = {path: _step(one) for path, one in zip(paths, contents, strict=True)}
         require_one_step({directory.first: _step(content), **steps})
         zero += _zero_sources(directory, model_rank, contents, weights_only=weights_only)
@@ -237,14 +244,10 @@ def _open_rank(
         elif first.get("module") is not None:
             modules.append(InFile(paths[0], dict(flat_tensors(paths[0], first["module"]))))
         aliases |= _aliases(first)
-    modules += [
-        InFile(
-            path,
-            {f"{layer}.{name}": tensor for name, tensor in flat_tensors(path, load_content(path))},
-        )
-        for (layer, owner), path in sorted(directory.layers.items())
-        if owner == rank
-    ]
+    for (layer, owner), path in sorted(directory.layers.items()):
+        if owner == rank:
+            tensors = flat_tensors(path, load_content(path, compare=directory.compare))
+            modules.append(InFile(path, {f"{layer}.{name}": one for name, one in tensors}))
     return RankTensors([*zero, *modules], aliases)
 
 
@@ -295,7 +298,9 @@ def _zero_sources(
     known = files or directory.optimizers
     first = next(iter(known.values())).name if known else _ANY_PREFIX + _OPTIMIZER
     name = first[: first.index("zero_pp_rank_")] + _OPTIMIZER % model_rank
-    states = {data: optimizer_state(path) for data, path in files.items()}
+    states = {
+        data: optimizer_state(path, compare=directory.compare) for data, path in files.items()
+    }
     if files:
         count = partition_count(files[min(files)], states[min(files)])
     else:

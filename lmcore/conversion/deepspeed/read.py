@@ -21,39 +21,40 @@ from lmcore.conversion.foreign_pickle import load_tensors
 from lmcore.conversion.huggingface.config import CONFIG_NAME
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.megatron.arguments import read_model
+from lmcore.conversion.megatron.directory import rank_count
 from lmcore.conversion.megatron.loss_scale import unknown_scale_notes
 from lmcore.conversion.megatron.moments import other_optimizer
 from lmcore.conversion.megatron.names import TIED, UNUSED, parameter_of
-from lmcore.conversion.megatron.packing import Packing
-from lmcore.conversion.megatron.problems import require_no_problems
+from lmcore.conversion.megatron.packing import Packing, require_order
 from lmcore.conversion.megatron.records import load_content, values_of
 from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
+from lmcore.conversion.problems import require_no_problems
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
 from lmcore.errors import CheckpointError
 from lmcore.model.parameters import parameter_shapes
 
 __all__ = ["MegatronDeepSpeedState", "TransformersDeepSpeedState", "read_deepspeed"]
 
-_MAX_RANKS = 2**16
 _IN_TOKENS = ("lr_warmup_tokens", "lr_decay_tokens", "warmup_tokens", "decay_tokens")
 _EMBEDDING = "token_embedding.weight"
 
 
-def read_deepspeed(path: Path, *, weights_only: bool = False) -> ModelState:
+def read_deepspeed(path: Path, *, weights_only: bool = False, compare: bool = True) -> ModelState:
     """Return the state of the newest checkpoint at *path*.
 
     Args:
         path: Directory that DeepSpeed saved to, or one checkpoint in it.
         weights_only: True to take the weights from the model's files, if these have them.
+        compare: True to compare the checksums of files that are read.
 
     Raises:
         CheckpointError: A file is missing or damaged, lmcore does not have the model, or nothing
             describes it.
     """
-    files = find_files(path)
+    files = dataclasses.replace(find_files(path), compare=compare)
     if weights_only and files.universal is None and not files.partitions:
         files = dataclasses.replace(files, optimizers={})
-    content = load_content(files.first)
+    content = load_content(files.first, compare=compare)
     args = values_of(content.get("args"))
     if args is not None and "hidden_size" in args and "num_attention_heads" in args:
         return MegatronDeepSpeedState(path, files, content, args, weights_only=weights_only)
@@ -92,14 +93,14 @@ class MegatronDeepSpeedState(ModelState):
                 tensors do not fit the arguments.
         """
         self.path, self.checkpoint = path, files.path
-        older = args.get("model_parallel_size")
-        tensor_size = _count(
-            {"tensor_model_parallel_size": older, **args}, "tensor_model_parallel_size", files
-        )
+        tensor = args.get("tensor_model_parallel_size", args.get("model_parallel_size"))
+        tensor_size = rank_count(files.path, "tensor_model_parallel_size", tensor, 1)
         if files.universal is not None:
-            self._ranks = [universal_tensors(files.universal, content, weights_only=weights_only)]
+            rank = universal_tensors(files, files.universal, content, weights_only=weights_only)
+            self._ranks = [rank]
         else:
-            size = tensor_size * _count(args, "pipeline_model_parallel_size", files)
+            name = "pipeline_model_parallel_size"
+            size = tensor_size * rank_count(files.path, name, args.get(name), 1)
             self._ranks = open_ranks(files, content, tensor_size, size, weights_only=weights_only)
         swiglu = bool(args.get("swiglu"))
         self._names = [self._named(rank, swiglu=swiglu) for rank in self._ranks]
@@ -107,7 +108,9 @@ class MegatronDeepSpeedState(ModelState):
         self.settings = model.settings
         self.shape, self.notes = model.shape, [*model.notes, *_notes(files, self._ranks, content)]
         self.vocab_size = self._vocab_size(content, model.vocab_size)
-        self._packing = Packing(self.shape, len(self._ranks), self._version(content))
+        version = self._version(content)
+        require_order(self.checkpoint, self.shape, version)
+        self._packing = Packing(self.shape, len(self._ranks), version)
         self._require_fit()
         if files.universal is not None and swiglu and tensor_size > 1:
             self._require_gates(files.universal)
@@ -191,7 +194,7 @@ class MegatronDeepSpeedState(ModelState):
             path = universal / name / "fp32.pt"
             if ".feed_forward.up" not in ours:
                 continue
-            content = load_tensors(path)
+            content = load_tensors(path, compare=False)  # it was compared
             if not isinstance(content, dict) or content.get("param_n_sub_params") != 2:
                 raise CheckpointError(
                     f"`{path}` is refused",
@@ -266,7 +269,7 @@ class TransformersDeepSpeedState(HuggingFaceState):
                 hint=f"copy the model's `{CONFIG_NAME}` and its tokenizer files there",
             )
         if files.universal is not None:
-            rank = universal_tensors(files.universal, content, weights_only=weights_only)
+            rank = universal_tensors(files, files.universal, content, weights_only=weights_only)
         else:
             size = content.get("mp_world_size", 1)
             if size != 1 or set(files.models) - {0}:
@@ -299,14 +302,6 @@ class TransformersDeepSpeedState(HuggingFaceState):
         recipe = self._recipes[name]
         parts = [self._rank.read(self._names[one], kind) for one in recipe.sources]
         return recipe.join([part.to(self.dtype(name, kind)) for part in parts]).contiguous()
-
-
-def _count(args: Mapping[str, Any], name: str, files: DeepSpeedDirectory) -> int:
-    value = args.get(name)
-    value = 1 if value is None else value
-    if type(value) is not int or not 0 < value < _MAX_RANKS:
-        raise CheckpointError(f"`{files.first}` is damaged", why=f"`{name}` is `{value}`")
-    return value
 
 
 def _progress(

@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.conversion.cast import FLOAT_DTYPES
 from lmcore.conversion.deepspeed.zero import Partitions, Shapes, join_pieces, saved_step
 from lmcore.conversion.foreign_pickle import load_tensors
 from lmcore.conversion.huggingface.weights import StoredTensor
 from lmcore.conversion.megatron.loss_scale import deepspeed_loss_scale
 from lmcore.conversion.megatron.moments import group_values, step_of
 from lmcore.conversion.megatron.records import load_content
-from lmcore.conversion.state import ADAM, WEIGHT
+from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError
 from lmcore.errors import CheckpointError, counted
 
 __all__ = ["Frozen", "InFile", "Source", "Universal", "Zero"]
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _COPY = "copy all files of the universal checkpoint again"
 
 
@@ -130,9 +130,14 @@ class Universal(Source):
     """
 
     def __init__(
-        self, directory: Path, shapes: Mapping[str, tuple[int, ...]], *, weights_only: bool
+        self,
+        directory: Path,
+        shapes: Mapping[str, tuple[int, ...]],
+        *,
+        weights_only: bool,
+        compare: bool = True,
     ) -> None:
-        self._directory = directory
+        self._directory, self._compare = directory, compare
         self.tensors = {}
         self._weights: dict[str, tuple[Tensor, bool]] = {}
         states = [f"{kind}.pt" for kind in ADAM]
@@ -155,7 +160,7 @@ class Universal(Source):
         if weights_only:
             return
         if 0 < len(missing) < len(states) * len(self.tensors):
-            raise CheckpointError(
+            raise OptimizerStateError(
                 f"`{directory}` is not complete",
                 why=f"Adam's state lacks {counted(len(missing), 'file')}, such as "
                 f"`{missing[0].parent.name}/{missing[0].name}`",
@@ -172,7 +177,9 @@ class Universal(Source):
 
     def dtype(self, name: str, kind: str) -> torch.dtype:
         """Return the dtype of a tensor; see `Source`."""
-        return super().dtype(name, kind) if kind == WEIGHT else self._content(name, kind)[0].dtype
+        if kind == WEIGHT:
+            return super().dtype(name, kind)
+        return self._content(name, kind, compare=False)[0].dtype
 
     def read(self, name: str, kind: str) -> Tensor:
         """Return a whole tensor; see `Source`."""
@@ -187,10 +194,10 @@ class Universal(Source):
             )
         return tensor.reshape(expected)
 
-    def _content(self, name: str, kind: str) -> tuple[Tensor, bool]:
+    def _content(self, name: str, kind: str, *, compare: bool = True) -> tuple[Tensor, bool]:
         """Return the tensor of a file, and True if the file has no shape of it."""
         path = self._directory / name / f"{kind}.pt"
-        content = load_tensors(path)
+        content = load_tensors(path, compare=self._compare and compare)
         tensor = content.get("param") if isinstance(content, dict) else content
         if not isinstance(tensor, Tensor):
             raise CheckpointError(f"`{path}` is damaged", why="it has no `param`")
@@ -208,5 +215,5 @@ class Universal(Source):
 
 
 def _stored(tensor: Tensor, path: Path) -> StoredTensor:
-    dtype = tensor.dtype if tensor.dtype in _FLOATS else None
+    dtype = tensor.dtype if tensor.dtype in FLOAT_DTYPES else None
     return StoredTensor(dtype, tuple(tensor.shape), path)

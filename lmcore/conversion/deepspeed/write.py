@@ -32,6 +32,7 @@ from lmcore.conversion.megatron.run_arguments import (
     activation_notes,
     padded,
     run_arguments,
+    vocabulary_notes,
     vocabulary_rows,
 )
 from lmcore.conversion.megatron.schedule import schedule_content
@@ -39,6 +40,7 @@ from lmcore.conversion.megatron.write import nested
 from lmcore.conversion.state import ADAM, WEIGHT
 from lmcore.durable import write_atomically
 from lmcore.errors import CheckpointArgumentError, CheckpointError, counted
+from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
 
 if TYPE_CHECKING:
     from lmcore.conversion.state import ModelState
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
 __all__ = ["write_deepspeed"]
 
 _WHOLE = Layout()
-_ROWS = ("token_embedding.weight", "output_embedding.weight")
-_USUAL_MULTIPLE = 128
 _VERSION = "0.19.8"
 """Version of DeepSpeed whose files these are; it refuses files without one."""
 _UNIVERSAL_VERSION = 0.2
@@ -87,7 +87,7 @@ def write_deepspeed(
         OSError: The file system refuses.
     """
     _check(state.shape, layout, style)
-    multiple, rows = vocabulary_rows(state, layout.tensor)
+    _, rows = vocabulary_rows(state, layout.tensor)
     shape = dataclasses.replace(state.shape, padded_vocab_size=rows)
     progress = state.progress
     iteration = progress.iteration if progress else 0
@@ -108,7 +108,7 @@ def write_deepspeed(
         pointers[LATEST_UNIVERSAL] = checkpoint.name
     for name, value in pointers.items():
         write_atomically(directory / name, value.encode())
-    notes = _notes(state, rows, multiple, style)
+    notes = _notes(state, layout, style)
     if len(state.kinds) > 1:
         notes += initial_scale_note(progress, dtype)
     return notes
@@ -156,7 +156,7 @@ class _Writer:
             place.mkdir(parents=True)
             for kind in (WEIGHT, *ADAM):
                 tensor = self._state.read(name, kind).float()
-                if name in _ROWS:
+                if name in ROW_FOR_EACH_TOKEN:
                     tensor = tensor[: self._tokens]
                 content = {"param": _own(packing.split(name, tensor)[0]), **self._joined(name)}
                 torch.save(content, place / f"{'fp32' if kind == WEIGHT else kind}.pt")
@@ -233,7 +233,7 @@ class _Writer:
         dim = self._packing.split_dim(name)
         if dim is None:
             return {}
-        if name in _ROWS:
+        if name in ROW_FOR_EACH_TOKEN:
             return {"cat_dim": dim, "vocab_tensor": True}
         gated = self._shape.swiglu and ".feed_forward.up" in name
         return {"cat_dim": dim, **({"param_n_sub_params": 2} if gated else {})}
@@ -273,13 +273,8 @@ def _check(shape: ModelShape, layout: Layout, style: str) -> None:
     layout.check(shape)
 
 
-def _notes(state: ModelState, rows: int, multiple: int, style: str) -> list[str]:
-    notes = activation_notes(state.shape)
-    added = rows - state.shape.padded_vocab_size
-    if added:
-        notes.append(f"{added} rows of 0 are added to the vocabulary, which the ranks divide")
-    if multiple != _USUAL_MULTIPLE:
-        notes.append(f"start Megatron with `--make-vocab-size-divisible-by {multiple}`")
+def _notes(state: ModelState, layout: Layout, style: str) -> list[str]:
+    notes = activation_notes(state.shape) + vocabulary_notes(state, layout.tensor)
     padding = state.shape.padded_vocab_size - (state.vocab_size or state.shape.padded_vocab_size)
     if len(state.kinds) > 1 and padding:
         left_out = counted(padding, "row")

@@ -25,7 +25,7 @@ from lmcore.conversion.deepspeed.directory import require_one_step
 from lmcore.conversion.megatron.loss_scale import deepspeed_loss_scale
 from lmcore.conversion.megatron.moments import group_values, step_of
 from lmcore.conversion.megatron.records import load_content, values_of
-from lmcore.conversion.state import ADAM, WEIGHT
+from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError
 from lmcore.errors import CheckpointError
 
 __all__ = [
@@ -153,7 +153,7 @@ class Partitions:
             self.without_adam = f"ZeRO's partitions have {found_instead}"
             return
         if lacking:
-            raise CheckpointError(
+            raise OptimizerStateError(
                 f"`{self._paths[lacking[0]]}` lacks the state of Adam",
                 why="the files of other data-parallel ranks have it",
                 hint=ADAM_HINT,
@@ -167,8 +167,10 @@ class Partitions:
                 if not len(groups) == len(vectors) == len(weights) or any(
                     one.numel() < other.numel() for one, other in zip(vectors, weights, strict=True)
                 ):
-                    raise self._damaged(
-                        f"its `{kind}` does not fit its groups of parameters", rank, ADAM_HINT
+                    raise OptimizerStateError(
+                        f"`{self._paths[rank]}` does not fit the model",
+                        why=f"its `{kind}` does not fit its groups of parameters",
+                        hint=ADAM_HINT,
                     )
                 found[kind].append(vectors)
         self.settings = group_values(_inner_optimizer(self._states[-1]))[1]
@@ -246,8 +248,8 @@ class Partitions:
         if found != len(shapes):
             raise self._damaged(f"it has {found} groups of parameters instead of {len(shapes)}")
 
-    def _damaged(self, why: str, rank: int = 0, hint: str = _HINT) -> CheckpointError:
-        return CheckpointError(f"`{self._paths[rank]}` does not fit the model", why=why, hint=hint)
+    def _damaged(self, why: str, rank: int = 0) -> CheckpointError:
+        return CheckpointError(f"`{self._paths[rank]}` does not fit the model", why=why, hint=_HINT)
 
 
 def join_pieces(pieces: Iterable[Tensor]) -> Tensor:
@@ -256,16 +258,17 @@ def join_pieces(pieces: Iterable[Tensor]) -> Tensor:
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
-def optimizer_state(path: Path) -> Mapping[str, Any]:
+def optimizer_state(path: Path, *, compare: bool = True) -> Mapping[str, Any]:
     """Return the state of ZeRO's optimizer in one data-parallel rank's file.
 
     Args:
         path: Path of the file.
+        compare: True to compare its checksums.
 
     Raises:
         CheckpointError: It is damaged, or has no partition of ZeRO.
     """
-    state = load_content(path).get("optimizer_state_dict")
+    state = load_content(path, compare=compare).get("optimizer_state_dict")
     if not isinstance(state, dict) or not (_FP32 in state or _FP32_STAGE_3 in state):
         raise CheckpointError(
             f"`{path}` has no partition of ZeRO",

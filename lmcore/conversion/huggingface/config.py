@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lmcore.bounded_file import read_bounded_file
-from lmcore.errors import CheckpointArgumentError, CheckpointError
+from lmcore.errors import CheckpointArgumentError, CheckpointError, counted
 from lmcore.model.saved_shape import read_shape
 from lmcore.model.shape import ModelShape
 
@@ -50,6 +50,7 @@ _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 """Names of the tanh approximation of GELU, which `bias_gelu` computes."""
 _OTHER_TASK = re.compile(r"For(?!CausalLM)[A-Z]")
 """End of the name of a class of transformers with another head, as `ForSequenceClassification`."""
+_GPT2_DROPOUT = 0.1
 _SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _TRAINED_LENGTH = 8192
 """Settings of Llama 3.1's rotary scaling, the only ones that `--use-rope-scaling` computes."""
@@ -180,13 +181,6 @@ class _Reader:
             error.what, error.hint = f"`{self.path}` describes no model", _COPY
             raise
 
-    def dropouts(self, attention: str, hidden: str | None) -> dict[str, float]:
-        """Return both dropout probabilities."""
-        return {
-            "attention_dropout": self.get(attention, 0.0),
-            "hidden_dropout": self.get(hidden, 0.0) if hidden else 0.0,
-        }
-
 
 def _gpt2(reader: _Reader) -> HFConfig:
     reader.require("activation_function", _TANH_GELU)
@@ -196,6 +190,13 @@ def _gpt2(reader: _Reader) -> HFConfig:
     hidden = reader.get("n_embd", 768)
     if not isinstance(hidden, int):
         raise reader.unsupported(f"`n_embd` is `{hidden}`, not an integer")
+    hidden_dropout = reader.get("resid_pdrop", _GPT2_DROPOUT)
+    embedding_dropout = reader.get("embd_pdrop", _GPT2_DROPOUT)
+    if embedding_dropout != hidden_dropout:
+        reader.notes.append(
+            f"the embeddings get the dropout of the layers (`resid_pdrop`, {hidden_dropout}) "
+            f"instead of their own (`embd_pdrop`, {embedding_dropout}): lmcore has one for both"
+        )
     values = {
         "num_layers": reader.get("n_layer", 12),
         "hidden_size": hidden,
@@ -206,7 +207,8 @@ def _gpt2(reader: _Reader) -> HFConfig:
         "layernorm_epsilon": reader.get("layer_norm_epsilon", 1e-5),
         "init_method_std": reader.get("initializer_range", 0.02),
         "untie_embeddings_and_output_weights": not reader.get("tie_word_embeddings", True),
-        **reader.dropouts("attn_pdrop", "resid_pdrop"),
+        "attention_dropout": reader.get("attn_pdrop", _GPT2_DROPOUT),
+        "hidden_dropout": hidden_dropout,
     }
     return HFConfig("gpt2", reader.shape(values), tuple(reader.notes))
 
@@ -286,7 +288,8 @@ def _rotary_values(
         "rotary_base": rotary_base,
         "rope_scaling_factor": factor,
         "untie_embeddings_and_output_weights": not reader.get("tie_word_embeddings", False),
-        **reader.dropouts("attention_dropout", None),
+        "attention_dropout": reader.get("attention_dropout", 0.0),
+        "hidden_dropout": 0.0,
     }
     if reader.config.get("head_dim") is not None:
         values["head_dim"] = reader.config["head_dim"]
@@ -326,28 +329,48 @@ def model_type_of(shape: ModelShape) -> str:
     Raises:
         CheckpointError: There is none.
     """
-    if shape.family == "Llama" and shape.rotary_percent == 1.0:
+    differences = _differences(shape)
+    if not differences["llama"]:
         return "qwen2" if shape.add_qkv_bias and not shape.add_bias_linear else "llama"
-    usual_heads = shape.num_query_groups == shape.num_attention_heads
-    plain = shape.normalization == "LayerNorm" and not shape.swiglu and shape.add_bias_linear
-    wide = shape.head_dim * shape.num_attention_heads == shape.hidden_size
-    if plain and usual_heads and wide and shape.learned_positions:
+    if not differences["gpt2"]:
         return "gpt2"
     raise CheckpointError(
         "no supported architecture of transformers computes the same as this model",
-        why=f"it has {_described(shape)}; `gpt2` has LayerNorm, GELU, learned positions, biases "
-        "and as many key as query heads, `llama` RMSNorm, SwiGLU and rotary positions",
+        why="\n".join(
+            f"not `{kind}`: it has {', '.join(found)}" for kind, found in differences.items()
+        ),
         hint="train a model of one of these families to share it there",
     )
 
 
-def _described(shape: ModelShape) -> str:
-    activation = "SwiGLU" if shape.swiglu else "GELU"
-    biases = "biases" if shape.add_bias_linear else "no biases"
+def _differences(shape: ModelShape) -> dict[str, list[str]]:
+    """Return what a model has that each architecture of transformers does not compute."""
     positions = {"learned_absolute": "learned", "rope": "rotary", "none": "no"}
     encoding = f"{positions[shape.position_embedding_type]} positions"
-    groups = f"{shape.num_query_groups} key heads for {shape.num_attention_heads} query heads"
-    return f"{shape.normalization}, {activation}, {encoding}, {biases}, {groups}"
+    keys = counted(shape.num_query_groups, "key head")
+    found = {
+        "llama": {
+            f"{shape.normalization} instead of RMSNorm": shape.normalization != "RMSNorm",
+            "GELU instead of SwiGLU": not shape.swiglu,
+            f"{encoding} instead of rotary ones": not shape.rotary,
+            f"rotary positions in {shape.rotary_percent:g} of a head's channels instead of all": (
+                shape.rotary and shape.rotary_percent != 1.0
+            ),
+        },
+        "gpt2": {
+            f"{shape.normalization} instead of LayerNorm": shape.normalization != "LayerNorm",
+            "SwiGLU instead of GELU": shape.swiglu,
+            f"{encoding} instead of learned ones": not shape.learned_positions,
+            "no biases": not shape.add_bias_linear,
+            f"{keys} for {shape.num_attention_heads} query heads": (
+                shape.num_query_groups != shape.num_attention_heads
+            ),
+            f"{shape.attention_size} channels in all heads instead of {shape.hidden_size}": (
+                shape.attention_size != shape.hidden_size
+            ),
+        },
+    }
+    return {kind: [what for what, there in one.items() if there] for kind, one in found.items()}
 
 
 def config_of(shape: ModelShape, *, dtype: str, eos: int | None, bos: int | None) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from lmcore.conversion.huggingface.config import CONFIG_NAME, read_config, unrea
 from lmcore.conversion.huggingface.recipes import UNUSED, recipes_of
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.huggingface.weights import WeightFiles, Weights
+from lmcore.conversion.problems import require_no_problems
 from lmcore.conversion.state import WEIGHT, ModelState
-from lmcore.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,21 +22,20 @@ if TYPE_CHECKING:
 
 __all__ = ["HuggingFaceState"]
 
-_SHOWN = 10
-
 
 class HuggingFaceState(ModelState):
     """Model in a Hugging Face directory; see `ModelState`."""
 
     format = "Hugging Face"
 
-    def __init__(self, path: Path, *, weights: Weights | None = None) -> None:
+    def __init__(self, path: Path, *, weights: Weights | None = None, compare: bool = True) -> None:
         """Read configuration and headers of the weight files, and compare them.
 
         Args:
             path: Directory with `config.json` and the weights.
             weights: Weights of another format, under the names of transformers; None: the files
                 in *path*.
+            compare: True to compare the checksums of files that are read.
 
         Raises:
             CheckpointError: A file is missing or damaged, lmcore does not have the model, or the
@@ -44,7 +43,7 @@ class HuggingFaceState(ModelState):
         """
         self.path = path
         config = read_config(path)
-        self._files: Weights = weights or WeightFiles(path)
+        self._files: Weights = weights or WeightFiles(path, compare=compare)
         self.tokenizer = tokenizer_settings(path)
         self.notes = config.notes if weights else (*config.notes, *unread_notes(path))
         rows = self._rows(config.shape.padded_vocab_size)
@@ -109,11 +108,10 @@ class HuggingFaceState(ModelState):
                 problems.append(f"`{name}` has shape {found} instead of {expected}")
             elif name in stored and stored[name].dtype is None:
                 problems.append(f"`{name}` is quantized or has no floating-point values")
-        if problems:
-            more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
-            raise CheckpointError(
-                f"the weights of `{self.path}` are not those of its `{CONFIG_NAME}`",
-                why="\n".join(problems[:_SHOWN] + more),
-                hint="download or copy the directory again",
-            )
+        require_no_problems(
+            self.path,
+            problems,
+            description=f"its `{CONFIG_NAME}`",
+            hint="download or copy the directory again",
+        )
         return names

@@ -102,7 +102,8 @@ def write_tokenizer(tokenizer: Tokenizer, directory: Path, shape: ModelShape) ->
         return []
     if tokenizer.name in {"Llama2Tokenizer", "GPTSentencePieceTokenizer"}:
         shutil.copyfile(tokenizer.files()[0], directory / "tokenizer.model")
-        begins = tokenizer.name == "Llama2Tokenizer"
+        bare = tokenizer.describe().get("add_special_tokens") is False
+        begins = tokenizer.name == "Llama2Tokenizer" and not bare
         config = {"tokenizer_class": "LlamaTokenizer", "model_max_length": longest}
         config |= {"add_bos_token": begins, "add_eos_token": False, "legacy": False}
         _write_json(directory / _CONFIG, config)

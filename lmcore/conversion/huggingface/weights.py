@@ -67,8 +67,12 @@ class WeightFiles:
         tensors: Dtype, shape and file of each tensor.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, compare: bool = True) -> None:
         """Open the files and read their headers.
+
+        Args:
+            directory: Directory of the model.
+            compare: True to compare the checksums of pickles; safetensors have none.
 
         Raises:
             CheckpointError: A file is missing or damaged.
@@ -76,7 +80,8 @@ class WeightFiles:
         self.tensors: dict[str, StoredTensor] = {}
         self._files: dict[Path, _File] = {}
         for path in _paths(directory):
-            opened: _File = _Pickle(path) if path.suffix == ".bin" else _Safetensors(path)
+            pickled = path.suffix == ".bin"
+            opened: _File = _Pickle(path, compare=compare) if pickled else _Safetensors(path)
             self._files[path] = opened
             for name, (dtype, shape) in opened.tensors().items():
                 if name in self.tensors:
@@ -121,9 +126,9 @@ class _Safetensors:
 
 
 class _Pickle:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, compare: bool) -> None:
         self.path = path
-        content = load_tensors(path)
+        content = load_tensors(path, compare=compare)
         if not isinstance(content, dict):
             raise _damaged(path, "it is no mapping of tensors")
         self._tensors: dict[str, Tensor] = {}

@@ -21,6 +21,7 @@ from lmcore.conversion.huggingface.config import (
 from lmcore.conversion.huggingface.recipes import recipes_of
 from lmcore.conversion.huggingface.safetensors_writer import SafetensorsWriter, shards
 from lmcore.conversion.huggingface.tokenizer_files import write_tokenizer
+from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
 from lmcore.threads import read_ahead
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ __all__ = ["LARGEST_FILE", "write_huggingface"]
 
 LARGEST_FILE = 5 * 10**9
 """Largest size of a weight file in bytes, as transformers' default."""
-_ROWS = ("token_embedding.weight", "output_embedding.weight")
 
 
 def write_huggingface(
@@ -111,7 +111,7 @@ def _tensors(
     """Yield the foreign tensors in the order of the recipes, two parameters in memory at a time."""
     for name, tensor in read_ahead((name, state.read(name)) for name in recipes):
         recipe = recipes[name]
-        kept = tensor[:rows] if name in _ROWS else tensor
+        kept = tensor[:rows] if name in ROW_FOR_EACH_TOKEN else tensor
         yield from zip(recipe.sources, recipe.split(kept), strict=True)
         del tensor, kept  # before the next is waited for
 

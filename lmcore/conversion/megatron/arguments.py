@@ -19,7 +19,7 @@ from lmcore.errors import CheckpointError, ConfigError
 from lmcore.model.saved_shape import read_shape
 from lmcore.model.shape import ModelShape
 
-__all__ = ["MegatronModel", "architecture_arguments", "read_model"]
+__all__ = ["MegatronModel", "architecture_arguments", "read_model", "require_known"]
 
 _HINT = "convert it with the program that wrote it, or use a supported model"
 
@@ -103,6 +103,18 @@ class MegatronModel:
     training_notes: tuple[str, ...] = ()
 
 
+def require_known(args: Mapping[str, Any], checkpoint: Path) -> None:
+    """Raise a `CheckpointError` for an argument of a model that lmcore does not have.
+
+    Args:
+        args: Arguments by their names in Megatron.
+        checkpoint: Directory of the checkpoint, for messages.
+    """
+    reader = _Reader(args, checkpoint)
+    for name, allowed in _REFUSED.items():
+        reader.refuse(name, allowed)
+
+
 def read_model(args: Mapping[str, Any], checkpoint: Path, rows: int) -> MegatronModel:
     """Return the model that saved arguments describe.
 
@@ -114,9 +126,8 @@ def read_model(args: Mapping[str, Any], checkpoint: Path, rows: int) -> Megatron
     Raises:
         CheckpointError: An argument is missing, or lmcore does not have such a model.
     """
+    require_known(args, checkpoint)
     reader = _Reader(args, checkpoint)
-    for name, allowed in _REFUSED.items():
-        reader.refuse(name, allowed)
     shape = read_shape(reader.shape_values(rows), checkpoint)
     known = reader.get("true_vocab_size", None)
     usable = type(known) is int and 0 < known <= rows

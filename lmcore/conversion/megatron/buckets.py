@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.conversion.cast import FLOAT_DTYPES
 from lmcore.conversion.megatron.layout import AFTER, BEFORE, in_order
 from lmcore.conversion.megatron.loss_scale import megatron_loss_scale
 from lmcore.conversion.megatron.moments import group_values
@@ -25,8 +26,7 @@ from lmcore.conversion.megatron.names import TIED
 from lmcore.conversion.megatron.optimizer import is_rounded
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.stored_tensors import StoredTensors
-from lmcore.conversion.state import ADAM, WEIGHT
-from lmcore.errors import CheckpointError
+from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError
 from lmcore.model.parameters import parameter_shapes
 from lmcore.model.shape import ModelShape
 
@@ -38,7 +38,6 @@ _SETTINGS = re.compile(_GROUP + r"optimizer/")
 _SCALER = re.compile(_GROUP + r"grad_scaler/")
 _KINDS = {WEIGHT: "param", **{kind: kind for kind in ADAM}}
 _ALIGNMENT = 64
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 Parameters = Sequence[tuple[str, tuple[int, ...]]]
 """Names and shapes on one rank, in the order of the model."""
@@ -89,7 +88,7 @@ class BucketState:
             weight_of: Returns the weight of a parameter, as Megatron packs it in one process.
 
         Raises:
-            CheckpointError: The buckets do not fit the model.
+            OptimizerStateError: The buckets do not fit the model.
         """
         self._stored = stored
         buffers = self._buffers()
@@ -162,7 +161,7 @@ class BucketState:
             shapes = set()
             for kind in _KINDS.values():
                 entry = self._stored.entries.get(f"{bucket}.{kind}")
-                if entry is None or self._stored.dtype(f"{bucket}.{kind}") not in _DTYPES:
+                if entry is None or self._stored.dtype(f"{bucket}.{kind}") not in FLOAT_DTYPES:
                     found = "is missing" if entry is None else f"has dtype {entry.dtype}"
                     raise self._unfit(f"`{bucket}.{kind}` {found}")
                 shapes.add(entry.shape)
@@ -242,8 +241,8 @@ class BucketState:
         names = sorted(name for name in self._stored.objects if _SCALER.match(name))
         return megatron_loss_scale(self._stored.read_object(names[0])) if names else None
 
-    def _unfit(self, why: str) -> CheckpointError:
-        return CheckpointError(
+    def _unfit(self, why: str) -> OptimizerStateError:
+        return OptimizerStateError(
             f"the optimizer's state in `{self._stored.path}` does not fit the model",
             why=why,
             hint="`lmcore checkpoint convert --weights-only` takes the weights without it",

@@ -12,6 +12,7 @@ from lmcore.bounded_file import read_bounded_file
 from lmcore.errors import CheckpointArgumentError, CheckpointError
 
 __all__ = [
+    "APART_NAME",
     "COMMON_NAME",
     "FORMAT_NAME",
     "TRACKER_NAME",
@@ -21,6 +22,7 @@ __all__ = [
     "is_distributed",
     "is_megatron",
     "is_megatron_dist",
+    "rank_count",
     "rank_files",
     "rank_name",
     "require_checkpoint",
@@ -32,10 +34,13 @@ COMMON_NAME = "common.pt"
 FORMAT_NAME = "metadata.json"
 _INDEX_NAME = ".metadata"
 _TORCH_DIST = "torch_dist"
-_FILES = ("model_optim_rng.pt", "model_rng.pt")
-"""Names of a rank's file; the second with the first versions of the distributed optimizer."""
+APART_NAME = "model_rng.pt"
+"""Name of a rank's file of the first distributed optimizer, whose state is in files of its own."""
+_FILES = ("model_optim_rng.pt", APART_NAME)
+"""Names of a rank's file."""
 _ITERATION = re.compile(r"^(?:iter_\d{7,}|release)$")
 _RANK = re.compile(r"^mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?$")
+_MAX_RANKS = 2**16
 _MAX_TRACKER_BYTES = 1024
 _MAX_FORMAT_BYTES = 64 * 1024
 
@@ -197,6 +202,28 @@ def require_ranks(directory: MegatronDirectory, tensor: int, pipeline: int) -> N
         why=f"tensor parallelism has {tensor} ranks, the pipeline {pipeline} stages; "
         + "; ".join(why),
         hint="copy the directories of all ranks into one; each node of a cluster may have its own",
+    )
+
+
+def rank_count(path: Path, name: str, value: object, default: int) -> int:
+    """Return a number of ranks in the arguments of a run; *default* if it was not saved.
+
+    Args:
+        path: Directory of the checkpoint, for the message.
+        name: Name of the argument.
+        value: Its value.
+        default: Number of a checkpoint that does not say.
+
+    Raises:
+        CheckpointError: It is no number of ranks.
+    """
+    if value is None:
+        return default
+    if type(value) is int and 1 <= value <= _MAX_RANKS:
+        return value
+    raise CheckpointError(
+        f"the arguments of `{path}` are not those of Megatron",
+        why=f"`{name}` is `{value!s:.80}`, not a number of ranks",
     )
 
 

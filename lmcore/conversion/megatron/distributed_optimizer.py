@@ -19,8 +19,7 @@ from torch import Tensor
 from lmcore.conversion.megatron.moments import Moments, UnreadOptimizer, group_values
 from lmcore.conversion.megatron.rank_file import Part, RankFile
 from lmcore.conversion.megatron.records import load_content
-from lmcore.conversion.state import ADAM, WEIGHT
-from lmcore.errors import CheckpointError
+from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError
 
 __all__ = ["read_distributed"]
 
@@ -40,12 +39,13 @@ def read_distributed(rank: RankFile, content: Mapping[str, Any]) -> Moments:
 
     Raises:
         UnreadOptimizer: There is no file with the state, or it is of another version.
-        CheckpointError: The state does not fit the model.
+        OptimizerStateError: The state does not fit the model.
+        CheckpointError: The file is damaged.
     """
     path = rank.path.with_name(_NAME)
     if not path.is_file():
         raise UnreadOptimizer(f"it was distributed, and there is no `{_NAME}`")
-    saved: Mapping[Any, Any] = load_content(path)
+    saved: Mapping[Any, Any] = load_content(path, compare=rank.compare)
     if not saved.get("buckets_coalesced"):
         raise UnreadOptimizer("it was distributed by a version of Megatron before 2024")
     tensors: dict[str, list[Tensor]] = {kind: [] for kind in (WEIGHT, *ADAM)}
@@ -129,8 +129,8 @@ def _is_at(main: Tensor, start: int, weight: Tensor) -> bool:
     return torch.equal(held.to(weight.dtype), weight.reshape(-1))
 
 
-def _unfit(path: Path, why: str) -> CheckpointError:
-    return CheckpointError(
+def _unfit(path: Path, why: str) -> OptimizerStateError:
+    return OptimizerStateError(
         f"the optimizer's state in `{path}` does not fit the model",
         why=why,
         hint="copy the directories of all ranks again, or take the weights without it: "

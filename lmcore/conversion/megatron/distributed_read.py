@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lmcore.checkpoint.dcp_metadata import dtype_of
+from lmcore.conversion.cast import FLOAT_DTYPES
 from lmcore.conversion.megatron.arguments import read_model
 from lmcore.conversion.megatron.buckets import BucketState, has_buckets
 from lmcore.conversion.megatron.directory import COMMON_NAME, require_checkpoint
@@ -26,11 +27,11 @@ from lmcore.conversion.megatron.moments import group_values, other_optimizer
 from lmcore.conversion.megatron.names import UNUSED, parameter_of
 from lmcore.conversion.megatron.optimizer import require_rounded
 from lmcore.conversion.megatron.packing import Packing
-from lmcore.conversion.megatron.problems import require_no_problems
 from lmcore.conversion.megatron.records import load_content, values_of
 from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
 from lmcore.conversion.megatron.stored_tensors import StoredTensors
-from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
+from lmcore.conversion.problems import require_no_problems
+from lmcore.conversion.state import ADAM, WEIGHT, ModelState, OptimizerStateError, Progress
 from lmcore.errors import CheckpointError
 
 __all__ = ["DistributedState"]
@@ -41,7 +42,6 @@ _KINDS = {"fp32_param": WEIGHT, "param": WEIGHT, "exp_avg": "exp_avg", "exp_avg_
 _MOST_LAYERS = 10_000
 _HALVES = ("_w", "_v")
 """Endings of the names of gate and up if each has a tensor of its own."""
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,13 @@ class DistributedState(ModelState):
 
     format = "Megatron-LM (torch_dist)"
 
-    def __init__(self, path: Path, *, weights_only: bool = False) -> None:
+    def __init__(self, path: Path, *, weights_only: bool = False, compare: bool = True) -> None:
         """Read the index and compare its tensors with the saved arguments.
 
         Args:
             path: Directory that Megatron saved to, or one checkpoint in it.
             weights_only: True to leave the optimizer out.
+            compare: True to compare the checksums of files that are read.
 
         Raises:
             CheckpointError: A file is missing or damaged, lmcore does not have the model, or the
@@ -93,7 +94,7 @@ class DistributedState(ModelState):
                 f"`{checkpoint}` does not say which model it has",
                 why=f"its `{COMMON_NAME}` lacks the arguments of the run that wrote it",
             )
-        self._stored = StoredTensors(checkpoint)
+        self._stored = StoredTensors(checkpoint, compare=compare)
         self._entries = self._stored.entries
         layers = args.get("num_layers")
         self._layers = layers if type(layers) is int and 0 < layers <= _MOST_LAYERS else 0
@@ -202,7 +203,7 @@ class DistributedState(ModelState):
                 if entry.shape != wanted:
                     shapes = f"{list(entry.shape)} instead of {list(wanted)}"
                     problems.append(f"`{one}` has shape {shapes}")
-                elif dtype_of(entry.dtype) not in _DTYPES:
+                elif dtype_of(entry.dtype) not in FLOAT_DTYPES:
                     problems.append(f"`{one}` has dtype {entry.dtype}")
         return list(dict.fromkeys(problems))
 
@@ -216,17 +217,27 @@ class DistributedState(ModelState):
                 self.notes = [*self.notes, _UNREAD]
             return {WEIGHT: weights}
         for kind in ADAM:
-            require_no_problems(self.checkpoint, self._unfit(stored[kind], complete=True))
+            self._require_state(self._unfit(stored[kind], complete=True))
         half = [name for name in weights if self._dtype_of(weights[name]).itemsize < 4]
         missing = [name for name in half if name not in stored["main"]]
         problems = [f"the float32 parameter of `{name}` is missing" for name in missing]
         problems += self._unfit(stored["main"], complete=False)
-        require_no_problems(self.checkpoint, problems)
+        self._require_state(problems)
         mains = {name: stored["main"].get(name, place) for name, place in weights.items()}
         return {WEIGHT: mains, **{kind: stored[kind] for kind in ADAM}}
 
     def _has_optimizer(self) -> bool:
         return any(name.startswith(("optimizer.", "chained_")) for name in self._entries)
+
+    def _require_state(self, problems: Sequence[str]) -> None:
+        """Raise an `OptimizerStateError` that lists problems of the optimizer's tensors."""
+        require_no_problems(
+            self.checkpoint,
+            problems,
+            hint="copy all of its files again, or take the weights without the optimizer: `lmcore "
+            "checkpoint convert --weights-only`",
+            error=OptimizerStateError,
+        )
 
     def _is_flattened(self, held: Sequence[Mapping[str, _Stored]]) -> bool:
         """Return True if moments have as many elements as their parameters in fewer dims."""

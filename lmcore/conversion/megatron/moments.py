@@ -24,6 +24,8 @@ INNER = ("optimizer", "optimizer_state_dict")
 _ADAMS = ("adam", "adamw", "cpuadam", "fusedadam")
 """Names of Adam in `--optimizer`, without the package that it is taken from."""
 _MAX_STEP = 2**63
+_MAX_LEVELS = 3
+"""Number of optimizers around torch's own, at most."""
 
 
 class UnreadOptimizer(Exception):  # noqa: N818 - no error: the weights can still be read
@@ -54,9 +56,11 @@ def group_values(content: object) -> tuple[int | None, dict[str, float]]:
         content: Value of `optimizer` without the state of the parameters.
     """
     inner = content
-    while isinstance(inner, dict) and "param_groups" not in inner:
+    for _ in range(_MAX_LEVELS):  # a mapping in a file can contain itself
+        if not isinstance(inner, dict) or "param_groups" in inner:
+            break
         inner = next((inner[name] for name in INNER if name in inner), None)
-    if not isinstance(inner, dict) or not isinstance(inner["param_groups"], list):
+    if not isinstance(inner, dict) or not isinstance(inner.get("param_groups"), list):
         return None, {}
     groups = [group for group in inner["param_groups"] if isinstance(group, dict)]
     state = inner.get("state")

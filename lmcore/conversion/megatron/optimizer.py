@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.conversion.megatron.directory import APART_NAME
 from lmcore.conversion.megatron.distributed_optimizer import read_distributed
 from lmcore.conversion.megatron.loss_scale import grad_scaler, megatron_loss_scale
 from lmcore.conversion.megatron.moments import (
@@ -30,8 +31,7 @@ from lmcore.conversion.megatron.moments import (
     step_of,
 )
 from lmcore.conversion.megatron.rank_file import RankFile
-from lmcore.conversion.state import ADAM, WEIGHT, Progress
-from lmcore.errors import CheckpointError
+from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError, Progress
 
 __all__ = [
     "group_contents",
@@ -56,12 +56,17 @@ def read_moments(rank: RankFile) -> Moments | None:
 
     Raises:
         UnreadOptimizer: The optimizer is another one, or kept in another way.
-        CheckpointError: The state does not fit the model.
+        OptimizerStateError: The state does not fit the model.
     """
     content = rank.content.get("optimizer")
     if isinstance(content, list) and len(content) == 1:
         content = content[0]
     if not content:
+        if rank.path.name == APART_NAME and not rank.args.get("no_save_optim"):
+            raise UnreadOptimizer(
+                "it was distributed by a version of Megatron before 2024, and the learning-rate "
+                "schedule is saved with it"
+            )
         return None
     if not isinstance(content, dict):
         raise UnreadOptimizer("the run had several optimizers")
@@ -178,8 +183,8 @@ class _Reader:
         found = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
         raise self._unfit(f"{kind} of `{self._names[place]}` is {found}, not {list(expected)}")
 
-    def _unfit(self, why: str) -> CheckpointError:
-        return CheckpointError(
+    def _unfit(self, why: str) -> OptimizerStateError:
+        return OptimizerStateError(
             f"the optimizer's state in `{self._rank.path}` does not fit the model",
             why=why,
             hint="copy the directories of all ranks again, or take the weights without it: "
@@ -203,7 +208,7 @@ def is_rounded(main: Tensor, weight: Tensor) -> bool:
 
 
 def require_rounded(path: Path, name: str, main: Tensor, weight: Tensor) -> None:
-    """Raise a `CheckpointError` unless *weight* is the rounded main parameter.
+    """Raise an `OptimizerStateError` unless *weight* is the rounded main parameter.
 
     Args:
         path: Directory of the checkpoint.
@@ -212,7 +217,7 @@ def require_rounded(path: Path, name: str, main: Tensor, weight: Tensor) -> None
         weight: Parameter of the model.
     """
     if not is_rounded(main, weight):
-        raise CheckpointError(
+        raise OptimizerStateError(
             f"the optimizer's state in `{path}` does not fit the model",
             why=f"its parameter in the place of `{name}` is not the model's",
             hint="convert another checkpoint of the run, or take the weights without it: "

@@ -17,17 +17,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lmcore.conversion.recipe import Recipe, grouped_qkv
-from lmcore.model.parameters import parameter_shapes
+from lmcore.errors import CheckpointError
+from lmcore.model.parameters import ROW_FOR_EACH_TOKEN, parameter_shapes
 from lmcore.model.shape import ModelShape
 
-__all__ = ["Packing"]
+__all__ = ["Packing", "require_order"]
 
-_ROWS = ("token_embedding.weight", "output_embedding.weight")
 _COLUMNS = ("attention.output.weight", "feed_forward.down.weight")
 _OLDEST, _OLD = 0.0, 1.0
 """Checkpoint versions whose rows of queries, keys and values have another order."""
@@ -65,7 +66,7 @@ class Packing:
 
     def split_dim(self, name: str) -> int | None:
         """Return the dim along which a parameter is split; None if every rank has all of it."""
-        if name in _ROWS or ".attention.qkv." in name or ".feed_forward.up" in name:
+        if name in ROW_FOR_EACH_TOKEN or ".attention.qkv." in name or ".feed_forward.up" in name:
             return 0
         return 1 if name.endswith(_COLUMNS) else None
 
@@ -127,3 +128,21 @@ class Packing:
             by_channel = part.reshape(heads, channels, 3, *part.shape[1:])
             return by_channel.transpose(1, 2).reshape(part.shape)
         return part
+
+
+def require_order(checkpoint: Path, shape: ModelShape, version: float) -> None:
+    """Raise a `CheckpointError` if a version does not say how grouped queries are ordered.
+
+    Args:
+        checkpoint: Directory of the checkpoint, for the message.
+        shape: Shape of the model.
+        version: Version of the checkpoint; 0 if it has none.
+    """
+    if version in {_OLDEST, _OLD} and shape.num_query_groups != shape.num_attention_heads:
+        raise CheckpointError(
+            f"`{checkpoint}` does not say how its queries, keys and values are ordered",
+            why=f"its `checkpoint_version` is {version:g}{'' if version else ', or missing'}; "
+            "versions before 2 have a key head for each query head, the model "
+            f"{shape.num_query_groups} for {shape.num_attention_heads}",
+            hint="save it again with the program that wrote it",
+        )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from lmcore.errors import CheckpointError
 __all__ = ["Part", "RankFile", "flat_tensors"]
 
 _VERSIONS = (0, 1.0, 2.0, 3.0, 4.0)
+_MAX_DEPTH = 32
+"""Number of mappings around a tensor, at most; models have five."""
 
 
 class Part:
@@ -77,6 +80,7 @@ class RankFile:
 
     Attributes:
         path: Path of the file.
+        compare: True if the checksums of files of this rank are compared.
         content: Content of the file.
         args: Arguments of the run that wrote it.
         version: Version of the checkpoint.
@@ -84,9 +88,10 @@ class RankFile:
         parts: Parts of the model.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.content = load_content(path)
+    def __init__(self, path: Path, *, compare: bool = True) -> None:
+        """Open the file, and compare its checksums if *compare* is true."""
+        self.path, self.compare = path, compare
+        self.content = load_content(path, compare=compare)
         args = values_of(self.content.get("args"))
         if args is None:
             raise CheckpointError(
@@ -122,14 +127,29 @@ def flat_tensors(path: Path, content: object) -> list[tuple[str, Tensor]]:
         content: Mapping of names to tensors and further mappings.
 
     Raises:
-        CheckpointError: It is no mapping.
+        CheckpointError: It is no mapping, or it is nested as no model is.
     """
     if not isinstance(content, dict):
         raise CheckpointError(f"`{path}` is damaged", why="its model is no mapping")
-    found: list[tuple[str, Tensor]] = []
+    return list(_flat(path, content, (), set()))
+
+
+def _flat(
+    path: Path, content: Mapping[Any, Any], outer: tuple[str, ...], seen: set[int]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a mapping that has the names *outer* in the mappings around it.
+
+    In a file, a mapping can contain itself, or another one many times; *seen* are the known ones.
+    """
+    if id(content) in seen or len(outer) > _MAX_DEPTH:
+        place = ".".join(outer)
+        raise CheckpointError(
+            f"`{path}` is damaged",
+            why=f"its model is nested as no model is: `{place:.80}` is there twice, or too deep",
+        )
+    seen.add(id(content))
     for name, value in content.items():
         if isinstance(value, dict):
-            found += [(f"{name}.{inner}", tensor) for inner, tensor in flat_tensors(path, value)]
+            yield from _flat(path, value, (*outer, str(name)), seen)
         elif isinstance(value, Tensor):
-            found.append((str(name), value.detach()))
-    return found
+            yield ".".join((*outer, str(name))), value.detach()

@@ -10,24 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmcore.conversion.megatron.arguments import read_model
-from lmcore.conversion.megatron.directory import rank_files, require_checkpoint, require_ranks
+from lmcore.conversion.cast import FLOAT_DTYPES
+from lmcore.conversion.megatron.arguments import read_model, require_known
+from lmcore.conversion.megatron.directory import (
+    rank_count,
+    rank_files,
+    require_checkpoint,
+    require_ranks,
+)
 from lmcore.conversion.megatron.loss_scale import unknown_scale_notes
 from lmcore.conversion.megatron.moments import Moments, UnreadOptimizer
 from lmcore.conversion.megatron.names import TIED
 from lmcore.conversion.megatron.optimizer import read_moments, require_rounded
-from lmcore.conversion.megatron.packing import Packing
-from lmcore.conversion.megatron.problems import require_no_problems
+from lmcore.conversion.megatron.packing import Packing, require_order
 from lmcore.conversion.megatron.rank_file import Part, RankFile
 from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
+from lmcore.conversion.problems import require_no_problems
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
 from lmcore.errors import CheckpointError
 from lmcore.model.parameters import parameter_shapes
 
 __all__ = ["MegatronState"]
-
-_MOST_RANKS = 2**16
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class MegatronState(ModelState):
@@ -39,12 +42,13 @@ class MegatronState(ModelState):
 
     format = "Megatron-LM"
 
-    def __init__(self, path: Path, *, weights_only: bool = False) -> None:
+    def __init__(self, path: Path, *, weights_only: bool = False, compare: bool = True) -> None:
         """Open the files of all ranks and compare their tensors with the saved arguments.
 
         Args:
             path: Directory that Megatron saved to, or one checkpoint in it.
             weights_only: True to leave the optimizer out.
+            compare: True to compare the checksums of files that are read.
 
         Raises:
             CheckpointError: A file is missing or damaged, lmcore does not have the model, or the
@@ -54,16 +58,21 @@ class MegatronState(ModelState):
         self.checkpoint = checkpoint = require_checkpoint(path)
         files = rank_files(checkpoint)
         self._files = [
-            [RankFile(files.ranks[rank, stage]) for rank in range(files.tensor_size)]
+            [
+                RankFile(files.ranks[rank, stage], compare=compare)
+                for rank in range(files.tensor_size)
+            ]
             for stage in range(files.pipeline_size)
             if all((rank, stage) in files.ranks for rank in range(files.tensor_size))
         ]
         args = self._files[0][0].args if self._files else {}
+        # Ranks of experts have the names of stages, or further numbers.
+        require_known(args, checkpoint)
         tensor = args.get("tensor_model_parallel_size", args.get("model_parallel_size"))
         require_ranks(
             files,
-            _count(checkpoint, "tensor_model_parallel_size", tensor, files.tensor_size),
-            _count(
+            rank_count(checkpoint, "tensor_model_parallel_size", tensor, files.tensor_size),
+            rank_count(
                 checkpoint,
                 "pipeline_model_parallel_size",
                 args.get("pipeline_model_parallel_size"),
@@ -75,7 +84,9 @@ class MegatronState(ModelState):
         model = read_model(args, checkpoint, self._rows())
         self.settings = model.settings
         self.shape, self.vocab_size, self.notes = model.shape, model.vocab_size, model.notes
-        self._packing = Packing(self.shape, files.tensor_size, self._files[0][0].version)
+        version = self._files[0][0].version
+        require_order(checkpoint, self.shape, version)
+        self._packing = Packing(self.shape, files.tensor_size, version)
         self._weights = self._matched()
         self._parts: dict[str, dict[str, list[Tensor]]] = {WEIGHT: self._weights}
         moments = None
@@ -162,7 +173,7 @@ class MegatronState(ModelState):
                 if tuple(tensor.shape) != expected:
                     shapes = f"{list(tensor.shape)} instead of {list(expected)}"
                     problems.append(f"{foreign} has shape {shapes}")
-                elif tensor.dtype not in _DTYPES:
+                elif tensor.dtype not in FLOAT_DTYPES:
                     problems.append(f"{foreign} has dtype {tensor.dtype}")
         for name, parts in found.items():
             if len(parts) != self._packing.ranks:
@@ -223,15 +234,3 @@ class MegatronState(ModelState):
             *(iteration, samples, moments.step, values, moments.settings, position),
             loss_scale=moments.loss_scale,
         )
-
-
-def _count(checkpoint: Path, name: str, value: object, default: int) -> int:
-    """Return a saved number of ranks; *default* if it was not saved."""
-    if value is None:
-        return default
-    if type(value) is int and 1 <= value <= _MOST_RANKS:
-        return value
-    raise CheckpointError(
-        f"the arguments of `{checkpoint}` are not those of Megatron",
-        why=f"`{name}` is `{value!s:.80}`, not a number of ranks",
-    )

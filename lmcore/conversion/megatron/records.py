@@ -80,11 +80,12 @@ def values_of(record: object) -> Mapping[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def load_content(path: Path) -> Mapping[str, Any]:
+def load_content(path: Path, *, compare: bool = True) -> Mapping[str, Any]:
     """Return the content of a file that Megatron wrote, tensors memory-mapped.
 
     Args:
         path: Path of the file.
+        compare: True to compare its checksums, which reads all of it.
 
     Raises:
         CheckpointError: It is damaged, or names anything outside the format.
@@ -94,7 +95,8 @@ def load_content(path: Path) -> Mapping[str, Any]:
     allowed: list[Any] = [
         (type(name.rpartition(".")[2], (Record,), {"kind": name}), name) for name in sorted(named)
     ]
-    content = load_tensors(path, allowed=[*allowed, (_member, "builtins.getattr")])
+    allowed.append((_member, "builtins.getattr"))
+    content = load_tensors(path, allowed=allowed, compare=compare)
     if not isinstance(content, dict):
         raise CheckpointError(f"`{path}` is damaged", why="it is no mapping")
     return content

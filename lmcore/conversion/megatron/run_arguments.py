@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lmcore.conversion.megatron.arguments import architecture_arguments
 from lmcore.conversion.megatron.schedule import schedule_arguments
+from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
 
 if TYPE_CHECKING:
     from lmcore.conversion.megatron.layout import Layout
@@ -25,12 +26,12 @@ __all__ = [
     "run_arguments",
     "start_notes",
     "tracked_name",
+    "vocabulary_notes",
     "vocabulary_rows",
 ]
 
 VERSION = 3.0
 """Value of `checkpoint_version`."""
-_ROWS = ("token_embedding.weight", "output_embedding.weight")
 _USUAL_MULTIPLE = 128
 """Default of Megatron's `--make-vocab-size-divisible-by`."""
 
@@ -63,7 +64,7 @@ def padded(name: str, tensor: Tensor, rows: int) -> Tensor:
         tensor: Tensor of the parameter.
         rows: Number of rows of the embeddings.
     """
-    missing = rows - tensor.shape[0] if name in _ROWS else 0
+    missing = rows - tensor.shape[0] if name in ROW_FOR_EACH_TOKEN else 0
     return torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])]) if missing else tensor
 
 
@@ -85,6 +86,23 @@ def vocabulary_rows(state: ModelState, ranks: int) -> tuple[int, int]:
             return multiple, rows
     step = _USUAL_MULTIPLE * ranks
     return _USUAL_MULTIPLE, -(-rows // step) * step
+
+
+def vocabulary_notes(state: ModelState, ranks: int) -> list[str]:
+    """Return what the user of Megatron should know of the rows of the vocabulary.
+
+    Args:
+        state: Model that was written.
+        ranks: Number of ranks of tensor parallelism.
+    """
+    multiple, rows = vocabulary_rows(state, ranks)
+    notes = []
+    added = rows - state.shape.padded_vocab_size
+    if added:
+        notes.append(f"{added} rows of 0 are added to the vocabulary, which the ranks divide")
+    if multiple != _USUAL_MULTIPLE:
+        notes.append(f"start Megatron with `--make-vocab-size-divisible-by {multiple}`")
+    return notes
 
 
 def run_arguments(
@@ -168,13 +186,7 @@ def start_notes(state: ModelState, layout: Layout, flags: str, *, optimizer: boo
         flags: Flags with which Megatron reads the format.
         optimizer: True if the state of the optimizer was written.
     """
-    multiple, rows = vocabulary_rows(state, layout.tensor)
-    notes = activation_notes(state.shape)
-    added = rows - state.shape.padded_vocab_size
-    if added:
-        notes.append(f"{added} rows of 0 are added to the vocabulary, which the ranks divide")
-    if multiple != _USUAL_MULTIPLE:
-        notes.append(f"start Megatron with `--make-vocab-size-divisible-by {multiple}`")
+    notes = activation_notes(state.shape) + vocabulary_notes(state, layout.tensor)
     scheduled = state.progress is not None and state.progress.schedule is not None
     if optimizer and not scheduled:
         notes.append("Megatron loads an optimizer with its schedule only, which is not known here")

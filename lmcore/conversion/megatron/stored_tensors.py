@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.checkpoint.chunk_parts import PartReader
 from lmcore.checkpoint.dcp_metadata import dtype_of, read_foreign_metadata
-from lmcore.checkpoint.dcp_reader import read_object, read_tensors
-from lmcore.parallel.tensor_layout import Chunk, TensorLayout
+from lmcore.checkpoint.dcp_reader import read_object
 
 __all__ = ["StoredTensors"]
 
@@ -24,11 +24,12 @@ class StoredTensors:
         objects: Position of each object.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, compare: bool = True) -> None:
         """Read the index.
 
         Args:
             path: Directory of the checkpoint.
+            compare: True to compare the checksums of what is read.
 
         Raises:
             CheckpointError: The index is missing, damaged, or names code.
@@ -36,6 +37,7 @@ class StoredTensors:
         index = read_foreign_metadata(path)
         self.path, self.entries, self.objects = path, index.tensors, index.objects
         self._chunks = index.chunks
+        self._parts = PartReader(path, compare=compare)
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype of a tensor."""
@@ -53,8 +55,8 @@ class StoredTensors:
         """
         size = self.entries[name].shape
         if layer is None:
-            return self._filled(name, size, (0,) * len(size))
-        return self._filled(name, (1, *size[1:]), (layer, *(0,) * (len(size) - 1)))[0]
+            return self._part(name, size, (0,) * len(size))
+        return self._part(name, (1, *size[1:]), (layer, *(0,) * (len(size) - 1)))[0]
 
     def read_range(self, name: str, start: int, count: int) -> Tensor:
         """Return *count* elements of a vector, from *start* on.
@@ -67,7 +69,7 @@ class StoredTensors:
         Raises:
             CheckpointError: The file is damaged.
         """
-        return self._filled(name, (count,), (start,))
+        return self._part(name, (count,), (start,))
 
     def read_object(self, name: str) -> Any:
         """Return an object of plain values.
@@ -80,16 +82,6 @@ class StoredTensors:
         """
         return read_object(self.path, name, self.objects[name])
 
-    def _filled(self, name: str, size: tuple[int, ...], first: tuple[int, ...]) -> Tensor:
-        layout = TensorLayout(self.entries[name].shape, (Chunk((0,) * len(size), first, size),))
-        tensor = torch.empty(size, dtype=self.dtype(name))
-        read_tensors(
-            self.path,
-            self._chunks,
-            self.entries,
-            {name: tensor},
-            {name: layout},
-            num_threads=1,
-            compare=True,
-        )
-        return tensor
+    def _part(self, name: str, size: tuple[int, ...], first: tuple[int, ...]) -> Tensor:
+        entry = self.entries[name]
+        return self._parts.read(self._chunks[name], entry.dtype, entry.shape, first, size)

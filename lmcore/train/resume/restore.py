@@ -16,6 +16,7 @@ from lmcore.checkpoint import WritePlanner, load_checkpoint
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.errors import CheckpointError
 from lmcore.log import ALL_RANKS
+from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
 from lmcore.parallel.random_states import (
     random_state_name,
     random_states,
@@ -45,7 +46,7 @@ __all__ = ["draws_alike", "restore"]
 
 logger = logging.getLogger(__name__)
 
-_ROW_FOR_EACH_TOKEN = (".token_embedding.weight", ".output_embedding.weight")
+_ROW_FOR_EACH_TOKEN = tuple(f".{name}" for name in ROW_FOR_EACH_TOKEN)
 """Suffixes of the names of tensors with a row for each token."""
 
 

@@ -12,6 +12,7 @@ from lmcore.config.option import flag_of
 from lmcore.config.plan import ResumePoint
 from lmcore.errors import CheckpointArgumentError, CheckpointError, ConfigError
 from lmcore.log import ALL_RANKS
+from lmcore.train.resume.saved_settings import ForeignModels
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -31,7 +32,11 @@ _FROM_WEIGHTS = (
 
 
 def find_resume_point(
-    settings: CheckpointSection, *, continued: bool = False, starts_anew: bool = True
+    settings: CheckpointSection,
+    *,
+    continued: bool = False,
+    starts_anew: bool = True,
+    foreign: ForeignModels | None = None,
 ) -> ResumePoint | None:
     """Return the checkpoint that `--load` names; None if the run starts from initial weights.
 
@@ -42,6 +47,7 @@ def find_resume_point(
         continued: True if `--continue` named the run, which then has a checkpoint.
         starts_anew: True if the user gave `--finetune`; otherwise a warning says that the
             optimizer's state of another program's checkpoint is not taken.
+        foreign: Checkpoints of other programs that were described already.
 
     Raises:
         CheckpointError: There is no checkpoint and the settings require one, or it is damaged.
@@ -50,16 +56,15 @@ def find_resume_point(
         return None
     # Only if needed: they take time.
     from lmcore.checkpoint import chosen_checkpoint, survey
-    from lmcore.conversion.foreign_model import describe_foreign
     from lmcore.conversion.unrecognized import unrecognized
     from lmcore.train.resume.foreign import foreign_resume_point
 
     path = Path(settings.load)
-    foreign = describe_foreign(path)
-    if foreign is not None:
+    model = (foreign or ForeignModels()).describe(path)
+    if model is not None:
         _refuse_conflicts(settings, path)
-        _warn_of_foreign(foreign, starts_anew=starts_anew)
-        return foreign_resume_point(foreign)
+        _warn_of_foreign(model, starts_anew=starts_anew)
+        return foreign_resume_point(model)
     if settings.ckpt_step is not None:
         path = chosen_checkpoint(path, settings.ckpt_step)
     try:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lmcore.config.file.saved_settings import SavedSettings
 from lmcore.errors import CheckpointError
 from lmcore.train.resume.saved_meta import part_of
 
-__all__ = ["foreign_settings", "read_saved_settings"]
+if TYPE_CHECKING:
+    from lmcore.conversion.foreign_model import ForeignModel
+
+__all__ = ["ForeignModels", "read_saved_settings"]
 
 _SEQ_LENGTH = 1024
 """Longest training sample by default, of a model whose context may be far longer."""
@@ -42,21 +46,42 @@ def read_saved_settings(path: Path, step: str | None) -> SavedSettings:
     return SavedSettings(str(checkpoint), config, sources, tokenizer)
 
 
-def foreign_settings(path: Path) -> SavedSettings | None:
-    """Return model and tokenizer of another program's checkpoint; None if there is none at *path*.
+class ForeignModels:
+    """Models in checkpoints of other programs, each described once.
 
-    Args:
-        path: Directory of the checkpoint.
-
-    Raises:
-        CheckpointError: The checkpoint is damaged, or lmcore does not have its model.
+    A description may need a process that loads torch, and both the settings of a run and its
+    starting point have it.
     """
-    from lmcore.conversion.foreign_model import describe_foreign  # only if needed: it takes time
 
-    model = describe_foreign(path) if path.is_dir() else None
-    if model is None:
-        return None
-    shape = model.shape.settings()
-    shape["seq_length"] = min(model.shape.max_position_embeddings, _SEQ_LENGTH)
-    config = {"model": shape, "data": {"vocab_size": model.shape.padded_vocab_size}}
-    return SavedSettings(str(path), config, {}, model.tokenizer)
+    def __init__(self) -> None:
+        self._described: dict[Path, ForeignModel | None] = {}
+
+    def describe(self, path: Path) -> ForeignModel | None:
+        """Return the model in another program's checkpoint; None if there is none at *path*.
+
+        Args:
+            path: Directory of the checkpoint.
+
+        Raises:
+            CheckpointError: The checkpoint is damaged, or lmcore does not have its model.
+        """
+        from lmcore.conversion.foreign_model import describe_foreign  # only if needed: it is slow
+
+        key = path.absolute()
+        if key not in self._described:
+            self._described[key] = describe_foreign(path) if path.is_dir() else None
+        return self._described[key]
+
+    def settings(self, path: Path) -> SavedSettings | None:
+        """Return model and tokenizer of another program's checkpoint; see `describe`.
+
+        Args:
+            path: Directory of the checkpoint.
+        """
+        model = self.describe(path)
+        if model is None:
+            return None
+        shape = model.shape.settings()
+        shape["seq_length"] = min(model.shape.max_position_embeddings, _SEQ_LENGTH)
+        config = {"model": shape, "data": {"vocab_size": model.shape.padded_vocab_size}}
+        return SavedSettings(str(path), config, {}, model.tokenizer)

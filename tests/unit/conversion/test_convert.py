@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -127,6 +128,65 @@ def test_damage_and_a_full_disk_leave_nothing(
     with pytest.raises(CheckpointError, match="every one there is damaged"):
         convert(run, out / "hf", "huggingface")
     assert list(out.iterdir()) == []
+
+
+@pytest.mark.parametrize("to", ["huggingface", "lmcore", "megatron"])
+def test_a_source_that_cannot_be_read(
+    to: str, tmp_path: Path, run_of: RunOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the file of the source, and says nothing of writing."""
+    convert(run_of(RandomState(GPT2)), tmp_path / "in", "megatron-dist")
+    checkpoint = tmp_path / "in/release"
+    monkeypatch.setattr("lmcore.conversion.convert.read_state", unreadable(checkpoint))
+    with pytest.raises(CheckpointError, match="cannot read") as caught:
+        convert(tmp_path / "in", tmp_path / "out", to)
+    assert str(checkpoint / "__") in caught.value.what
+    assert caught.value.why == "No such file or directory"
+    assert not (tmp_path / "out").exists()
+
+
+def unreadable(checkpoint: Path) -> Callable[..., ModelState]:
+    """Return a function that opens a checkpoint and removes the files of its tensors."""
+
+    def read(*arguments: Any, **options: Any) -> ModelState:
+        state = read_state(*arguments, **options)
+        for path in checkpoint.glob("*.distcp"):
+            path.unlink()
+        return state
+
+    return read
+
+
+def test_files_beside_that_cannot_be_read(
+    tmp_path: Path, run_of: RunOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the file system that names a file elsewhere is one of reading."""
+    run = run_of(RandomState(GPT2))
+
+    def absent(*_arguments: object, **_options: object) -> list[str]:
+        (tmp_path / "absent").read_bytes()
+        raise AssertionError
+
+    monkeypatch.setattr("lmcore.conversion.formats.write_huggingface", absent)
+    with pytest.raises(CheckpointError, match=re.escape(f"cannot read `{tmp_path / 'absent'}`")):
+        convert(run, tmp_path / "out", "huggingface")
+
+
+def test_a_save_that_is_refused(
+    tmp_path: Path, run_of: RunOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the target, not the hidden directory, and no flag of `lmcore train`."""
+    run = run_of(RandomState(GPT2))
+
+    def refused(*_arguments: object, **_options: object) -> list[str]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("lmcore.checkpoint.dcp_writer.write_streamed", refused)
+    with pytest.raises(CheckpointError) as caught:
+        convert(run, tmp_path / "out", "lmcore")
+    assert caught.value.what == f"cannot write `{tmp_path / 'out'}`"
+    assert caught.value.why == "Permission denied"
+    assert "--save" not in str(caught.value.hint)
 
 
 def test_a_directory_of_no_format(tmp_path: Path) -> None:

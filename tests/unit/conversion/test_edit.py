@@ -17,6 +17,7 @@ from lmcore.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
+from lmcore.conversion.cast import cast
 from lmcore.conversion.edit import Changes, edit
 from lmcore.conversion.native import LmcoreState
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState
@@ -163,3 +164,13 @@ def test_a_cast_that_would_lose_values(tmp_path: Path) -> None:
     assert torch.equal(CheckpointReader(copy).read("rng.host"), tensors["rng.host"])
     with pytest.raises(ConfigError, match="matches no tensor"):
         edit(found, tmp_path / "out", Changes(cast=(("rng.*", torch.bfloat16),)))
+
+
+def test_a_cast_to_a_dtype_of_the_same_size() -> None:
+    """A bfloat16 value beyond float16's range is an error, as of a wider dtype."""
+    assert cast("w", torch.tensor([6e4]).bfloat16(), torch.float16).dtype == torch.float16
+    assert cast("w", torch.tensor([3, 4]), torch.float16).tolist() == [3, 4]
+    large = torch.tensor([1.0, 1e5, float("inf")]).bfloat16()
+    with pytest.raises(CheckpointError, match="1 of its values are too large"):
+        cast("w", large, torch.float16)
+    assert cast("w", large, torch.float32).tolist() == large.tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from lmcore.conversion.convert import convert
 from lmcore.conversion.deepspeed.write import write_deepspeed
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.huggingface.write import write_huggingface
+from lmcore.conversion.megatron.distributed_read import DistributedState
+from lmcore.conversion.megatron.distributed_write import write_distributed
 from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.write import write_megatron
 from lmcore.conversion.native import LmcoreState
@@ -92,9 +95,59 @@ def test_partitions_of_zero(zero: int, tmp_path: Path, caplog: pytest.LogCapture
     assert "lacks the state of Adam" in caplog.text
 
 
-def _adam_of(content: dict[str, dict[str, dict[str, dict[int, object]]]]) -> dict[int, object]:
+def _adam_of(content: dict[str, Any]) -> dict[int, Any]:
     held = content["optimizer_state_dict"]
     return held.get("base_optimizer_state", held.get("optimizer_state_dict"))["state"]
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "another step"])
+def test_files_of_zero_that_a_run_needs(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run does not begin with 16-bit weights because a file was not copied, or is damaged."""
+    directory = write_deepspeed_files(trained(), tmp_path / "in", DeepSpeedLayout(zero=1, data=2))
+    (path,) = directory.glob("*zero_pp_rank_1_*optim*")
+    if damage == "missing":
+        path.unlink()
+    elif damage == "truncated":
+        path.write_bytes(path.read_bytes()[:-100])
+    else:
+        edit(path, lambda content: _adam_of(content)[0].update(step=3))
+    with pytest.raises(CheckpointError):
+        WeightReader(tmp_path / "in").read(NAME)
+    assert not caplog.records
+
+
+def test_a_damaged_distributed_optimizer(tmp_path: Path) -> None:
+    """Its file is an error for a run that begins with the weights, too."""
+    write_megatron(trained(), tmp_path / "in", None)
+    (path,) = tmp_path.glob("in/iter_*/*/model_optim_rng.pt")
+    content = torch.load(path, weights_only=False)
+    content["optimizer"] = {"optimizer": {"param_groups": [{"step": 6}]}}
+    torch.save(content, path)
+    path.with_name("distrib_optim.pt").write_bytes(b"PK")
+    with pytest.raises(CheckpointError, match=r"distrib_optim\.pt"):
+        WeightReader(tmp_path / "in")
+
+
+def test_moments_that_torch_dist_lacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Weights are read without the optimizer if a part of its state is not there."""
+    state = trained()
+    write_distributed(state, tmp_path / "in", None)
+    names = DistributedState._named
+
+    def lacking(self: DistributedState) -> Any:
+        problems, stored = names(self)
+        stored["exp_avg"].pop(NAME)
+        return problems, stored
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DistributedState, "_named", lacking)
+        with pytest.raises(CheckpointError, match="do not fit") as caught:
+            convert(tmp_path / "in", tmp_path / "out", "lmcore")
+        assert "--weights-only`" in str(caught.value.hint)
+        assert torch.equal(WeightReader(tmp_path / "in").read(NAME), state.read(NAME))
+    assert "the weights of the model itself are taken" in caplog.text
 
 
 def test_a_universal_checkpoint(tmp_path: Path) -> None:

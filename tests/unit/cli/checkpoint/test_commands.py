@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from model_states import GPT2, RandomState
 
+from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.main import main
 from lmcore.conversion.huggingface.write import write_huggingface
+from lmcore.conversion.megatron.distributed_write import write_distributed
 from lmcore.conversion.native import write_lmcore
 from lmcore.conversion.state import ADAM, WEIGHT
 from lmcore.data.tokenizer import ByteTokenizer
@@ -55,6 +59,16 @@ def test_inspect(run: Path, capsys: Capsys) -> None:
     assert "matches no tensor" in capsys.readouterr().err
 
 
+def test_names_with_control_characters(tmp_path: Path, capsys: Capsys) -> None:
+    """Names in a manifest are free text: none of it reaches a terminal as a command."""
+    tensors = {"evil\x1b[2J": torch.ones(2)}
+    save_checkpoint(tmp_path / "run/checkpoints", 1, tensors, {}, model_shape={})
+    for words in ([], ["--norms"]):
+        assert main(["checkpoint", "inspect", str(tmp_path / "run"), *words]) == 0
+        text = capsys.readouterr().out
+        assert ("\x1b" in text, "evil\N{REPLACEMENT CHARACTER}[2J" in text) == (False, True)
+
+
 def test_verify(run: Path, capsys: Capsys) -> None:
     shutil.copytree(run / "checkpoints/iter_0000007", run / "checkpoints/iter_0000008")
     assert main(["checkpoint", "verify", str(run / "checkpoints/iter_0000007")]) == 0
@@ -72,6 +86,18 @@ def test_verify(run: Path, capsys: Capsys) -> None:
     capsys.readouterr()
     assert main(["checkpoint", "verify", str(run / "tokenizer")]) == 2
     assert "no checkpoint in" in capsys.readouterr().err
+
+
+def test_verify_a_file_that_cannot_be_read(
+    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of another program's checkpoint that is gone is reported, without a traceback."""
+    write_distributed(RandomState(GPT2), tmp_path, None)
+    monkeypatch.setattr("lmcore.checkpoint.dcp_reader.open_regular", lambda _path: os.open("", 0))
+    assert main(["checkpoint", "verify", str(tmp_path)]) == 1
+    text = capsys.readouterr().out
+    assert "CANNOT BE READ" in text
+    assert ".distcp`: No such file" in text
 
 
 def test_edit_and_diff(run: Path, tmp_path: Path, capsys: Capsys) -> None:

@@ -57,6 +57,14 @@ def test_partitions_without_shapes_are_reported(tmp_path: Path) -> None:
     assert any("lacks `param_shapes`" in note for note in found.notes)
 
 
+def test_grouped_queries_in_an_old_order(tmp_path: Path) -> None:
+    """A version that does not have them is refused."""
+    directory = write(MemoryState(LLAMA), tmp_path, Layout())
+    edit(directory / "mp_rank_00_model_states.pt", lambda one: one.update(checkpoint_version=0))
+    with pytest.raises(CheckpointError, match="does not say how its queries"):
+        read_deepspeed(tmp_path)
+
+
 @pytest.mark.parametrize("first_block", [2, 3])
 def test_numbers_of_layers(first_block: int, tmp_path: Path) -> None:
     """Blocks begin at layer 2 in Microsoft's repository and at 3 in BigScience's."""

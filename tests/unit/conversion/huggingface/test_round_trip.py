@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import torch
 from model_states import GPT2, LLAMA, SHAPES, RandomState, same_state
 from safetensors.torch import load_file, save_file
 
 from lmcore.conversion.huggingface.config import is_huggingface
 from lmcore.conversion.huggingface.read import HuggingFaceState
-from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
+from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings, write_tokenizer
 from lmcore.conversion.huggingface.write import write_huggingface
-from lmcore.data.tokenizer import ByteTokenizer, tokenizer_from
+from lmcore.data.tokenizer import ByteTokenizer, build_tokenizer, tokenizer_from
 from lmcore.errors import CheckpointError, DataError
 
 
@@ -61,9 +63,11 @@ def test_padding_rows_are_left_out_and_the_tokenizer_comes_along(tmp_path: Path)
 @pytest.mark.parametrize(
     "change,reason",
     [
-        ({"position_embedding_type": "none"}, "no positions"),
-        ({"add_bias_linear": False}, "no biases"),
-        ({"normalization": "RMSNorm"}, "RMSNorm"),
+        ({"position_embedding_type": "none"}, "no positions instead of learned ones"),
+        ({"add_bias_linear": False}, "not `gpt2`: it has no biases"),
+        ({"normalization": "RMSNorm"}, "RMSNorm instead of LayerNorm"),
+        ({"head_dim": 4}, "not `gpt2`: it has 12 channels in all heads instead of 24"),
+        ({"num_query_groups": 1}, "not `gpt2`: it has 1 key head for 3 query heads"),
     ],
 )
 def test_a_model_that_transformers_lacks(
@@ -73,6 +77,28 @@ def test_a_model_that_transformers_lacks(
         write_huggingface(RandomState(replace(GPT2, **change)), tmp_path, None)  # type: ignore[arg-type]
     assert reason in str(caught.value.why)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_partial_rotation_alone_is_named(tmp_path: Path) -> None:
+    """A Llama model that transformers lacks is refused with the one value that differs."""
+    with pytest.raises(CheckpointError, match="no supported architecture") as caught:
+        write_huggingface(RandomState(replace(LLAMA, rotary_percent=0.5)), tmp_path, None)
+    first = str(caught.value.why).splitlines()[0]
+    assert (
+        first == "not `llama`: it has rotary positions in 0.5 of a head's channels instead of all"
+    )
+
+
+def test_dropout_that_a_configuration_leaves_out(tmp_path: Path) -> None:
+    """It has the default of transformers; a note names one of the embeddings that differs."""
+    names = ("attn_pdrop", "resid_pdrop", "embd_pdrop")
+    write_huggingface(RandomState(GPT2), tmp_path, None)
+    found = HuggingFaceState(changed(tmp_path, **dict.fromkeys(names, "absent")))
+    assert (found.shape.attention_dropout, found.shape.hidden_dropout) == (0.1, 0.1)
+    assert not any("embd_pdrop" in note for note in found.notes)
+    found = HuggingFaceState(changed(tmp_path, embd_pdrop=0.0))
+    [note] = [note for note in found.notes if "embd_pdrop" in note]
+    assert "(`resid_pdrop`, 0.1) instead of their own (`embd_pdrop`, 0.0)" in note
 
 
 def changed(directory: Path, **values: object) -> Path:
@@ -125,7 +151,7 @@ def test_both_spellings_of_the_rotary_settings(tmp_path: Path) -> None:
 def test_biases_of_the_attention_only(tmp_path: Path) -> None:
     state = RandomState(SHAPES["llama tied, biases"])
     write_huggingface(state, tmp_path, None)
-    with pytest.raises(CheckpointError, match="not those of its"):
+    with pytest.raises(CheckpointError, match=r"do not fit its `config\.json`"):
         HuggingFaceState(changed(tmp_path, mlp_bias=False))
     for name, weight in state.tensors.items():
         if ".feed_forward." in name[0] and name[0].endswith("bias"):
@@ -155,3 +181,25 @@ def test_a_model_of_sentencepiece(tmp_path: Path, config: dict[str, bool] | None
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(DataError, match="is not JSON"):
         tokenizer_settings(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["Llama2Tokenizer", "GPTSentencePieceTokenizer"])
+@pytest.mark.parametrize("bare", [True, False])
+def test_the_begin_of_a_text_that_is_written(tmp_path: Path, kind: str, bare: bool) -> None:
+    """A written model of SentencePiece begins texts as the tokenizer does that was written."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a b", "b a"]),
+        model_writer=model,
+        vocab_size=8,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    (tmp_path / "any.model").write_bytes(model.getvalue())
+    options = {"add_special_tokens": False} if bare and kind == "Llama2Tokenizer" else {}
+    tokenizer = build_tokenizer(kind, tokenizer_model=str(tmp_path / "any.model"), **options)
+    (tmp_path / "out").mkdir()
+    write_tokenizer(tokenizer, tmp_path / "out", LLAMA)
+    found = tokenizer_settings(tmp_path / "out")
+    assert found is not None
+    assert tokenizer_from(found).encode("a b") == tokenizer.encode("a b")

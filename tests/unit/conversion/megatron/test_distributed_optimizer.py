@@ -162,3 +162,26 @@ def read_all(state: MegatronState) -> None:
     for name in state.parameters:
         for kind in state.kinds:
             state.read(name, kind)
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(1, 2)], ids=str)
+def test_the_first_distributed_optimizer(layout: Layout, tmp_path: Path) -> None:
+    """Its state, in files of its own, is not read: a note says so, unless it was not saved."""
+    progress = Progress(4, 32, 4)
+    state = MemoryState(GPT, progress=progress)
+    write_megatron(state, tmp_path, None, layout=layout)
+    for path in list(tmp_path.glob("iter_0000004/mp_rank_*/model_optim_rng.pt")):
+        path.rename(path.with_name("model_rng.pt"))
+        apart = path.parent.with_name(f"{path.parent.name}_000") / "optim.pt"
+        apart.parent.mkdir()
+        torch.save({"optimizer": {}}, apart)
+    found = MegatronState(tmp_path)
+    assert_same(found, state)
+    [note] = [note for note in found.notes if "optimizer" in note]
+    assert "distributed by a version of Megatron before 2024" in note
+    assert not any("optimizer" in one for one in MegatronState(tmp_path, weights_only=True).notes)
+    for path in tmp_path.glob("iter_0000004/mp_rank_*/model_rng.pt"):
+        content = torch.load(path, weights_only=False)
+        content["args"].no_save_optim = True
+        torch.save(content, path)
+    assert not any("optimizer" in one for one in MegatronState(tmp_path).notes)

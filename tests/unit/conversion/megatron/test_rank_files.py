@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import enum
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from damage import time_limit
 from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
 
 from lmcore.conversion.megatron import records
@@ -131,6 +133,19 @@ def test_orders_of_older_versions_by_hand(version: float, rows: list[int]) -> No
     joined = Packing(shape, 2, version).join("blocks.0.attention.qkv.bias", parts)
     heads = [0, 1, 2, 3, 100, 101, 102, 103]
     assert joined.tolist() == [base + row for base in (0, 10, 20) for row in heads]
+
+
+def test_grouped_queries_in_an_old_order(tmp_path: Path) -> None:
+    """A version without them is refused, and so is one that the file does not state."""
+    path = plain(tmp_path, LLAMA)
+    edit(path, lambda content: content.update(checkpoint_version=1.0))
+    assert "`checkpoint_version` is 1;" in refusal(tmp_path)
+    edit(path, lambda content: content.pop("checkpoint_version") and None)
+    text = refusal(tmp_path)
+    assert "does not say how its queries, keys and values are ordered" in text
+    assert "`checkpoint_version` is 0, or missing" in text
+    edit(path, lambda content: content.update(checkpoint_version=2.0))
+    assert_same(MegatronState(tmp_path), MemoryState(LLAMA))
 
 
 def test_names_of_the_oldest_version(tmp_path: Path) -> None:
@@ -323,6 +338,36 @@ def test_ranks_of_several_checkpoints(tmp_path: Path) -> None:
     text = refusal(tmp_path)
     assert "is mixed from several checkpoints" in text
     assert "is of iteration 1" in text
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_ranks_of_experts(tensor: int, tmp_path: Path) -> None:
+    """Without a pipeline they have the names of stages: the number of experts is named."""
+    write_megatron(MemoryState(GPT), tmp_path, None, layout=Layout(tensor))
+    for rank in range(tensor):
+        plain_name = tmp_path / "release" / f"mp_rank_0{rank}"
+        edit(plain_name / FILE, lambda content: setattr(content["args"], "num_experts", 8))
+        shutil.copytree(plain_name, plain_name.with_name(f"mp_rank_0{rank}_001"))
+        plain_name.rename(plain_name.with_name(f"mp_rank_0{rank}_000"))
+    assert "`num_experts` is `8`" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["loop", "copies", "chain"])
+def test_mappings_that_no_model_has(kind: str, tmp_path: Path) -> None:
+    """One that contains itself, one that is there many times and a long chain are refused."""
+    path = plain(tmp_path)
+    inner: dict[str, Any] = {}
+    if kind == "loop":
+        inner["model"] = inner
+    elif kind == "copies":
+        for _ in range(30):
+            inner = {"one": inner, "two": inner}
+    else:
+        for _ in range(40):
+            inner = {"one": inner}
+    with time_limit():
+        edit(path, lambda content: content["model"].update(inner=inner))
+        assert "its model is nested as no model is: `inner" in refusal(tmp_path)
 
 
 def test_damaged_files(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from damage import time_limit
 from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
 
 from lmcore.conversion.formats import read_state
@@ -20,6 +21,7 @@ from lmcore.conversion.megatron.directory import is_megatron, is_megatron_dist
 from lmcore.conversion.megatron.distributed_read import DistributedState
 from lmcore.conversion.megatron.distributed_write import write_distributed
 from lmcore.conversion.megatron.layout import Layout
+from lmcore.conversion.megatron.moments import group_values
 from lmcore.conversion.megatron.names import foreign_name
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.state import ADAM, WEIGHT, Progress
@@ -163,6 +165,16 @@ def test_a_distributed_state_that_is_not_read(tmp_path: Path) -> None:
     found = DistributedState(tmp_path)
     assert found.kinds == (WEIGHT,)
     assert "saved in pieces of parameters" in found.notes[0]
+
+
+def test_an_optimizer_that_contains_itself(tmp_path: Path) -> None:
+    """It gives no number of updates and no settings, and is not followed without end."""
+    inner: dict[str, Any] = {}
+    inner["optimizer"] = inner
+    with time_limit():
+        assert group_values(inner) == (None, {})
+    known = {"param_groups": [{"step": 3}]}
+    assert group_values({"optimizer": {"optimizer": known}})[0] == 3
 
 
 def refusal(tmp_path: Path) -> str:

@@ -1,0 +1,120 @@
+"""Parts of stored chunks, read without the rest of a chunk, which may be larger than memory."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from lmcore.checkpoint.dcp_metadata import StoredChunk, dtype_of
+from lmcore.checkpoint.dcp_reader import (
+    Copy,
+    copies_of,
+    not_as_stated,
+    opened,
+    read_chunk,
+    refuse_compressed,
+    slice_of,
+)
+from lmcore.checkpoint.strided_record import StridedRecord, strided_record
+from lmcore.checkpoint.zip_checksum import damaged_record
+from lmcore.errors import CheckpointError
+from lmcore.parallel.tensor_layout import Chunk, TensorLayout, box
+
+__all__ = ["PartReader"]
+
+
+class PartReader:
+    """Reader of parts of chunks, for files that have no manifest with their checksums.
+
+    Of a chunk in the order of its elements the rows of a part are read, of any other one all of it.
+    Its checksums are compared once, when a part of it is read for the first time.
+    """
+
+    def __init__(self, directory: Path, *, compare: bool = True) -> None:
+        """Remember the checkpoint.
+
+        Args:
+            directory: Directory of the checkpoint.
+            compare: True to compare torch's checksum of each chunk.
+        """
+        self._directory, self._compare = directory, compare
+        self._records: dict[StoredChunk, StridedRecord | None] = {}
+
+    def read(
+        self,
+        chunks: Sequence[StoredChunk],
+        dtype: str,
+        shape: tuple[int, ...],
+        first: tuple[int, ...],
+        size: tuple[int, ...],
+    ) -> Tensor:
+        """Return a part of a tensor.
+
+        Args:
+            chunks: Chunks of the tensor.
+            dtype: Name of its dtype.
+            shape: Its shape.
+            first: Index of the part's first element.
+            size: Shape of the part.
+
+        Raises:
+            CheckpointError: A file cannot be read, is damaged, or has another tensor.
+        """
+        layout = TensorLayout(shape, (Chunk((0,) * len(size), first, size),))
+        part = torch.empty(size, dtype=dtype_of(dtype))
+        for chunk in chunks:
+            for copy in copies_of(chunk, part, layout):
+                path = self._directory / chunk.file
+                with opened(path) as stream:
+                    self._fill(copy, stream, path, chunk, dtype)
+        return part
+
+    def _fill(
+        self, copy: Copy, stream: BinaryIO, path: Path, chunk: StoredChunk, dtype: str
+    ) -> None:
+        if chunk not in self._records:
+            self._records[chunk] = self._opened(stream, path, chunk)
+        record = self._records[chunk]
+        size = tuple(copy.target.shape)
+        if record is None or (record.dtype, record.shape) != (dtype, chunk.bounds.size) or not size:
+            stored = read_chunk(stream, path, chunk, dtype)
+            copy.target.copy_(box(stored, copy.start, size))
+            return
+        target = copy.target
+        rows = target
+        if not target.is_contiguous() or size[1:] != record.shape[1:]:
+            rows = torch.empty(size[0], *record.shape[1:], dtype=target.dtype)
+        row_bytes = math.prod(record.shape[1:]) * record.itemsize
+        stream.seek(chunk.offset + record.position + copy.start[0] * row_bytes)
+        content = rows.reshape(-1).view(torch.uint8).numpy().data
+        if stream.readinto(content) != len(content):  # type: ignore[attr-defined]
+            raise not_as_stated(chunk, path, "it is truncated")
+        if rows is not target:
+            target.copy_(box(rows, (0, *copy.start[1:]), size))
+
+    def _opened(self, stream: BinaryIO, path: Path, chunk: StoredChunk) -> StridedRecord | None:
+        """Compare the checksums of a chunk and return where its elements are."""
+        part = slice_of(stream, chunk.offset, chunk.length)
+        found, why = None, None
+        try:
+            refuse_compressed(part, path, chunk)
+            with zipfile.ZipFile(part) as archive:
+                record = damaged_record(archive) if self._compare else None
+                if record is not None:
+                    why = f"the checksum of its record `{record}` is wrong"
+                else:
+                    found = strided_record(part, archive)
+        except (CheckpointError, OSError):
+            raise
+        except Exception as error:
+            why = f"reading it failed: `{type(error).__name__}`"
+            raise not_as_stated(chunk, path, why) from error
+        if why is not None:
+            raise not_as_stated(chunk, path, why)
+        return found
