@@ -121,7 +121,10 @@ def saved(content: Any) -> io.BytesIO:
         torch.arange(3),
         None,
     ],
-    ids=str,
+    ids=[
+        *("column", "transposed", "expanded", "parameter", "sparse"),
+        *("mapping", "list", "integers", "nothing"),
+    ],
 )
 def test_what_is_left_to_torch(content: Any) -> None:
     """Anything but a contiguous tensor of floats has no position."""
