@@ -82,7 +82,7 @@ def write_chunks(
 def _torch_checksums_left_out(*, before: bool) -> Iterator[None]:
     """Leave out the checksums that torch computes and never compares: the manifest has its own.
 
-    They take most of the processor time of a save, beside which training goes on.
+    They take most of the processor time of a save, which a training step may need.
 
     Args:
         before: Setting to restore; some versions of torch have one for all threads.

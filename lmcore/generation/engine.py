@@ -152,7 +152,7 @@ class Engine:
         return decoded + refused + begun
 
     def _admit(self) -> list[Continuation]:
-        """Give slots to waiting requests; return those that end for lack of memory."""
+        """Give slots to waiting requests; return the ones that end for lack of memory."""
         room = self._max_requests - len(self._slots)
         new = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
         if not new:
@@ -242,7 +242,7 @@ class Engine:
         return self._after_chunk(taken, widths, hidden_BSH)
 
     def _taken_together(self, numbers: Sequence[int], budget: int) -> list[int]:
-        """Return the slot of the oldest prompt, and those of prompts of about its length."""
+        """Return the slots of the oldest prompt and of prompts of about its length."""
         lengths = {number: len(self._prompt(number)) for number in numbers}
         oldest = min(numbers, key=lambda number: self._slots[number].arrival)
         taken, width, total = [oldest], lengths[oldest], lengths[oldest]
