@@ -76,15 +76,18 @@ def test_strict_names_what_a_compiled_model_lacks():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [(96, 64), (50, 33), (1, 1)])
 @pytest.mark.parametrize("mkl", [True, False])
+@pytest.mark.parametrize("native", [True, False])
 def test_constant_projection(
     monkeypatch: pytest.MonkeyPatch,
     dtype: torch.dtype,
     size: tuple[int, int],
     bias: bool,
     mkl: bool,
+    native: bool,
 ) -> None:
     """It gives the product of any number of rows, for leading dims of any number."""
     monkeypatch.setattr(constant, "blas_is_faster", lambda: mkl)
+    monkeypatch.setattr(constant, "has_bfloat16_products", lambda: native)
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(size, generator=generator).to(dtype)
     offset = torch.randn(size[0], generator=generator).to(dtype) if bias else None

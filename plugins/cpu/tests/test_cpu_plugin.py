@@ -224,6 +224,24 @@ def test_the_faster_product(tmp_path, monkeypatch, vendor, mkl, faster):
     assert linear.blas_is_faster() is faster
 
 
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        ("flags\t\t: fpu avx512f avx512_bf16", True),
+        ("flags\t\t: fpu amx_bf16 amx_tile", True),
+        ("flags\t\t: fpu avx512f avx512_vnni", False),
+        ("Features\t: fp asimd bf16", True),
+        ("Features\t: fp asimd", False),
+        ("", True),
+    ],
+)
+def test_products_of_bfloat16(tmp_path, line, expected):
+    """They are one of the processor's features; without a list of these they are assumed."""
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor : 0\n{line}\n", encoding="utf-8")
+    assert host.has_bfloat16_products(cpuinfo) is expected
+
+
 def test_doctor_names_what_is_wrong(monkeypatch):
     """Too many threads, little memory and no compiler are warnings."""
     good = {check.name: check.status for check in doctor.checks()}

@@ -28,11 +28,15 @@ def exact(weight: QuantizedWeight) -> torch.Tensor:
     return wide.flatten(1)
 
 
+@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("outputs, inputs", SIZES)
-def test_products(outputs: int, inputs: int, bits: int, bias: bool) -> None:
+def test_products(
+    monkeypatch: pytest.MonkeyPatch, outputs: int, inputs: int, bits: int, bias: bool, native: bool
+) -> None:
     """They are right for any number of rows, few and many, and leading dims."""
+    monkeypatch.setattr(kernel, "has_bfloat16_products", lambda: native)
     weight = quantized(outputs, inputs, bits)
     generator = torch.Generator().manual_seed(1)
     offset = torch.randn(outputs, generator=generator).bfloat16() if bias else None

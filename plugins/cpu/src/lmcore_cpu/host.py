@@ -13,6 +13,7 @@ __all__ = [
     "cpp_compiler",
     "cpu_count",
     "cpu_name",
+    "has_bfloat16_products",
     "memory_available",
     "memory_limit",
     "mkl_is_faster",
@@ -20,6 +21,7 @@ __all__ = [
 
 _CGROUP = Path("/sys/fs/cgroup")
 _CPUINFO = Path("/proc/cpuinfo")
+_BFLOAT16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 
 
 def cpu_count() -> int:
@@ -44,6 +46,13 @@ def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
 def mkl_is_faster(cpuinfo: Path = _CPUINFO) -> bool:
     """Return True on processors on which MKL's products beat oneDNN's: MKL's own vendor's."""
     return _processor_field("vendor_id", cpuinfo) == "GenuineIntel"
+
+
+@cache
+def has_bfloat16_products(cpuinfo: Path = _CPUINFO) -> bool:
+    """Return True if the processor multiplies bfloat16 itself, or if its features are unknown."""
+    features = _processor_field("flags", cpuinfo) or _processor_field("Features", cpuinfo)
+    return not features or not _BFLOAT16_FEATURES.isdisjoint(features.split())
 
 
 def _processor_field(name: str, cpuinfo: Path) -> str:

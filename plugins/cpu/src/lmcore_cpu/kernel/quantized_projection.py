@@ -1,7 +1,8 @@
 """Projections by weights of 8 or 4 bits, with bfloat16 activations, by torch's own operators.
 
 torch's operators are for few rows.  With many, the weight is expanded to bfloat16 and multiplied by
-oneDNN: 8 bits without the scales, since bfloat16 has these integers, 4 bits with them.  The
+oneDNN: 8 bits without the scales, since bfloat16 has these integers, 4 bits with them.  On a
+processor without products of bfloat16 it is expanded to float32, four times as fast.  The
 operators for other dtypes of activations are many times slower and not used.
 
 docs/reference/performance.md has their times.
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lmcore.accelerator import QuantizedWeight
+from lmcore_cpu.host import has_bfloat16_products
 from lmcore_cpu.kernel import linear
 
 __all__ = ["quantized_projection"]
@@ -32,6 +34,8 @@ _BLOCK = 64
 """Outputs of a block of torch's layout for 4 bits."""
 _MOST_ROWS_OF_8_BITS, _MOST_ROWS_OF_4_BITS = 12, 96
 """Rows up to which torch's operator is faster than expanding the weight."""
+_MOST_EMULATED_ROWS_OF_8_BITS = 32
+"""The same for 8 bits on a processor without products of bfloat16."""
 
 
 def quantized_projection(
@@ -59,11 +63,16 @@ def _of_8_bits(weight: QuantizedWeight, bias_O: Tensor | None) -> Callable[[Tens
     inputs = values_OI.shape[1]
     product = torch.ops.aten._weight_int8pack_mm  # noqa: SLF001 - no public name
     fused = linear.available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001
+    native = has_bfloat16_products()
+    few = _MOST_ROWS_OF_8_BITS if native else _MOST_EMULATED_ROWS_OF_8_BITS
 
     def project(x: Tensor) -> Tensor:
         x_MI = x.reshape(-1, inputs)
-        if 0 < x_MI.shape[0] <= _MOST_ROWS_OF_8_BITS:
+        if 0 < x_MI.shape[0] <= few:
             y_MO: Tensor = product(x_MI, values_OI, scale_O)
+        elif not native:
+            wide_MO = functional.linear(x_MI.float(), values_OI.float()).mul_(scale_O.float())
+            y_MO = wide_MO.to(x.dtype)
         elif fused and x_MI.shape[0]:  # rounded once, as by torch's operator
             y_MO = torch.ops.mkldnn._linear_pointwise.binary(  # noqa: SLF001
                 x_MI, scale_O.expand(x_MI.shape[0], -1), values_OI.to(x.dtype), None, "mul"
@@ -86,11 +95,13 @@ def _of_4_bits(weight: QuantizedWeight, bias_O: Tensor | None) -> Callable[[Tens
     product = torch.ops.aten._weight_int4pack_mm_for_cpu  # noqa: SLF001 - no public name
     # The layout differs between instruction sets: where it is another one, nothing is expanded.
     known = packed.shape[0] % _BLOCK == 0 and _codes(packed).t().equal(codes_OI.to(torch.uint8))
+    native = has_bfloat16_products()
 
     def project(x: Tensor) -> Tensor:
         x_MI = x.reshape(-1, inputs)
         if known and x_MI.shape[0] > _MOST_ROWS_OF_4_BITS:
-            y_MO = x_MI @ _expanded(packed, tables_GO2)
+            weight_IO = _expanded(packed, tables_GO2)
+            y_MO = x_MI @ weight_IO if native else (x_MI.float() @ weight_IO.float()).to(x.dtype)
         else:
             y_MO = product(x_MI, packed, group, tables_GO2)
         return _shaped(y_MO, x, bias_O)
