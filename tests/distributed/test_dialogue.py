@@ -52,11 +52,22 @@ class Terminal:
         """Send keys."""
         os.write(self._file, keys)
 
-    def read(self, text: bytes = b"", *, more: int = 0) -> bytes:
-        """Read until a text and some bytes after it are shown; without a text, to the end."""
-        end = time.monotonic() + 60
+    def read(self, text: bytes = b"", *, more: int = 0, press: bytes = b"") -> bytes:
+        """Read until a text and some bytes after it are shown; without a text, to the end.
+
+        Args:
+            text: The text.
+            more: Number of bytes after it.
+            press: Keys to send now, and again after five seconds: an interrupt that Python receives
+                within a finalizer is lost.
+        """
+        begin = time.monotonic()
+        end, pressed = begin + 60, begin - 5
         while not text or not self._has(text, more):
             assert time.monotonic() < end, self._shown[-500:]
+            if press and time.monotonic() > pressed + 5:
+                self.press(press)
+                pressed = time.monotonic()
             if select.select([self._file], [], [], 0.1)[0]:
                 try:
                     self._shown += os.read(self._file, 65536)
@@ -94,11 +105,9 @@ def test_interrupted_answers(tmp_path: Path) -> None:
             user.press(b"abc\r")
             user.read(b"abc", more=60)
             time.sleep(SAME_SIGNAL_SECONDS)
-            user.press(b"\x03")
-            user.read(b"(stopped)")
+            user.read(b"(stopped)", press=b"\x03")
         user.read(b"prompt>")
-        user.press(b"\x03")
-        user.read(b"Ctrl-D or /exit ends")
+        user.read(b"Ctrl-D or /exit ends", press=b"\x03")
         user.read(b"prompt>")
         user.press(b"\x04")
         assert b"error" not in user.read()
