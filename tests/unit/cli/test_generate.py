@@ -188,22 +188,25 @@ class TestOutput:
         found = records(generate(*flags, "--beam-width", "4", "--num-samples", "3"))
         scores = [record["score"] for record in found]
         assert len({record["text"] for record in found}) == 3
+        assert not any("seed" in record for record in found)
         assert scores == sorted(scores, reverse=True)
         (greedy,) = records(generate(*flags, "--greedy"))
         (single,) = records(generate(*flags, "--beam-width", "1"))
         assert single["text"] == greedy["text"]
 
     @pytest.mark.peer
-    def test_json_schema(self, generate, tmp_path) -> None:
+    def test_json_schema(self, generate, tmp_path, caplog) -> None:
         """The text is JSON of the schema, though the model would write anything."""
         peer("llguidance")
         file = tmp_path / "schema.json"
-        # Without white space, for which a small model has no positions.
-        file.write_text('{"enum": ["yes", [true]], "x-guidance": {"whitespace_flexible": false}}')
+        file.write_text('{"enum": ["yes", [true]]}')
         flags = ["--prompt", "ab", "--json", "--json-schema", str(file), "--num-samples", "4"]
         for record in records(generate(*flags)):
             assert json.loads(record["text"]) in ("yes", [True])
             assert record["finished"]
+        assert "the limit of tokens" not in caplog.text
+        generate(*flags, "--tokens", "2")
+        assert "4 of 4 texts stopped at the limit of tokens" in caplog.text
 
     def test_ops(self, generate) -> None:
         """`--ops` selects kernels, and `--strict-ops` refuses the core's own."""
