@@ -69,8 +69,7 @@ def chat(
         system: System prompt.
 
     Raises:
-        ConfigError: A message from a pipe does not fit, or the template refuses it.
-        DataError: A line from a pipe is not UTF-8.
+        ConfigError: A message from a pipe does not fit, is not UTF-8, or the template refuses it.
         RunError: The model's logits are not finite.
     """
     from lmcore.generation.answers import Answers
@@ -109,17 +108,17 @@ def continue_lines(settings: SampleSettings, loaded: LoadedModel) -> None:
         loaded: The model.
 
     Raises:
-        ConfigError: A line from a pipe does not fit.
-        DataError: A line from a pipe is not UTF-8.
+        ConfigError: A line from a pipe does not fit, or is not UTF-8.
         RunError: The model's logits are not finite.
     """
     from lmcore.generation.answers import Answers
+    from lmcore.generation.prompt import encode_prompt
 
     dialogue = Dialogue(standard_output(), prompt="prompt>")
     answers = Answers(settings, loaded)
 
     def take(line: str) -> bool:
-        prompt = loaded.tokenizer.encode(line)
+        prompt = encode_prompt(loaded.tokenizer, line)
         first = True
 
         def show(piece: str) -> None:

@@ -16,6 +16,8 @@ from lmcore.generation.completion import Completion
 from lmcore.generation.engine import Engine
 from lmcore.generation.generate import recompute, require_room, room
 from lmcore.generation.json_schema import JsonSchemas
+from lmcore.generation.limits import NUM_SEEDS
+from lmcore.generation.prompt import encode_prompt
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sample import DEFAULT_TOKENS, Output, Sample
 from lmcore.generation.sampling_options import SamplingOptions
@@ -164,7 +166,7 @@ class Sampler:
     def _samples(
         self, prompts: Sequence[str], encoded: Sequence[Sequence[int]], lengths: Sequence[int]
     ) -> Iterator[_Asked]:
-        tokenizer, seed = self.loaded.tokenizer, self.settings.seed
+        tokenizer, seed = self.loaded.tokenizer, self.settings.seed % NUM_SEEDS
         schema = self.settings.json_schema
         schemas = JsonSchemas(tokenizer) if schema is not None else None
         stop_tokens = self._stop_tokens()
@@ -180,7 +182,7 @@ class Sampler:
                     else None,
                 )
                 yield _Asked(prompt, request, completion)
-                seed = (seed + 1) % 2**63
+                seed = (seed + 1) % NUM_SEEDS
 
     def _continue(self, asked: Iterator[_Asked], made: _Made) -> None:
         """Generate several samples together, and write them in order."""
@@ -301,12 +303,7 @@ class Sampler:
 
     def _encode(self, prompt: str, number: int) -> tuple[int, ...]:
         tokenizer = self.loaded.tokenizer
-        try:
-            ids = tokenizer.encode(prompt)
-        except UnicodeEncodeError:
-            raise ConfigError(
-                "the prompt is not UTF-8", hint="give it by `--prompt-file`, in UTF-8"
-            ) from None
+        ids = encode_prompt(tokenizer, prompt)
         if ids:
             return tuple(ids)
         if tokenizer.eod is None:

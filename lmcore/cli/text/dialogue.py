@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
-from lmcore.errors import DataError, LmcoreError, printable
+from lmcore.errors import ConfigError, LmcoreError, printable
 
 __all__ = ["Dialogue"]
 
@@ -43,7 +43,7 @@ class Dialogue:
         """Call *take* with each line until it returns False or the lines end.
 
         Raises:
-            DataError: A line is not UTF-8, or too long.
+            ConfigError: A line is not UTF-8, or too long.
         """
         while (line := self._read()) is not None:
             try:
@@ -109,8 +109,8 @@ class Dialogue:
         if not line:
             return None
         if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
-            raise DataError(f"a line of standard input is longer than {_LONGEST_LINE:,} bytes")
+            raise ConfigError(f"a line of standard input is longer than {_LONGEST_LINE:,} bytes")
         try:
             return line.decode().removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError:
-            raise DataError("a line of standard input is not UTF-8") from None
+            raise ConfigError("a line of standard input is not UTF-8") from None

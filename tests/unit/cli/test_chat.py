@@ -17,7 +17,7 @@ from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.generate import run
 from lmcore.data.tokenizer import ByteTokenizer, Tokenizer, build_tokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
-from lmcore.errors import ConfigError, DataError
+from lmcore.errors import ConfigError
 from lmcore.generation import answers
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
@@ -168,7 +168,7 @@ class TestChat:
 
     def test_lines_that_are_not_utf_8(self, chat) -> None:
         """A line of other bytes is an error."""
-        with pytest.raises(DataError, match="a line of standard input is not UTF-8"):
+        with pytest.raises(ConfigError, match="a line of standard input is not UTF-8"):
             chat("\xff")
 
     def test_interrupt(self, chat, monkeypatch) -> None:
