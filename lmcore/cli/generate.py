@@ -192,9 +192,7 @@ class GenerateSection(LoadingSection):
         minimum=-MAX_LENGTH_PENALTY,
         maximum=MAX_LENGTH_PENALTY,
     )
-    seed: int = option(
-        1234, "Seed of the first sample.", minimum=-MAX_SEED - 1, maximum=MAX_SEED
-    )
+    seed: int = option(1234, "Seed of the first sample.", minimum=-MAX_SEED - 1, maximum=MAX_SEED)
     num_samples: int = option(1, "Samples per prompt.", minimum=1)
     micro_batch_size: int = option(8, "Samples generated together.", minimum=1)
     json: bool = option(
@@ -427,9 +425,7 @@ def _check_beam_search(section: GenerateSection, width: int) -> None:
 def _given(section: GenerateSection, names: Sequence[str]) -> list[str]:
     """Return the flags of those options that do not have their default value."""
     options = {one.key: one for one in options_of(GenerateSection)}
-    return [
-        options[name].flag for name in names if getattr(section, name) != options[name].default
-    ]
+    return [options[name].flag for name in names if getattr(section, name) != options[name].default]
 
 
 def _read_prompts(section: GenerateSection) -> list[str]:

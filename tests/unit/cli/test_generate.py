@@ -373,7 +373,10 @@ class TestBadInput:
             (["--beam-width", "2", "--top-k", "5"], "`--top-k` cannot be used"),
             (["--beam-width", "2", "--no-cache"], "cannot be used"),
             (["--beam-width", "2", "--stop", "e"], "why: beam search does not support it"),
-            (["--greedy", "--temperature", "0.5"], "`--temperature` cannot be used with `--greedy`"),
+            (
+                ["--greedy", "--temperature", "0.5"],
+                "`--temperature` cannot be used with `--greedy`",
+            ),
             (["--greedy", "--min-p", "0.5"], "`--min-p` cannot be used"),
             (["--greedy", "--seed", "5"], "`--seed` cannot be used"),
             (["--greedy", "--num-samples", "2"], "`--num-samples` cannot be used"),

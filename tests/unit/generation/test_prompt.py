@@ -85,5 +85,5 @@ def test_json_schema(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(ConfigError, match=message):
             read_json_schema(str(file))
-    with pytest.raises(ConfigError, match="cannot read the file `.*` of `--json-schema`"):
+    with pytest.raises(ConfigError, match=r"cannot read the file `.*` of `--json-schema`"):
         read_json_schema(str(tmp_path))
