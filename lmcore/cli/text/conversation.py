@@ -23,7 +23,7 @@ Ctrl-C stops an answer."""
 
 
 class Conversation(Protocol):
-    """Messages of a user and a model, of which there may be none yet.
+    """Messages of a user and a model, none at first.
 
     Attributes:
         system: System prompt.
