@@ -90,7 +90,7 @@ class Dialogue:
             try:
                 return self._ask()
             except KeyboardInterrupt:
-                self.note("\n(Ctrl-D or /exit ends)")
+                self.note("\n(Ctrl-D ends)")
             except EOFError:
                 self.note("")
                 return None

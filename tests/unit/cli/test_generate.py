@@ -394,6 +394,7 @@ class TestBadInput:
             (["--prompt", "x" * 33], "has 33 tokens, too many"),
             (["--prompt", "x" * 30, "--tokens", "4"], "leaves no room for 4 more"),
             (["--prompt", "\udcff"], "is not UTF-8"),
+            (["--vocab-file", "nope", "--merge-file", "m"], "cannot read `--vocab-file nope`"),
             (["--precision", "fp9"], "does not offer it"),
         ],
     )
