@@ -7,6 +7,7 @@
 # on the bundled text.  PROMPTS: a prompt on each line, which the measurement continues.
 # SCORER: FILE.py:FUNCTION or MODULE:FUNCTION, texts to scores from 0 to 1; see detoxify/README.md.
 # TOKENIZER: tokenizer of CHECKPOINT, as flags of `lmcore data prepare`.
+# RUN_DIRECTORY (default runs/detoxified) and RUN_DIRECTORY-data must not exist.
 # ITERS: steps of each training (default 300).  SAMPLES: texts to generate (default ITERS + 100).
 set -euo pipefail
 
@@ -14,20 +15,32 @@ examples=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 recipe=$examples/detoxify/recipe.py
 run=${1:-runs/detoxified}
 iters=${ITERS:-300}
+if ! [[ $iters =~ ^[1-9][0-9]{0,8}$ && ${SAMPLES:-1} =~ ^[1-9][0-9]{0,8}$ ]]; then
+    echo "error: ITERS and SAMPLES are numbers from 1, not \`$iters\` and \`${SAMPLES:-}\`" >&2
+    exit 2
+fi
 samples=${SAMPLES:-$((iters + 100))}
 scorer=${SCORER:-$examples/detoxify/word_scorer.py:score}
 continuations=25
 
 data=$run-data
-mkdir -p "$data"
+for directory in "$run" "$data"; do
+    if [ -e "$directory" ]; then
+        echo "error: \`$directory\` exists; remove it, or name another RUN_DIRECTORY" >&2
+        exit 2
+    fi
+done
+python "$recipe" check --scorer "$scorer"
 if [ $# -ge 3 ]; then
     base=$2 prompts=$3
     read -ra tokenizer <<<"${TOKENIZER:?name the tokenizer of $base, such as --tokenizer-type ...}"
+    mkdir -p "$data"
 elif [ $# -ge 2 ]; then
     echo "usage: $0 [RUN_DIRECTORY [CHECKPOINT PROMPTS]]" >&2
     exit 2
 else
     base=$data/base prompts=$examples/detoxify/prompts.txt
+    mkdir -p "$data"
     python "$examples/make_corpus.py" "$data"
     tokenizer=(--tokenizer-type GPT2BPETokenizer
         --vocab-file "$data/vocab.json" --merge-file "$data/merges.txt")

@@ -1,5 +1,6 @@
 """Select the least toxic of generated texts, and measure the toxicity of continuations.
 
+    python recipe.py check --scorer FILE.py:FUNCTION
     python recipe.py select SAMPLES.jsonl SELECTED.jsonl --share 0.5 --scorer FILE.py:FUNCTION
     python recipe.py measure CONTINUED.jsonl --prompts PROMPTS.txt --continuations 25 --scorer ...
 
@@ -26,17 +27,30 @@ TOXIC = 0.5
 
 
 def load_scorer(name: str) -> Scorer:
-    """Return the function that `FILE.py:FUNCTION` or `MODULE:FUNCTION` names."""
+    """Return the function that `FILE.py:FUNCTION` or `MODULE:FUNCTION` names.
+
+    Raises:
+        SystemExit: There is no such file, module or function.
+    """
     place, _, function = name.rpartition(":")
+    if not place or not function:
+        raise SystemExit(f"the scorer `{name}` is not FILE.py:FUNCTION or MODULE:FUNCTION")
     if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise SystemExit(f"the scorer `{name}`: there is no file `{place}`")
         spec = importlib.util.spec_from_file_location("scorer", place)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     else:
-        module = importlib.import_module(place)
-    scorer: Scorer = getattr(module, function)
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise SystemExit(f"the scorer `{name}`: {error}") from None
+    scorer: Scorer | None = getattr(module, function, None)
+    if not callable(scorer):
+        raise SystemExit(f"the scorer `{name}`: `{place}` has no function `{function}`")
     return scorer
 
 
@@ -50,11 +64,13 @@ def scores_of(texts: Sequence[str], scorer: Scorer) -> list[float]:
     for start in range(0, len(texts), BATCH):
         batch = list(texts[start : start + BATCH])
         scores = [float(score) for score in scorer(batch)]
-        if len(scores) != len(batch) or not all(0 <= score <= 1 for score in scores):
-            raise SystemExit(
-                f"the scorer returned {len(scores)} scores for {len(batch)} texts, or some that "
-                "are not from 0 to 1"
-            )
+        if len(scores) != len(batch):
+            raise SystemExit(f"the scorer returned {len(scores)} scores for {len(batch)} texts")
+        for text, score in zip(batch, scores, strict=True):
+            if not 0 <= score <= 1:
+                raise SystemExit(
+                    f"the scorer returned {score:g}, which is not from 0 to 1, for {text[:80]!r}"
+                )
         found += scores
     return found
 
@@ -70,6 +86,15 @@ def read_prompts(path: Path) -> list[str]:
     text = path.read_bytes().decode()
     lines = text.removesuffix("\n").split("\n") if text else []
     return [line.removesuffix("\r") for line in lines]
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Score a text, so that a wrong scorer is found before there are texts.
+
+    Raises:
+        SystemExit: There is no such scorer, or it returns no scores.
+    """
+    scores_of(["a text"], load_scorer(arguments.scorer))
 
 
 def select(arguments: argparse.Namespace) -> None:
@@ -115,6 +140,8 @@ def main() -> None:
     """Run a step of the recipe."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     steps = parser.add_subparsers(required=True)
+    checking = steps.add_parser("check", help="score a text, to find a wrong scorer")
+    checking.set_defaults(step=check)
     selecting = steps.add_parser("select", help="write the texts with the lowest scores")
     selecting.add_argument("samples", type=Path)
     selecting.add_argument("selected", type=Path)
@@ -126,7 +153,7 @@ def main() -> None:
     measuring.add_argument("--continuations", type=int, default=25)
     measuring.add_argument("--name", default="model")
     measuring.set_defaults(step=measure)
-    for one in (selecting, measuring):
+    for one in (checking, selecting, measuring):
         one.add_argument("--scorer", required=True, metavar="FILE.py:FUNCTION")
     arguments = parser.parse_args()
     arguments.step(arguments)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
+from lmcore.cli.text.conversation import BANNER, PROMPT, end_note, take_message
+from lmcore.cli.text.dialogue import LINES_BANNER, Dialogue
+from lmcore.cli.text.sample_output import standard_output
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_with_plugins
-from lmcore.errors import ConfigError, RunError, printable
+from lmcore.errors import ConfigError, RunError
+from lmcore.generation.limits import MAX_SEED
 from lmcore.generation.sampling_options import MAX_TEMPERATURE, MAX_TOP_K
 from lmcore.serving.client import Client, ClientError
 
 __all__ = ["SUMMARY", "AskSection", "run"]
 
 SUMMARY = "Ask a server of `lmcore serve`, or of Megatron-LM, for text."
+
+_TOKENS = 64
+"""Most tokens of an answer where `--tokens` is not given and there is no conversation."""
 
 _EPILOG = """\
   lmcore ask localhost:5000
@@ -32,7 +38,11 @@ class AskSection:
         "Text to continue; default: each line of standard input, or of a terminal.",
         may_be_empty=True,
     )
-    tokens: int | None = option(None, "Most tokens of an answer; default: 64.", minimum=1)
+    tokens: int | None = option(
+        None,
+        f"Most tokens of an answer; default: {_TOKENS}, with --chat the server's limit.",
+        minimum=1,
+    )
     chat: bool = option(False, "Hold a conversation: the model sees the messages before.")
     system_prompt: str | None = option(None, "With --chat: system message.", metavar="TEXT")
     temperature: float | None = option(
@@ -45,7 +55,12 @@ class AskSection:
         None, "Sample from the smallest set with this probability.", above=0, maximum=1
     )
     top_k: int | None = option(None, "Sample from this many tokens.", minimum=0, maximum=MAX_TOP_K)
-    seed: int | None = option(None, "Seed of the random numbers; default: any.", minimum=0)
+    seed: int | None = option(
+        None,
+        "Seed of the random numbers; default: any.",
+        minimum=-MAX_SEED - 1,
+        maximum=MAX_SEED,
+    )
     stop: tuple[str, ...] = option((), "Texts that end an answer.", metavar="TEXT")
     model: str | None = option(
         None, "Name of the model; default: the server's first.", metavar="NAME"
@@ -63,82 +78,113 @@ def run(argv: list[str]) -> int:
     )
     if section.system_prompt is not None and not section.chat:
         raise ConfigError("`--system-prompt` needs `--chat`")
+    if section.top_k and section.top_p is not None and section.top_p < 1:
+        raise ConfigError("`--top-k` and `--top-p` exclude each other", hint="keep one of them")
     client = Client(section.address, _key(section), section.timeout)
-    talk = _Talk(section, client)
     if section.prompt is not None:
-        talk.answer(section.prompt)
+        _Talk(section, client, Dialogue(standard_output(), prompt="")).answer(section.prompt)
         return 0
-    interactive = sys.stdin.isatty()
-    for line in _lines(interactive=interactive):
-        if section.chat and line == "/exit":
-            break
-        try:
-            talk.take(line)
-        except KeyboardInterrupt:
-            if not interactive:
-                raise
-            sys.stdout.write("\n")
-        except RunError as error:
-            if not interactive:
-                raise
-            sys.stderr.write(f"{error.render()}\n")
+    if section.chat:
+        dialogue = Dialogue(standard_output(), prompt=PROMPT, banner=BANNER)
+    else:
+        dialogue = Dialogue(standard_output(), prompt="prompt>", banner=LINES_BANNER)
+    talk = _Talk(section, client, dialogue)
+    dialogue.lines(talk.take)
     return 0
 
 
 class _Talk:
-    """Prompts and answers of one command."""
+    """Prompts and answers of one command.
 
-    def __init__(self, section: AskSection, client: Client) -> None:
-        self._section, self._client = section, client
+    Attributes:
+        system: System prompt of the conversation.
+    """
+
+    def __init__(self, section: AskSection, client: Client, dialogue: Dialogue) -> None:
+        self._section, self._client, self._dialogue = section, client, dialogue
         self._messages: list[dict[str, str]] = []
-        if section.system_prompt is not None:
-            self._messages.append({"role": "system", "content": section.system_prompt})
+        self.system = section.system_prompt
 
-    def take(self, line: str) -> None:
-        """Answer a line; in a conversation do a command, as `lmcore generate --chat` does."""
-        if not self._section.chat or not line.startswith("/"):
-            self.answer(line)
-        elif line.startswith("//"):
-            self.answer(line[1:])
-        elif line == "/reset":
-            self._messages = [one for one in self._messages if one["role"] == "system"]
-        else:
-            raise RunError(
-                f"`{line[:100]}` is no command",
-                hint="`/reset` forgets the messages, `/exit` ends, `//TEXT` sends /TEXT",
-            )
+    def reset(self) -> None:
+        """Forget all messages but the system prompt."""
+        self._messages = []
 
-    def answer(self, text: str) -> None:
-        """Print the answer to a text as it arrives.
+    def take(self, line: str) -> bool:
+        """Answer a line, or obey it; return False if it ends the conversation."""
+        if self._section.chat:
+            return take_message(line, self, answer=self._noted, note=self._dialogue.note)
+        self._noted(line)
+        return True
+
+    def _noted(self, text: str) -> None:
+        """Answer a line, and say why the answer ended."""
+        try:
+            end = self.answer(text)
+        except KeyboardInterrupt:
+            if not self._dialogue.interactive:
+                raise
+            self._dialogue.end_text()
+            self._dialogue.note(end_note("interrupt"))
+            return
+        if end == "length":
+            self._dialogue.note(end_note("tokens", self._most_tokens))
+
+    def answer(self, text: str) -> str | None:
+        """Print the answer to a text as it arrives; return the reason of its end, if it has one.
 
         A conversation keeps both if the answer is complete, or was interrupted after its begin.
+
+        Raises:
+            ConfigError: The text is not UTF-8.
+            RunError: The server does not answer, or refuses the request.
         """
-        answer = ""
-        user = {"role": "user", "content": text}
-        terminal = sys.stdout.isatty()
         try:
-            for part in self._parts(user):
+            text.encode()
+        except UnicodeEncodeError:
+            raise ConfigError("the prompt is not UTF-8") from None
+        answer, end = "", None
+        user = {"role": "user", "content": text}
+
+        def parts() -> Iterator[str]:
+            nonlocal end
+            end = yield from self._parts(user)
+
+        try:
+            for part in parts():
                 answer += part
-                sys.stdout.write(printable(part) if terminal else part)
-                sys.stdout.flush()
+                self._dialogue.write(part)
         except ClientError as error:
-            hint = error.hint
-            if self._section.chat and error.code == "context_length_exceeded":
-                hint = "`/reset` forgets the messages"
-            raise RunError(error.what, why=error.why, hint=hint) from None
+            raise self._explained(error) from None
         except KeyboardInterrupt:
             if answer:
                 self._keep(user, answer)
             raise
         self._keep(user, answer)
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        self._dialogue.end_text()
+        return end
+
+    def _explained(self, error: ClientError) -> RunError:
+        """Return an error of the server in the words of this command."""
+        if self._section.chat and error.code == "no_chat_template":
+            return RunError(
+                "the model of the server has no chat template",
+                hint="leave out `--chat` to continue texts",
+            )
+        hint = error.hint
+        if self._section.chat and error.code == "context_length_exceeded":
+            hint = "`/reset` forgets the messages"
+        return RunError(error.what, why=error.why, hint=hint)
 
     def _keep(self, user: dict[str, str], answer: str) -> None:
         if self._section.chat:
             self._messages += [user, {"role": "assistant", "content": answer}]
 
-    def _parts(self, user: dict[str, str]) -> Iterator[str]:
+    @property
+    def _most_tokens(self) -> int | None:
+        """Largest number of tokens of an answer; None: the server's."""
+        return self._section.tokens or (None if self._section.chat else _TOKENS)
+
+    def _parts(self, user: dict[str, str]) -> Generator[str, None, str | None]:
         section = self._section
         settings = {
             "temperature": section.temperature,
@@ -147,37 +193,13 @@ class _Talk:
             "seed": section.seed,
             "stop": list(section.stop) or None,
             "model": section.model,
-            "max_tokens": section.tokens or (None if section.chat else 64),
+            "max_tokens": self._most_tokens,
         }
         given = {name: value for name, value in settings.items() if value is not None}
         if section.chat:
-            return self._client.chat([*self._messages, user], given)
+            system = [] if self.system is None else [{"role": "system", "content": self.system}]
+            return self._client.chat([*system, *self._messages, user], given)
         return self._client.complete(user["content"], given)
-
-
-def _lines(*, interactive: bool) -> Iterator[str]:
-    """Return each line of standard input; a terminal is asked for them."""
-    if not interactive:
-        for raw in sys.stdin.buffer:
-            try:
-                yield raw.decode().removesuffix("\n").removesuffix("\r")
-            except UnicodeDecodeError:
-                raise ConfigError("standard input is not UTF-8") from None
-        return
-    import readline  # noqa: F401 - edits the line, and keeps the earlier ones
-
-    sys.stderr.write("Enter a text; Ctrl-C stops an answer, Ctrl-D ends.\n")
-    while True:
-        try:
-            line = input("> ")
-        except EOFError:
-            sys.stdout.write("\n")
-            return
-        except KeyboardInterrupt:
-            sys.stdout.write("\n")
-            continue
-        if line:
-            yield line
 
 
 def _key(section: AskSection) -> str | None:

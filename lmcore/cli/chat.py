@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lmcore.cli.text.dialogue import Dialogue
+from lmcore.cli.text.conversation import BANNER, PROMPT, end_note, take_message
+from lmcore.cli.text.dialogue import LINES_BANNER, Dialogue
 from lmcore.cli.text.sample_output import standard_output
 from lmcore.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from lmcore.generation.answers import Answer
-    from lmcore.generation.chat.conversation import Conversation
     from lmcore.generation.chat.template import ChatTemplate
     from lmcore.generation.load import LoadedModel
     from lmcore.generation.sampler import SampleSettings
 
 __all__ = ["chat", "continue_lines", "find_template"]
-
-_HELP = """\
-/system TEXT   set the system prompt and forget all messages
-/reset         forget all messages but the system prompt
-/exit          end; so does Ctrl-D
-//TEXT         send /TEXT
-Ctrl-C ends an answer."""
-_ENDS = {
-    "tokens": "(the answer has the largest number of tokens, {})",
-    "positions": "(the answer has reached the last position of the model)",
-    "interrupt": "(stopped)",
-}
 
 
 def find_template(loaded: LoadedModel, file: str | None, *, load: str) -> ChatTemplate:
@@ -69,34 +56,30 @@ def chat(
         system: System prompt.
 
     Raises:
-        ConfigError: A message from a pipe does not fit, or the template refuses it.
-        DataError: A line from a pipe is not UTF-8.
+        ConfigError: A message from a pipe does not fit, is not UTF-8, or the template refuses it.
         RunError: The model's logits are not finite.
     """
     from lmcore.generation.answers import Answers
     from lmcore.generation.chat.conversation import Conversation
 
-    dialogue = Dialogue(standard_output(), prompt="you>")
+    dialogue = Dialogue(standard_output(), prompt=PROMPT, banner=BANNER)
     conversation = Conversation(Answers(settings, loaded), template, system=system)
-    if dialogue.interactive:
-        dialogue.note("/help lists the commands; Ctrl-D ends")
 
-    def take(line: str) -> bool:
-        if line.startswith("/") and not line.startswith("//"):
-            return _command(line, conversation, dialogue.note)
-        turn = conversation.begin(line[1:] if line.startswith("//") else line)
+    def answer(text: str) -> None:
+        turn = conversation.begin(text)
         if turn.dropped:
             dialogue.note(
                 f"(forgot the oldest {counted(turn.dropped, 'message')}: the conversation does "
                 "not fit the model's positions)"
             )
-        answer = conversation.answer(turn, dialogue.write)
+        found = conversation.answer(turn, dialogue.write)
         dialogue.end_text()
-        _note_end(answer, dialogue)
-        return True
+        _note_end(found, dialogue)
 
     try:
-        dialogue.lines(take)
+        dialogue.lines(
+            lambda line: take_message(line, conversation, answer=answer, note=dialogue.note)
+        )
     finally:
         template.close()
 
@@ -109,17 +92,17 @@ def continue_lines(settings: SampleSettings, loaded: LoadedModel) -> None:
         loaded: The model.
 
     Raises:
-        ConfigError: A line from a pipe does not fit.
-        DataError: A line from a pipe is not UTF-8.
+        ConfigError: A line from a pipe does not fit, or is not UTF-8.
         RunError: The model's logits are not finite.
     """
     from lmcore.generation.answers import Answers
+    from lmcore.generation.prompt import encode_prompt
 
-    dialogue = Dialogue(standard_output(), prompt="prompt>")
+    dialogue = Dialogue(standard_output(), prompt="prompt>", banner=LINES_BANNER)
     answers = Answers(settings, loaded)
 
     def take(line: str) -> bool:
-        prompt = loaded.tokenizer.encode(line)
+        prompt = encode_prompt(loaded.tokenizer, line)
         first = True
 
         def show(piece: str) -> None:
@@ -142,32 +125,4 @@ def _note_end(answer: Answer, dialogue: Dialogue) -> None:
     if answer.end == "interrupt" and not dialogue.interactive:
         raise KeyboardInterrupt
     if answer.end != "stop":
-        dialogue.note(_ENDS[answer.end].format(answer.num_tokens))
-
-
-def _command(line: str, conversation: Conversation, note: Callable[[str], None]) -> bool:
-    """Obey a command; return False if it ends the conversation.
-
-    Raises:
-        ConfigError: There is no such command.
-    """
-    name, _, rest = line.strip().partition(" ")
-    match name, rest.strip():
-        case "/exit", "":
-            return False
-        case "/help", "":
-            note(_HELP)
-        case "/reset", "":
-            conversation.reset()
-            note("(forgot all messages)")
-        case "/system", text:
-            conversation.system = text or None
-            conversation.reset()
-            note("(new system prompt)" if text else "(no system prompt)")
-        case _:
-            raise ConfigError(
-                f"`{line.strip()[:100]}` is no command",
-                hint="the commands are `/system TEXT`, `/reset`, `/help` and `/exit`; `//` begins "
-                "a message with a slash",
-            )
-    return True
+        dialogue.note(end_note(answer.end, answer.num_tokens))

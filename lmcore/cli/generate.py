@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,12 @@ from lmcore.config.foreign.generate import GivenModel, generate_flags
 from lmcore.config.option import REQUIRED, option, options_of
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
 from lmcore.errors import ConfigError, LmcoreError, RunError
-from lmcore.generation.limits import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY, MAX_LOGPROBS
+from lmcore.generation.limits import (
+    MAX_BEAM_WIDTH,
+    MAX_LENGTH_PENALTY,
+    MAX_LOGPROBS,
+    MAX_SEED,
+)
 from lmcore.generation.sample import DEFAULT_TOKENS, Output
 from lmcore.generation.sampling_options import (
     MAX_PENALTY,
@@ -55,6 +60,9 @@ __all__ = ["SUMMARY", "GenerateSection", "run"]
 SUMMARY = "Continue a text with a trained model."
 
 logger = logging.getLogger(__name__)
+
+_SAMPLING = ("temperature", "min_p", "seed", "num_samples")
+"""Options without a meaning where no token is drawn."""
 
 _EPILOG = """\
 The same command gives the same text: sample i uses the seed `--seed` + i.
@@ -118,8 +126,7 @@ class GenerateSection(LoadingSection):
     temperature: float = option(
         1.0,
         "Divisor of the logits, above 0: below 1 more predictable text, above 1 more varied.",
-        minimum=0,  # `SamplingOptions` refuses 0, with a hint of `--greedy`
-        maximum=MAX_TEMPERATURE,
+        maximum=MAX_TEMPERATURE,  # `SamplingOptions` refuses 0, with a hint of `--greedy`
     )
     top_k: int = option(
         0, "Sample from the K most probable tokens; 0: all.", minimum=0, maximum=MAX_TOP_K
@@ -185,7 +192,7 @@ class GenerateSection(LoadingSection):
         minimum=-MAX_LENGTH_PENALTY,
         maximum=MAX_LENGTH_PENALTY,
     )
-    seed: int = option(1234, "Seed of the first sample.", minimum=0)
+    seed: int = option(1234, "Seed of the first sample.", minimum=-MAX_SEED - 1, maximum=MAX_SEED)
     num_samples: int = option(1, "Samples per prompt.", minimum=1)
     micro_batch_size: int = option(8, "Samples generated together.", minimum=1)
     json: bool = option(
@@ -352,30 +359,27 @@ def _check_flags(section: GenerateSection) -> None:
             raise ConfigError(f"`{flag}` needs `{needed}`", why="without it, it has no effect")
     if section.beam_width is not None:
         _check_beam_search(section, section.beam_width)
+    if section.greedy and (wrong := _given(section, _SAMPLING)):
+        raise ConfigError(
+            f"`{wrong[0]}` cannot be used with `--greedy`",
+            why="greedy decoding draws no tokens: it gives one text, and always the same",
+            hint="leave out one of them",
+        )
     if section.logprobs is not None and not section.json:
         raise ConfigError("`--logprobs` needs `--json`", why="only its objects have a place for it")
     if section.json and section.sample_output_file is not None:
         raise ConfigError(
             "`--json` and `--sample-output-file` exclude each other",
-            why="the file has JSON lines in a format of lmcore's",
+            why="the file has JSON lines in Megatron's format",
             hint="write `--json > FILE` for all values of a sample",
         )
 
 
 def _check_lines(section: GenerateSection) -> None:
     """Raise an error if an option has no meaning with lines of a user, or only with them."""
-    defaults = {one.key: one for one in options_of(GenerateSection)}
-
-    def given(names: tuple[str, ...]) -> list[str]:
-        return [
-            f"`{defaults[name].flag}`"
-            for name in names
-            if getattr(section, name) != defaults[name].default
-        ]
-
-    if not section.chat and (wrong := given(("system_prompt", "chat_template"))):
+    if not section.chat and (wrong := _given(section, ("system_prompt", "chat_template"))):
         raise ConfigError(
-            f"{wrong[0]} needs `--chat`", why="without it there are no messages, only text"
+            f"`{wrong[0]}` needs `--chat`", why="without it there are no messages, only text"
         )
     mode = "--chat" if section.chat else "--interactive"
     if section.chat and section.interactive:
@@ -383,38 +387,45 @@ def _check_lines(section: GenerateSection) -> None:
     if not (section.chat or section.interactive):
         return
     prompts = ("prompt", "prompt_file", "sample_input_file")
-    if wrong := given(prompts):
+    if wrong := _given(section, prompts):
         raise ConfigError(
-            f"{wrong[0]} cannot be used with `{mode}`",
+            f"`{wrong[0]}` cannot be used with `{mode}`",
             why="it reads its lines from the terminal or from standard input",
         )
     whole = ("sample_output_file", "json", "num_samples", "beam_width", "length_penalty")
-    if wrong := given(whole):
+    if wrong := _given(section, whole):
         raise ConfigError(
-            f"{wrong[0]} cannot be used with `{mode}`",
+            f"`{wrong[0]}` cannot be used with `{mode}`",
             why="it writes one text for each line, as it grows",
         )
 
 
 def _check_beam_search(section: GenerateSection, width: int) -> None:
-    """Raise an error if an option has no meaning in beam search."""
-    defaults = {one.key: one for one in options_of(GenerateSection)}
-    sampling = (
-        *("temperature", "top_k", "top_p", "top_p_decay", "top_p_bound", "min_p"),
-        *("greedy", "seed", "stop", "logprobs", "cache", "json_schema"),
-        *("repetition_penalty", "frequency_penalty", "presence_penalty"),
-    )
-    for name in sampling:
-        if getattr(section, name) != defaults[name].default:
-            raise ConfigError(
-                f"`{defaults[name].flag}` cannot be used with `--beam-width`",
-                why="beam search draws no tokens: it follows the most probable texts",
-            )
+    """Raise an error if an option has no meaning in beam search, or is not supported there."""
+    sampling = tuple(name for name in _SAMPLING if name != "num_samples")
+    sampling += ("top_k", "top_p", "top_p_decay", "top_p_bound", "greedy")
+    if wrong := _given(section, sampling):
+        raise ConfigError(
+            f"`{wrong[0]}` cannot be used with `--beam-width`",
+            why="beam search draws no tokens: it follows the most probable texts",
+        )
+    penalties = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+    if wrong := _given(section, ("stop", "logprobs", "cache", "json_schema", *penalties)):
+        raise ConfigError(
+            f"`{wrong[0]}` cannot be used with `--beam-width`",
+            why="beam search does not support it",
+        )
     if section.num_samples > width:
         raise ConfigError(
             f"`--num-samples {section.num_samples}` is more than `--beam-width {width}`",
             why="beam search finds as many texts as its width",
         )
+
+
+def _given(section: GenerateSection, names: Sequence[str]) -> list[str]:
+    """Return the flags of those options that do not have their default value."""
+    options = {one.key: one for one in options_of(GenerateSection)}
+    return [options[name].flag for name in names if getattr(section, name) != options[name].default]
 
 
 def _read_prompts(section: GenerateSection) -> list[str]:

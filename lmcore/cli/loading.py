@@ -97,8 +97,16 @@ class LoadingSection(TokenizerSection):
     )
 
     def tokenizer_choice(self) -> TokenizerSettings:
-        """Return the tokenizer that the user named, if any."""
+        """Return the tokenizer that the user named, if any.
+
+        Raises:
+            ConfigError: One of its files is missing.
+        """
         choice = TokenizerSettings.of(self)
+        named = {"--vocab-file": choice.vocab_file, "--merge-file": choice.merge_file}
+        for flag, file in named.items():
+            if file is not None and not Path(file).exists():
+                raise ConfigError(f"cannot read `{flag} {file}`", why="there is no such file")
         if choice.tokenizer_type is None and choice.vocab_file and choice.merge_file:
             # As in training: the only type that takes both files.
             return dataclasses.replace(choice, tokenizer_type="GPT2BPETokenizer")

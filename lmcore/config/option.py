@@ -58,7 +58,7 @@ _KEY = "lmcore.option"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 _LARGEST = 10**12
-"""Largest absolute value of an integer whose option has no upper bound: no count, size or
+"""Largest absolute value of an integer whose option has no bound of its own: no count, size or
 interval of a run is larger, and products of two such values stay far from infinity."""
 
 _PATHS = frozenset({"FILE", "DIR", "PATH", "PREFIX"})
@@ -280,7 +280,8 @@ class Option:
         if out_of_range:
             finite = "" if abs(value) < math.inf else ", and finite"
             raise ConfigError(f"{where}: out of range", why=f"{self.expected}{finite}")
-        if self.type is int and abs(value) > _LARGEST:
+        bounds = (self.minimum, self.above) if value < 0 else (self.maximum, self.below)
+        if self.type is int and abs(value) > _LARGEST and bounds == (None, None):
             end = f"{self.expected} and <= {_LARGEST}" if self.bound else f"at most {_LARGEST}"
             raise ConfigError(f"{where}: out of range", why=end)
 

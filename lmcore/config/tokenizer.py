@@ -129,7 +129,7 @@ class TokenizerSettings:
             if not (padded and name == "vocab_size") and name not in options.allowed:
                 taken = ", ".join(f"`{flag_of(option)}`" for option in options.allowed)
                 return ConfigError(
-                    f"`{typed}` cannot be combined with `--tokenizer-type {self.tokenizer_type}`",
+                    f"`{typed}` cannot be combined with the tokenizer type `{self.tokenizer_type}`",
                     why=f"it takes {taken}" if taken else "it takes no options",
                     hint=f"leave `{flag_of(name)}` out, or choose another type",
                 )

@@ -11,6 +11,7 @@ from lmcore.errors import ConfigError
 from lmcore.generation.completion import Completion
 from lmcore.generation.generate import generate_with_cache, recompute, room
 from lmcore.generation.json_schema import JsonSchemas
+from lmcore.generation.limits import NUM_SEEDS
 from lmcore.generation.request import Request
 from lmcore.generation.sample import DEFAULT_TOKENS
 
@@ -51,7 +52,7 @@ class Answers:
             loaded: Model and tokenizer.
         """
         self._settings, self._loaded = settings, loaded
-        self._seed = settings.seed
+        self._seed = settings.seed % NUM_SEEDS
         self._ends = end_tokens(loaded.tokenizer)
         schema = settings.json_schema
         self._schemas = JsonSchemas(loaded.tokenizer) if schema is not None else None
@@ -103,7 +104,7 @@ class Answers:
             if self._schemas is not None and schema is not None
             else None,
         )
-        self._seed += 1
+        self._seed = (self._seed + 1) % NUM_SEEDS
         return self._generate(request, completion, show)
 
     def _generate(

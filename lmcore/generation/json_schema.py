@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["JsonSchema", "JsonSchemas"]
 
+# White space without a limit is what a model that finds no next value writes until its last token.
+_ONE_SPACE = {"whitespace_pattern": " ?"}
+_WHITE_SPACE = {"whitespace_flexible", "whitespace_pattern"}
+
 
 class JsonSchemas:
     """Constraints of JSON schemas for texts of one tokenizer."""
@@ -49,6 +53,9 @@ class JsonSchemas:
     def compiled(self, schema: Mapping[str, Any] | bool) -> JsonSchema:  # noqa: FBT001
         """Return a schema that is compiled for the tokenizer, for any number of texts.
 
+        Between two symbols of a text there is one space or none, unless the schema's `x-guidance`,
+        which holds options of the library, allows other white space.
+
         Args:
             schema: JSON schema; an empty one allows any JSON.
 
@@ -56,7 +63,10 @@ class JsonSchemas:
             ConfigError: The schema is invalid, or too large.
         """
         library = self._library.LLMatcher
-        grammar = library.grammar_from_json_schema(json.dumps(schema))
+        try:
+            grammar = library.grammar_from_json_schema(*_with_options(schema))
+        except ValueError as error:
+            raise ConfigError("the JSON schema cannot be used", why=str(error)) from None
         matcher = library(self._tokenizer, grammar, log_level=0)
         problem = matcher.get_error()
         if problem:
@@ -152,6 +162,16 @@ class _Vocabulary:
     def __call__(self, text: bytes | str) -> list[int]:
         plain = text.decode(errors="replace") if isinstance(text, bytes) else text
         return self._tokenizer.encode(plain)
+
+
+def _with_options(schema: Mapping[str, Any] | bool) -> tuple[str, dict[str, str] | None]:  # noqa: FBT001
+    """Return a schema as text, and the defaults of the library's options for it."""
+    if schema is False:  # which the library takes without options only
+        return "false", None
+    given = {} if schema is True else schema
+    own = given.get("x-guidance")
+    flexible = isinstance(own, dict) and _WHITE_SPACE & own.keys()
+    return json.dumps(given), None if flexible else _ONE_SPACE
 
 
 def _imported() -> Any:

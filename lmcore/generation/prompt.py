@@ -1,15 +1,43 @@
-"""Prompts from the command line, a file or standard input; torch-free."""
+"""Prompts and schemas from the command line, a file or standard input; torch-free."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmcore.errors import ConfigError, DataError
 
-__all__ = ["read_json_schema", "read_prompt_file", "read_prompt_lines", "read_stdin"]
+if TYPE_CHECKING:
+    from lmcore.data.tokenizer import Tokenizer
+
+__all__ = [
+    "encode_prompt",
+    "read_json_schema",
+    "read_prompt_file",
+    "read_prompt_lines",
+    "read_stdin",
+]
+
+_PROMPT = "the prompt file `{}`"
+_SCHEMA = "the file `{}` of `--json-schema`"
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the tokens of a prompt.
+
+    Raises:
+        ConfigError: The text has bytes that are not UTF-8, or nothing that the tokenizer encodes.
+    """
+    try:
+        return tokenizer.encode(text)
+    except UnicodeEncodeError:
+        raise ConfigError(
+            "the prompt is not UTF-8", hint="give it by `--prompt-file`, in UTF-8"
+        ) from None
+    except DataError as error:
+        raise ConfigError(error.what, why=error.why, hint=error.hint) from None
 
 
 def read_prompt_file(path: str) -> str:
@@ -19,10 +47,9 @@ def read_prompt_file(path: str) -> str:
         path: Path of the file.
 
     Raises:
-        ConfigError: The file cannot be read.
-        DataError: The file is not UTF-8.
+        ConfigError: The file cannot be read, or is not UTF-8.
     """
-    return _one_prompt(_read(path), path)
+    return _one_prompt(_read(path, _PROMPT), f"`{path}`")
 
 
 def read_prompt_lines(path: str) -> list[str]:
@@ -32,10 +59,9 @@ def read_prompt_lines(path: str) -> list[str]:
         path: Path of the file.
 
     Raises:
-        ConfigError: The file cannot be read, or is empty.
-        DataError: The file is not UTF-8.
+        ConfigError: The file cannot be read, is not UTF-8, or is empty.
     """
-    text = _decode(_read(path), path)
+    text = _decode(_read(path, _PROMPT), f"`{path}`")
     lines = text.removesuffix("\n").split("\n") if text else []
     if not lines:
         raise ConfigError(f"`{path}` is empty", hint="write one prompt on each line")
@@ -49,20 +75,24 @@ def read_json_schema(path: str) -> dict[str, Any] | bool:
         path: Path of the file.
 
     Raises:
-        ConfigError: The file cannot be read.
-        DataError: The file is not JSON, or is no schema.
+        ConfigError: The file cannot be read, is not JSON, or is not a schema.
     """
+    name = _SCHEMA.format(path)
     try:
-        schema = json.loads(_decode(_read(path), path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise DataError(f"`{path}` is not JSON", why=str(error)) from None
+        schema = json.loads(_decode(_read(path, _SCHEMA), name))
+    except (ValueError, RecursionError) as error:  # `ValueError`: numbers of too many digits too
+        raise ConfigError(f"{name} is not JSON", why=str(error)) from None
     if not isinstance(schema, dict | bool):
-        raise DataError(f"`{path}` is no JSON schema", why="a schema is an object")
+        raise ConfigError(f"{name} is not a JSON schema", why="a schema is an object")
     return schema
 
 
 def read_stdin() -> str:
-    """Return standard input as one prompt, without the line break at its end."""
+    """Return standard input as one prompt, without the line break at its end.
+
+    Raises:
+        ConfigError: It is not UTF-8.
+    """
     return _one_prompt(sys.stdin.buffer.read(), "standard input")
 
 
@@ -71,12 +101,12 @@ def _one_prompt(content: bytes, name: str) -> str:
     return _decode(content, name).removesuffix("\n").removesuffix("\r")
 
 
-def _read(path: str) -> bytes:
+def _read(path: str, name: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"cannot read the prompt file `{path}`", why=error.strerror or str(error)
+            f"cannot read {name.format(path)}", why=error.strerror or str(error)
         ) from None
 
 
@@ -85,8 +115,8 @@ def _decode(content: bytes, name: str) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise DataError(
-            f"`{name}` line {line} is not UTF-8",
+        raise ConfigError(
+            f"{name} line {line} is not UTF-8",
             why=f"byte {error.start} is 0x{content[error.start]:02x}",
             hint="convert it, for example with `iconv`",
         ) from None

@@ -21,7 +21,7 @@ class Sample:
         tokens: Token ids of the continuation.
         num_prompt_tokens: Number of tokens of the prompt.
         finished: True if the model ended the document.
-        seed: Seed that reproduces this sample alone.
+        seed: Seed that reproduces this sample alone; None: it has none, being from beam search.
         logprobs: Log-probability of each token, as JSON values; None: not asked for.
         score: Score of beam search; None: the sample is not from one.
     """
@@ -31,7 +31,7 @@ class Sample:
     tokens: tuple[int, ...]
     num_prompt_tokens: int
     finished: bool
-    seed: int
+    seed: int | None
     logprobs: list[dict[str, Any]] | None = None
     score: float | None = None
 

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lmcore.data.tokenizer.pretrained.chat_files import end_tokens
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, counted
 from lmcore.generation.beam import beam_search
 from lmcore.generation.completion import Completion
 from lmcore.generation.engine import Engine
 from lmcore.generation.generate import recompute, require_room, room
 from lmcore.generation.json_schema import JsonSchemas
+from lmcore.generation.limits import NUM_SEEDS
+from lmcore.generation.prompt import encode_prompt
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sample import DEFAULT_TOKENS, Output, Sample
 from lmcore.generation.sampling_options import SamplingOptions
@@ -87,6 +89,27 @@ class _Running:
     shown: int | None = None
 
 
+@dataclass
+class _Made:
+    """Counts of what was generated.
+
+    Attributes:
+        tokens: Number of tokens.
+        samples: Number of samples.
+        cut: Number of samples that reached their largest number of tokens.
+    """
+
+    tokens: int = 0
+    samples: int = 0
+    cut: int = 0
+
+    def add(self, sample: Sample) -> None:
+        """Count a sample."""
+        self.tokens += len(sample.tokens)
+        self.samples += 1
+        self.cut += not sample.finished
+
+
 @dataclass(frozen=True)
 class Sampler:
     """Generation of samples.
@@ -110,15 +133,24 @@ class Sampler:
         """
         encoded = [self._encode(prompt, number) for number, prompt in enumerate(prompts, start=1)]
         lengths = self._lengths(encoded)
+        made = _Made()
         begin = time.perf_counter()
         if self.settings.beam_width is not None:
-            made = self._search(prompts, encoded, lengths, self.settings.beam_width)
+            self._search(prompts, encoded, lengths, self.settings.beam_width, made)
         else:
             # Lazily, as there may be more samples than memory holds.
             asked = self._samples(prompts, encoded, lengths)
-            made = self._continue(asked) if self.settings.cache else self._recompute(asked)
+            generate = self._continue if self.settings.cache else self._recompute
+            generate(asked, made)
         seconds = time.perf_counter() - begin
-        logger.info("%d tokens in %.1f s, %.1f tokens/s", made, seconds, made / seconds)
+        tokens = counted(made.tokens, "token")
+        logger.info("%s in %.1f s, %.1f tokens/s", tokens, seconds, made.tokens / seconds)
+        if self.settings.json_schema is not None and made.cut:
+            logger.warning(
+                "%d of %s stopped at the limit of tokens: JSON that is cut is not complete",
+                made.cut,
+                counted(made.samples, "text"),
+            )
 
     def _lengths(self, encoded: Sequence[Sequence[int]]) -> list[int]:
         """Return the largest number of tokens after each prompt."""
@@ -134,7 +166,7 @@ class Sampler:
     def _samples(
         self, prompts: Sequence[str], encoded: Sequence[Sequence[int]], lengths: Sequence[int]
     ) -> Iterator[_Asked]:
-        tokenizer, seed = self.loaded.tokenizer, self.settings.seed
+        tokenizer, seed = self.loaded.tokenizer, self.settings.seed % NUM_SEEDS
         schema = self.settings.json_schema
         schemas = JsonSchemas(tokenizer) if schema is not None else None
         stop_tokens = self._stop_tokens()
@@ -150,10 +182,10 @@ class Sampler:
                     else None,
                 )
                 yield _Asked(prompt, request, completion)
-                seed += 1
+                seed = (seed + 1) % NUM_SEEDS
 
-    def _continue(self, asked: Iterator[_Asked]) -> int:
-        """Generate several samples together, write them in order, and return the tokens."""
+    def _continue(self, asked: Iterator[_Asked], made: _Made) -> None:
+        """Generate several samples together, and write them in order."""
         size = self.settings.num_together
         engine = Engine(
             self.loaded.model,
@@ -162,28 +194,24 @@ class Sampler:
             precision_context=self.loaded.context,
         )
         running: deque[_Running] = deque()
-        made = 0
 
         def add() -> None:
             while len(running) < 2 * size and (one := next(asked, None)) is not None:
                 running.append(_Running(one, engine.add(one.request)))
 
         def write(_changed: Sequence[Continuation]) -> None:
-            nonlocal made
             while running:
                 self._show(running[0])
                 if not running[0].continuation.ended:
                     break
-                made += self._end(running.popleft())
+                made.add(self._end(running.popleft()))
             add()
 
         add()
         engine.run(write)
-        return made
 
-    def _recompute(self, asked: Iterator[_Asked]) -> int:
-        """Generate one sample after another without a cache, and return the tokens."""
-        made = 0
+    def _recompute(self, asked: Iterator[_Asked], made: _Made) -> None:
+        """Generate one sample after another without a cache."""
         for one in asked:
             (continuation,) = recompute(
                 self.loaded.model,
@@ -193,8 +221,7 @@ class Sampler:
             )
             running = _Running(one, continuation)
             self._show(running)
-            made += self._end(running)
-        return made
+            made.add(self._end(running))
 
     def _search(
         self,
@@ -202,9 +229,10 @@ class Sampler:
         encoded: Sequence[Sequence[int]],
         lengths: Sequence[int],
         width: int,
-    ) -> int:
-        """Write the best texts of beam search after each prompt, and return their tokens."""
-        tokenizer, made = self.loaded.tokenizer, 0
+        made: _Made,
+    ) -> None:
+        """Write the best texts of beam search after each prompt."""
+        tokenizer = self.loaded.tokenizer
         for prompt, ids, length in zip(prompts, encoded, lengths, strict=True):
             found = beam_search(
                 self.loaded.model,
@@ -221,14 +249,11 @@ class Sampler:
                 if self.output.streams:
                     self.output.begin(prompt)
                     self.output.piece(text)
-                self.output.end(
-                    Sample(
-                        *(prompt, text, beam.tokens, len(ids), beam.finished, self.settings.seed),
-                        score=beam.score,
-                    )
+                sample = Sample(
+                    *(prompt, text, beam.tokens, len(ids), beam.finished, None), score=beam.score
                 )
-                made += len(beam.tokens)
-        return made
+                self.output.end(sample)
+                made.add(sample)
 
     def _stop_tokens(self) -> frozenset[int]:
         return end_tokens(self.loaded.tokenizer)
@@ -243,25 +268,24 @@ class Sampler:
         self.output.piece(text[one.shown or 0 :])
         one.shown = len(text)
 
-    def _end(self, one: _Running) -> int:
-        """Write the rest of a sample; return the number of its tokens."""
+    def _end(self, one: _Running) -> Sample:
+        """Write the rest of a sample, and return it."""
         continuation, asked = one.continuation, one.asked
         if continuation.error is not None:
             raise continuation.error
         text = asked.completion.finish(continuation.tokens)
         self._show(one)
-        self.output.end(
-            Sample(
-                prompt=asked.prompt,
-                text=text,
-                tokens=tuple(continuation.tokens),
-                num_prompt_tokens=len(asked.request.prompt),
-                finished=continuation.finish_reason == "stop",
-                seed=asked.request.seed,
-                logprobs=self._logprobs(continuation),
-            )
+        sample = Sample(
+            prompt=asked.prompt,
+            text=text,
+            tokens=tuple(continuation.tokens),
+            num_prompt_tokens=len(asked.request.prompt),
+            finished=continuation.finish_reason == "stop",
+            seed=asked.request.seed,
+            logprobs=self._logprobs(continuation),
         )
-        return len(continuation.tokens)
+        self.output.end(sample)
+        return sample
 
     def _logprobs(self, continuation: Continuation) -> list[dict[str, Any]] | None:
         """Return the probabilities of the tokens as JSON values."""
@@ -279,12 +303,7 @@ class Sampler:
 
     def _encode(self, prompt: str, number: int) -> tuple[int, ...]:
         tokenizer = self.loaded.tokenizer
-        try:
-            ids = tokenizer.encode(prompt)
-        except UnicodeEncodeError:
-            raise ConfigError(
-                "the prompt is not UTF-8", hint="give it by `--prompt-file`, in UTF-8"
-            ) from None
+        ids = encode_prompt(tokenizer, prompt)
         if ids:
             return tuple(ids)
         if tokenizer.eod is None:

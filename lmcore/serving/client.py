@@ -7,7 +7,8 @@ import json
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -52,7 +53,7 @@ class Client:
             valid = False
         if not valid:
             raise ConfigError(
-                f"`{address}` is no address of a server", hint="write it as localhost:5000"
+                f"`{address}` is not an address of a server", hint="write it as localhost:5000"
             )
         self.url = url.rstrip("/").removesuffix("/api").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"}
@@ -62,8 +63,10 @@ class Client:
         # A redirect would take the key and the text elsewhere; a proxy of the environment is used.
         self._opener = urllib.request.build_opener(_NoRedirect)
 
-    def complete(self, prompt: str, settings: Mapping[str, Any]) -> Iterator[str]:
-        """Return the continuation of a text in parts.
+    def complete(
+        self, prompt: str, settings: Mapping[str, Any]
+    ) -> Generator[str, None, str | None]:
+        """Return the continuation of a text in parts, and its `finish_reason` as the last value.
 
         Args:
             prompt: Text to continue.
@@ -72,17 +75,19 @@ class Client:
         Raises:
             ClientError: The server does not answer, or refuses the request.
         """
-        body = {"prompt": prompt, **settings}
+        body, end = {"prompt": prompt, **settings}, None
         try:
-            for event in self._events("/v1/completions", body):
-                yield event["choices"][0]["text"]
+            for choice in self._choices("/v1/completions", body):
+                yield str(choice.get("text") or "")
+                end = choice.get("finish_reason") or end
         except _NoPathError:
             yield self._from_megatron(prompt, settings)
+        return end
 
     def chat(
         self, messages: Sequence[Mapping[str, str]], settings: Mapping[str, Any]
-    ) -> Iterator[str]:
-        """Return the answer in a conversation in parts.
+    ) -> Generator[str, None, str | None]:
+        """Return the answer in a conversation in parts, and its `finish_reason` as the last value.
 
         Args:
             messages: Messages with `role` and `content`.
@@ -91,12 +96,15 @@ class Client:
         Raises:
             ClientError: The server does not answer, or refuses the request.
         """
-        body = {"messages": list(messages), **settings}
+        body, end = {"messages": list(messages), **settings}, None
         try:
-            for event in self._events("/v1/chat/completions", body):
-                yield event["choices"][0]["delta"].get("content") or ""
+            for choice in self._choices("/v1/chat/completions", body):
+                delta = choice.get("delta")
+                yield str(delta.get("content") or "") if isinstance(delta, dict) else ""
+                end = choice.get("finish_reason") or end
         except _NoPathError:
             raise ClientError(f"the server at {self.url} does not chat") from None
+        return end
 
     def _from_megatron(self, prompt: str, settings: Mapping[str, Any]) -> str:
         """Return the continuation of a text by Megatron-LM's interface."""
@@ -108,6 +116,8 @@ class Client:
             fields |= {"temperature": 1.0, "top_k": 1}
         body = {"prompts": [prompt], **fields}
         with self._opened("/api", body, "PUT") as reply:
+            if _kind(reply) == "text/html":
+                raise self._another_server(reply)
             content = self._json(reply.read(_MAX_REPLY))
         try:
             text = content["text"][0]
@@ -116,9 +126,11 @@ class Client:
             raise ClientError("the server refused the request", why=str(content)[:500]) from None
         return str(text).removeprefix(prompt)
 
-    def _events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Return the events of a stream that have a choice."""
+    def _choices(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Return the first choice of each event of a stream that has one."""
         with self._opened(path, {**body, "stream": True}, "POST") as reply:
+            if _kind(reply) != "text/event-stream":
+                raise self._another_server(reply)
             while True:
                 try:
                     line = reply.readline(_MAX_LINE)
@@ -133,10 +145,13 @@ class Client:
                 if line.strip() == b"data: [DONE]":
                     return
                 event = self._json(line[len(b"data: ") :])
+                if not isinstance(event, dict):
+                    raise self._another_server(reply)
                 if "error" in event:
                     raise ClientError("the answer broke off", why=_message(event))
-                if event.get("choices"):
-                    yield event
+                choices = event.get("choices")
+                if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+                    yield choices[0]
 
     def _opened(self, path: str, body: Mapping[str, Any], method: str) -> Any:
         request = urllib.request.Request(  # noqa: S310 - the scheme was checked
@@ -152,9 +167,14 @@ class Client:
             if error.code in {404, 405} and not (ours and found["error"].get("code")):
                 if path != "/api":
                     raise _NoPathError from None
-                raise ClientError(
-                    f"there is no server of text at {self.url}", why=f"status {error.code}"
-                ) from None
+                raise self._another_server(error) from None
+            if not ours and (error.code == HTTPStatus.NOT_IMPLEMENTED or 300 <= error.code < 400):
+                raise self._another_server(error) from None
+            if _kind(error) == "text/html":
+                if error.code < 500:
+                    raise self._another_server(error) from None
+                # Megatron-LM's server, or a proxy.
+                found = f"status {error.code} {error.reason}"
             refusal = ClientError(
                 "the server refused the request",
                 why=_message(found),
@@ -172,6 +192,18 @@ class Client:
                 why=why or str(reason) or type(reason).__name__,
                 hint="start a server by `lmcore serve --load RUN`, and give its HOST:PORT",
             ) from None
+
+    def _another_server(
+        self, reply: http.client.HTTPResponse | urllib.error.HTTPError
+    ) -> ClientError:
+        """Return the error for a reply that no server of text gives."""
+        place, kind = reply.headers.get("Location"), _kind(reply)
+        more = f", a redirect to {place[:200]}" if place else f", {kind}" if kind else ""
+        return ClientError(
+            f"{self.url} is not a server of lmcore or Megatron-LM",
+            why=f"it replied with the status {reply.status}{more}",
+            hint="check host, port and path",
+        )
 
     def _json(self, content: bytes, *, else_text: bool = False) -> Any:
         try:
@@ -195,10 +227,15 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Follow none."""
 
 
+def _kind(reply: http.client.HTTPResponse | urllib.error.HTTPError) -> str:
+    """Return the media type of a reply; empty if it has none."""
+    return str(reply.headers.get("Content-Type", "")).partition(";")[0].strip().lower()
+
+
 def _message(found: Any) -> str:
     """Return the message of an error in any server's form."""
     if isinstance(found, dict) and isinstance(found.get("error"), dict):
         return str(found["error"].get("message", ""))
     if isinstance(found, dict) and isinstance(found.get("message"), str):
         return str(found["message"])[:500]
-    return str(found)[:500]
+    return str(found).strip().partition("\n")[0][:500]

@@ -7,9 +7,12 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
-from lmcore.errors import DataError, LmcoreError, printable
+from lmcore.errors import ConfigError, LmcoreError, printable
 
-__all__ = ["Dialogue"]
+__all__ = ["LINES_BANNER", "Dialogue"]
+
+LINES_BANNER = "Enter a text; Ctrl-C stops an answer, Ctrl-D ends."
+"""First line on a terminal where each line is continued by itself."""
 
 _BOLD, _NORMAL = "\x1b[1m", "\x1b[0m"
 _LONGEST_LINE = 16 * 1024 * 1024
@@ -20,21 +23,24 @@ class Dialogue:
 
     On a terminal a prompt asks for each line, Ctrl-C at the prompt is no end, and an error is a
     note.  Otherwise nothing but texts is written to the output, and errors and Ctrl-C end the
-    command.
+    command.  A line of white space is skipped.
     """
 
-    def __init__(self, output: TextIO, *, prompt: str) -> None:
-        """Ask nothing yet.
+    def __init__(self, output: TextIO, *, prompt: str, banner: str = "") -> None:
+        """Ask nothing yet; a terminal shows the banner.
 
         Args:
             output: Stream of the texts.
             prompt: Text before the line of the user, without the space after it.
+            banner: First line on a terminal.
         """
         self._output = output
         self._prompt = prompt
         self._begun = False  # a text without the end of its line
         self.interactive = sys.stdin.isatty()
         self._styled = output.isatty()
+        if self.interactive and banner:
+            self.note(banner)
         if self.interactive and self._styled:
             with contextlib.suppress(ImportError):  # a Python without it has no line editing
                 import readline  # noqa: F401 - `input` uses it
@@ -43,7 +49,7 @@ class Dialogue:
         """Call *take* with each line until it returns False or the lines end.
 
         Raises:
-            DataError: A line is not UTF-8, or too long.
+            ConfigError: A line is not UTF-8, or too long.
         """
         while (line := self._read()) is not None:
             try:
@@ -84,7 +90,7 @@ class Dialogue:
             try:
                 return self._ask()
             except KeyboardInterrupt:
-                self.note("\n(Ctrl-D or /exit ends)")
+                self.note("\n(Ctrl-D ends)")
             except EOFError:
                 self.note("")
                 return None
@@ -109,8 +115,8 @@ class Dialogue:
         if not line:
             return None
         if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
-            raise DataError(f"a line of standard input is longer than {_LONGEST_LINE:,} bytes")
+            raise ConfigError(f"a line of standard input is longer than {_LONGEST_LINE:,} bytes")
         try:
             return line.decode().removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError:
-            raise DataError("a line of standard input is not UTF-8") from None
+            raise ConfigError("a line of standard input is not UTF-8") from None

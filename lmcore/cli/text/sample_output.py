@@ -51,8 +51,9 @@ class JsonOutput(_Whole):
             "text": sample.text,
             "tokens": list(sample.tokens),
             "finished": sample.finished,
-            "seed": sample.seed,
         }
+        if sample.seed is not None:
+            values["seed"] = sample.seed
         if sample.score is not None:
             values["score"] = sample.score
         if sample.logprobs is not None:
@@ -104,7 +105,8 @@ class PlainOutput:
         head = ""
         if self.num_samples > 1:
             gap = "\n" if self._count > 1 else ""
-            head = f"{gap}--- sample {self._count} of {self.num_samples}, seed {sample.seed}\n"
+            seed = "" if sample.seed is None else f", seed {sample.seed}"
+            head = f"{gap}--- sample {self._count} of {self.num_samples}{seed}\n"
         self._write(head + self._prompt(sample.prompt) + self._shown(sample.text) + "\n")
 
     def _prompt(self, prompt: str) -> str:

@@ -21,8 +21,8 @@ from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["GivenModel", "generate_flags", "serve_flags"]
 
-_COMPARED = "they are compared with the checkpoint, which defines the model"
-_TRAINING = "only training uses them"
+_COMPARED = "compared with the checkpoint, which defines the model"
+_TRAINING = "used by training only"
 _OTHER_AXES = "only tensor parallelism and pipelines divide a model that generates"
 _RECOMPUTE = "--recompute"
 _OF_REQUESTS = "each request has its own"

@@ -25,6 +25,8 @@ __all__ = ["Sample", "can_generate", "generate_sample", "take_sample", "whole_mo
 logger = logging.getLogger(__name__)
 
 _PROMPT_SHARE = 8
+_LONGEST_PROMPT = 32
+"""Tokens of a prompt from the data at most: more of it than of the model's text would mislead."""
 _TEMPERATURE = 0.8
 _LARGEST_BYTES = 2 * 2**30
 """Largest size of the weights that one process loads for a sample."""
@@ -93,7 +95,7 @@ def generate_sample(
     """Return text; None with `--sample-tokens 0`, or if model or tokenizer make no text.
 
     The prompt is `--sample-prompt`, or the first tokens of a validation document (of a training
-    document if the run has none).  The random state of training is restored afterwards.
+    document if the run has none), at most 32.  The random state of training is restored afterwards.
 
     Args:
         model: The model.
@@ -110,7 +112,7 @@ def generate_sample(
     if training.sample_prompt is not None:
         prompt = tokenizer.encode(training.sample_prompt)[-max(1, room - 1) :]
     else:
-        prompt = _opening(datasets, max(1, room // _PROMPT_SHARE))
+        prompt = _opening(datasets, min(max(1, room // _PROMPT_SHARE), _LONGEST_PROMPT))
     if not prompt or len(prompt) >= room:
         return None
     with runtime.rng.preserved():

@@ -17,7 +17,7 @@ from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.generate import run
 from lmcore.data.tokenizer import ByteTokenizer, Tokenizer, build_tokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
-from lmcore.errors import ConfigError, DataError
+from lmcore.errors import ConfigError
 from lmcore.generation import answers
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
@@ -107,7 +107,7 @@ class TestChat:
         for prompt, answer in (("<u>ab<a>", first), (f"<u>ab<a>{first}<u>c<a>", second)):
             whole, _ = generate("--prompt", prompt, "--tokens", "8", "--greedy")
             assert whole == prompt + answer + "\n"
-        assert err.count("(the answer has the largest number of tokens, 8)") == 3
+        assert err.count("(stopped at the limit of 8 tokens)") == 3
         assert "(forgot all messages)" in err
 
     def test_system_prompt(self, generate, chat) -> None:
@@ -132,7 +132,7 @@ class TestChat:
         whole, _ = chat("ab")
         cut, err = chat("ab", flags=("--greedy", "--stop", whole[3:5]))
         assert cut == whole[: whole.index(whole[3:5])] + "\n"
-        assert "(the answer" not in err
+        assert "(stopped" not in err
 
     def test_oldest_messages_are_dropped(self, generate, chat) -> None:
         """A conversation beyond the model's positions goes on without its oldest messages."""
@@ -147,13 +147,13 @@ class TestChat:
         """A message alone may use all positions but one, and no more."""
         out, err = chat("x" * (POSITIONS - 8), flags=("--greedy",))
         assert len(out) == 3 + 1
-        assert "(the answer has reached the last position of the model)" in err
+        assert "(stopped at the last position of the model)" in err
         with pytest.raises(ConfigError, match="the message has 97 tokens, too many for the model"):
             chat("x" * (POSITIONS - 5))
 
     def test_commands(self, generate, chat) -> None:
         """An unknown command is an error; two slashes begin a message with one."""
-        with pytest.raises(ConfigError, match="`/rest` is no command"):
+        with pytest.raises(ConfigError, match="`/rest` is not a command"):
             chat("/rest")
         whole, _ = generate("--prompt", "<u>/u<a>", "--tokens", "8", "--greedy")
         assert "<u>/u<a>" + chat("//u")[0] == whole
@@ -168,7 +168,7 @@ class TestChat:
 
     def test_lines_that_are_not_utf_8(self, chat) -> None:
         """A line of other bytes is an error."""
-        with pytest.raises(DataError, match="a line of standard input is not UTF-8"):
+        with pytest.raises(ConfigError, match="a line of standard input is not UTF-8"):
             chat("\xff")
 
     def test_interrupt(self, chat, monkeypatch) -> None:
@@ -192,7 +192,7 @@ class TestChat:
                 assert "e" not in text
                 ended += 1
             assert ended == 4
-            assert err.count("largest number") < 4
+            assert err.count("the limit of") < 4
 
 
 class TestInteractive:

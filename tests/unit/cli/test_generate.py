@@ -188,22 +188,25 @@ class TestOutput:
         found = records(generate(*flags, "--beam-width", "4", "--num-samples", "3"))
         scores = [record["score"] for record in found]
         assert len({record["text"] for record in found}) == 3
+        assert not any("seed" in record for record in found)
         assert scores == sorted(scores, reverse=True)
         (greedy,) = records(generate(*flags, "--greedy"))
         (single,) = records(generate(*flags, "--beam-width", "1"))
         assert single["text"] == greedy["text"]
 
     @pytest.mark.peer
-    def test_json_schema(self, generate, tmp_path) -> None:
+    def test_json_schema(self, generate, tmp_path, caplog) -> None:
         """The text is JSON of the schema, though the model would write anything."""
         peer("llguidance")
         file = tmp_path / "schema.json"
-        # Without white space, for which a small model has no positions.
-        file.write_text('{"enum": ["yes", [true]], "x-guidance": {"whitespace_flexible": false}}')
+        file.write_text('{"enum": ["yes", [true]]}')
         flags = ["--prompt", "ab", "--json", "--json-schema", str(file), "--num-samples", "4"]
         for record in records(generate(*flags)):
             assert json.loads(record["text"]) in ("yes", [True])
             assert record["finished"]
+        assert "the limit of tokens" not in caplog.text
+        generate(*flags, "--tokens", "2")
+        assert "4 of 4 texts stopped at the limit of tokens" in caplog.text
 
     def test_ops(self, generate) -> None:
         """`--ops` selects kernels, and `--strict-ops` refuses the core's own."""
@@ -262,10 +265,22 @@ class TestOutput:
         assert caught.value.why == "its model has 2 as `num_layers`"
         assert other.what == "`--position-embedding-type rope` contradicts the checkpoint"
 
-    def test_greedy_ignores_the_seed(self, generate) -> None:
-        """Greedy text has no chance in it."""
-        flags = ["--prompt", "ab", "--tokens", "12", "--greedy"]
-        assert generate(*flags, "--seed", "1") == generate(*flags, "--seed", "2")
+    def test_greedy(self, generate) -> None:
+        """Greedy text has no chance in it; flags with their default values change nothing."""
+        flags = ["--prompt", "ab", "--tokens", "12"]
+        greedy = generate(*flags, "--greedy", "--temperature", "1", "--seed", "1234")
+        for seed in ("1", "2"):
+            assert generate(*flags, "--top-k", "1", "--seed", seed) == greedy
+
+    @pytest.mark.parametrize(
+        "seed, same", [(2**63 - 1, -1), (-(2**63), 0), (123456789012345678, 123456789012345678)]
+    )
+    def test_seeds_of_64_bits(self, generate, seed: int, same: int) -> None:
+        """Every seed that the server takes is one; as there, a negative one counts from the end."""
+        flags = ["--prompt", "ab", "--tokens", "9", "--num-samples", "2", "--json", "--seed"]
+        found = records(generate(*flags, str(seed)))
+        assert found == records(generate(*flags, str(same)))
+        assert found[1]["seed"] == (seed + 1) % 2**63
 
     def test_default_tokens_fit(self, generate) -> None:
         """Without `--tokens` a small model writes as far as it has positions."""
@@ -357,6 +372,16 @@ class TestBadInput:
             (["--min-p", "2"], "2"),
             (["--beam-width", "2", "--top-k", "5"], "`--top-k` cannot be used"),
             (["--beam-width", "2", "--no-cache"], "cannot be used"),
+            (["--beam-width", "2", "--stop", "e"], "why: beam search does not support it"),
+            (
+                ["--greedy", "--temperature", "0.5"],
+                "`--temperature` cannot be used with `--greedy`",
+            ),
+            (["--greedy", "--min-p", "0.5"], "`--min-p` cannot be used"),
+            (["--greedy", "--seed", "5"], "`--seed` cannot be used"),
+            (["--greedy", "--num-samples", "2"], "`--num-samples` cannot be used"),
+            (["--seed", str(2**63)], "<= 9223372036854775807"),
+            (["--json-schema", "/nowhere/s.json"], "`/nowhere/s.json` of `--json-schema`"),
             (["--beam-width", "2", "--num-samples", "3"], "is more than"),
             (["--length-penalty", "nan", "--beam-width", "2"], "nan"),
             (["--length-penalty", "2"], "`--length-penalty` needs `--beam-width`"),
@@ -369,6 +394,7 @@ class TestBadInput:
             (["--prompt", "x" * 33], "has 33 tokens, too many"),
             (["--prompt", "x" * 30, "--tokens", "4"], "leaves no room for 4 more"),
             (["--prompt", "\udcff"], "is not UTF-8"),
+            (["--vocab-file", "nope", "--merge-file", "m"], "cannot read `--vocab-file nope`"),
             (["--precision", "fp9"], "does not offer it"),
         ],
     )
@@ -447,6 +473,8 @@ def test_numbers_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert run([*flags, "--json"]) == 0
     (record,) = records(capsys.readouterr().out)
     assert record["text"].split() == [str(token) for token in record["tokens"]]
+    with pytest.raises(ConfigError, match="`x` is not a token id"):
+        run([*flags[:4], "--prompt", "x"])
     assert run(flags) == 0
     assert capsys.readouterr().out.split()[:2] == ["7", "8"]
 

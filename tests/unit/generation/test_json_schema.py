@@ -76,6 +76,36 @@ def test_schemas(schema: dict[str, Any]) -> None:
 
 
 @pytest.mark.peer
+@pytest.mark.parametrize(
+    "schema, text, accepted",
+    [
+        ({"type": "object"}, '{"a": [1, {}]}', 14),
+        ({"type": "object"}, '{"a":[1,{}]}', 12),
+        ({"type": "object"}, "{  ", 2),
+        ({"type": "object"}, "{\n", 1),
+        ({"type": "object", "x-guidance": {"whitespace_flexible": True}}, "{\n\t ", 4),
+        ({"type": "object", "x-guidance": {"whitespace_flexible": False}}, "{ ", 1),
+        ({"type": "object", "x-guidance": {"item_separator": ";"}}, '{"a":1;"b":  ', 12),
+        (True, "[  ", 2),
+    ],
+)
+def test_white_space(schema: dict[str, Any] | bool, text: str, accepted: int) -> None:
+    """Symbols have one space between them at most, unless the schema says otherwise."""
+    peer("llguidance")
+    matcher = JsonSchemas(ByteTokenizer()).constraint(schema)._matcher
+    assert matcher.try_consume_tokens(list(text.encode())) == accepted
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("schema", [False, {"x-guidance": {"nope": 5}}])
+def test_impossible_schemas(schema: dict[str, Any] | bool) -> None:
+    """A schema of no text, or with options that the library lacks, is refused."""
+    peer("llguidance")
+    with pytest.raises(ConfigError, match="JSON schema cannot be used"):
+        JsonSchemas(ByteTokenizer()).constraint(schema)
+
+
+@pytest.mark.peer
 def test_a_vocabulary_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text ends as soon as it is complete."""
     peer("llguidance")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.errors import ConfigError, DataError
+from lmcore.errors import ConfigError
 from lmcore.generation.prompt import (
     read_json_schema,
     read_prompt_file,
@@ -58,7 +58,7 @@ def test_unreadable_files(read, tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(ConfigError, match="cannot read the prompt file"):
             read(str(path))
-    with pytest.raises(DataError, match="line 2 is not UTF-8"):
+    with pytest.raises(ConfigError, match="line 2 is not UTF-8"):
         read(written(tmp_path / "p", b"fine\n\xff\n"))
 
 
@@ -66,6 +66,9 @@ def test_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Standard input is one prompt."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é\n".encode())))
     assert read_stdin() == "é"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+    with pytest.raises(ConfigError, match="standard input line 1 is not UTF-8"):
+        read_stdin()
 
 
 def test_json_schema(tmp_path: Path) -> None:
@@ -75,11 +78,12 @@ def test_json_schema(tmp_path: Path) -> None:
     assert read_json_schema(str(file)) == {"type": "object"}
     for text, message in (
         ("{", "is not JSON"),
-        ("[1]", "is no JSON schema"),
+        ("[1]", "is not a JSON schema"),
+        ('{"minimum": ' + "9" * 5000 + "}", "JSON"),
         ("[" * 99999, "JSON"),
     ):
         file.write_text(text)
-        with pytest.raises(DataError, match=message):
+        with pytest.raises(ConfigError, match=message):
             read_json_schema(str(file))
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match=r"cannot read the file `.*` of `--json-schema`"):
         read_json_schema(str(tmp_path))

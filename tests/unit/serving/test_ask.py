@@ -12,7 +12,8 @@ import pytest
 
 from lmcore.cli.ask import AskSection, _Talk
 from lmcore.cli.ask import run as ask
-from lmcore.errors import RunError
+from lmcore.cli.text.dialogue import Dialogue
+from lmcore.errors import ConfigError, RunError
 from lmcore.generation.chat.template import ChatTemplate
 from lmcore.generation.load import LoadedModel
 from lmcore.serving.client import Client, ClientError
@@ -56,8 +57,9 @@ def talk(chat: Server, monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[lis
 def test_commands(
     chat: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`/reset` forgets the messages but the system's; `//` sends a slash; `/exit` ends."""
-    found = talk(chat, monkeypatch, "Hi", "So", "/reset", "Hi", "//ab", "/exit", "Hi")
+    """The commands are those of `lmcore generate --chat`; an empty line is skipped."""
+    lines = ["Hi", "So", "/reset", "Hi", " ", "", "//ab", "/system T", "Hi", "/system", "Hi"]
+    found = talk(chat, monkeypatch, *lines, "/help", "/exit", "Hi")
     answer = found[1][2]
     assert len(answer) == 4
     assert found == [
@@ -65,13 +67,50 @@ def test_commands(
         ["S", "Hi", answer, "So"],
         ["S", "Hi"],
         ["S", "Hi", answer, "/ab"],
+        ["T", "Hi"],
+        ["Hi"],
     ]
-    assert len(capsys.readouterr().out.splitlines()) == 4
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 6
+    assert err.count("(stopped at the limit of 4 tokens)") == 6
+    assert "(forgot all messages)\n" in err
+    assert "/system TEXT " in err
+
+
+def test_no_template(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hint is for the user of the command."""
+    with pytest.raises(RunError, match="has no chat template") as caught:
+        talk(server, monkeypatch, "Hi")
+    assert caught.value.hint == "leave out `--chat` to continue texts"
+
+
+def test_wrong_flags() -> None:
+    """What the user gave wrongly is found without the server."""
+    with pytest.raises(ConfigError, match="exclude each other"):
+        ask(["localhost:1", "--prompt", "a", "--top-k", "5", "--top-p", "0.5"])
+    with pytest.raises(ConfigError, match="the prompt is not UTF-8"):
+        ask(["localhost:1", "--prompt", "\udcff"])
+
+
+def test_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C stops an answer with a note, and an error ends nothing."""
+    Script(monkeypatch, ["A", KeyboardInterrupt()], [ClientError("gone")], ["B"])
+    lines = io.StringIO("a\n/no\nb\nc\n")
+    monkeypatch.setattr(lines, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", lines)
+    assert ask(["localhost:1", "--chat"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "A\nB\n"
+    assert err.startswith("/help lists the commands")
+    notes = [line.removeprefix("you> ") for line in err.splitlines()]
+    assert notes.count("(stopped)") == 1
+    assert "error: `/no` is not a command" in notes
+    assert "error: gone" in notes
 
 
 def test_errors(chat: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unknown command, and a conversation that is full, say what to enter."""
-    with pytest.raises(RunError, match="`/nothing` is no command"):
+    with pytest.raises(ConfigError, match="`/nothing` is not a command"):
         talk(chat, monkeypatch, "/nothing")
     with pytest.raises(RunError, match="refused the request") as caught:
         talk(chat, monkeypatch, "x" * 95)
@@ -101,7 +140,8 @@ def test_what_a_conversation_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     section = AskSection("localhost:1", chat=True)
     stop, broken = KeyboardInterrupt(), ClientError("the connection broke")
     script = Script(monkeypatch, ["A"], ["B", broken], [stop], ["", stop], ["C", stop], ["D"])
-    talk = _Talk(section, Client(section.address))
+    talk = _Talk(section, Client(section.address), Dialogue(io.StringIO(), prompt=""))
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
     talk.take("a")
     for line, error in (("b", RunError), *(("s", KeyboardInterrupt),) * 2, ("c", type(stop))):
         with pytest.raises(error):

@@ -6,7 +6,7 @@ import http.server
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,9 @@ from .conftest import Server, running_server
 
 
 @contextmanager
-def other_server(status: int, body: bytes, path: str = "/api") -> Iterator[tuple[str, list[Any]]]:
+def other_server(
+    status: int, body: bytes, path: str = "/api", headers: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, list[Any]]]:
     """A server with one path, which answers the same to every request."""
     requests: list[Any] = []
 
@@ -30,6 +32,8 @@ def other_server(status: int, body: bytes, path: str = "/api") -> Iterator[tuple
             requests.append((self.command, self.path, json.loads(self.rfile.read(size))))
             known = self.path == path
             self.send_response(status if known else 404)
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body if known else b"nothing here")
 
@@ -52,7 +56,13 @@ def other_server(status: int, body: bytes, path: str = "/api") -> Iterator[tuple
 def test_a_stream(server: Server) -> None:
     """The parts are the text that the server replies as a whole."""
     settings = {"max_tokens": 9, "seed": 5}
-    parts = list(Client(f"127.0.0.1:{server.port}").complete("Hello", settings))
+    parts, ends = [], []
+
+    def continued() -> Iterator[str]:
+        ends.append((yield from Client(f"127.0.0.1:{server.port}").complete("Hello", settings)))
+
+    parts += continued()
+    assert ends == ["length"]
     whole = server.ask("/v1/completions", {"prompt": "Hello", **settings}).json
     assert "".join(parts) == whole["choices"][0]["text"]
     assert len(parts) > 1
@@ -92,6 +102,37 @@ def test_errors_of_megatrons_server(status: int, body: bytes, problem: str) -> N
     """An error with the status 200 is one, too."""
     with other_server(status, body) as (address, _), pytest.raises(ClientError, match=problem):
         list(Client(address).complete("Hello", {}))
+
+
+@pytest.mark.parametrize(
+    "status, path, kind, why",
+    [
+        (200, "/v1/completions", "text/html; charset=utf-8", "the status 200, text/html"),
+        (501, "/v1/completions", "text/html", "the status 501, text/html"),
+        (403, "/v1/completions", "text/html", "the status 403, text/html"),
+        (200, "/api", "text/html", "the status 200, text/html"),
+        (404, "/nothing", "text/plain", "the status 404, text/plain"),
+        (307, "/v1/completions", "", "the status 307, a redirect to https://other"),
+        (200, "/v1/completions", "text/event-stream", "the status 200, text/event-stream"),
+    ],
+)
+def test_another_kind_of_server(status: int, path: str, kind: str, why: str) -> None:
+    """The error says so in one line, without the page that came."""
+    headers = {"Content-Type": kind} if kind else {"Location": "https://other"}
+    body = b"data: [1]\n\n<html>\n<p>long</p>\n"
+    with other_server(status, body, path, headers) as (address, _):
+        with pytest.raises(ClientError, match="is not a server of lmcore or Megatron") as caught:
+            list(Client(address).complete("Hello", {}))
+        assert str(caught.value.why).endswith(why)
+
+
+def test_a_page_of_an_error() -> None:
+    """A proxy, or Megatron-LM's server, that fails: its status, not its page."""
+    page = {"Content-Type": "text/html"}
+    with other_server(502, b"<html>", headers=page) as (address, _):
+        with pytest.raises(ClientError) as caught:
+            list(Client(address).complete("Hello", {}))
+        assert caught.value.why == "status 502 Bad Gateway"
 
 
 def test_refused(server: Server) -> None:

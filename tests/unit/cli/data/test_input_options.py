@@ -84,7 +84,7 @@ def test_flags_reach_the_readers(here, capsys, name, content, flags, expected):
             "`--no-quotes` cannot be combined with the input",
         ),
         (["--delim", ";", "--input-format", "parquet"], "`--input-format csv`"),
-        (["--vocab-size", "5"], "`--vocab-size 5` cannot be combined with `--tokenizer-type Byte"),
+        (["--vocab-size", "5"], "cannot be combined with the tokenizer type `Byte"),
     ],
 )
 def test_flags_that_cannot_be_met_are_usage_errors(here, capsys, flags, message):

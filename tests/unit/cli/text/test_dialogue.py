@@ -55,7 +55,7 @@ def test_terminal(typed, capsys: pytest.CaptureFixture[str]) -> None:
     dialogue.lines(take)
     assert taken == ["a", "b"]
     notes = capsys.readouterr().err
-    assert notes == "\n(Ctrl-D or /exit ends)\nthe line is not UTF-8\nerror: no\n\n"
+    assert notes == "\n(Ctrl-D ends)\nthe line is not UTF-8\nerror: no\n\n"
     assert "\x1b" not in screen.getvalue()
     assert screen.getvalue().count("\n") == 1  # between the first text and the error
 

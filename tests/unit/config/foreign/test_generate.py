@@ -64,14 +64,14 @@ def test_flags_that_contradict(text: str, what: str) -> None:
 @pytest.mark.parametrize(
     "text,reason",
     [
-        ("--lr 1e-4", "only training uses them"),
-        ("--rampup-batch-size 2 2 1_000", "only training uses them"),
-        ("--checkpoint-activations", "only training uses them"),
-        ("--recompute-granularity full", "only training uses them"),
-        ("--no-load-optim", "only training uses them"),
+        ("--lr 1e-4", "used by training only"),
+        ("--rampup-batch-size 2 2 1_000", "used by training only"),
+        ("--checkpoint-activations", "used by training only"),
+        ("--recompute-granularity full", "used by training only"),
+        ("--no-load-optim", "used by training only"),
         ("--context-parallel-size 4", "only tensor parallelism and pipelines"),
         ("--ckpt-format torch", "the format of a checkpoint is detected"),
-        ("--hidden-size 24", "they are compared with the checkpoint"),
+        ("--hidden-size 24", "compared with the checkpoint"),
     ],
 )
 def test_no_effect(text: str, reason: str) -> None:

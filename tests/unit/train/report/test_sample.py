@@ -37,6 +37,16 @@ def test_prompt_from_validation(sample: Any, tokenizer: Any) -> None:
     assert found.text
 
 
+def test_prompt_of_a_long_model(sample: Any, tokenizer: Any, monkeypatch: Any) -> None:
+    """The prompt has a largest length, however many positions there are."""
+    monkeypatch.setattr("lmcore.train.report.sample._LONGEST_PROMPT", 3)
+    flags = "--sample-tokens 2 --split 80,20,0 --eval-iters 1 --eval-interval 4"
+    found, datasets = sample(f"{flags} --max-position-embeddings 64")
+    first = datasets.documents["valid"][0]
+    document = datasets.indexed.get(int(datasets.indexed.document_indices[first]))
+    assert found.prompt == tokenizer.decode(document[:3].tolist())
+
+
 def test_own_prompt(sample: Any) -> None:
     """`--sample-prompt` is used; one longer than the positions loses its beginning."""
     found, _ = sample("--sample-tokens 3", "ROMEO:")
