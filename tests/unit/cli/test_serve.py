@@ -167,6 +167,7 @@ def test_stopping_answers_first(runs: Path) -> None:
         (["--load", "RUN", "--host", "192.0.2.1"], "an address of this machine"),
         (["--load", "RUN", "--inference-max-requests", "0"], "expected an integer >= 1"),
         (["--load", "RUN", "--chat-template", "missing"], "cannot read the chat template"),
+        (["--load", "RUN", "--chat-template", "BROKEN"], "is no valid template"),
     ],
 )
 def test_wrong_flags(
@@ -180,7 +181,9 @@ def test_wrong_flags(
     monkeypatch.setattr("lmcore.generation.load.load_model", None)
     empty = tmp_path / "empty"
     empty.write_text("# no keys\n\n")
-    named = {"RUN": str(runs / "first"), "EMPTY": str(empty)}
+    broken = tmp_path / "broken"
+    broken.write_text("{% for")
+    named = {"RUN": str(runs / "first"), "EMPTY": str(empty), "BROKEN": str(broken)}
     argv = [named.get(flag, flag) for flag in flags]
     if "--port" not in argv:
         argv += ["--port", "0"]

@@ -25,6 +25,12 @@ TEMPLATE = (
 )
 
 
+def with_template(model: ServedModel, source: str) -> ServedModel:
+    """A model with a template."""
+    template = ChatTemplate(model.loaded.tokenizer, {"default": source}, "test")
+    return dataclasses.replace(model, template=template)
+
+
 @pytest.fixture(scope="module")
 def chat(loaded: LoadedModel) -> Iterator[Server]:
     """A server of a model with a template."""
@@ -148,3 +154,17 @@ def test_a_model_without_a_template(server: Server) -> None:
     reply = server.ask(PATH, {"messages": talk("Hi")})
     assert reply.status == 400
     assert "--chat-template" in reply.message
+
+
+@pytest.mark.parametrize("source", ["{% for", "{{ 1 / 0 }}"])
+def test_a_template_that_fails(
+    loaded: LoadedModel, source: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client cannot mend it: 500, and the log says what is wrong."""
+    with running_server(loaded, change=lambda model: with_template(model, source)) as server:
+        reply = server.ask(PATH, {"messages": talk("Hi")})
+        template = server.models["tiny"].template
+        assert template is not None
+        template.close()
+    assert (reply.status, reply.json["error"]["code"]) == (500, "chat_template_failed")
+    assert "the chat template of `test`" in caplog.text
