@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 import lmcore
 from lmcore.serving.api import chat, completions, megatron, models
+from lmcore.serving.api.fields import UNSUPPORTED
 from lmcore.serving.http.access_log import AccessLog
 from lmcore.serving.http.guard import OPEN_PATHS, Guard
 from lmcore.serving.http.metrics import Metrics
@@ -62,7 +63,7 @@ def create_app(
     for router in (megatron.router, completions.router, chat.router, models.router, _facts):
         app.include_router(router)
     app.mount("/page", StaticFiles(packages=[("lmcore.serving", "page")]), name="page")
-    add_handlers(app, megatron.GONE)
+    add_handlers(app, megatron.GONE, UNSUPPORTED, completions.EXPECTED)
     bodies = (megatron.GenerateBody, completions.CompletionBody, chat.ChatBody, chat.ChatChunk)
     names = list(state.models)
     add_schema(app, bodies, OPEN_PATHS, names, keys=bool(keys), hosts=hosts is not None)

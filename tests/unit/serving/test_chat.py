@@ -124,7 +124,15 @@ def test_a_reply_is_sent_back(chat: Server) -> None:
     messages[1] |= empty | {"tool_calls": None}
     assert chat.ask(PATH, {"messages": messages, **body}).json["choices"] == plain["choices"]
     messages[1]["tool_calls"] = [{"id": "a"}]
-    assert "`messages.1.tool_calls" in chat.ask(PATH, {"messages": messages, **body}).message
+    refused = chat.ask(PATH, {"messages": messages, **body})
+    assert refused.message == "`messages.1.tool_calls` is not supported"
+
+
+def test_parts_that_are_no_text(chat: Server) -> None:
+    """One message, of the place in the request."""
+    part = {"type": "image_url", "image_url": {"url": "a"}}
+    reply = chat.ask(PATH, {"messages": [{"role": "user", "content": [part]}]})
+    assert reply.message == "`messages.0.content.0.type`: input should be 'text'"
 
 
 @pytest.mark.parametrize(
@@ -138,8 +146,8 @@ def test_a_reply_is_sent_back(chat: Server) -> None:
         ({"max_tokens": 0}, "greater than or equal to 1"),
         ({"max_tokens": 1, "max_completion_tokens": 1}, "exclude each other"),
         ({"top_logprobs": 2}, "needs `logprobs`"),
-        ({"tools": []}, "`tools` is not a field"),
-        ({"logit_bias": {"5": 1}}, "`logit_bias`"),
+        ({"tools": []}, "`tools` is not supported"),
+        ({"logit_bias": {"5": 1}}, "`logit_bias` is not supported"),
     ],
 )
 def test_wrong_requests(chat: Server, change: dict[str, Any], problem: str) -> None:
