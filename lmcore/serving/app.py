@@ -8,6 +8,7 @@ from typing import Literal
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.staticfiles import StaticFiles
@@ -57,10 +58,12 @@ def create_app(
         version=lmcore.__version__,
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # a client would get an empty reply
     )
     app.state.server = state
     app.state.metrics = Metrics(state.models)
-    for router in (megatron.router, completions.router, chat.router, models.router, _facts):
+    routers = (megatron.router, completions.router, chat.router, models.router, _facts)
+    for router in routers:
         app.include_router(router)
     app.mount("/page", StaticFiles(packages=[("lmcore.serving", "page")]), name="page")
     add_handlers(app, megatron.GONE, UNSUPPORTED, completions.EXPECTED)
@@ -74,7 +77,10 @@ def create_app(
         max_body_bytes=state.limits.max_body_bytes,
         body_seconds=state.limits.body_seconds,
     )
-    return AccessLog(guarded, log, app.state.metrics)
+    paths = [
+        route.path for router in routers for route in router.routes if isinstance(route, APIRoute)
+    ]
+    return AccessLog(guarded, log, app.state.metrics, paths)
 
 
 class NumTexts(BaseModel):
@@ -100,6 +106,7 @@ class HealthReply(BaseModel):
     response_model=None,
     summary="Say whether the server can generate",
 )
+@_facts.head("/health", include_in_schema=False)  # as load balancers ask
 async def health(request: Request) -> Response:
     """Say whether the server can generate, with the number of texts of each model."""
     state: ServerState = request.app.state.server
