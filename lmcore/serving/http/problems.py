@@ -149,7 +149,7 @@ def _of_fields(
     fields: list[str] = []
     for name, of_name in _by_field(problems).items():
         found = list(dict.fromkeys(_message(one, gone, unsupported) for one in _relevant(of_name)))
-        if len(found) > 1 and name in expected:
+        if len(found) > 1 and name is not None and name in expected:
             found = [f"`{name}` has to be {expected[name]}"]
         messages += found
         if name is not None:
@@ -175,7 +175,7 @@ def _by_field(
 
 
 def _relevant(problems: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return the problems without those that only follow from others of the same field."""
+    """Return the problems of a field without what only follows from another of them."""
     # Of a union, the types that the value does not have; of an object of another kind, its fields.
     kept = [one for one in problems if not _is_of_other_type(one)] or problems
     if all(len(one["loc"]) > 2 and _is_type_name(str(one["loc"][2])) for one in kept):
