@@ -97,6 +97,7 @@ class HealthReply(BaseModel):
     models: dict[str, NumTexts]
 
 
+@_facts.head("/health", include_in_schema=False)  # as load balancers ask
 @_facts.get(
     "/health",
     responses={
@@ -106,7 +107,6 @@ class HealthReply(BaseModel):
     response_model=None,
     summary="Say whether the server can generate",
 )
-@_facts.head("/health", include_in_schema=False)  # as load balancers ask
 async def health(request: Request) -> Response:
     """Say whether the server can generate, with the number of texts of each model."""
     state: ServerState = request.app.state.server
