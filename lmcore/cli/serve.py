@@ -136,9 +136,9 @@ def run(argv: list[str]) -> int:
         for name, path in _directories(section).items()
     }
     if section.chat_template is not None:
-        from lmcore.generation.chat.template import read_template
+        from lmcore.generation.chat.template import check_template
 
-        read_template(section.chat_template)
+        check_template(section.chat_template)
     plan = plan_processes(section, plugins)
     if plan.layout.world_size > 1 and section.compare:
         raise ConfigError(

@@ -8,6 +8,7 @@ from typing import Literal
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.staticfiles import StaticFiles
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp
 
 import lmcore
 from lmcore.serving.api import chat, completions, megatron, models
+from lmcore.serving.api.fields import UNSUPPORTED
 from lmcore.serving.http.access_log import AccessLog
 from lmcore.serving.http.guard import OPEN_PATHS, Guard
 from lmcore.serving.http.metrics import Metrics
@@ -56,13 +58,15 @@ def create_app(
         version=lmcore.__version__,
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # a client would get an empty reply
     )
     app.state.server = state
     app.state.metrics = Metrics(state.models)
-    for router in (megatron.router, completions.router, chat.router, models.router, _facts):
+    routers = (megatron.router, completions.router, chat.router, models.router, _facts)
+    for router in routers:
         app.include_router(router)
     app.mount("/page", StaticFiles(packages=[("lmcore.serving", "page")]), name="page")
-    add_handlers(app, megatron.GONE)
+    add_handlers(app, megatron.GONE, UNSUPPORTED, completions.EXPECTED)
     bodies = (megatron.GenerateBody, completions.CompletionBody, chat.ChatBody, chat.ChatChunk)
     names = list(state.models)
     add_schema(app, bodies, OPEN_PATHS, names, keys=bool(keys), hosts=hosts is not None)
@@ -73,7 +77,10 @@ def create_app(
         max_body_bytes=state.limits.max_body_bytes,
         body_seconds=state.limits.body_seconds,
     )
-    return AccessLog(guarded, log, app.state.metrics)
+    paths = [
+        route.path for router in routers for route in router.routes if isinstance(route, APIRoute)
+    ]
+    return AccessLog(guarded, log, app.state.metrics, paths)
 
 
 class NumTexts(BaseModel):
@@ -90,6 +97,7 @@ class HealthReply(BaseModel):
     models: dict[str, NumTexts]
 
 
+@_facts.head("/health", include_in_schema=False)  # as load balancers ask
 @_facts.get(
     "/health",
     responses={

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.data.tokenizer.pretrained.chat_files import end_tokens
 from lmcore.data.tokenizer.token_bytes import token_bytes
 from lmcore.errors import LmcoreError
-from lmcore.generation.chat.template import ChatTemplate
+from lmcore.generation.chat.template import ChatTemplate, TemplateError
 from lmcore.generation.generate import room
 from lmcore.generation.json_schema import JsonSchema, JsonSchemas
 from lmcore.serving.errors import ApiError
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from lmcore.serving.service import Service
 
 __all__ = ["ServedModel"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +83,7 @@ class ServedModel:
         """Return the token ids of a conversation, with the beginning of an answer.
 
         Raises:
-            ApiError: The model has no chat template, or it refuses the messages.
+            ApiError: The model has no chat template, or it fails or refuses the messages.
         """
         if self.template is None:
             raise ApiError(
@@ -92,6 +95,13 @@ class ServedModel:
         try:
             with self._lock:
                 ids = self.template.prompt_tokens(messages)
+        except TemplateError as error:
+            logger.error("%s", error.what_and_why)  # noqa: TRY400 - of the template, not of ours
+            raise ApiError(
+                500,
+                "the chat template of the server fails; see the server's log",
+                code="chat_template_failed",
+            ) from None
         except LmcoreError as error:
             raise ApiError(400, f"`{name}`: {error.what_and_why}", field=name) from None
         return self.checked(ids, name)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import signal
 import socket
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
@@ -33,6 +34,10 @@ With 16 streams it raises the tokens/s of two cores by 10 to 20%.
 """
 _CLOSE_SECONDS = 5.0
 """Time in which the step of a service may end when all connections have."""
+_REPLY_SECONDS = 5.0
+"""Time for the replies of texts that were ended; afterwards their connections are cut."""
+_LEFTOVER_SECONDS = 5.0
+"""Time in which what belongs to connections that were cut may end."""
 LOOPBACK_NAMES = ("127.0.0.1", "::1", "localhost")
 
 
@@ -119,7 +124,10 @@ def serve(state: ServerState, sock: socket.socket, host: str, settings: ServerSe
         access_log=False,
         lifespan="off",
         server_header=False,
-        timeout_graceful_shutdown=max(int(settings.shutdown_seconds), 1),
+        # `_Server` ends everything before: uvicorn would answer by a bare 500.
+        timeout_graceful_shutdown=math.ceil(
+            settings.shutdown_seconds + _REPLY_SECONDS + _LEFTOVER_SECONDS
+        ),
         h11_max_incomplete_event_size=64 * 1024,
         http="h11",
         ws="none",
@@ -128,8 +136,8 @@ def serve(state: ServerState, sock: socket.socket, host: str, settings: ServerSe
     # The loop waits for Python's lock while a model is run, and the model for the loop.
     sys.setswitchinterval(_SWITCH_SECONDS)
     services = [model.service for model in state.models.values()]
-    _Server(config, services).run(sockets=[sock])
-    if not all(service.is_alive for service in services):
+    _Server(config, services, settings.shutdown_seconds).run(sockets=[sock])
+    if any(service.has_failed for service in services):
         raise RunError("the server ended because it can no longer generate", why="see the log")
     for model in state.models.values():
         if not model.service.close(min(settings.shutdown_seconds, _CLOSE_SECONDS)):
@@ -137,19 +145,26 @@ def serve(state: ServerState, sock: socket.socket, host: str, settings: ServerSe
 
 
 class _Server(uvicorn.Server):
-    """Server that ends after the first signal when it has answered, and at once at the second.
+    """Server that ends after a signal when it has answered, at most a time later.
 
-    It also ends when a model can no longer generate.
+    Texts that are not complete by then, or at a second signal, end with an error that their
+    clients get; a third signal cuts the connections.  The server also ends when a model can no
+    longer generate.
     """
 
-    def __init__(self, config: uvicorn.Config, services: Sequence[Service]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, services: Sequence[Service], shutdown_seconds: float
+    ) -> None:
         super().__init__(config)
-        self._services = services
+        self._services, self._seconds = services, shutdown_seconds
+        self._timer: asyncio.TimerHandle | None = None
+        self._texts_ended = False
 
     async def on_tick(self, counter: int) -> bool:
         """Return True to end the server; called ten times a second."""
-        if not all(service.is_alive for service in self._services):
+        if not self.should_exit and not all(service.is_alive for service in self._services):
             self.should_exit = True
+            self._after(self._seconds, self._end_texts)  # another model may go on
         return await super().on_tick(counter)
 
     @contextmanager
@@ -164,14 +179,37 @@ class _Server(uvicorn.Server):
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
+            if self._timer is not None:
+                self._timer.cancel()
 
     def _stop(self) -> None:
-        if self.should_exit:
+        """Take a signal: the first, the second or a further one."""
+        if self._texts_ended:
             self.force_exit = True
-            # From Python 3.12.1 on uvicorn waits for the end of all connections even so.
-            for connection in list(self.server_state.connections):
-                if connection.transport is not None:
-                    connection.transport.abort()
-            return
-        logger.info("stopping when running requests are answered; a second signal ends them")
-        self.should_exit = True
+            self._cut()
+        elif self.should_exit:
+            self._end_texts()
+        else:
+            logger.info("stopping when running requests are answered; a second signal ends them")
+            self.should_exit = True
+            self._after(self._seconds, self._end_texts)
+
+    def _end_texts(self) -> None:
+        """End what is generated, and give the replies a moment."""
+        self._texts_ended = True
+        if count := sum(service.end_all() for service in self._services):
+            logger.warning("ending %d texts that are not complete", count)
+        self._after(_REPLY_SECONDS, self._cut)
+
+    def _cut(self) -> None:
+        """End all connections; their requests end as if the clients had left."""
+        # From Python 3.12.1 on uvicorn waits for the end of all, even if it is to exit at once.
+        for connection in list(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    def _after(self, seconds: float, do: Callable[[], None]) -> None:
+        """Do something after a time, in place of what was planned."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, do)

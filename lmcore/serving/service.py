@@ -96,7 +96,7 @@ class Service:
         self._searching: _Searching | None = None
         self._cancelled: list[Work] = []
         self._statistics = Statistics()
-        self._closing = self._drains = False
+        self._closing = self._drains = self._failed = False
         self._changed = threading.Condition()
         self._stepped = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="lmcore-service", daemon=True)
@@ -146,6 +146,14 @@ class Service:
         self._thread.join(timeout)
         return drained and not self._thread.is_alive()
 
+    def end_all(self) -> int:
+        """Take no further work, and end soon what there is; return the number of its texts."""
+        with self._changed:
+            self._closing = True
+            self._drains = False
+            self._changed.notify()
+            return self.num_running + self.num_waiting
+
     @property
     def max_texts(self) -> int:
         """Number of texts that the service can have at a time."""
@@ -164,9 +172,13 @@ class Service:
     @property
     def is_alive(self) -> bool:
         """True while the thread runs, and the processes of the model work together."""
+        return self._thread.is_alive() and not self.has_failed
+
+    @property
+    def has_failed(self) -> bool:
+        """True if no text can be generated any more, though nobody closed the service."""
         model = self._loaded.model
-        lost = isinstance(model, ParallelModel) and model.failed
-        return self._thread.is_alive() and not lost
+        return self._failed or (isinstance(model, ParallelModel) and model.failed)
 
     @property
     def seconds_without_step(self) -> float:
@@ -197,10 +209,13 @@ class Service:
             while self._take_changes():
                 self._step()
                 self._stepped = time.monotonic()
+        except ProcessesError as error:
+            # The cause is in the messages of the process that ended.
+            logger.error("no text can be generated any more: %s", error.what_and_why)  # noqa: TRY400
+            self._fail(error)
         except BaseException as error:
             logger.exception("the thread of generation failed")
-            self._end_all("error", error if isinstance(error, Exception) else None)
-            raise
+            self._fail(error if isinstance(error, Exception) else None)
 
     def _take_changes(self) -> bool:
         """Wait for work, begin and cancel some; return False at the end of the service."""
@@ -389,17 +404,17 @@ class Service:
         except Exception:
             logger.exception("a client's function failed")
 
-    def _end_all(self, reason: EndReason, error: Exception | None) -> None:
-        """Report an end to all work, after a failure of the thread."""
+    def _fail(self, error: Exception | None) -> None:
+        """Report an error to all work, after a failure of the thread."""
         with self._changed:
-            self._closing = True
+            self._closing = self._failed = True
             waiting = [*self._waiting]
             self._waiting.clear()
         works = [*waiting, *(one.work for one in self._running)]
         if self._searching is not None:
             works.append(self._searching.work)
         for work in works:
-            self._report(work, Update(end=reason, error=error))
+            self._report(work, Update(end="error", error=error))
 
 
 def _is_late(work: Work) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.errors import LmcoreError
 from lmcore.generation.completion import Completion
+from lmcore.generation.parallel.driver import ProcessesError
 from lmcore.generation.request import Request, TokenProbability
 from lmcore.serving.errors import ApiError
 from lmcore.serving.service import ClosedError, QueueFullError
@@ -177,8 +178,13 @@ class Texts:
         if update.end == "cancelled":
             raise ApiError(503, "the server is stopping", code="stopping")
         if update.end == "error":
-            error = update.error
-            what = error.what_and_why if isinstance(error, LmcoreError) else "an internal error"
+            match update.error:
+                case ProcessesError():  # its reason is the text of a library
+                    what = "the processes of the model ended"
+                case LmcoreError() as error:
+                    what = error.what_and_why
+                case _:
+                    what = "an internal error"
             raise ApiError(500, f"the text could not be generated: {what}", code="failed")
 
 

@@ -16,7 +16,7 @@ from lmcore.child_process import ending
 from lmcore.errors import ConfigError, RunError
 from lmcore.generation.chat.json_messages import read_message, write_message
 
-__all__ = ["MAX_TEMPLATE_CHARACTERS", "ChatRenderer"]
+__all__ = ["MAX_TEMPLATE_CHARACTERS", "ChatRenderer", "EveryTextError", "TemplateError"]
 
 MAX_TEMPLATE_CHARACTERS = 1024 * 1024
 _MAX_TEXT_CHARACTERS = 16 * 1024 * 1024
@@ -30,6 +30,14 @@ from lmcore.generation.chat.sandbox import serve
 raise SystemExit(serve(sys.stdin.buffer, sys.stdout.buffer, int(sys.argv[2])))
 """
 """Program of the process: it searches modules in the same folders as its parent."""
+
+
+class TemplateError(ConfigError):
+    """A template that fails, where one that refuses its messages works."""
+
+
+class EveryTextError(TemplateError):
+    """A template that is wrong, or needs too much, whatever the messages are."""
 
 
 class ChatRenderer:
@@ -57,11 +65,11 @@ class ChatRenderer:
             name: Name of the template's source, for messages.
 
         Raises:
-            ConfigError: The template is wrong, refuses the variables, or needs too much time or
-                memory; or a variable is no JSON value.
+            TemplateError: The template is wrong, or needs too much time or memory.
+            ConfigError: The template refuses the variables, or one of them is no JSON value.
         """
         if len(template) > MAX_TEMPLATE_CHARACTERS:
-            raise ConfigError(
+            raise EveryTextError(
                 f"the chat template of `{name}` is too large",
                 why=f"it has {len(template):,} characters; {MAX_TEMPLATE_CHARACTERS:,} are allowed",
             )
@@ -108,7 +116,7 @@ class ChatRenderer:
         self.close()
         if status == -signal.SIGPROF:
             return {"problem": "time", "message": f"{self._seconds:g} s"}
-        raise ConfigError(f"the chat template of `{name}` failed: its process {ending(status)}")
+        raise TemplateError(f"the chat template of `{name}` failed: its process {ending(status)}")
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-P", "-c", _BOOTSTRAP, json.dumps(sys.path), str(_MEMORY)]
@@ -143,15 +151,17 @@ def _problem(answer: Mapping[str, Any], name: str) -> ConfigError:
         case "refusal":
             return ConfigError(f"the chat template of `{name}` refuses the messages", why=message)
         case "syntax":
-            return ConfigError(f"the chat template of `{name}` is no valid template", why=message)
+            return EveryTextError(
+                f"the chat template of `{name}` is no valid template", why=message
+            )
         case "time":
-            return ConfigError(
+            return EveryTextError(
                 f"the chat template of `{name}` does not end", why=f"it computed for {message}"
             )
         case "memory":
-            return ConfigError(
+            return EveryTextError(
                 f"the chat template of `{name}` needs too much memory",
                 why=f"it may use {_MEMORY >> 20} MiB",
             )
         case _:
-            return ConfigError(f"the chat template of `{name}` fails", why=message)
+            return TemplateError(f"the chat template of `{name}` fails", why=message)

@@ -20,9 +20,14 @@ from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.tokenizer.pretrained.chat_files import DEFAULT_TEMPLATE, chat_templates
 from lmcore.data.tokenizer.pretrained.special_text import role_tokens, special_encoder
 from lmcore.errors import ConfigError
-from lmcore.generation.chat.renderer import MAX_TEMPLATE_CHARACTERS, ChatRenderer
+from lmcore.generation.chat.renderer import (
+    MAX_TEMPLATE_CHARACTERS,
+    ChatRenderer,
+    EveryTextError,
+    TemplateError,
+)
 
-__all__ = ["ChatTemplate", "Message", "read_template"]
+__all__ = ["ChatTemplate", "Message", "TemplateError", "check_template", "read_template"]
 
 Message = Mapping[str, Any]
 """A message: `role`, `content`, and what else the template knows, such as `tool_calls`."""
@@ -96,8 +101,9 @@ class ChatTemplate:
             **variables: Further variables of the template, which replace `bos_token` and the like.
 
         Raises:
-            ConfigError: The template is wrong, refuses the messages, or needs too much time or
-                memory; a message is no mapping; or there is no such template.
+            TemplateError: The template is wrong, or needs too much time or memory.
+            ConfigError: The template refuses the messages, a message is no mapping, or there is
+                no such template.
         """
         given: dict[str, Any] = {
             "documents": None,
@@ -163,6 +169,29 @@ def read_template(path: str) -> str:
         raise ConfigError(
             f"cannot read the chat template `{path}`", why=error.strerror or str(error)
         ) from None
+
+
+def check_template(path: str) -> None:
+    """Raise for a file with a chat template that can answer no message.
+
+    Raises:
+        ConfigError: The file cannot be read, is no template, or needs too much time or memory.
+    """
+    source, renderer = read_template(path), ChatRenderer()
+    given = {
+        "messages": [{"role": "user", "content": "Hello"}],
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": True,
+    }
+    try:
+        renderer.render(source, given, name=path)
+    except EveryTextError:
+        raise
+    except ConfigError:
+        return  # it wants other messages, or the tokens of a tokenizer
+    finally:
+        renderer.close()
 
 
 def _plain(message: Message) -> dict[str, Any]:

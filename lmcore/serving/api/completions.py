@@ -28,9 +28,15 @@ from lmcore.serving.texts import Text, TextRequest, Texts
 if TYPE_CHECKING:
     from lmcore.serving.served_model import ServedModel
 
-__all__ = ["CompletionBody", "CompletionReply", "router"]
+__all__ = ["EXPECTED", "CompletionBody", "CompletionReply", "router"]
 
 router = APIRouter()
+
+EXPECTED = {
+    "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
+    "stop": "a text or a list of texts",
+}
+"""Values of fields that may be of several types, for messages."""
 
 _Ids = Annotated[list[int], Field(min_length=1)]
 

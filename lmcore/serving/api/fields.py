@@ -20,7 +20,33 @@ from lmcore.generation.sampling_options import (
 )
 from lmcore.serving.errors import ApiError
 
-__all__ = ["MAX_CHOICES", "SamplingBody", "StreamOptions", "Usage", "finish_reason"]
+__all__ = [
+    "MAX_CHOICES",
+    "UNSUPPORTED",
+    "SamplingBody",
+    "StreamOptions",
+    "Usage",
+    "finish_reason",
+]
+
+UNSUPPORTED = frozenset(
+    {
+        "audio",
+        "function_call",
+        "functions",
+        "metadata",
+        "modalities",
+        "parallel_tool_calls",
+        "prediction",
+        "reasoning_effort",
+        "service_tier",
+        "store",
+        "tool_choice",
+        "tools",
+        "web_search_options",
+    }
+)
+"""Fields of OpenAI's interfaces that these do not have."""
 
 MAX_CHOICES = 128
 _MAX_STOPS = 16
@@ -51,7 +77,9 @@ class ResponseFormat(BaseModel):
     @model_validator(mode="after")
     def _with_schema(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("`json_schema` belongs to the type `json_schema`, and only to it")
+            missing = self.json_schema is None
+            what = "is missing" if missing else "belongs only to the type `json_schema`"
+            raise ValueError(f"`json_schema` {what}")
         return self
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,14 +26,22 @@ def note(scope: Scope, **values: Any) -> None:
 class AccessLog:
     """ASGI middleware that logs each request at its end, and counts it."""
 
-    def __init__(self, app: ASGIApp, write: Callable[[str], None] | None, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        write: Callable[[str], None] | None,
+        metrics: Metrics,
+        paths: Collection[str],
+    ) -> None:
         """Wrap an application.
 
         Args:
             app: Application.
             write: Function that takes a line; None: no log.
             metrics: Metrics that count the request.
+            paths: Paths of endpoints, for requests that are refused before they reach one.
         """
+        self._paths = frozenset(paths)
         self._app, self._write, self._metrics = app, write, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,8 +69,9 @@ class AccessLog:
             await self._app(scope, receive, counted)
         finally:
             now = time.monotonic()
-            route = getattr(scope.get("route"), "path", None)
-            self._metrics.count(route or "other", scope["method"], status, now - begin)
+            known = scope["path"] if scope["path"] in self._paths else "other"
+            route = getattr(scope.get("route"), "path", None) or known
+            self._metrics.count(route, scope["method"], status, now - begin)
             if self._write is not None:
                 client = scope.get("client")
                 entry = {

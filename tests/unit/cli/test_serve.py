@@ -126,9 +126,9 @@ def test_piped_lines(runs: Path) -> None:
 
 
 def test_stopping_answers_first(runs: Path) -> None:
-    """After one signal a running request is answered, after two it is cut off."""
+    """After one signal a running request is answered, after two it ends with an error."""
     for signals, answered in ((1, True), (2, False)):
-        with served("--load", str(runs / "first")) as (process, port, _):
+        with served("--load", str(runs / "first")) as (process, port, lines):
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             tokens = 300 if answered else 4000
             body = json.dumps({"prompt": "a", "max_tokens": tokens, "stream": True})
@@ -140,9 +140,11 @@ def test_stopping_answers_first(runs: Path) -> None:
             assert begin.startswith(b"data: ")
             for _ in range(signals):
                 process.send_signal(signal.SIGINT)
-                reply.read1(100)
-            if answered:
-                assert reply.read().endswith(b"data: [DONE]\n\n")
+                while not any("stopping when" in line for line in lines):
+                    assert reply.read1(100)  # two signals at once may arrive as one
+            end = reply.read()
+            assert end.endswith(b"data: [DONE]\n\n")
+            assert (b'"code": "stopping"' in end) is not answered
             assert process.wait(60) == 0
             connection.close()
 
@@ -165,6 +167,7 @@ def test_stopping_answers_first(runs: Path) -> None:
         (["--load", "RUN", "--host", "192.0.2.1"], "an address of this machine"),
         (["--load", "RUN", "--inference-max-requests", "0"], "expected an integer >= 1"),
         (["--load", "RUN", "--chat-template", "missing"], "cannot read the chat template"),
+        (["--load", "RUN", "--chat-template", "BROKEN"], "is no valid template"),
     ],
 )
 def test_wrong_flags(
@@ -178,7 +181,9 @@ def test_wrong_flags(
     monkeypatch.setattr("lmcore.generation.load.load_model", None)
     empty = tmp_path / "empty"
     empty.write_text("# no keys\n\n")
-    named = {"RUN": str(runs / "first"), "EMPTY": str(empty)}
+    broken = tmp_path / "broken"
+    broken.write_text("{% for")
+    named = {"RUN": str(runs / "first"), "EMPTY": str(empty), "BROKEN": str(broken)}
     argv = [named.get(flag, flag) for flag in flags]
     if "--port" not in argv:
         argv += ["--port", "0"]

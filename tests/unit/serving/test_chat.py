@@ -25,6 +25,12 @@ TEMPLATE = (
 )
 
 
+def with_template(model: ServedModel, source: str) -> ServedModel:
+    """A model with a template."""
+    template = ChatTemplate(model.loaded.tokenizer, {"default": source}, "test")
+    return dataclasses.replace(model, template=template)
+
+
 @pytest.fixture(scope="module")
 def chat(loaded: LoadedModel) -> Iterator[Server]:
     """A server of a model with a template."""
@@ -118,7 +124,15 @@ def test_a_reply_is_sent_back(chat: Server) -> None:
     messages[1] |= empty | {"tool_calls": None}
     assert chat.ask(PATH, {"messages": messages, **body}).json["choices"] == plain["choices"]
     messages[1]["tool_calls"] = [{"id": "a"}]
-    assert "`messages.1.tool_calls" in chat.ask(PATH, {"messages": messages, **body}).message
+    refused = chat.ask(PATH, {"messages": messages, **body})
+    assert refused.message == "`messages.1.tool_calls` is not supported"
+
+
+def test_parts_that_are_no_text(chat: Server) -> None:
+    """One message, of the place in the request."""
+    part = {"type": "image_url", "image_url": {"url": "a"}}
+    reply = chat.ask(PATH, {"messages": [{"role": "user", "content": [part]}]})
+    assert reply.message == "`messages.0.content.0.type`: input should be 'text'"
 
 
 @pytest.mark.parametrize(
@@ -132,8 +146,8 @@ def test_a_reply_is_sent_back(chat: Server) -> None:
         ({"max_tokens": 0}, "greater than or equal to 1"),
         ({"max_tokens": 1, "max_completion_tokens": 1}, "exclude each other"),
         ({"top_logprobs": 2}, "needs `logprobs`"),
-        ({"tools": []}, "`tools` is not a field"),
-        ({"logit_bias": {"5": 1}}, "`logit_bias`"),
+        ({"tools": []}, "`tools` is not supported"),
+        ({"logit_bias": {"5": 1}}, "`logit_bias` is not supported"),
     ],
 )
 def test_wrong_requests(chat: Server, change: dict[str, Any], problem: str) -> None:
@@ -148,3 +162,17 @@ def test_a_model_without_a_template(server: Server) -> None:
     reply = server.ask(PATH, {"messages": talk("Hi")})
     assert reply.status == 400
     assert "--chat-template" in reply.message
+
+
+@pytest.mark.parametrize("source", ["{% for", "{{ 1 / 0 }}"])
+def test_a_template_that_fails(
+    loaded: LoadedModel, source: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client cannot mend it: 500, and the log says what is wrong."""
+    with running_server(loaded, change=lambda model: with_template(model, source)) as server:
+        reply = server.ask(PATH, {"messages": talk("Hi")})
+        template = server.models["tiny"].template
+        assert template is not None
+        template.close()
+    assert (reply.status, reply.json["error"]["code"]) == (500, "chat_template_failed")
+    assert "the chat template of `test`" in caplog.text

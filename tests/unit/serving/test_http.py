@@ -185,11 +185,12 @@ def test_the_access_log(loaded: LoadedModel) -> None:
 
 
 def test_metrics(loaded: LoadedModel) -> None:
-    """Prometheus can read the numbers; unknown paths share a name."""
-    with running_server(loaded) as server:
+    """Prometheus can read the numbers, of refused bodies too; unknown paths share a name."""
+    with running_server(loaded, limits=Limits(max_body_bytes=1000)) as server:
         server.ask(PATH, {"prompt": "abc", "max_tokens": 4, "temperature": 0})
         for number in range(3):
             server.ask(f"/nothing/{number}")
+        assert server.ask(PATH, b" " * 2000).status == 413
         reply = server.ask("/metrics")
     assert reply.headers["content-type"].startswith("text/plain")
     from prometheus_client.parser import text_string_to_metric_families
@@ -203,6 +204,7 @@ def test_metrics(loaded: LoadedModel) -> None:
     assert found["lmcore_prompt_tokens_total", "tiny"] == 3
     assert found["lmcore_texts_total", "length", "tiny"] == 1
     assert found["lmcore_requests_total", *sorted(["200", "POST", PATH])] == 1
+    assert found["lmcore_requests_total", *sorted(["413", "POST", PATH])] == 1
     assert found["lmcore_requests_total", *sorted(["404", "GET", "other"])] == 3
 
 
@@ -210,6 +212,8 @@ def test_health(loaded: LoadedModel) -> None:
     """It fails when the thread of generation has ended."""
     with running_server(loaded) as server:
         assert server.ask("/health").json["status"] == "ok"
+        head = server.ask("/health", method="HEAD")
+        assert (head.status, head.body) == (200, b"")
         server.models["tiny"].service.close(5)
         reply = server.ask("/health")
         assert (reply.status, reply.json["status"]) == (503, "failed")
@@ -249,6 +253,7 @@ def test_two_models(loaded: LoadedModel) -> None:
     "method, path, status, problem",
     [
         ("POST", "/completions", 404, "there is no path `/completions`; `/v1/completions`"),
+        ("POST", "/v1/completions/", 404, "there is no path `/v1/completions/`"),
         ("POST", "/v1/completion", 404, "there is no path `/v1/completion`"),
         ("GET", "/page/none.js", 404, "there is no path `/page/none.js`"),
         ("POST", "/api", 405, "`/api` takes PUT"),
