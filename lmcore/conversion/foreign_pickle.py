@@ -50,17 +50,17 @@ def load_tensors(path: Path, *, allowed: Iterable[Any] = (), compare: bool = Tru
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"`{path}` is refused", why=_refused(error), hint=_HINT) from error
     except OSError as error:
+        # torch takes a truncated archive for its older format, and looks for places it lacks.
+        if (lacking := _lacking(path)) is not None:
+            raise _damaged(path, lacking) from error
         why = error.strerror or str(error)
         raise CheckpointError(f"cannot read `{path}`", why=why) from error
     except CheckpointError:
         raise
     except Exception as error:
         # A damaged file fails in many ways, and none of them is a bug of ours.
-        raise CheckpointError(
-            f"`{path}` is damaged",
-            why=_lacking(path) or f"reading it failed: `{type(error).__name__}`",
-            hint="copy the file again",
-        ) from error
+        why = _lacking(path) or f"reading it failed: `{type(error).__name__}`"
+        raise _damaged(path, why) from error
 
 
 @contextmanager
@@ -94,12 +94,12 @@ def _is_zip(path: Path, *, compare: bool) -> bool:
             raise CheckpointError(f"`{path}` is refused", why="it is compressed")
         record = damaged_record(archive) if compare else None
     if record is not None:
-        raise CheckpointError(
-            f"`{path}` is damaged",
-            why=f"the checksum of its record `{record}` is wrong",
-            hint="copy the file again",
-        )
+        raise _damaged(path, f"the checksum of its record `{record}` is wrong")
     return True
+
+
+def _damaged(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"`{path}` is damaged", why=why, hint="copy the file again")
 
 
 def _lacking(path: Path) -> str | None:

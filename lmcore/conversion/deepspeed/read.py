@@ -30,7 +30,7 @@ from lmcore.conversion.megatron.records import load_content, values_of
 from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
 from lmcore.conversion.problems import require_no_problems
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointError, counted
 from lmcore.model.parameters import parameter_shapes
 
 __all__ = ["MegatronDeepSpeedState", "TransformersDeepSpeedState", "read_deepspeed"]
@@ -107,6 +107,7 @@ class MegatronDeepSpeedState(ModelState):
         model = read_model(args, self.checkpoint, self._rows())
         self.settings = model.settings
         self.shape, self.notes = model.shape, [*model.notes, *_notes(files, self._ranks, content)]
+        self.notes += self._padding_notes(files, content, args)
         self.vocab_size = self._vocab_size(content, model.vocab_size)
         version = self._version(content)
         require_order(self.checkpoint, self.shape, version)
@@ -169,6 +170,21 @@ class MegatronDeepSpeedState(ModelState):
                 raise CheckpointError(f"`{self.checkpoint}` has no token embedding")
             rows += shape[0]
         return rows
+
+    def _padding_notes(
+        self, files: DeepSpeedDirectory, content: Mapping[str, Any], args: Mapping[str, Any]
+    ) -> list[str]:
+        info = content.get("universal_checkpoint_info")
+        saved = info if isinstance(info, dict) else args
+        padded, rows = saved.get("padded_vocab_size"), self.shape.padded_vocab_size
+        if files.universal is None or type(padded) is not int or padded <= rows:
+            return []
+        missing = counted(padded - rows, "row")
+        note = (
+            f"{missing} of padding of the vocabulary are missing, as a universal checkpoint has "
+            f"none: losses differ, since the softmax included all {padded} rows"
+        )
+        return [note]
 
     def _vocab_size(self, content: Mapping[str, Any], known: int | None) -> int | None:
         info = content.get("universal_checkpoint_info")

@@ -326,8 +326,11 @@ def test_a_damaged_file(tmp_path: Path) -> None:
     """A truncated file is named."""
     directory = write(MemoryState(GPT), tmp_path, Layout(1, 1))
     path = directory / "layer_04-model_00-model_states.pt"
-    path.write_bytes(path.read_bytes()[:-200])
-    assert path.name in refusal(tmp_path)
+    whole = path.read_bytes()
+    for length in (len(whole) - 200, len(whole) // 2, 500):
+        path.write_bytes(whole[:length])
+        assert path.name in refusal(tmp_path)
+        assert "it is truncated" in refusal(tmp_path)
 
 
 def test_schedules(tmp_path: Path) -> None:

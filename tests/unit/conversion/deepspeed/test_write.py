@@ -170,3 +170,8 @@ def test_rows_that_a_universal_checkpoint_leaves_out(tmp_path: Path) -> None:
         notes = write_deepspeed(state, tmp_path / f"{tokens}-{optimizer}", None)
         said = [note for note in notes if "has no padding of the vocabulary (2 rows)" in note]
         assert len(said) == expected
+        read = read_deepspeed(tmp_path / f"{tokens}-{optimizer}").notes
+        assert (
+            sum("2 rows of padding of the vocabulary are missing" in one for one in read)
+            == expected
+        )
