@@ -94,7 +94,7 @@ class _Buffers:
 def _copy(live: Tensor, buffer: Tensor) -> None:
     """Copy a tensor to host memory, on a device perhaps later.
 
-    On the host numpy copies large memory past the caches, in half of torch's time.
+    On the host numpy copies large tensors in about half of torch's time.
     """
     import numpy as np
     import torch
