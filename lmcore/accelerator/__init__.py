@@ -7,7 +7,7 @@ when called.  docs/reference/hooks.md lists them with the names of the few other
 from __future__ import annotations
 
 from lmcore.accelerator.communication import CommBackend
-from lmcore.accelerator.device import Device, own_index
+from lmcore.accelerator.device import Device, NextTokenAttention, own_index
 from lmcore.accelerator.device_errors import first_line, hint_by_words
 from lmcore.accelerator.memory_stats import MemoryStats
 from lmcore.accelerator.op.context import OpAttributes
@@ -53,6 +53,7 @@ __all__ = [
     "CommBackend",
     "Device",
     "MemoryStats",
+    "NextTokenAttention",
     "OpAttributes",
     "OpContext",
     "OpImpl",

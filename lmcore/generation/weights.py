@@ -15,6 +15,7 @@ from torch.nn import functional
 from lmcore.errors import ConfigError
 from lmcore.generation.quantization import GROUP, expanded_projection, quantize
 from lmcore.model.layers import Embedding, Linear
+from lmcore.model.transformer import Attention, FeedForward
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
@@ -35,13 +36,20 @@ Project = Callable[[Tensor], Tensor]
 
 
 def fix_weights(
-    model: CausalLM, runtime: Runtime, rows: int, quantization: str | None = None
+    model: CausalLM,
+    runtime: Runtime,
+    rows: int,
+    quantization: str | None = None,
+    *,
+    divided: bool = False,
 ) -> Callable[[], AbstractContextManager[Any]]:
     """Prepare a loaded model for generation and return the context of its forward passes.
 
     A policy that would cast the weights of products in every pass is replaced by weights that are
     cast here: the products are the same.  The model cannot be trained afterwards, and its
-    projections have no `weight` of their own where the device has a copy in another layout.
+    projections have no `weight` of their own where the device has a copy in another layout.  Where
+    the device's projection includes them, biases and GELU are computed with it, and attention of
+    new tokens is the device's own if it has one.
 
     Args:
         model: Model, or a part of one, on the run's device and in evaluation mode.
@@ -49,6 +57,7 @@ def fix_weights(
         rows: Usual number of rows of a product: the sequences that are decoded together.
         quantization: `int8` or `int4`: the projections and the head are rounded to integers of so
             many bits, the head to at least 8; embeddings and norms stay.  None: nothing is.
+        divided: True if each projection's inputs or outputs are divided over several processes.
 
     Raises:
         ConfigError: The precision policy does not go with quantization.
@@ -63,8 +72,10 @@ def fix_weights(
         )
     fixed = _Fixed(runtime.device, dtype, rows, quantization)
     for name, module in model.named_modules():
-        if isinstance(module, Linear):
-            _fix_linear(module, fixed, name)
+        if isinstance(module, Attention):
+            _fix_attention(module, fixed, name, divided=divided)
+        elif isinstance(module, FeedForward):
+            _fix_feed_forward(module, fixed, name, divided=divided)
         elif isinstance(module, Embedding) and not (
             model.part.head and module.weight is model.head_weight
         ):
@@ -79,6 +90,25 @@ def _narrow_dtype(policy: PrecisionPolicy) -> torch.dtype | None:
     """Return the dtype of a policy that casts the factors of products; None for another policy."""
     casts = policy.prepare is None and not policy.output and policy.keep == "float32"
     return _NARROW.get(policy.compute) if casts else None
+
+
+@dataclass(frozen=True)
+class _Projection:
+    """Projection by a constant weight, and the activation that it includes; None: none."""
+
+    project: Project
+    activation: str | None = None
+
+
+def _first_made(
+    make: Callable[[str | None], Project | None], activation: str | None
+) -> _Projection | None:
+    """Return a projection with the activation, or without it; None if there is neither."""
+    for included in dict.fromkeys((activation, None)):
+        project = make(included)
+        if project is not None:
+            return _Projection(project, included)
+    return None
 
 
 @dataclass
@@ -104,28 +134,38 @@ class _Fixed:
     kept: list[str] = field(default_factory=list)
 
     @torch.no_grad()
-    def projection(self, name: str, weight: Tensor, bias: Tensor | None) -> Project | None:
+    def projection(
+        self, name: str, weight: Tensor, bias: Tensor | None, activation: str | None = None
+    ) -> _Projection | None:
         """Return the projection by a weight; None if torch's own is as good.
 
         Args:
             name: Name of the weight.
             weight: Weight [O, I]; may be freed afterwards.
             bias: Bias [O] or None.
+            activation: Activation of the outputs, which the projection may include.
         """
         compute = weight.dtype if self.dtype is None else self.dtype
         weight = weight.detach()
         bias = None if bias is None else bias.detach().to(compute)
-        project = self._quantized(name, weight, bias, compute)
-        if project is None and self.device.constant_projection is not None:
-            project = self.device.constant_projection(weight.to(compute), bias, self.rows)
-        if project is None or self.dtype is None:
-            return project
-        made, dtype = project, self.dtype
-        return lambda x: made(x.to(dtype))
+        made = self._quantized(name, weight, bias, compute, activation)
+        make, rows = self.device.constant_projection, self.rows
+        if made is None and make is not None:
+            cast = weight.to(compute)
+            made = _first_made(lambda included: make(cast, bias, rows, included), activation)
+        if made is None or self.dtype is None:
+            return made
+        project, dtype = made.project, self.dtype
+        return _Projection(lambda x: project(x.to(dtype)), made.activation)
 
     def _quantized(
-        self, name: str, weight: Tensor, bias: Tensor | None, compute: torch.dtype
-    ) -> Project | None:
+        self,
+        name: str,
+        weight: Tensor,
+        bias: Tensor | None,
+        compute: torch.dtype,
+        activation: str | None,
+    ) -> _Projection | None:
         if self.quantization is None:
             return None
         bits = _BITS[self.quantization]
@@ -135,11 +175,13 @@ class _Fixed:
             return None
         self.quantized_bytes.append(quantized.num_bytes)
         make = self.device.quantized_projection
-        project = make(quantized, bias) if make is not None else None
-        if project is None:
+        made = None
+        if make is not None:
+            made = _first_made(lambda included: make(quantized, bias, included), activation)
+        if made is None:
             self.expanded += 1
-            project = expanded_projection(quantized, bias)
-        return project
+            made = _Projection(expanded_projection(quantized, bias))
+        return made
 
     def report(self) -> None:
         """Log what was quantized, and what was not."""
@@ -160,11 +202,46 @@ class _Fixed:
             )
 
 
-def _fix_linear(module: Linear, fixed: _Fixed, name: str) -> None:
-    project = fixed.projection(name, module.weight, module.bias)
-    if project is None:
+def _fix_attention(module: Attention, fixed: _Fixed, name: str, *, divided: bool) -> None:
+    _fix_linear(module.qkv, fixed, f"{name}.qkv", module.qkv.bias)
+    if divided:  # the bias is added to the sum over the processes
+        _fix_linear(module.output, fixed, f"{name}.output")
+    elif _fix_linear(module.output, fixed, f"{name}.output", module.output_bias):
+        module.output_bias = None
+    make = fixed.device.next_token_attention
+    if make is not None:
+        dtype = module.qkv.weight.dtype if fixed.dtype is None else fixed.dtype
+        module.next_token = make(dtype, module.head_dim)
+
+
+def _fix_feed_forward(module: FeedForward, fixed: _Fixed, name: str, *, divided: bool) -> None:
+    if module.gated:
+        _fix_linear(module.up, fixed, f"{name}.up", module.up.bias)
+    else:
+        made = fixed.projection(f"{name}.up", module.up.weight, module.up_bias, "gelu_tanh")
+        if made is not None and made.activation is not None:
+            module.op = lambda x, _bias: x
+        elif made is not None:
+            module.op = lambda x, _bias: functional.gelu(x, approximate="tanh")
+        _replace(module.up, fixed, made)
+    if divided:
+        _fix_linear(module.down, fixed, f"{name}.down")
+    elif _fix_linear(module.down, fixed, f"{name}.down", module.down_bias):
+        module.down_bias = None
+
+
+def _fix_linear(module: Linear, fixed: _Fixed, name: str, bias: Tensor | None = None) -> bool:
+    """Fix a projection; return True if it adds the bias, False if torch's own computes it."""
+    made = fixed.projection(name, module.weight, bias)
+    _replace(module, fixed, made)
+    return made is not None
+
+
+def _replace(module: Linear, fixed: _Fixed, made: _Projection | None) -> None:
+    if made is None:
         module.op = _cast_first(module.op, fixed.dtype)
     else:
+        project = made.project
         module.op = lambda x, _weight, _bias: project(x)
         _free(module.weight)
     if fixed.dtype is not None:
@@ -173,7 +250,7 @@ def _fix_linear(module: Linear, fixed: _Fixed, name: str) -> None:
 
 def _fix_head(model: CausalLM, fixed: _Fixed) -> None:
     """Fix the product with the head's weight, which may be the table of the token embedding."""
-    project = fixed.projection("head", model.head_weight, None)
+    made = fixed.projection("head", model.head_weight, None)
     owners = [
         module
         for module in model.modules()
@@ -181,8 +258,8 @@ def _fix_head(model: CausalLM, fixed: _Fixed) -> None:
     ]
     for module in owners:
         _cast_table(module, fixed.dtype)
-    if project is not None:
-        model.head_projection = project
+    if made is not None:
+        model.head_projection = made.project
         if not model.tied_parameters:
             _free(model.head_weight)
         return

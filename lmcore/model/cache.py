@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from lmcore.accelerator.device import NextTokenAttention
 
 __all__ = ["KeyValueCache", "LayerCache", "SlotCache"]
 
@@ -25,6 +28,16 @@ class LayerCache(Protocol):
 
     def extend(self, k_BKSD: Tensor, v_BKSD: Tensor) -> tuple[Tensor, Tensor]:
         """Append S positions and return all keys and values so far, [B, K, T, D] each."""
+        ...
+
+    def attend(
+        self, attention: NextTokenAttention, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor
+    ) -> Tensor | None:
+        """Append one position and return the attention to all so far, [B, N, 1, D].
+
+        None, and nothing is appended, if the view is not for one token of each of the first slots,
+        or is of another dtype than the queries.
+        """
         ...
 
 
@@ -148,12 +161,12 @@ class SlotCache:
             lengths: Number of tokens before, of the sequence of each slot.
         """
         count, shortest, longest = len(lengths), min(lengths), max(lengths)
+        length_B = torch.tensor(lengths, device=self._device)
         if shortest == longest:
             layers: list[LayerCache] = [
-                _Range(k[:count], v[:count], longest) for k, v in self._layers
+                _Range(k[:count], v[:count], longest, length_B) for k, v in self._layers
             ]
-            return KeyValueCache(layers, torch.tensor([longest], device=self._device))
-        length_B = torch.tensor(lengths, device=self._device)
+            return KeyValueCache(layers, length_B[:1])
         row_B = torch.arange(count, device=self._device)
         layers = [
             _OneToken(k[:count], v[:count], row_B, length_B, longest + 1) for k, v in self._layers
@@ -175,12 +188,22 @@ class _Range:
     k_BKCD: Tensor
     v_BKCD: Tensor
     start: int
+    length_B: Tensor | None = None
+    """The start of each sequence, for one new token; None: for any number of them."""
 
     def extend(self, k_BKSD: Tensor, v_BKSD: Tensor) -> tuple[Tensor, Tensor]:
         end = self.start + k_BKSD.shape[2]
         self.k_BKCD[:, :, self.start : end] = k_BKSD
         self.v_BKCD[:, :, self.start : end] = v_BKSD
         return self.k_BKCD[:, :, :end], self.v_BKCD[:, :, :end]
+
+    def attend(
+        self, attention: NextTokenAttention, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor
+    ) -> Tensor | None:
+        if self.length_B is None:
+            return None
+        slots = (self.k_BKCD, self.v_BKCD, self.length_B, self.start)
+        return _attend(attention, q_BNSD, k_BKSD, v_BKSD, *slots)
 
 
 @dataclass(frozen=True)
@@ -197,6 +220,9 @@ class _FirstTokens:
         self.v_LKCD[self.slot_B, :, :width] = v_BKSD.to(self.v_LKCD.dtype)
         return k_BKSD, v_BKSD
 
+    def attend(self, *_arguments: object) -> None:
+        """Return None: these are not the next tokens."""
+
 
 @dataclass(frozen=True)
 class _OneToken:
@@ -212,3 +238,26 @@ class _OneToken:
         self.k_BKCD[self.row_B, :, self.length_B] = k_BK1D[:, :, 0].to(self.k_BKCD.dtype)
         self.v_BKCD[self.row_B, :, self.length_B] = v_BK1D[:, :, 0].to(self.v_BKCD.dtype)
         return self.k_BKCD[:, :, : self.end], self.v_BKCD[:, :, : self.end]
+
+    def attend(
+        self, attention: NextTokenAttention, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor
+    ) -> Tensor | None:
+        slots = (self.k_BKCD, self.v_BKCD, self.length_B, self.end - 1)
+        return _attend(attention, q_BNSD, k_BKSD, v_BKSD, *slots)
+
+
+def _attend(
+    attention: NextTokenAttention,
+    q_BN1D: Tensor,
+    k_BK1D: Tensor,
+    v_BK1D: Tensor,
+    k_BKCD: Tensor,
+    v_BKCD: Tensor,
+    length_B: Tensor,
+    longest: int,
+) -> Tensor | None:
+    """Return the attention of one token of each sequence, [B, N, 1, D]; None for other dtypes."""
+    if any(one.dtype != k_BKCD.dtype for one in (q_BN1D, k_BK1D, v_BK1D)):
+        return None
+    q_BND, k_BKD, v_BKD = q_BN1D.squeeze(2), k_BK1D.squeeze(2), v_BK1D.squeeze(2)
+    return attention(q_BND, k_BKD, v_BKD, k_BKCD, v_BKCD, length_B, longest).unsqueeze(2)

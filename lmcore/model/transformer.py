@@ -19,6 +19,7 @@ from lmcore.model.protocol import Split
 from lmcore.model.rotary import Rotation, rotate
 
 if TYPE_CHECKING:
+    from lmcore.accelerator.device import NextTokenAttention
     from lmcore.model.cache import LayerCache
     from lmcore.model.op_binding import OpBinding
     from lmcore.model.shape import ModelShape
@@ -67,9 +68,12 @@ class Attention(nn.Module):
 
     Attributes:
         splits: Parameters that tensor parallelism splits.
+        next_token: Attention of one new token over the slots of a cache, for generation; None: all
+            keys and values of the cache are given to the attention op.
     """
 
     output_bias: nn.Parameter | None
+    next_token: NextTokenAttention | None = None
 
     def __init__(
         self,
@@ -141,6 +145,10 @@ class Attention(nn.Module):
         """
         q_BNSD, k_BKSD, v_BKSD = self._heads(self.qkv(x_BSH), rotation)
         if cache is not None:
+            if self.next_token is not None:
+                out_BNSD = cache.attend(self.next_token, q_BNSD, k_BKSD, v_BKSD)
+                if out_BNSD is not None:
+                    return self.output(out_BNSD.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
             k_BKSD, v_BKSD = cache.extend(k_BKSD, v_BKSD)
         dropout = self.dropout if self.training else 0.0
         options: dict[str, Any] = {"causal": self.causal, "dropout": dropout}

@@ -82,7 +82,8 @@ def parallel_model(
     allocate(model, runtime)
     _fill(model, layouts, weights)
     model.eval()
-    context = fix_weights(model, runtime, rows, quantization)
+    divided = layout.tensor > 1
+    context = fix_weights(model, runtime, rows, quantization, divided=divided)
     tensor_parallel.connect(model, mesh.tensor, sequence=False, rng=runtime.rng)
     channel = MessageChannel(model.device)
     runner = PartRunner(model, mesh, _logits_group(mesh, runtime))

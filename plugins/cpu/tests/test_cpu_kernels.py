@@ -16,6 +16,7 @@ from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
 from lmcore_cpu.kernel import constant_projection as constant
+from lmcore_cpu.kernel import native
 from lmcore_cpu.kernel.constant_projection import constant_projection
 from lmcore_cpu.kernels import KERNELS
 
@@ -76,18 +77,22 @@ def test_strict_names_what_a_compiled_model_lacks():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [(96, 64), (50, 33), (1, 1)])
 @pytest.mark.parametrize("mkl", [True, False])
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("bfloat16", [True, False])
+@pytest.mark.parametrize("compiled", [True, False])
 def test_constant_projection(
     monkeypatch: pytest.MonkeyPatch,
     dtype: torch.dtype,
     size: tuple[int, int],
     bias: bool,
     mkl: bool,
-    native: bool,
+    bfloat16: bool,
+    compiled: bool,
 ) -> None:
     """It gives the product of any number of rows, for leading dims of any number."""
     monkeypatch.setattr(constant, "blas_is_faster", lambda: mkl)
-    monkeypatch.setattr(constant, "has_bfloat16_products", lambda: native)
+    monkeypatch.setattr(constant, "has_bfloat16_products", lambda: bfloat16)
+    if not compiled:
+        monkeypatch.setattr(native, "_loaded", lambda: (None, "not compiled"))
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(size, generator=generator).to(dtype)
     offset = torch.randn(size[0], generator=generator).to(dtype) if bias else None
@@ -104,7 +109,8 @@ def test_constant_projection(
 
 
 def test_constant_projection_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float32, products of one row stay with MKL where it is the faster one."""
+    """Without lmcore's kernels, products of one row stay with MKL where it is the faster one."""
+    monkeypatch.setattr(native, "_loaded", lambda: (None, "not compiled"))
     monkeypatch.setattr(constant, "blas_is_faster", lambda: True)
     assert constant_projection(torch.ones(4, 4), None, 1) is None
     monkeypatch.setattr(constant, "blas_is_faster", lambda: False)
@@ -112,3 +118,4 @@ def test_constant_projection_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> Non
     assert project is not None
     assert torch.equal(project(torch.ones(1, 4)), torch.full((1, 4), 4.0))
     assert constant_projection(torch.ones(4, 4, dtype=torch.float64), None, 8) is None
+    assert constant_projection(torch.ones(4, 4), None, 8, "gelu_tanh") is None

@@ -7,6 +7,7 @@ import torch
 
 from lmcore.accelerator import QuantizedWeight
 from lmcore.generation.quantization import quantize
+from lmcore_cpu.kernel import native
 from lmcore_cpu.kernel import quantized_projection as kernel
 from lmcore_cpu.kernel.quantized_projection import quantized_projection
 
@@ -28,15 +29,29 @@ def exact(weight: QuantizedWeight) -> torch.Tensor:
     return wide.flatten(1)
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.fixture(params=["compiled", "torch"])
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """True if lmcore's own kernels can be used; then once without them, too."""
+    if request.param == "torch":
+        monkeypatch.setattr(native, "_loaded", lambda: (None, "not compiled"))
+    return bool(native.instructions())
+
+
+@pytest.mark.parametrize("bfloat16", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("outputs, inputs", SIZES)
+@pytest.mark.usefixtures("compiled")
 def test_products(
-    monkeypatch: pytest.MonkeyPatch, outputs: int, inputs: int, bits: int, bias: bool, native: bool
+    monkeypatch: pytest.MonkeyPatch,
+    outputs: int,
+    inputs: int,
+    bits: int,
+    bias: bool,
+    bfloat16: bool,
 ) -> None:
     """They are right for any number of rows, few and many, and leading dims."""
-    monkeypatch.setattr(kernel, "has_bfloat16_products", lambda: native)
+    monkeypatch.setattr(kernel, "has_bfloat16_products", lambda: bfloat16)
     weight = quantized(outputs, inputs, bits)
     generator = torch.Generator().manual_seed(1)
     offset = torch.randn(outputs, generator=generator).bfloat16() if bias else None
@@ -54,6 +69,7 @@ def test_products(
 
 
 @pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.usefixtures("compiled")
 def test_a_row_does_not_depend_on_others(bits: int) -> None:
     """Among few rows its product is the same to the last bit."""
     project = quantized_projection(quantized(64, 64, bits), None)
@@ -85,11 +101,38 @@ def test_a_layout_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
         (0, 32, 8, "bfloat16"),
     ],
 )
-def test_weights_without_a_kernel(outputs: int, inputs: int, bits: int, dtype: str) -> None:
-    """Sizes that torch's operators read wrongly, and other dtypes, are left to the core."""
+def test_weights_without_a_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+    compiled: bool,
+    outputs: int,
+    inputs: int,
+    bits: int,
+    dtype: str,
+) -> None:
+    """Sizes that torch's operators read wrongly, and other dtypes, are left to the core.
+
+    lmcore's own kernel takes all of 8 bits, on a processor without products of bfloat16.
+    """
+    monkeypatch.setattr(kernel, "has_bfloat16_products", lambda: not compiled)
     weight = QuantizedWeight(
         bits,
         torch.zeros(outputs, inputs, dtype=torch.int8),
         torch.ones(outputs, 1, dtype=getattr(torch, dtype)),
     )
-    assert quantized_projection(weight, None) is None
+    has_kernel = compiled and bits == 8 and outputs > 0
+    assert (quantized_projection(weight, None) is not None) == has_kernel
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("bits", [8, 4])
+def test_an_activation(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+    """A projection includes GELU, or is not made."""
+    monkeypatch.setattr(kernel, "has_bfloat16_products", lambda: False)
+    weight = quantized(64, 64, bits)
+    project = quantized_projection(weight, None, "gelu_tanh")
+    assert (project is not None) == (bits == 8 and bool(native.instructions()))
+    assert quantized_projection(weight, None, "relu") is None
+    if project is not None:
+        x = torch.randn(3, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
+        expected = torch.nn.functional.gelu(x.double() @ exact(weight).T, approximate="tanh")
+        torch.testing.assert_close(project(x).double(), expected, rtol=2e-2, atol=2e-2)

@@ -24,6 +24,7 @@ from lmcore_cpu.allocator import keep_freed_memory
 from lmcore_cpu.host import cpu_count, cpu_name, memory_limit
 from lmcore_cpu.kernel import linear
 from lmcore_cpu.kernel.constant_projection import constant_projection
+from lmcore_cpu.kernel.next_token_attention import next_token_attention
 from lmcore_cpu.kernel.quantized_projection import quantized_projection
 from lmcore_cpu.settings import CpuSection
 
@@ -83,6 +84,7 @@ def create_device(settings: CpuSection = _DEFAULTS) -> Device:
         facts=_facts() | {"keeps_freed_memory": keeps},
         constant_projection=constant_projection,
         quantized_projection=quantized_projection,
+        next_token_attention=next_token_attention,
         **abilities,
     )
 

@@ -8,6 +8,7 @@ from lmcore.accelerator import Check, CheckStatus
 from lmcore_cpu import ipex
 from lmcore_cpu.device import create_device
 from lmcore_cpu.host import cpp_compiler, cpu_count, memory_available
+from lmcore_cpu.kernel import native
 
 __all__ = ["checks"]
 
@@ -15,8 +16,8 @@ _LITTLE_MEMORY = 2 * 2**30
 
 
 def checks() -> list[Check]:
-    """Return a check each for torch's build, threads, memory, speed, compiler and extension."""
-    return [_build(), _threads(), _memory(), _rate(), _compiler(), *_extension()]
+    """Return a check each for torch, kernels, threads, memory, speed, compiler and extension."""
+    return [_build(), _kernels(), _threads(), _memory(), _rate(), _compiler(), *_extension()]
 
 
 def _build() -> Check:
@@ -30,6 +31,14 @@ def _build() -> Check:
         ", ".join(parts),
         None if fast else "products will be slow: install a torch wheel with oneDNN or MKL",
     )
+
+
+def _kernels() -> Check:
+    found = native.instructions()
+    if found:
+        return Check("kernels", CheckStatus.OK, f"{native.reason()}, with {found[0]}")
+    detail = f"generation is left to torch's products: {native.reason()}"
+    return Check("kernels", CheckStatus.OK, detail)
 
 
 def _threads() -> Check:

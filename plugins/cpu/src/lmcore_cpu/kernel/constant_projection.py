@@ -1,11 +1,13 @@
-"""Projections by a weight that does not change, in oneDNN's own layout.
+"""Projections by a weight that does not change, in the layout of the fastest kernel.
 
-Measured on all products of a 124M model, 2 cores of an Intel Xeon with AMX, for 1 to 16 rows:
-bfloat16 takes 12 to 13 ms in oneDNN's layout, 18 to 20 ms in torch's.  float32 takes 25 ms instead
-of 39 ms for 4 rows and 29 ms instead of 53 ms for 8; for 1 and 2 rows MKL, in torch's layout, is
-the faster one.  On 2 cores of an AMD EPYC oneDNN reads 44 to 92 GB/s of float32 for 1 row, torch
-17 GB/s.  A processor without products of bfloat16 takes 2.6 s for 900 rows, and 0.6 s if the weight
-is expanded to float32 for the product.
+`few_rows` (see there for its times) takes float32 on processors with AVX-512 on which MKL is faster
+than oneDNN, and bfloat16 on processors without products of bfloat16.  On others oneDNN takes both,
+in its own layout.  Measured on all products of a 124M model, 2 cores of an Intel Xeon with AMX, for
+1 to 16 rows: bfloat16 takes 12 to 13 ms in oneDNN's layout, 18 to 20 ms in torch's.  float32 takes
+25 ms instead of 39 ms for 4 rows and 29 ms instead of 53 ms for 8; for 1 and 2 rows MKL, in torch's
+layout, is faster than oneDNN.  On 2 cores of an AMD EPYC oneDNN reads 44 to 92 GB/s of float32 for
+1 row, torch 17 GB/s.  A processor without products of bfloat16 takes 2.6 s for 900 rows, and 0.6 s
+if the weight is expanded to float32 for the product.
 
 Shapes: M rows (all leading dims), I inputs, O outputs.
 """
@@ -19,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lmcore_cpu.host import has_bfloat16_products
+from lmcore_cpu.kernel import few_rows, native
 from lmcore_cpu.kernel.linear import available, blas_is_faster
 
 __all__ = ["constant_projection"]
@@ -28,29 +31,38 @@ _TYPICAL_ROWS = 8
 _MOST_EMULATED_ROWS = 20
 """bfloat16 products of up to as many rows are faster than expanding the weight."""
 _MOST_ROWS_OF_TORCH = 2
-"""float32 products of up to as many rows are faster by MKL."""
+"""float32 products of up to as many rows are faster by MKL than by oneDNN."""
 
 
 def constant_projection(
-    weight_OI: Tensor, bias_O: Tensor | None, rows: int
+    weight_OI: Tensor, bias_O: Tensor | None, rows: int, activation: str | None = None
 ) -> Callable[[Tensor], Tensor] | None:
-    """Return x -> x @ weight.T + bias for a constant weight; None if torch's own is as fast.
+    """Return x -> activation(x @ weight.T + bias) for a constant weight.
+
+    None if torch's own is as fast, or if the kernel does not include the activation.
 
     Args:
-        weight_OI: Weight; where MKL is fast, it stays in memory beside a copy in another layout.
+        weight_OI: Weight; without `few_rows` it stays in memory beside a copy in another layout
+            where MKL is fast.
         bias_O: Bias; None for none.
         rows: Largest usual number of rows of x.
+        activation: `gelu_tanh`; None for none.
     """
-    if not available() or weight_OI.numel() == 0:
+    dtype = weight_OI.dtype
+    if weight_OI.numel() and _few_rows_is_faster(dtype) and activation in {None, "gelu_tanh"}:
+        return few_rows.PackedWeight(weight_OI, bias_O, gelu=activation is not None).project
+    if activation is not None or not available() or weight_OI.numel() == 0:
         return None
-    if weight_OI.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001
+    if dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001
         return _packed(weight_OI, bias_O, emulated=not has_bfloat16_products())
-    if weight_OI.dtype != torch.float32:
-        return None
-    if not blas_is_faster():
+    if dtype == torch.float32 and not blas_is_faster():
         return _packed(weight_OI, bias_O)
-    if rows <= _MOST_ROWS_OF_TORCH:
-        return None
+    if dtype == torch.float32 and rows > _MOST_ROWS_OF_TORCH:
+        return _packed_for_many(weight_OI, bias_O)
+    return None
+
+
+def _packed_for_many(weight_OI: Tensor, bias_O: Tensor | None) -> Callable[[Tensor], Tensor]:
     many = _packed(weight_OI, bias_O)
 
     def project(x_MI: Tensor) -> Tensor:
@@ -59,6 +71,13 @@ def constant_projection(
         return many(x_MI)
 
     return project
+
+
+def _few_rows_is_faster(dtype: torch.dtype) -> bool:
+    found = native.instructions()
+    if dtype == torch.float32:
+        return "avx512" in found and blas_is_faster()
+    return bool(found) and dtype == torch.bfloat16 and not has_bfloat16_products()
 
 
 def _packed(

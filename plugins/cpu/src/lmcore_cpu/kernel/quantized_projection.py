@@ -1,9 +1,11 @@
-"""Projections by weights of 8 or 4 bits, with bfloat16 activations, by torch's own operators.
+"""Projections by weights of 8 or 4 bits.
 
-torch's operators are for few rows.  With many, the weight is expanded to bfloat16 and multiplied by
-oneDNN: 8 bits without the scales, since bfloat16 has these integers, 4 bits with them.  On a
-processor without products of bfloat16 it is expanded to float32, four times as fast.  The
-operators for other dtypes of activations are many times slower and not used.
+On a processor without products of bfloat16, 8 bits go to `few_rows`, with activations in bfloat16
+or float32.  All else is for bfloat16 activations, by torch's own operators, which are for few rows:
+with many, the weight is expanded to bfloat16 and multiplied by oneDNN, 8 bits without the scales,
+since bfloat16 has these integers, 4 bits with them.  On a processor without products of bfloat16 it
+is expanded to float32, four times as fast.  torch's operators for other dtypes of activations are
+many times slower and not used.
 
 docs/reference/performance.md has their times.
 
@@ -21,7 +23,7 @@ from torch.nn import functional
 
 from lmcore.accelerator import QuantizedWeight
 from lmcore_cpu.host import has_bfloat16_products
-from lmcore_cpu.kernel import linear
+from lmcore_cpu.kernel import few_rows, linear, native
 
 __all__ = ["quantized_projection"]
 
@@ -35,26 +37,44 @@ _BLOCK = 64
 _MOST_ROWS_OF_8_BITS, _MOST_ROWS_OF_4_BITS = 12, 96
 """Rows up to which torch's operator is faster than expanding the weight."""
 _MOST_EMULATED_ROWS_OF_8_BITS = 32
-"""The same for 8 bits on a processor without products of bfloat16."""
+"""The same for 8 bits on a processor without products of bfloat16, by torch."""
 
 
 def quantized_projection(
-    weight: QuantizedWeight, bias_O: Tensor | None
+    weight: QuantizedWeight, bias_O: Tensor | None, activation: str | None = None
 ) -> Callable[[Tensor], Tensor] | None:
-    """Return x -> x @ weight.T + bias for a constant weight; None if torch has no kernel for it.
+    """Return x -> activation(x @ weight.T + bias) for a constant weight.
+
+    None if there is no kernel for the weight, or none that includes the activation.
 
     Args:
         weight: Weight of 8 or 4 bits.
         bias_O: Bias; None for none.
+        activation: `gelu_tanh`; None for none.
     """
     outputs, inputs = weight.values_OI.shape
-    if weight.scale_OG.dtype != torch.bfloat16 or not weight.values_OI.numel():
+    if activation not in {None, "gelu_tanh"} or not weight.values_OI.numel():
+        return None
+    if _few_rows_has_kernel(weight):
+        scale_O, gelu = weight.scale_OG.squeeze(1), activation is not None
+        return few_rows.PackedWeight(weight.values_OI, bias_O, scale_O, gelu=gelu).project
+    if activation is not None or weight.scale_OG.dtype != torch.bfloat16:
         return None
     if weight.bits == 8:
-        whole = weight.group_size == inputs and weight.offset_OG is None
-        return _of_8_bits(weight, bias_O) if whole and inputs % _INPUTS == 0 else None
+        fits = _scaled_by_output(weight) and inputs % _INPUTS == 0
+        return _of_8_bits(weight, bias_O) if fits else None
     fits = outputs % _OUTPUTS == 0 and weight.group_size in _GROUPS
     return _of_4_bits(weight, bias_O) if fits else None
+
+
+def _scaled_by_output(weight: QuantizedWeight) -> bool:
+    return weight.group_size == weight.values_OI.shape[1] and weight.offset_OG is None
+
+
+def _few_rows_has_kernel(weight: QuantizedWeight) -> bool:
+    known = weight.scale_OG.dtype in {torch.bfloat16, torch.float32}
+    fits = weight.bits == 8 and known and _scaled_by_output(weight)
+    return fits and bool(native.instructions()) and not has_bfloat16_products()
 
 
 def _of_8_bits(weight: QuantizedWeight, bias_O: Tensor | None) -> Callable[[Tensor], Tensor]:

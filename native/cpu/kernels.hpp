@@ -1,0 +1,63 @@
+// Kernels for generation on the CPU, for each instruction set: lmcore_cpu/kernel/native.py.
+//
+// avx512.cpp and avx2.cpp include the templates of projection.hpp and attention.hpp with their vectors.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace lmcore::cpu {
+
+enum class Type : int { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
+
+// y[M, O] = gelu(x[M, I] @ weight[O, I].T * scale[O] + bias[O])
+struct Projection {
+  const void *weight;  // packed in blocks of outputs, the last one padded; see projection.hpp
+  Type weight_type;
+  const float *x;
+  std::int64_t rows;
+  std::int64_t inputs;
+  std::int64_t outputs;
+  const float *scale;  // null: 1
+  const float *bias;   // null: 0
+  bool gelu;           // the tanh form; false: none
+  void *y;
+  Type y_type;  // kFloat32 or kBfloat16
+};
+
+// Attention of one new token of each sequence, whose key and value are written into its slot first.
+struct NextToken {
+  Type type;        // of all arrays: kFloat32 or kBfloat16
+  const void *q;    // [B, N, D], with the strides below, in elements
+  const void *k;    // [B, K, D]
+  const void *v;    // [B, K, D]
+  std::int64_t q_strides[2];
+  std::int64_t k_strides[2];
+  std::int64_t v_strides[2];
+  void *k_slots;  // [B, K, C, D], positions contiguous
+  void *v_slots;
+  std::int64_t slot_strides[2];
+  const std::int64_t *lengths;  // [B], tokens before the new one
+  void *out;                    // [B, N, D], contiguous
+  std::int64_t sequences;
+  std::int64_t heads;
+  std::int64_t groups;  // heads of keys and values
+  std::int64_t head_dim;
+  float scale;  // of scores
+};
+
+struct Kernels {
+  const char *instructions;
+  std::int64_t block;  // outputs of a block
+  // Computes the outputs of some blocks.
+  void (*project)(const Projection &, std::int64_t first_block, std::int64_t end_block);
+  // Computes some pairs of a sequence and a head of keys; *scores* has room for one sequence.
+  void (*attend)(const NextToken &, std::int64_t first, std::int64_t step, float *scores);
+};
+
+// Null where the compiler cannot build them.
+const Kernels *avx512_kernels();
+const Kernels *avx2_kernels();
+
+}  // namespace lmcore::cpu

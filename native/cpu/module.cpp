@@ -1,0 +1,181 @@
+// lmcore_cpu._kernels: kernels for generation, where torch's libraries are slow at them.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels.hpp"
+#include "openmp.hpp"
+
+namespace py = pybind11;
+
+namespace lmcore::cpu {
+namespace {
+
+// Products below which another thread takes longer to begin than to compute.
+constexpr std::int64_t kLeastWork = 1 << 14;
+constexpr std::int64_t kMostChannels = 256;  // as in attention.hpp
+
+const Kernels *fastest() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  if (avx512_kernels() != nullptr && __builtin_cpu_supports("avx512f") &&
+      __builtin_cpu_supports("avx512bw")) {
+    return avx512_kernels();
+  }
+  if (avx2_kernels() != nullptr && __builtin_cpu_supports("avx2") &&
+      __builtin_cpu_supports("fma")) {
+    return avx2_kernels();
+  }
+#endif
+  return nullptr;
+}
+
+// The kernels of an instruction set that this processor has; null for another one.
+const Kernels *kernels_of(const std::string &instructions) {
+  const Kernels *const best = fastest();
+  if (best != nullptr && avx2_kernels() != nullptr && instructions == "avx2") {
+    return avx2_kernels();  // a processor with AVX-512 has AVX2
+  }
+  return best != nullptr && instructions == best->instructions ? best : nullptr;
+}
+
+const Kernels *required(const std::string &instructions) {
+  const Kernels *const found = kernels_of(instructions);
+  if (found == nullptr) {
+    throw std::invalid_argument("this processor has no kernels for " + instructions);
+  }
+  return found;
+}
+
+int threads_for(std::int64_t work, std::int64_t parts, int threads) {
+  const std::int64_t most = work / kLeastWork < parts ? work / kLeastWork : parts;
+  return threads > most ? static_cast<int>(most) : threads;
+}
+
+const float *widened(const std::uint16_t *x, std::int64_t count) {
+  static thread_local std::vector<float> wide;
+  if (static_cast<std::int64_t>(wide.size()) < count) {
+    wide.resize(count);
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::uint32_t bits = static_cast<std::uint32_t>(x[i]) << 16;
+    std::memcpy(&wide[i], &bits, sizeof bits);
+  }
+  return wide.data();
+}
+
+// A projection by a constant weight; the addresses are of contiguous arrays that live as long as it.
+class ConstantProjection {
+ public:
+  ConstantProjection(const std::string &instructions, std::uintptr_t weight, int weight_type,
+                     std::int64_t inputs, std::int64_t outputs, std::uintptr_t scale,
+                     std::uintptr_t bias, bool gelu)
+      : kernels_(required(instructions)), call_{} {
+    if (weight_type < 0 || weight_type > 2 || inputs < 1 || outputs < 1 || weight == 0) {
+      throw std::invalid_argument("not a weight");
+    }
+    call_.weight = reinterpret_cast<const void *>(weight);
+    call_.weight_type = static_cast<Type>(weight_type);
+    call_.inputs = inputs;
+    call_.outputs = outputs;
+    call_.scale = reinterpret_cast<const float *>(scale);
+    call_.bias = reinterpret_cast<const float *>(bias);
+    call_.gelu = gelu;
+  }
+
+  // x and y are the addresses of contiguous arrays [rows, inputs] and [rows, outputs].
+  void project(std::uintptr_t x, std::uintptr_t y, std::int64_t rows, bool is_bfloat16,
+               int threads) const {
+    py::gil_scoped_release released;
+    Projection call = call_;
+    call.x = is_bfloat16
+                 ? widened(reinterpret_cast<const std::uint16_t *>(x), rows * call.inputs)
+                 : reinterpret_cast<const float *>(x);
+    call.rows = rows;
+    call.y = reinterpret_cast<void *>(y);
+    call.y_type = is_bfloat16 ? Type::kBfloat16 : Type::kFloat32;
+    const std::int64_t blocks = (call.outputs + kernels_->block - 1) / kernels_->block;
+    on_threads(threads_for(rows * call.inputs * call.outputs, blocks, threads),
+               [&](std::int64_t thread, std::int64_t count) {
+                 kernels_->project(call, blocks * thread / count, blocks * (thread + 1) / count);
+               });
+  }
+
+ private:
+  const Kernels *kernels_;
+  Projection call_;
+};
+
+using Strides = std::array<std::int64_t, 2>;
+
+// See NextToken; the caller has checked sizes, and that every length is less than the capacity.
+void attend_next_token(const std::string &instructions, bool is_bfloat16, std::uintptr_t q,
+                       const Strides &q_strides, std::uintptr_t k, const Strides &k_strides,
+                       std::uintptr_t v, const Strides &v_strides, std::uintptr_t k_slots,
+                       std::uintptr_t v_slots, const Strides &slot_strides,
+                       std::uintptr_t lengths, std::uintptr_t out, std::int64_t sequences,
+                       std::int64_t heads, std::int64_t groups, std::int64_t head_dim,
+                       std::int64_t longest, float scale, int threads) {
+  const Kernels *const kernels = required(instructions);
+  if (head_dim < 1 || head_dim > kMostChannels || groups < 1 || heads % groups != 0) {
+    throw std::invalid_argument("not heads of attention");
+  }
+  py::gil_scoped_release released;
+  const NextToken call{is_bfloat16 ? Type::kBfloat16 : Type::kFloat32,
+                       reinterpret_cast<const void *>(q),
+                       reinterpret_cast<const void *>(k),
+                       reinterpret_cast<const void *>(v),
+                       {q_strides[0], q_strides[1]},
+                       {k_strides[0], k_strides[1]},
+                       {v_strides[0], v_strides[1]},
+                       reinterpret_cast<void *>(k_slots),
+                       reinterpret_cast<void *>(v_slots),
+                       {slot_strides[0], slot_strides[1]},
+                       reinterpret_cast<const std::int64_t *>(lengths),
+                       reinterpret_cast<void *>(out),
+                       sequences,
+                       heads,
+                       groups,
+                       head_dim,
+                       scale};
+  const std::int64_t work = sequences * heads * head_dim * (longest + 1);
+  const int used = threads_for(work, sequences * groups, threads);
+  std::vector<float> scores(static_cast<std::size_t>(longest + 1) * (used < 1 ? 1 : used));
+  on_threads(used, [&](std::int64_t thread, std::int64_t count) {
+    kernels->attend(call, thread, count, scores.data() + thread * (longest + 1));
+  });
+}
+
+py::dict blocks() {
+  py::dict found;
+  for (const Kernels *one : {avx512_kernels(), avx2_kernels()}) {
+    if (one != nullptr && kernels_of(one->instructions) == one) {
+      found[one->instructions] = one->block;
+    }
+  }
+  return found;
+}
+
+}  // namespace
+}  // namespace lmcore::cpu
+
+PYBIND11_MODULE(_kernels, module) {
+  using lmcore::cpu::ConstantProjection;
+  module.doc() = "Kernels for generation; lmcore_cpu.kernel.native says when they are used.";
+  module.attr("INTERFACE") = 1;  // as in lmcore_cpu/kernel/native.py
+  module.def("blocks", &lmcore::cpu::blocks,
+             "Return the outputs of a block by instruction set, the fastest first.");
+  module.def("has_threads", [] { return lmcore::cpu::openmp().found(); },
+             "Return True if torch's threads were found.");
+  module.def("attend_next_token", &lmcore::cpu::attend_next_token,
+             "Write a key and a value into each slot, and attend to all of the slot.");
+  py::class_<ConstantProjection>(module, "ConstantProjection")
+      .def(py::init<const std::string &, std::uintptr_t, int, std::int64_t, std::int64_t,
+                    std::uintptr_t, std::uintptr_t, bool>())
+      .def("project", &ConstantProjection::project);
+}

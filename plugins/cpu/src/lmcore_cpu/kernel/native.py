@@ -1,0 +1,100 @@
+"""`lmcore_cpu._kernels`: the C++ of `native/cpu`, with kernels for generation.
+
+It is part of wheels, and is built at installation if there is a C++ compiler.  Without it, or on a
+processor without its instructions, torch's libraries are used; `lmcore doctor` says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["ConstantProjection", "Kernels", "instructions", "kernels", "reason"]
+
+_INTERFACE = 1
+"""Version of the signatures, also in `native/cpu/module.cpp`; raise both with every change."""
+
+
+class ConstantProjection(Protocol):
+    """Projection by a packed weight; addresses are of contiguous arrays."""
+
+    def project(self, x: int, y: int, rows: int, is_bfloat16: bool, threads: int, /) -> None:  # noqa: FBT001 - the signature is C++'s
+        """Compute y [rows, outputs] from x [rows, inputs], both in float32 or both in bfloat16."""
+
+
+class Kernels(Protocol):
+    """Functions of `lmcore_cpu._kernels`; they read arrays in place and release the GIL."""
+
+    def blocks(self) -> Mapping[str, int]:
+        """Return the outputs of a block by instruction set, the fastest first."""
+
+    def has_threads(self) -> bool:
+        """Return True if torch's threads were found."""
+
+    def ConstantProjection(  # noqa: N802 - a class there
+        self,
+        instructions: str,
+        weight: int,
+        weight_type: int,
+        inputs: int,
+        outputs: int,
+        scale: int,
+        bias: int,
+        gelu: bool,  # noqa: FBT001 - the signature is C++'s
+        /,
+    ) -> ConstantProjection:
+        """Make a projection; see `lmcore_cpu.kernel.few_rows`."""
+
+    def attend_next_token(self, *arguments: Any) -> None:
+        """Attend to slots of a cache: `NextToken` in `native/cpu/kernels.hpp`.
+
+        Args:
+            arguments: Instruction set; whether the arrays are bfloat16; address and first two
+                strides of q, of k and of v; addresses of the slots of keys and of values, and their
+                first two strides; addresses of the lengths and of the output; sequences, heads,
+                heads of keys, channels, the longest length, the factor of scores, threads.
+        """
+
+
+def _load() -> tuple[Kernels | None, str]:
+    try:
+        module = importlib.import_module("lmcore_cpu._kernels")
+    except ModuleNotFoundError:
+        return None, "lmcore was installed without a C++ compiler"
+    except ImportError as error:
+        return None, f"`lmcore_cpu._kernels` does not load ({error})"
+    if getattr(module, "INTERFACE", None) != _INTERFACE:
+        return None, f"`{module.__file__}` is of another version of lmcore"
+    found = cast("Kernels", module)
+    if not found.blocks():
+        return None, "this processor has neither AVX-512 nor AVX2"
+    if not found.has_threads():
+        return None, "this torch has no OpenMP threads that it could use"
+    return found, f"`{module.__file__}`"
+
+
+@cache
+def _loaded() -> tuple[Kernels | None, str]:
+    import torch  # noqa: F401 - brings the threads that are looked for
+
+    return _load()
+
+
+def kernels() -> Kernels | None:
+    """Return the module's functions; None if they cannot be used here."""
+    return _loaded()[0]
+
+
+def reason() -> str:
+    """Return why the module cannot be used here, or its file."""
+    return _loaded()[1]
+
+
+def instructions() -> tuple[str, ...]:
+    """Return the instruction sets that have kernels here, the fastest first."""
+    found = kernels()
+    return () if found is None else tuple(found.blocks())

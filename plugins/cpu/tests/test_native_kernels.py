@@ -1,0 +1,172 @@
+"""The C++ of `native/cpu`, for each instruction set of this processor, against float64."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional
+
+from lmcore_cpu.kernel import few_rows, native
+from lmcore_cpu.kernel.few_rows import PackedWeight
+from lmcore_cpu.kernel.next_token_attention import next_token_attention
+
+INSTRUCTIONS = ("avx512", "avx2")
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@pytest.fixture(params=INSTRUCTIONS)
+def instructions(request: pytest.FixtureRequest) -> str:
+    """Each instruction set that this processor has kernels for."""
+    if request.param not in native.instructions():
+        pytest.skip(f"no kernels for {request.param}: {native.reason()}")
+    return str(request.param)
+
+
+def numbers(*size: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("size", [(96, 64), (50, 33), (1, 1), (33, 7)])
+def test_a_projection(
+    instructions: str, size: tuple[int, int], dtype: torch.dtype, gelu: bool
+) -> None:
+    """It is the product in float32, for any number of rows; a row does not depend on others."""
+    outputs, inputs = size
+    weight = (numbers(*size) * (30 if dtype == torch.int8 else 0.3)).to(dtype)
+    scale = numbers(outputs, seed=1).abs() / 60 if dtype == torch.int8 else None
+    bias = numbers(outputs, seed=2)
+    packed = PackedWeight(weight, bias, scale, gelu=gelu, instructions=instructions)
+    wide = weight.double() * (1 if scale is None else scale.double()[:, None])
+    for rows in (1, 2, 5, 6, 7, 12, 13, 24, 25, few_rows._MOST_ROWS + 1):
+        for x_dtype in DTYPES:
+            x = numbers(rows, inputs, seed=rows).to(x_dtype)
+            expected = functional.linear(x.double(), wide, bias.double())
+            if gelu:
+                expected = functional.gelu(expected, approximate="tanh")
+            found = packed.project(x)
+            assert found.dtype == x_dtype
+            tolerance = 2e-5 if x_dtype == torch.float32 else 1e-2
+            torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+            if rows <= few_rows._MOST_ROWS:
+                alone = torch.cat([packed.project(x[row : row + 1]) for row in range(rows)])
+                assert torch.equal(found, alone)
+
+
+def test_leading_dims_layouts_and_no_rows(instructions: str) -> None:
+    """Rows may have several dims, not be adjacent in memory, and be none."""
+    packed = PackedWeight(numbers(20, 8), None, instructions=instructions)
+    x = numbers(3, 8, 4).transpose(1, 2)
+    torch.testing.assert_close(packed.project(x), functional.linear(x, numbers(20, 8)))
+    assert packed.project(numbers(0, 8)).shape == (0, 20)
+    with pytest.raises(ValueError, match="a weight with 8 inputs"):
+        packed.project(numbers(2, 7))
+    with pytest.raises(ValueError, match="float64"):
+        packed.project(numbers(2, 8).double())
+
+
+def test_numbers_that_are_not_finite(instructions: str) -> None:
+    """NaN stays in its row, in bfloat16 too, and GELU is exact where e^x is zero or infinite."""
+    x = torch.tensor([[1.0, 2.0], [float("nan"), 0.0], [float("inf"), 1.0]])
+    for dtype in DTYPES:
+        found = PackedWeight(torch.eye(2), None, instructions=instructions).project(x.to(dtype))
+        assert torch.equal(found.isnan().any(1), torch.tensor([False, True, True]))
+        assert torch.equal(found[0], x[0].to(dtype))
+    gelu = PackedWeight(torch.eye(1), None, gelu=True, instructions=instructions)
+    ends = torch.tensor([[-1e30], [-40.0], [-9.0], [0.0], [9.0], [1e30]])
+    expected = functional.gelu(ends.double(), approximate="tanh")
+    torch.testing.assert_close(gelu.project(ends).double(), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (3, 1)])
+@pytest.mark.parametrize("channels", [64, 80, 5, 256])
+def test_attention_of_the_next_token(
+    instructions: str, channels: int, heads: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """It appends to each slot and attends to its positions; nothing else is read or written."""
+    attend = next_token_attention(dtype, channels, instructions=instructions)
+    assert attend is not None
+    lengths = [0, 1, 37, 16]
+    longest, slots, capacity = max(lengths), 6, 40
+    keys, values = (numbers(slots, heads[1], capacity, channels, seed=one) for one in (1, 2))
+    for slot, length in enumerate([*lengths, 0, 0]):
+        keys[slot, :, length:] = values[slot, :, length:] = float("nan")
+    keys, values = keys.to(dtype), values.to(dtype)
+    before = keys.clone(), values.clone()
+    packed = numbers(len(lengths), 1, heads[0] + 2 * heads[1], channels, seed=3).to(dtype)
+    q, k, v = (
+        one.squeeze(1) for one in packed.split([heads[0], heads[1], heads[1]], dim=2)
+    )  # strides of a packed projection
+    found = attend(q, k, v, keys, values, torch.tensor(lengths), longest)
+    assert found.shape == q.shape
+    assert found.dtype == dtype
+    shared = heads[0] // heads[1]
+    for row, length in enumerate(lengths):
+        assert torch.equal(keys[row, :, length], k[row])
+        assert torch.equal(values[row, :, length], v[row])
+        k_KTD, v_KTD = (one[row, :, : length + 1].double() for one in (keys, values))
+        expected = functional.scaled_dot_product_attention(
+            q[row].double().unsqueeze(1),
+            k_KTD.repeat_interleave(shared, 0),
+            v_KTD.repeat_interleave(shared, 0),
+        ).squeeze(1)
+        tolerance = 2e-5 if dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(found[row].double(), expected, rtol=tolerance, atol=tolerance)
+    for now, then in zip((keys, values), before, strict=True):
+        for row, length in enumerate(lengths):
+            now[row, :, length] = then[row, :, length]
+        assert torch.equal(now.nan_to_num(7.0), then.nan_to_num(7.0))
+
+
+def test_attention_that_is_not_finite(instructions: str) -> None:
+    """A key that is NaN makes its own sequence NaN, and no other; large scores stay finite."""
+    attend = next_token_attention(torch.float32, 16, instructions=instructions)
+    assert attend is not None
+    keys, values = numbers(2, 1, 8, 16) * 1e4, numbers(2, 1, 8, 16, seed=1)
+    keys[0, 0, 3] = float("nan")
+    q, k, v = (numbers(2, 1, 16, seed=seed) * 1e4 for seed in (2, 3, 4))
+    found = attend(q, k, v, keys, values, torch.tensor([6, 6]), 6)
+    assert found[0].isnan().all()
+    assert found[1].isfinite().all()
+
+
+def test_what_has_no_kernel() -> None:
+    """Other dtypes and very wide heads are left to torch."""
+    assert next_token_attention(torch.float64, 64) is None
+    assert next_token_attention(torch.float32, 257) is None
+
+
+@pytest.mark.parametrize(
+    "module, expected",
+    [
+        pytest.param(None, "installed without a C++ compiler", id="absent"),
+        pytest.param({"INTERFACE": 0}, "of another version of lmcore", id="old"),
+        pytest.param({"INTERFACE": 1, "blocks": dict}, "neither AVX-512 nor AVX2", id="processor"),
+        pytest.param(
+            {"INTERFACE": 1, "blocks": lambda: {"avx2": 16}, "has_threads": bool},
+            "no OpenMP threads",
+            id="threads",
+        ),
+    ],
+)
+def test_why_it_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, module: dict[str, object] | None, expected: str
+) -> None:
+    """The reason is given, and torch's libraries are used."""
+    fake = module and SimpleNamespace(__file__="_kernels.so", **module)
+    monkeypatch.setitem(sys.modules, "lmcore_cpu._kernels", fake)
+    found, why = native._load()
+    assert found is None
+    assert expected in why
+
+
+def test_without_the_module_nothing_is_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then there are no instruction sets, and no kernel is offered."""
+    monkeypatch.setattr(native, "_loaded", lambda: (None, "not compiled"))
+    assert native.instructions() == ()
+    assert next_token_attention(torch.float32, 64) is None
