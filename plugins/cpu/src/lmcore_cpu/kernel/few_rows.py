@@ -120,7 +120,8 @@ class PackedWeight:
         blocks, inputs, block = self.blocks_PIB.shape
         weight_IPB = self.blocks_PIB.new_empty((inputs, blocks, block), dtype=dtype)
         weight_IPB.copy_(self.blocks_PIB.transpose(0, 1))
-        return weight_IPB.view(inputs, -1)[:, : self.outputs]
+        weight_IO: Tensor = weight_IPB.view(inputs, -1)
+        return weight_IO[:, : self.outputs]
 
 
 def _address(tensor: Tensor | None) -> int:
