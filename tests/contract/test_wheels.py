@@ -72,6 +72,7 @@ def test_nothing_is_built_twice(tree: Path, monkeypatch: pytest.MonkeyPatch) -> 
         wheels.DIST.mkdir(exist_ok=True)
         with zipfile.ZipFile(wheels.DIST / "lmcore-1-any.whl", "w") as archive:
             archive.writestr("lmcore/_native.so", "")
+            archive.writestr("lmcore_cpu/_kernels.so", "")
         commands.append(command)
 
     for plugin in wheels.PLUGINS:
@@ -87,14 +88,17 @@ def test_nothing_is_built_twice(tree: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(commands) == 2 * first
 
 
+@pytest.mark.parametrize("written", [(), ("lmcore/_native.so",)], ids=["none", "one"])
 def test_a_wheel_without_its_native_part_is_refused(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
+    tree: Path, monkeypatch: pytest.MonkeyPatch, written: tuple[str, ...]
 ) -> None:
     """The tests of the C++ code would be skipped in silence; without a compiler that is right."""
 
     def run(command: list[str], env: object = None) -> None:
         wheels.DIST.mkdir(exist_ok=True)
-        zipfile.ZipFile(wheels.DIST / "lmcore-1-any.whl", "w").close()
+        with zipfile.ZipFile(wheels.DIST / "lmcore-1-any.whl", "w") as archive:
+            for name in written:
+                archive.writestr(name, "")
 
     for plugin in wheels.PLUGINS:
         (tree / plugin).mkdir(parents=True, exist_ok=True)

@@ -89,9 +89,11 @@ def build() -> None:
 
 
 def has_native(wheel: str) -> bool:
-    """Return whether a wheel has lmcore's C++ part; its tests are skipped without it."""
+    """Return whether a wheel has both of lmcore's C++ modules; tests are skipped without them."""
     with zipfile.ZipFile(wheel) as archive:
-        return any(name.startswith("lmcore/_native.") for name in archive.namelist())
+        names = archive.namelist()
+    modules = ("lmcore/_native.", "lmcore_cpu/_kernels.")
+    return all(any(name.startswith(module) for name in names) for module in modules)
 
 
 def copied(plugin: str, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The build of `lmcore._native`, with a C++ compiler and without one."""
+"""The build of `lmcore._native` and `lmcore_cpu._kernels`, with a C++ compiler and without one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def test_with_a_compiler_the_module_is_going_to_be_built(tmp_path):
     pytest.importorskip("pybind11", reason="needs pybind11")
     printed = configure(tmp_path / "b", CMAKE_GENERATOR="Unix Makefiles")
     assert "without its C++ parts" not in " ".join(printed.split())
-    assert "... _native\n" in cmake("--build", tmp_path / "b", "--target", "help")
+    targets = cmake("--build", tmp_path / "b", "--target", "help")
+    assert "... _native\n" in targets
+    assert "... _kernels\n" in targets
 
 
 @pytest.mark.full  # compiling takes 50 s, and a wheel build does the same
@@ -79,14 +81,19 @@ def test_with_a_compiler_the_module_is_built_and_works(tmp_path):
     pytest.importorskip("pybind11", reason="needs pybind11")
     quick = ("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0")  # optimizing takes minutes
     configure(tmp_path / "b", *quick)
-    (name,) = installed(tmp_path / "b", tmp_path / "p")
-    assert name.startswith("_native.")
-    assert (tmp_path / "p/lmcore" / name).is_file()
+    kernels, native = sorted(installed(tmp_path / "b", tmp_path / "p"))
+    assert native.startswith("_native.")
+    assert (tmp_path / "p/lmcore" / native).is_file()
+    assert kernels.startswith("_kernels.")
+    assert (tmp_path / "p/lmcore_cpu" / kernels).is_file()
     check = (
         "import _native, numpy as np\n"
         "sizes, documents = np.int32([3, 5, 2, 7, 4]), np.int32([4, 0, 1, 2, 3])\n"
         "index = _native.build_sample_index(sizes, documents, 4, 5)\n"
         "assert index.tolist() == [[0, 0], [1, 0], [2, 1], [3, 0], [4, 2], [4, 6]]\n"
+        "import _kernels\n"
+        "assert set(_kernels.blocks()) <= {'avx512', 'avx2'}\n"
     )
-    env = os.environ | {"PYTHONPATH": str(tmp_path / "p/lmcore")}
+    places = os.pathsep.join(str(tmp_path / "p" / name) for name in ("lmcore", "lmcore_cpu"))
+    env = os.environ | {"PYTHONPATH": places}
     subprocess.run([sys.executable, "-c", check], env=env, check=True)
