@@ -7,8 +7,13 @@ when called.  docs/reference/hooks.md lists them with the names of the few other
 from __future__ import annotations
 
 from lmcore.accelerator.communication import CommBackend
-from lmcore.accelerator.device import Device, NextTokenAttention, own_index
+from lmcore.accelerator.device import Device, own_index
 from lmcore.accelerator.device_errors import first_line, hint_by_words
+from lmcore.accelerator.generation_kernels import (
+    ConstantProjection,
+    NextTokenAttention,
+    QuantizedWeight,
+)
 from lmcore.accelerator.memory_stats import MemoryStats
 from lmcore.accelerator.op.context import OpAttributes
 from lmcore.accelerator.op.records import OpContext, OpImpl, OpSpec, Reject, Resolution, Tolerance
@@ -30,7 +35,6 @@ from lmcore.accelerator.probe import (
     ProbeState,
     Problem,
 )
-from lmcore.accelerator.quantized_weight import QuantizedWeight
 from lmcore.accelerator.recompute import (
     RecomputePolicy,
     full_offload_policy,
@@ -51,6 +55,7 @@ __all__ = [
     "CheckStatus",
     "CheckpointStager",
     "CommBackend",
+    "ConstantProjection",
     "Device",
     "MemoryStats",
     "NextTokenAttention",

@@ -10,19 +10,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lmcore.accelerator.memory_stats import MemoryStats
 from lmcore.errors import DeviceError, PluginError
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
-    from lmcore.accelerator.quantized_weight import QuantizedWeight
+    from lmcore.accelerator.generation_kernels import (
+        ConstantProjection,
+        NextTokenAttention,
+        Projection,
+    )
     from lmcore.accelerator.rng import RngTracker
 
-__all__ = ["Device", "NextTokenAttention", "Projection", "own_index"]
+__all__ = ["Device", "own_index"]
 
 _OPTIONAL = (
     "memory_stats",
@@ -48,42 +51,6 @@ def own_index(device_type: str) -> int:
     from lmcore.accelerator import torch_device
 
     return torch_device.own_index(device_type)
-
-
-Projection = Callable[["Tensor"], "Tensor"]
-"""Function of rows [M, I] that gives [M, O]."""
-
-
-class NextTokenAttention(Protocol):
-    """Attention of one new token of each sequence over its slot of a key-value cache.
-
-    Shapes: B sequences, N query heads, K heads of keys and values, D channels of a head, L >= B
-    slots, C positions of a slot.
-    """
-
-    def __call__(
-        self,
-        q_BND: Tensor,
-        k_BKD: Tensor,
-        v_BKD: Tensor,
-        k_LKCD: Tensor,
-        v_LKCD: Tensor,
-        length_B: Tensor,
-        longest: int,
-    ) -> Tensor:
-        """Write the new key and value into each slot, and return the attention to it, [B, N, D].
-
-        No position beyond the new one is read, whatever it holds.
-
-        Args:
-            q_BND: Queries; in the dtype of all arrays but the lengths.
-            k_BKD: Key of each new token.
-            v_BKD: Value of each new token.
-            k_LKCD: Keys of the slots; of the first B slots each gets one more.
-            v_LKCD: Values of the slots.
-            length_B: Tokens in each slot before the new one, int64.
-            longest: The largest of them.
-        """
 
 
 @dataclass(frozen=True)
@@ -113,17 +80,9 @@ class Device:
             threads use the device meanwhile.
         new_rng_tracker: Makes the tracker of the device's random numbers; None: the core's own,
             which needs only the functions above, so that it is never missing.
-        constant_projection: Takes a weight [O, I] and a bias [O] or None that do not change, a
-            usual number of rows M, and an activation (`gelu_tanh`, or None), and returns the
-            function of x [M, I] that gives `activation(x @ weight.T + bias)` [M, O]; or None where
-            torch's own is as fast, or the kernel does not include the activation.  None: it is
-            always as fast.
-        quantized_projection: Takes a `QuantizedWeight` and a bias [O] or None that do not change,
-            and an activation as above, and returns the function of x [M, I] that gives
-            `activation(x @ weight.T + bias)` [M, O] in the dtype of x, which is the dtype of the
-            weight's scales, each row independent of the others; or None for a weight that the
-            device has no kernel for, which is then expanded for each product, or for the
-            activation.  None: it has none for any.
+        constant_projection: Takes a `ConstantProjection` and returns its function, or None where
+            torch's own products are as fast or, for a quantized weight, where the device has no
+            kernel; the weight is then expanded for each product.  None: it has none.
         next_token_attention: Takes the dtype of queries and cache and the channels of a head, and
             returns the `NextTokenAttention` for them, or None if there is no kernel; None: there
             is never one.
@@ -152,12 +111,7 @@ class Device:
     missing: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     new_graph: Callable[[], Any] | None = None
-    constant_projection: (
-        Callable[[Tensor, Tensor | None, int, str | None], Projection | None] | None
-    ) = None
-    quantized_projection: (
-        Callable[[QuantizedWeight, Tensor | None, str | None], Projection | None] | None
-    ) = None
+    constant_projection: Callable[[ConstantProjection], Projection | None] | None = None
     next_token_attention: Callable[[torch.dtype, int], NextTokenAttention | None] | None = None
 
     def __post_init__(self) -> None:

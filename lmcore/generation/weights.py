@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lmcore.accelerator.generation_kernels import ConstantProjection
 from lmcore.errors import ConfigError
 from lmcore.generation.quantization import GROUP, expanded_projection, quantize
 from lmcore.model.layers import Embedding, Linear
@@ -19,6 +20,7 @@ from lmcore.model.transformer import Attention, FeedForward
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
+    from lmcore.accelerator.generation_kernels import Projection, QuantizedWeight
     from lmcore.accelerator.precision import PrecisionPolicy
     from lmcore.model.protocol import CausalLM
     from lmcore.runtime.runtime import Runtime
@@ -31,8 +33,6 @@ _NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _BITS = {"int8": 8, "int4": 4}
 _HEAD_BITS = 8
 """Fewest bits of the head: it decides between tokens, and 4 bits cost the most there."""
-
-Project = Callable[[Tensor], Tensor]
 
 
 def fix_weights(
@@ -93,22 +93,11 @@ def _narrow_dtype(policy: PrecisionPolicy) -> torch.dtype | None:
 
 
 @dataclass(frozen=True)
-class _Projection:
+class _Made:
     """Projection by a constant weight, and the activation that it includes; None: none."""
 
-    project: Project
+    project: Projection
     activation: str | None = None
-
-
-def _first_made(
-    make: Callable[[str | None], Project | None], activation: str | None
-) -> _Projection | None:
-    """Return a projection with the activation, or without it; None if there is neither."""
-    for included in dict.fromkeys((activation, None)):
-        project = make(included)
-        if project is not None:
-            return _Projection(project, included)
-    return None
 
 
 @dataclass
@@ -135,53 +124,58 @@ class _Fixed:
 
     @torch.no_grad()
     def projection(
-        self, name: str, weight: Tensor, bias: Tensor | None, activation: str | None = None
-    ) -> _Projection | None:
+        self,
+        name: str,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        output: torch.dtype | None = None,
+        activation: str | None = None,
+    ) -> _Made | None:
         """Return the projection by a weight; None if torch's own is as good.
 
         Args:
             name: Name of the weight.
             weight: Weight [O, I]; may be freed afterwards.
             bias: Bias [O] or None.
+            output: Dtype of the outputs; None: the dtype of the products.
             activation: Activation of the outputs, which the projection may include.
         """
         compute = weight.dtype if self.dtype is None else self.dtype
+        output = compute if output is None else output
         weight = weight.detach()
-        bias = None if bias is None else bias.detach().to(compute)
-        made = self._quantized(name, weight, bias, compute, activation)
-        make, rows = self.device.constant_projection, self.rows
-        if made is None and make is not None:
-            cast = weight.to(compute)
-            made = _first_made(lambda included: make(cast, bias, rows, included), activation)
-        if made is None or self.dtype is None:
-            return made
-        project, dtype = made.project, self.dtype
-        return _Projection(lambda x: project(x.to(dtype)), made.activation)
-
-    def _quantized(
-        self,
-        name: str,
-        weight: Tensor,
-        bias: Tensor | None,
-        compute: torch.dtype,
-        activation: str | None,
-    ) -> _Projection | None:
+        bias = None if bias is None else bias.detach()
         if self.quantization is None:
-            return None
+            return self._offered(weight.to(compute), bias, output, activation)
         bits = _BITS[self.quantization]
         quantized = quantize(weight, max(bits, _HEAD_BITS) if name == "head" else bits, compute)
         if quantized is None:
             self.kept.append(name)
-            return None
+            return self._offered(weight.to(compute), bias, output, activation)
         self.quantized_bytes.append(quantized.num_bytes)
-        make = self.device.quantized_projection
-        made = None
-        if make is not None:
-            made = _first_made(lambda included: make(quantized, bias, included), activation)
+        made = self._offered(quantized, bias, output, activation)
         if made is None:
             self.expanded += 1
-            made = _Projection(expanded_projection(quantized, bias))
+            expanded = expanded_projection(quantized, None if bias is None else bias.to(compute))
+            made = _Made(lambda x: expanded(x.to(compute)).to(output))
         return made
+
+    def _offered(
+        self,
+        weight: Tensor | QuantizedWeight,
+        bias: Tensor | None,
+        output: torch.dtype,
+        activation: str | None,
+    ) -> _Made | None:
+        """Return the device's projection, with the activation if it includes it."""
+        make = self.device.constant_projection
+        if make is None:
+            return None
+        for included in dict.fromkeys((activation, None)):
+            project = make(ConstantProjection(weight, bias, output, self.rows, included))
+            if project is not None:
+                return _Made(project, included)
+        return None
 
     def report(self) -> None:
         """Log what was quantized, and what was not."""
@@ -206,7 +200,7 @@ def _fix_attention(module: Attention, fixed: _Fixed, name: str, *, divided: bool
     _fix_linear(module.qkv, fixed, f"{name}.qkv", module.qkv.bias)
     if divided:  # the bias is added to the sum over the processes
         _fix_linear(module.output, fixed, f"{name}.output")
-    elif _fix_linear(module.output, fixed, f"{name}.output", module.output_bias):
+    elif _fix_branch(module.output, fixed, f"{name}.output", module.output_bias):
         module.output_bias = None
     make = fixed.device.next_token_attention
     if make is not None:
@@ -218,7 +212,8 @@ def _fix_feed_forward(module: FeedForward, fixed: _Fixed, name: str, *, divided:
     if module.gated:
         _fix_linear(module.up, fixed, f"{name}.up", module.up.bias)
     else:
-        made = fixed.projection(f"{name}.up", module.up.weight, module.up_bias, "gelu_tanh")
+        up, bias = module.up.weight, module.up_bias
+        made = fixed.projection(f"{name}.up", up, bias, activation="gelu_tanh")
         if made is not None and made.activation is not None:
             module.op = lambda x, _bias: x
         elif made is not None:
@@ -226,18 +221,25 @@ def _fix_feed_forward(module: FeedForward, fixed: _Fixed, name: str, *, divided:
         _replace(module.up, fixed, made)
     if divided:
         _fix_linear(module.down, fixed, f"{name}.down")
-    elif _fix_linear(module.down, fixed, f"{name}.down", module.down_bias):
+    elif _fix_branch(module.down, fixed, f"{name}.down", module.down_bias):
         module.down_bias = None
 
 
-def _fix_linear(module: Linear, fixed: _Fixed, name: str, bias: Tensor | None = None) -> bool:
-    """Fix a projection; return True if it adds the bias, False if torch's own computes it."""
-    made = fixed.projection(name, module.weight, bias)
+def _fix_linear(module: Linear, fixed: _Fixed, name: str, bias: Tensor | None = None) -> None:
+    _replace(module, fixed, fixed.projection(name, module.weight, bias))
+
+
+def _fix_branch(module: Linear, fixed: _Fixed, name: str, bias: Tensor | None) -> bool:
+    """Fix a projection that ends a residual branch; return True if it adds the bias.
+
+    Its outputs have the dtype of the residual stream, which is not rounded with the products.
+    """
+    made = fixed.projection(name, module.weight, bias, output=module.weight.dtype)
     _replace(module, fixed, made)
     return made is not None
 
 
-def _replace(module: Linear, fixed: _Fixed, made: _Projection | None) -> None:
+def _replace(module: Linear, fixed: _Fixed, made: _Made | None) -> None:
     if made is None:
         module.op = _cast_first(module.op, fixed.dtype)
     else:

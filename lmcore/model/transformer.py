@@ -19,7 +19,7 @@ from lmcore.model.protocol import Split
 from lmcore.model.rotary import Rotation, rotate
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.device import NextTokenAttention
+    from lmcore.accelerator.generation_kernels import NextTokenAttention
     from lmcore.model.cache import LayerCache
     from lmcore.model.op_binding import OpBinding
     from lmcore.model.shape import ModelShape

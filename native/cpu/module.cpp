@@ -88,17 +88,17 @@ class ConstantProjection {
     call_.gelu = gelu;
   }
 
-  // x and y are the addresses of contiguous arrays [rows, inputs] and [rows, outputs].
-  void project(std::uintptr_t x, std::uintptr_t y, std::int64_t rows, bool is_bfloat16,
+  // x and y are the addresses of contiguous arrays [rows, inputs] and [rows, outputs], each of float32 if
+  // it is wide, of bfloat16 if not.
+  void project(std::uintptr_t x, bool wide_x, std::uintptr_t y, bool wide_y, std::int64_t rows,
                int threads) const {
     py::gil_scoped_release released;
     Projection call = call_;
-    call.x = is_bfloat16
-                 ? widened(reinterpret_cast<const std::uint16_t *>(x), rows * call.inputs)
-                 : reinterpret_cast<const float *>(x);
+    call.x = wide_x ? reinterpret_cast<const float *>(x)
+                    : widened(reinterpret_cast<const std::uint16_t *>(x), rows * call.inputs);
     call.rows = rows;
     call.y = reinterpret_cast<void *>(y);
-    call.y_type = is_bfloat16 ? Type::kBfloat16 : Type::kFloat32;
+    call.y_type = wide_y ? Type::kFloat32 : Type::kBfloat16;
     const std::int64_t blocks = (call.outputs + kernels_->block - 1) / kernels_->block;
     on_threads(threads_for(rows * call.inputs * call.outputs, blocks, threads),
                [&](std::int64_t thread, std::int64_t count) {

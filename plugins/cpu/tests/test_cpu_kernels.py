@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from lmcore.accelerator import OP_SPECS, OpContext, OpTable
+from lmcore.accelerator import OP_SPECS, ConstantProjection, OpContext, OpTable
 from lmcore.accelerator.op.records import load_target
 from lmcore.accelerator.op.signature import signature_problem
 from lmcore.errors import ConfigError
@@ -96,7 +96,7 @@ def test_constant_projection(
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(size, generator=generator).to(dtype)
     offset = torch.randn(size[0], generator=generator).to(dtype) if bias else None
-    project = constant_projection(weight, offset, 8)
+    project = constant_projection(ConstantProjection(weight, offset, dtype, 8))
     if project is None:
         assert dtype == torch.bfloat16
         pytest.skip("this processor has no bfloat16 products")
@@ -109,13 +109,17 @@ def test_constant_projection(
 
 
 def test_constant_projection_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without lmcore's kernels, products of one row stay with MKL where it is the faster one."""
+    """Without lmcore's kernels, products of one row stay with MKL where it is faster."""
+
+    def ones(rows: int, dtype: torch.dtype = torch.float32) -> ConstantProjection:
+        return ConstantProjection(torch.ones(4, 4, dtype=dtype), None, dtype, rows)
+
     monkeypatch.setattr(native, "_loaded", lambda: (None, "not compiled"))
     monkeypatch.setattr(constant, "blas_is_faster", lambda: True)
-    assert constant_projection(torch.ones(4, 4), None, 1) is None
+    assert constant_projection(ones(1)) is None
     monkeypatch.setattr(constant, "blas_is_faster", lambda: False)
-    project = constant_projection(torch.ones(4, 4), None, 1)
+    project = constant_projection(ones(1))
     assert project is not None
     assert torch.equal(project(torch.ones(1, 4)), torch.full((1, 4), 4.0))
-    assert constant_projection(torch.ones(4, 4, dtype=torch.float64), None, 8) is None
-    assert constant_projection(torch.ones(4, 4), None, 8, "gelu_tanh") is None
+    assert constant_projection(ones(8, torch.float64)) is None
+    assert constant_projection(replace(ones(8), activation="gelu_tanh")) is None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from lmcore.accelerator import QuantizedWeight
+from lmcore.accelerator import ConstantProjection, QuantizedWeight
 from lmcore.generation.quantization import quantize
 from lmcore_cpu.kernel import native
 from lmcore_cpu.kernel import quantized_projection as kernel
-from lmcore_cpu.kernel.quantized_projection import quantized_projection
+from lmcore_cpu.kernel.constant_projection import constant_projection
 
 SIZES = [(64, 64), (80, 96), (128, 32), (3, 32)]
 
@@ -19,6 +21,13 @@ def quantized(outputs: int, inputs: int, bits: int) -> QuantizedWeight:
     made = quantize(weight, bits, torch.bfloat16)
     assert made is not None
     return made
+
+
+def projection(
+    weight: QuantizedWeight, bias: torch.Tensor | None = None, activation: str | None = None
+) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    wanted = ConstantProjection(weight, bias, weight.scale_OG.dtype, activation=activation)
+    return constant_projection(wanted)
 
 
 def exact(weight: QuantizedWeight) -> torch.Tensor:
@@ -55,7 +64,7 @@ def test_products(
     weight = quantized(outputs, inputs, bits)
     generator = torch.Generator().manual_seed(1)
     offset = torch.randn(outputs, generator=generator).bfloat16() if bias else None
-    project = quantized_projection(weight, offset)
+    project = projection(weight, offset)
     if project is None:
         assert bits == 4
         assert outputs % 16
@@ -72,7 +81,7 @@ def test_products(
 @pytest.mark.usefixtures("compiled")
 def test_a_row_does_not_depend_on_others(bits: int) -> None:
     """Among few rows its product is the same to the last bit."""
-    project = quantized_projection(quantized(64, 64, bits), None)
+    project = projection(quantized(64, 64, bits))
     assert project is not None
     x = torch.randn(12, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
     together = project(x)
@@ -85,7 +94,7 @@ def test_a_layout_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = quantized(64, 64, 4)
     x = torch.randn(200, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
     monkeypatch.setattr(kernel, "_codes", lambda packed: torch.zeros(64, 64, dtype=torch.uint8))
-    project = quantized_projection(weight, None)
+    project = projection(weight)
     assert project is not None
     torch.testing.assert_close(
         project(x).double(), x.double() @ exact(weight).T, rtol=2e-2, atol=8e-2
@@ -120,7 +129,7 @@ def test_weights_without_a_kernel(
         torch.ones(outputs, 1, dtype=getattr(torch, dtype)),
     )
     has_kernel = compiled and bits == 8 and outputs > 0
-    assert (quantized_projection(weight, None) is not None) == has_kernel
+    assert (projection(weight) is not None) == has_kernel
 
 
 @pytest.mark.usefixtures("compiled")
@@ -129,9 +138,9 @@ def test_an_activation(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
     """A projection includes GELU, or is not made."""
     monkeypatch.setattr(kernel, "has_bfloat16_products", lambda: False)
     weight = quantized(64, 64, bits)
-    project = quantized_projection(weight, None, "gelu_tanh")
+    project = projection(weight, activation="gelu_tanh")
     assert (project is not None) == (bits == 8 and bool(native.instructions()))
-    assert quantized_projection(weight, None, "relu") is None
+    assert projection(weight, activation="relu") is None
     if project is not None:
         x = torch.randn(3, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
         expected = torch.nn.functional.gelu(x.double() @ exact(weight).T, approximate="tanh")

@@ -50,6 +50,13 @@ def test_a_projection(
                 expected = functional.gelu(expected, approximate="tanh")
             found = packed.project(x)
             assert found.dtype == x_dtype
+            for output in DTYPES:
+                other = PackedWeight(
+                    *(weight, bias, scale), gelu=gelu, output=output, instructions=instructions
+                ).project(x)
+                assert other.dtype == output
+                assert output != x_dtype or torch.equal(other, found)
+                assert x_dtype != torch.float32 or torch.equal(other, found.to(output))
             tolerance = 2e-5 if x_dtype == torch.float32 else 1e-2
             torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
             if rows <= few_rows._MOST_ROWS:

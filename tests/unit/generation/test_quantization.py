@@ -15,7 +15,7 @@ from torchao.quantization.quant_primitives import (
     quantize_affine,
 )
 
-from lmcore.accelerator import OP_SPECS, OpTable, QuantizedWeight
+from lmcore.accelerator import OP_SPECS, ConstantProjection, OpTable, QuantizedWeight
 from lmcore.config.section import AcceleratorSection, Config
 from lmcore.errors import ConfigError
 from lmcore.generation.engine import Engine
@@ -31,7 +31,7 @@ from lmcore.model.shape import ModelShape
 from lmcore.plugin import discover, select
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.runtime import Runtime, start_runtime
-from lmcore_cpu.kernel.quantized_projection import quantized_projection
+from lmcore_cpu.kernel.constant_projection import constant_projection
 
 SHAPE = ModelShape(2, 64, 2, 128, 32, 384, init_method_std=0.1)
 LLAMA = dataclasses.replace(
@@ -111,7 +111,7 @@ def test_groups_of_equal_weights(dtype: torch.dtype) -> None:
     expected = weight.double()
     torch.testing.assert_close(exact(quantized), expected, rtol=slack, atol=3e-8)
     products = [expanded_projection(quantized, None)]
-    products += filter(None, [quantized_projection(quantized, None)])
+    products += filter(None, [constant_projection(ConstantProjection(quantized, None, dtype))])
     assert len(products) == 1 + (dtype == torch.bfloat16)
     for rows in (1, 100):  # few are multiplied by torch's operator
         x = torch.ones(rows, 2 * GROUP, dtype=dtype)

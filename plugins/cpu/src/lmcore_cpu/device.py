@@ -25,7 +25,6 @@ from lmcore_cpu.host import cpu_count, cpu_name, memory_limit
 from lmcore_cpu.kernel import linear
 from lmcore_cpu.kernel.constant_projection import constant_projection
 from lmcore_cpu.kernel.next_token_attention import next_token_attention
-from lmcore_cpu.kernel.quantized_projection import quantized_projection
 from lmcore_cpu.settings import CpuSection
 
 __all__ = ["create_device"]
@@ -83,7 +82,6 @@ def create_device(settings: CpuSection = _DEFAULTS) -> Device:
         missing=missing,
         facts=_facts() | {"keeps_freed_memory": keeps},
         constant_projection=constant_projection,
-        quantized_projection=quantized_projection,
         next_token_attention=next_token_attention,
         **abilities,
     )

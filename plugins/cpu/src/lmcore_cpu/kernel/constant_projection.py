@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lmcore.accelerator import ConstantProjection, QuantizedWeight
 from lmcore_cpu.host import has_bfloat16_products
 from lmcore_cpu.kernel import few_rows, native
 from lmcore_cpu.kernel.linear import available, blas_is_faster
+from lmcore_cpu.kernel.quantized_projection import quantized_projection
 
 __all__ = ["constant_projection"]
 
@@ -34,25 +36,35 @@ _MOST_ROWS_OF_TORCH = 2
 """float32 products of up to as many rows are faster by MKL than by oneDNN."""
 
 
-def constant_projection(
-    weight_OI: Tensor, bias_O: Tensor | None, rows: int, activation: str | None = None
-) -> Callable[[Tensor], Tensor] | None:
-    """Return x -> activation(x @ weight.T + bias) for a constant weight.
+def constant_projection(wanted: ConstantProjection) -> Callable[[Tensor], Tensor] | None:
+    """Return the function of a constant projection.
 
-    None if torch's own is as fast, or if the kernel does not include the activation.
-
-    Args:
-        weight_OI: Weight; without `few_rows` it stays in memory beside a copy in another layout
-            where MKL is fast.
-        bias_O: Bias; None for none.
-        rows: Largest usual number of rows of x.
-        activation: `gelu_tanh`; None for none.
+    None if torch's own is as fast, if there is no kernel for a quantized weight, or if the kernel
+    does not include the activation.  Without `few_rows` a float32 weight stays in memory beside a
+    copy in another layout where MKL is fast.
     """
-    dtype = weight_OI.dtype
-    if weight_OI.numel() and _few_rows_is_faster(dtype) and activation in {None, "gelu_tanh"}:
-        return few_rows.PackedWeight(weight_OI, bias_O, gelu=activation is not None).project
-    if activation is not None or not available() or weight_OI.numel() == 0:
+    weight = wanted.weight_OI
+    if isinstance(weight, QuantizedWeight):
+        return quantized_projection(weight, wanted)
+    if weight.numel() == 0 or wanted.activation not in {None, "gelu_tanh"}:
         return None
+    if _few_rows_is_faster(weight.dtype):
+        gelu = wanted.activation is not None
+        return few_rows.PackedWeight(weight, wanted.bias_O, gelu=gelu, output=wanted.output).project
+    if wanted.activation is not None or not available():
+        return None
+    bias_O = None if wanted.bias_O is None else wanted.bias_O.to(weight.dtype)
+    project = _by_libraries(weight, bias_O, wanted.rows)
+    if project is None or wanted.output == weight.dtype == torch.float32:
+        return project
+    made, compute, output = project, weight.dtype, wanted.output
+    return lambda x: made(x.to(compute)).to(output)
+
+
+def _by_libraries(
+    weight_OI: Tensor, bias_O: Tensor | None, rows: int
+) -> Callable[[Tensor], Tensor] | None:
+    dtype = weight_OI.dtype
     if dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001
         return _packed(weight_OI, bias_O, emulated=not has_bfloat16_products())
     if dtype == torch.float32 and not blas_is_faster():

@@ -30,7 +30,7 @@ __all__ = ["PackedWeight"]
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _ACTIVATIONS = frozenset({torch.float32, torch.bfloat16})
 _MOST_ROWS = 256
-"""Rows beyond which torch's product is faster, although a weight has to be expanded for it."""
+"""Rows beyond which torch's product by an expanded weight is faster, without GELU."""
 
 
 class PackedWeight:
@@ -48,6 +48,7 @@ class PackedWeight:
         scale_O: Tensor | None = None,
         *,
         gelu: bool = False,
+        output: torch.dtype | None = None,
         instructions: str | None = None,
     ) -> None:
         """Pack a weight, which is not needed afterwards; `native.kernels` must be there.
@@ -57,6 +58,7 @@ class PackedWeight:
             bias_O: Bias; None for none.
             scale_O: Factor of each output; None for none.
             gelu: True to apply the tanh form of GELU.
+            output: float32 or bfloat16, the dtype of the outputs; None: the dtype of the inputs.
             instructions: Instruction set, one of `native.instructions`; None: the fastest.
         """
         kernels = native.kernels()
@@ -71,7 +73,7 @@ class PackedWeight:
         self._scale_O, self._bias_O = (
             None if one is None else one.detach().float().contiguous() for one in (scale_O, bias_O)
         )
-        self._gelu = gelu
+        self._gelu, self._output = gelu, output
         self._projection = kernels.ConstantProjection(
             chosen,
             self.blocks_PIB.data_ptr(),
@@ -84,7 +86,7 @@ class PackedWeight:
         )
 
     def project(self, x: Tensor) -> Tensor:
-        """Return gelu((x @ weight.T) * scale + bias), rounded once to the dtype of x.
+        """Return gelu((x @ weight.T) * scale + bias), rounded once to the output's dtype.
 
         Args:
             x: float32 or bfloat16, [..., I].
@@ -95,25 +97,22 @@ class PackedWeight:
         if x.dtype not in _ACTIVATIONS or x.shape[-1] != self.inputs:
             raise ValueError(f"a weight with {self.inputs} inputs, x is {x.dtype} {(*x.shape,)}")
         rows = x.numel() // self.inputs
-        if rows > _MOST_ROWS and self.blocks_PIB.dtype != torch.float32:
-            return self._project_many(x)
+        output = x.dtype if self._output is None else self._output
+        if rows > _MOST_ROWS and self.blocks_PIB.dtype != torch.float32 and not self._gelu:
+            return self._project_many(x).to(output)
         x = x.contiguous()
-        y = x.new_empty((*x.shape[:-1], self.outputs))
-        is_bfloat16 = x.dtype == torch.bfloat16
+        y = x.new_empty((*x.shape[:-1], self.outputs), dtype=output)
+        wide_x, wide_y = x.dtype == torch.float32, output == torch.float32
         threads = torch.get_num_threads()
-        self._projection.project(x.data_ptr(), y.data_ptr(), rows, is_bfloat16, threads)
+        self._projection.project(x.data_ptr(), wide_x, y.data_ptr(), wide_y, rows, threads)
         return y
 
     def _project_many(self, x: Tensor) -> Tensor:
-        """Return the same by torch's product with the weight expanded to float32."""
+        """Return the same in float32, by torch's product with the weight expanded to float32."""
         wide: Tensor = x.float() @ self.transposed(torch.float32)
         if self._scale_O is not None:
             wide.mul_(self._scale_O)
-        if self._bias_O is not None:
-            wide.add_(self._bias_O)
-        if self._gelu:
-            wide = functional.gelu(wide, approximate="tanh")
-        return wide.to(x.dtype)
+        return wide if self._bias_O is None else wide.add_(self._bias_O)
 
     def transposed(self, dtype: torch.dtype) -> Tensor:
         """Return the weight without scale in another dtype, [I, O], in new memory."""

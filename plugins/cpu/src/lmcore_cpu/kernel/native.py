@@ -20,10 +20,15 @@ _INTERFACE = 1
 
 
 class ConstantProjection(Protocol):
-    """Projection by a packed weight; addresses are of contiguous arrays."""
+    """Projection by a packed weight; arrays are contiguous."""
 
-    def project(self, x: int, y: int, rows: int, is_bfloat16: bool, threads: int, /) -> None:  # noqa: FBT001 - the signature is C++'s
-        """Compute y [rows, outputs] from x [rows, inputs], both in float32 or both in bfloat16."""
+    def project(self, *arguments: Any) -> None:
+        """Compute outputs [rows, outputs] from inputs [rows, inputs].
+
+        Args:
+            arguments: Address of the inputs and whether they are float32, not bfloat16; the same of
+                the outputs; rows; threads.
+        """
 
 
 class Kernels(Protocol):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmcore.accelerator import QuantizedWeight
+from lmcore.accelerator import ConstantProjection, QuantizedWeight
 from lmcore_cpu.host import has_bfloat16_products
 from lmcore_cpu.kernel import few_rows, linear, native
 
@@ -41,25 +41,36 @@ _MOST_EMULATED_ROWS_OF_8_BITS = 32
 
 
 def quantized_projection(
-    weight: QuantizedWeight, bias_O: Tensor | None, activation: str | None = None
+    weight: QuantizedWeight, wanted: ConstantProjection
 ) -> Callable[[Tensor], Tensor] | None:
-    """Return x -> activation(x @ weight.T + bias) for a constant weight.
+    """Return the function of a constant projection by a quantized weight.
 
     None if there is no kernel for the weight, or none that includes the activation.
 
     Args:
-        weight: Weight of 8 or 4 bits.
-        bias_O: Bias; None for none.
-        activation: `gelu_tanh`; None for none.
+        weight: The weight, of 8 or 4 bits.
+        wanted: The rest of the projection.
     """
-    outputs, inputs = weight.values_OI.shape
-    if activation not in {None, "gelu_tanh"} or not weight.values_OI.numel():
+    gelu = wanted.activation is not None
+    if wanted.activation not in {None, "gelu_tanh"} or not weight.values_OI.numel():
         return None
     if _few_rows_has_kernel(weight):
-        scale_O, gelu = weight.scale_OG.squeeze(1), activation is not None
-        return few_rows.PackedWeight(weight.values_OI, bias_O, scale_O, gelu=gelu).project
-    if activation is not None or weight.scale_OG.dtype != torch.bfloat16:
+        return few_rows.PackedWeight(
+            *(weight.values_OI, wanted.bias_O, weight.scale_OG.squeeze(1)),
+            gelu=gelu,
+            output=wanted.output,
+        ).project
+    if gelu or weight.scale_OG.dtype != torch.bfloat16:
         return None
+    project = _by_torch(weight, None if wanted.bias_O is None else wanted.bias_O.bfloat16())
+    if project is None:
+        return None
+    made, output = project, wanted.output
+    return lambda x: made(x.bfloat16()).to(output)
+
+
+def _by_torch(weight: QuantizedWeight, bias_O: Tensor | None) -> Callable[[Tensor], Tensor] | None:
+    outputs, inputs = weight.values_OI.shape
     if weight.bits == 8:
         fits = _scaled_by_output(weight) and inputs % _INPUTS == 0
         return _of_8_bits(weight, bias_O) if fits else None
