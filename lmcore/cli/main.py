@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "ask": ("lmcore.cli.ask", "Ask a server of `lmcore serve`, or of Megatron-LM, for text."),
         "checkpoint": (
             "lmcore.cli.checkpoint",
-            "Inspect, verify, compare, edit and convert checkpoints.",
+            "Inspect, verify, diff, edit and convert checkpoints.",
         ),
     },
     "your own script": {

@@ -64,7 +64,7 @@ def _train(argv: list[str]) -> int:
     from lmcore.runtime.launch.worker_protocol import end_with_launcher
     from lmcore.train.datasets import choose_tokenizer
     from lmcore.train.report.startup_clock import PhaseClock
-    from lmcore.train.resume.resume_point import find_resume_point
+    from lmcore.train.resume.resume_point import find_resume_point, unknown_tokenizer
     from lmcore.train.torch_needs import torch_problems
 
     clock, foreign = PhaseClock(), ForeignModels()
@@ -103,6 +103,7 @@ def _train(argv: list[str]) -> int:
         registered_types(plugins),
         copy=copy,
         of_checkpoint=loaded.provenance["tokenizer_type"].kind == "checkpoint",
+        undecided=unknown_tokenizer(config.checkpoint, resume),
     )
     identity = TokenizerIdentity.of(tokenizer)
     plan = resolve(valid, tokenizer=identity, sources=sources, resume=resume)

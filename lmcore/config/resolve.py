@@ -13,7 +13,12 @@ from typing import Any
 from lmcore.config.derived.batch_size import BatchSizes
 from lmcore.config.derived.data_source import RunSources
 from lmcore.config.derived.model_family import family_of
-from lmcore.config.derived.model_math import ffn_hidden_size, num_query_groups, pad_vocab_size
+from lmcore.config.derived.model_math import (
+    ffn_hidden_size,
+    num_query_groups,
+    pad_vocab_size,
+    vocabulary_multiple,
+)
 from lmcore.config.plan import ResumePoint, RunPlan
 from lmcore.config.rules.training import DEFAULT_TRAIN_ITERS
 from lmcore.config.section import Config
@@ -46,11 +51,14 @@ def resolve(
         ConfigError: `vocab_size` is less than the tokenizer needs.
     """
     loaded, layout = validated.loaded, validated.layout
-    _check_vocabulary(loaded, tokenizer.vocab_size)
+    rows = _rows_of_checkpoint(loaded, resume)
+    _check_vocabulary(loaded, tokenizer.vocab_size, rows)
     config, provenance = _derive_defaults(loaded, layout.data, resume)
-    model, training = config.model, config.training
-    batch = _required(training.global_batch_size)
     vocabulary = max(tokenizer.vocab_size, config.data.vocab_size or 0)
+    model = _with_rows(config.model, vocabulary, layout.tensor, rows)
+    config = dataclasses.replace(config, model=model)
+    training = config.training
+    batch = _required(training.global_batch_size)
     padded = pad_vocab_size(
         vocabulary,
         divisible_by=model.make_vocab_size_divisible_by,
@@ -85,8 +93,49 @@ def resolve(
     )
 
 
-def _check_vocabulary(loaded: LoadedConfig, vocab_size: int) -> None:
+def _rows_of_checkpoint(loaded: LoadedConfig, resume: ResumePoint | None) -> int | None:
+    """Return the rows of the vocabulary that a run takes from its checkpoint; None if it does not.
+
+    It does with settings of the checkpoint, unless the user gave another padding.
+    """
+    if resume is None or loaded.provenance["make_vocab_size_divisible_by"].kind != "checkpoint":
+        return None
+    rows = resume.manifest.model_shape.get("padded_vocab_size")
+    return rows if type(rows) is int and rows > 0 else None
+
+
+def _with_rows(
+    model: ModelSection, vocab_size: int, tensor_parallel_size: int, rows: int | None
+) -> ModelSection:
+    """Return the settings of the model with a padding that gives *rows*, if there is one.
+
+    Args:
+        model: Settings of the model.
+        vocab_size: Number of tokens.
+        tensor_parallel_size: Number of ranks that divide the rows.
+        rows: Rows of the checkpoint; None for any number.
+    """
+    if rows is None or vocab_size > rows or rows % tensor_parallel_size:
+        return model
+    padded = pad_vocab_size(
+        vocab_size,
+        divisible_by=model.make_vocab_size_divisible_by,
+        tensor_parallel_size=tensor_parallel_size,
+    )
+    if padded == rows:
+        return model
+    multiple = vocabulary_multiple(vocab_size, rows, tensor_parallel_size=tensor_parallel_size)
+    return dataclasses.replace(model, make_vocab_size_divisible_by=multiple)
+
+
+def _check_vocabulary(loaded: LoadedConfig, vocab_size: int, rows: int | None) -> None:
     data = loaded.config.data
+    if data.vocab_size is None and rows is not None and vocab_size > rows:
+        raise ConfigError(
+            f"the tokenizer has {vocab_size} tokens, the checkpoint {rows} rows of the vocabulary",
+            why="a token beyond the vocabulary has no embedding",
+            hint="use the checkpoint's tokenizer, and data prepared with it",
+        )
     # NullTokenizer is made from `vocab_size` and adds its end-of-document token to it.
     if data.vocab_size is None or data.tokenizer_type == "NullTokenizer":
         return

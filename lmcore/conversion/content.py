@@ -52,6 +52,7 @@ class CheckpointContent:
         model_shape: Shape of the model, by the names of `ModelShape`.
         manifest: Manifest of a checkpoint of lmcore; None for another format.
         notes: Differences between the checkpoint and the model of lmcore, for the user.
+        tokenizer: Type of the tokenizer of another format's checkpoint; None if it has none.
     """
 
     path: Path
@@ -61,6 +62,7 @@ class CheckpointContent:
     model_shape: Mapping[str, Any]
     manifest: Manifest | None = None
     notes: tuple[str, ...] = ()
+    tokenizer: str | None = None
 
     @property
     def num_parameters(self) -> int:
@@ -104,6 +106,7 @@ def content_of(path: Path, *, verify: bool = False) -> CheckpointContent:
         stored: TensorEntry(dtype_name(state.dtype(*key)), state.parameters[key[0]])
         for stored, key in names.items()
     }
+    tokenizer = state.tokenizer.tokenizer_type if state.tokenizer is not None else None
     return CheckpointContent(
         path,
         FORMATS[name].title,
@@ -111,6 +114,7 @@ def content_of(path: Path, *, verify: bool = False) -> CheckpointContent:
         lambda stored: state.read(*names[stored]),
         state.shape.to_dict(),
         notes=(*state.notes, *state.training_notes),
+        tokenizer=state.tokenizer_type or tokenizer,
     )
 
 

@@ -41,7 +41,7 @@ def describe_isolated(directory: Path, name: str) -> dict[str, Any]:
 
 
 def describe(directory: str, name: str) -> dict[str, Any]:
-    """Return shape, notes and the step of the optimizer's state, or the error, as JSON values.
+    """Return what `ForeignModel` has of a checkpoint, or the error, as JSON values.
 
     Checksums are compared when the tensors are loaded: here they would take as long as reading all
     files.
@@ -50,6 +50,7 @@ def describe(directory: str, name: str) -> dict[str, Any]:
         directory: Directory of the checkpoint.
         name: Name of its format.
     """
+    from lmcore.conversion.huggingface.read import HuggingFaceState
     from lmcore.conversion.weights import WeightReader
 
     try:
@@ -57,8 +58,15 @@ def describe(directory: str, name: str) -> dict[str, Any]:
     except LmcoreError as error:
         return {"error": {"what": error.what, "why": error.why, "hint": error.hint}}
     progress = state.progress if len(state.kinds) > 1 else None
+    rows = state.shape.padded_vocab_size
+    # Rows without a token are a part of the vocabulary in a model of transformers.
+    tokens = rows if isinstance(state, HuggingFaceState) else state.vocab_size
     return {
         "shape": state.shape.to_dict(),
+        "vocab_size": tokens,
+        "tokenizer": None if state.tokenizer is None else state.tokenizer.describe(),
+        "tokenizer_type": state.tokenizer_type,
+        "precision": state.settings.get("precision"),
         "notes": list(state.notes),
         "iteration": progress.iteration if progress else None,
     }

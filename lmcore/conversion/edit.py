@@ -16,6 +16,7 @@ from lmcore.accelerator.dtype import dtype_name
 from lmcore.checkpoint import CheckpointReader, TensorEntry, save_streamed
 from lmcore.checkpoint.dcp_metadata import dtype_of
 from lmcore.checkpoint.layout import CHECKPOINTS_NAME
+from lmcore.config.derived.model_math import vocabulary_multiple
 from lmcore.conversion.cast import cast
 from lmcore.conversion.content import name_hint
 from lmcore.conversion.native import require_weights
@@ -245,10 +246,13 @@ def _check_rows(changes: Changes, tokens: int | None, shape: Mapping[str, Any]) 
 def _resized(config: object, rows: int, tokens: int | None) -> dict[str, Any]:
     """Return the settings in a manifest for another number of rows."""
     known: dict[str, Any] = dict(config) if isinstance(config, Mapping) else {}
+    data = dict(dict(known.get("config") or {}).get("data") or {})
+    size, left = data.get("vocab_size"), min(tokens or rows, rows)
+    multiple = vocabulary_multiple(left, rows)
     for part, section, values in (
-        ("config", "data", {"vocab_size": rows}),
-        ("config", "model", {"make_vocab_size_divisible_by": 1}),
-        ("derived", None, {"vocab_size": min(tokens or rows, rows), "padded_vocab_size": rows}),
+        ("config", "data", {"vocab_size": min(size, left) if isinstance(size, int) else None}),
+        ("config", "model", {"make_vocab_size_divisible_by": multiple}),
+        ("derived", None, {"vocab_size": left, "padded_vocab_size": rows}),
     ):
         found = dict(known.get(part) or {})
         if section is None:

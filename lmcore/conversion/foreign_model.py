@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.describe import describe_isolated
 from lmcore.conversion.detect import format_of
 from lmcore.conversion.huggingface.config import read_config, unread_notes
@@ -16,7 +17,6 @@ from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.model.saved_shape import read_shape
 
 if TYPE_CHECKING:
-    from lmcore.config.tokenizer import TokenizerSettings
     from lmcore.model.shape import ModelShape
 
 __all__ = ["ForeignModel", "describe_foreign"]
@@ -30,7 +30,9 @@ class ForeignModel:
         path: Directory of the checkpoint.
         format: Name of the format.
         shape: Shape of the model.
-        tokenizer: Settings that build the tokenizer from the checkpoint's files; None without one.
+        vocab_size: Number of tokens without padding rows; None if it is not known.
+        tokenizer, tokenizer_type: See `ModelState`.
+        precision: Precision of its run; None if it is not recorded.
         notes: Differences between the checkpoint and the model of lmcore, for the user.
         iteration: Step of its optimizer's state; None without one.
     """
@@ -38,7 +40,10 @@ class ForeignModel:
     path: Path
     format: str
     shape: ModelShape
+    vocab_size: int | None
     tokenizer: TokenizerSettings | None = None
+    tokenizer_type: str | None = None
+    precision: str | None = None
     notes: tuple[str, ...] = ()
     iteration: int | None = None
 
@@ -47,7 +52,10 @@ def _huggingface(directory: Path) -> ForeignModel:
     config = read_config(directory)
     tokenizer = tokenizer_settings(directory)
     notes = (*config.notes, *unread_notes(directory))
-    return ForeignModel(directory, "huggingface", config.shape, tokenizer, notes)
+    rows = config.shape.padded_vocab_size
+    return ForeignModel(
+        directory, "huggingface", config.shape, rows, tokenizer=tokenizer, notes=notes
+    )
 
 
 def describe_foreign(directory: Path) -> ForeignModel | None:
@@ -64,8 +72,18 @@ def describe_foreign(directory: Path) -> ForeignModel | None:
         return _huggingface(directory)
     found = describe_isolated(directory, name)
     shape = read_shape(found["shape"], directory)
-    # A model of transformers that DeepSpeed trained may have its tokenizer beside.
-    tokenizer = tokenizer_settings(directory) if name == "megatron-deepspeed" else None
+    described = found["tokenizer"]
+    tokenizer = None if described is None else TokenizerSettings.described(described)
+    if tokenizer is None and name == "megatron-deepspeed":  # it may have files beside
+        tokenizer = tokenizer_settings(directory)
     return ForeignModel(
-        directory, name, shape, tokenizer, tuple(found["notes"]), found["iteration"]
+        directory,
+        name,
+        shape,
+        found["vocab_size"],
+        tokenizer=tokenizer,
+        tokenizer_type=found["tokenizer_type"],
+        precision=found["precision"],
+        notes=tuple(found["notes"]),
+        iteration=found["iteration"],
     )

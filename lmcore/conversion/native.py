@@ -18,7 +18,7 @@ from lmcore.checkpoint import (
 )
 from lmcore.checkpoint.layout import CHECKPOINTS_NAME
 from lmcore.config.section import run_options
-from lmcore.conversion.state import ADAM, TRAINING_OPTIONS, WEIGHT, ModelState, Progress
+from lmcore.conversion.state import ADAM, KEPT_OPTIONS, WEIGHT, ModelState, Progress
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import CheckpointError
 from lmcore.model.parameters import has_known_parameters, parameter_shapes
@@ -35,6 +35,7 @@ __all__ = [
     "UNKNOWN_ORDER",
     "WEIGHT_PREFIX",
     "LmcoreState",
+    "recorded_type",
     "require_weights",
     "stored_name",
     "write_lmcore",
@@ -93,12 +94,11 @@ class LmcoreState(ModelState):
         self.vocab_size = size if known else None
         if has_known_parameters(self.shape) and not weights_only:
             self.kinds, self.training_notes = self._read_kinds()
+        self.tokenizer_type = recorded_type(meta)
         self.progress = self._progress()
         sections = _mapping(_mapping(meta.get("config")).get("config")).values()
         saved = {name: value for section in sections for name, value in _mapping(section).items()}
-        self.settings = {
-            name: saved[name] for name in TRAINING_OPTIONS if saved.get(name) is not None
-        }
+        self.settings = {name: saved[name] for name in KEPT_OPTIONS if saved.get(name) is not None}
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
@@ -168,6 +168,17 @@ def _adam(meta: Mapping[str, Any]) -> dict[str, float] | None:
     return known or None
 
 
+def recorded_type(meta: Mapping[str, Any]) -> str | None:
+    """Return the type of the tokenizer if a converted checkpoint has only its name.
+
+    Args:
+        meta: The `meta` of its manifest.
+    """
+    converted = meta.get("converted_from")
+    named = converted.get("tokenizer_type") if isinstance(converted, Mapping) else None
+    return named if isinstance(named, str) and "tokenizer" not in meta else None
+
+
 def require_weights(shape: ModelShape, manifest: Manifest, checkpoint: Path) -> None:
     """Raise an error unless a checkpoint has exactly the weights of its shape; read none.
 
@@ -232,10 +243,15 @@ def write_lmcore(state: ModelState, directory: Path, tokenizer: Tokenizer | None
         return state.read(*names[stored]).float()
 
     directory.mkdir(parents=True, exist_ok=True)
-    tokens = state.vocab_size or (tokenizer.vocab_size if tokenizer else None)
+    source = {"format": state.format, "name": state.path.absolute().name}
+    if tokenizer is None and state.tokenizer_type is not None:
+        source["tokenizer_type"] = state.tokenizer_type
     meta: dict[str, Any] = {
-        "converted_from": {"format": state.format, "name": state.path.absolute().name},
-        "config": {"config": _settings(state, tokenizer), "derived": {"vocab_size": tokens}},
+        "converted_from": source,
+        "config": {
+            "config": _settings(state, tokenizer),
+            "derived": {"vocab_size": _tokens(state, tokenizer)},
+        },
     }
     if state.progress is not None:
         meta["counters"] = {
@@ -268,13 +284,20 @@ def write_lmcore(state: ModelState, directory: Path, tokenizer: Tokenizer | None
     return []
 
 
+def _tokens(state: ModelState, tokenizer: Tokenizer | None) -> int | None:
+    """Return the number of tokens without rows of padding; None if it is not known."""
+    return state.vocab_size or (tokenizer.vocab_size if tokenizer else None)
+
+
 def _settings(state: ModelState, tokenizer: Tokenizer | None) -> dict[str, dict[str, Any]]:
     """Return the settings of a run that continues a state, by section and option."""
-    values: dict[str, Any] = state.shape.settings() | _adam_settings(state) | dict(state.settings)
-    values["vocab_size"] = state.shape.padded_vocab_size
+    tokens = _tokens(state, tokenizer)
+    values: dict[str, Any] = state.shape.settings(tokens) | _adam_settings(state)
+    values |= dict(state.settings)
+    if tokens is not None and (tokenizer is None or tokens > tokenizer.vocab_size):
+        values["vocab_size"] = tokens
     if tokenizer is not None:
         described: dict[str, Any] = dict(tokenizer.describe())
-        described.pop("vocab_size", None)
         values |= {"tokenizer_type": described.pop("type")} | described
     options = run_options()
     values |= {name: options[name].default for name in ("split_rule", "blend_rule")}

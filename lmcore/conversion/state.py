@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ADAM",
+    "KEPT_OPTIONS",
     "NO_TOKENIZER",
     "TRAINING_OPTIONS",
     "WEIGHT",
@@ -45,6 +46,8 @@ TRAINING_OPTIONS = (
     *("eval_interval", "eval_iters"),
 )
 """Options of training in `ModelState.settings`, which have the names of arguments of Megatron."""
+KEPT_OPTIONS = (*TRAINING_OPTIONS, "precision")
+"""All options in `ModelState.settings`."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,10 @@ class ModelState(ABC):
         vocab_size: Number of tokens without padding rows; None if it is not known.
         kinds: Kinds of tensors of each parameter: `WEIGHT`, and with the optimizer's state `ADAM`.
         progress: Position of its run; None if the format has none.
-        tokenizer: Settings that build the tokenizer from the checkpoint's files; None without one.
+        tokenizer: Settings that build the tokenizer, with the checkpoint's files if it needs any;
+            None without one.
+        tokenizer_type: Type of the tokenizer in the arguments of another program's run, which
+            have its name and not its files; None if they have none.
         settings: Settings of its run by the names of lmcore's options, without the shape.
         notes: Differences between the checkpoint and the model of lmcore, for the user.
         training_notes: Differences in training that only a run that continues has.
@@ -122,6 +128,7 @@ class ModelState(ABC):
     kinds: Sequence[str] = (WEIGHT,)
     progress: Progress | None = None
     tokenizer: TokenizerSettings | None = None
+    tokenizer_type: str | None = None
     settings: Mapping[str, Any] = MappingProxyType({})
     notes: Sequence[str] = ()
     training_notes: Sequence[str] = ()

@@ -10,16 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.native import LmcoreState
-from lmcore.data.tokenizer import Tokenizer, TokenizerFactory, tokenizer_from
+from lmcore.data.tokenizer import (
+    Tokenizer,
+    TokenizerFactory,
+    tokenizer_from,
+    tokenizer_types,
+)
+from lmcore.data.tokenizer.recorded_type import may_be_same
 from lmcore.data.tokenizer.same_tokens import same_tokens
 from lmcore.data.tokenizer.saved import load_tokenizer
-from lmcore.errors import ConfigError, LmcoreError
+from lmcore.errors import ConfigError, LmcoreError, counted
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
     from lmcore.conversion.state import ModelState
 
-__all__ = ["NO_CHOICE", "find_tokenizer", "tokenizer_of"]
+__all__ = ["NO_CHOICE", "find_tokenizer", "no_tokenizer", "tokenizer_of"]
 
 NO_CHOICE = TokenizerSettings()
 """Settings that leave the choice to the checkpoint."""
@@ -43,6 +49,8 @@ def tokenizer_of(
         ConfigError: It has more ids than the model, or is not the tokenizer of the run.
         DataError: Its files are missing or invalid.
     """
+    if choice != NO_CHOICE and state.tokenizer_type is not None:
+        choice = _of_recorded_type(state, choice, state.tokenizer_type, extra)
     if isinstance(state, LmcoreState):
         has_copy = (state.checkpoint.resolve().parent.parent / _DIRECTORY).is_dir()
         if choice == NO_CHOICE and not has_copy and "tokenizer" not in state.manifest.meta:
@@ -53,7 +61,9 @@ def tokenizer_of(
         if settings is None:
             return None
         tokenizer = tokenizer_from(settings, extra=extra)
-    rows, ids = state.shape.padded_vocab_size, tokenizer.vocab_size
+        if choice != NO_CHOICE and state.tokenizer_type is not None:
+            _require_recorded(state, tokenizer)
+    rows, ids = state.vocab_size or state.shape.padded_vocab_size, tokenizer.vocab_size
     if ids > rows:
         hint = "give the tokenizer that the model was trained with"
         if choice == NO_CHOICE and not isinstance(state, LmcoreState):
@@ -65,6 +75,61 @@ def tokenizer_of(
             hint=hint,
         )
     return tokenizer
+
+
+def _of_recorded_type(
+    state: ModelState,
+    choice: TokenizerSettings,
+    recorded: str,
+    extra: Mapping[str, TokenizerFactory],
+) -> TokenizerSettings:
+    """Return the chosen tokenizer, by default of the type that the checkpoint names.
+
+    Raises:
+        ConfigError: It is of a type that is surely not the checkpoint's.
+    """
+    given = choice.tokenizer_type
+    if given is None:
+        known = recorded in tokenizer_types(extra)
+        return dataclasses.replace(choice, tokenizer_type=recorded) if known else choice
+    if may_be_same(recorded, given):
+        return choice
+    raise _not_recorded(state, f"`{given}`", f"`{recorded}`")
+
+
+def _require_recorded(state: ModelState, tokenizer: Tokenizer) -> None:
+    """Raise an error if a chosen tokenizer is not the one that the checkpoint records, if any."""
+    if state.tokenizer is None:
+        return
+    own = tokenizer_from(state.tokenizer)
+    if own.fingerprint() != tokenizer.fingerprint() and not same_tokens(own, tokenizer):
+        given, recorded = (
+            f"`{one.name}` of {counted(one.vocab_size, 'id')}" for one in (tokenizer, own)
+        )
+        raise _not_recorded(state, given, recorded)
+
+
+def _not_recorded(state: ModelState, given: str, recorded: str) -> ConfigError:
+    return ConfigError(
+        f"tokenizer {given} is not the tokenizer of `{state.path}`",
+        why=f"the checkpoint names {recorded}",
+        hint="give the tokenizer that the model was trained with, or leave the option out",
+    )
+
+
+def no_tokenizer(path: Path, recorded: str | None) -> ConfigError:
+    """Return the error for a checkpoint without a tokenizer, if none was chosen.
+
+    Args:
+        path: Path of the checkpoint.
+        recorded: Type of the tokenizer that the checkpoint names; None if it names none.
+    """
+    named = "`--tokenizer-type`" if recorded is None else f"`--tokenizer-type {recorded}`"
+    return ConfigError(
+        f"`{path}` has no tokenizer",
+        why=None if recorded is None else f"it has only the name of its type, `{recorded}`",
+        hint=f"name the tokenizer that the model was trained with by {named} and its files",
+    )
 
 
 def find_tokenizer(

@@ -20,10 +20,10 @@ from lmcore.checkpoint import Manifest, load_checkpoint, num_bytes
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.native import WEIGHT_PREFIX, LmcoreState, require_weights
 from lmcore.conversion.state import notes_beside
-from lmcore.conversion.tokenizer import NO_CHOICE, tokenizer_of
+from lmcore.conversion.tokenizer import NO_CHOICE, no_tokenizer, tokenizer_of
 from lmcore.conversion.weights import WeightReader
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
-from lmcore.errors import CheckpointError, ConfigError
+from lmcore.errors import CheckpointError
 from lmcore.generation.weights import fix_weights
 from lmcore.model.build import op_binding
 from lmcore.model.protocol import CausalLM
@@ -135,11 +135,7 @@ def open_checkpoint(
         require(state.shape)
     tokenizer = tokenizer_of(state, choice, extra)
     if tokenizer is None:
-        raise ConfigError(
-            f"`{path}` has no tokenizer",
-            hint="name the tokenizer that the model was trained with by `--tokenizer-type` and its "
-            "files",
-        )
+        raise no_tokenizer(path, state.tokenizer_type)
     for note in notes_beside(state.notes, tokenizer):
         logger.warning("%s: %s", path, note)
     return weights, tokenizer

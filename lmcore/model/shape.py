@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lmcore.config.derived.model_family import family_of
-from lmcore.config.derived.model_math import num_query_groups
+from lmcore.config.derived.model_math import num_query_groups, vocabulary_multiple
 
 if TYPE_CHECKING:
     from lmcore.config.resolve import RunPlan
@@ -150,10 +150,12 @@ class ModelShape:
             add_qkv_bias=model.add_qkv_bias,
         )
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self, vocab_size: int | None) -> dict[str, Any]:
         """Return the options of the `model` section that give this shape, by name.
 
-        The vocabulary is not padded: `vocab_size` has to be its number of rows.
+        Args:
+            vocab_size: Number of tokens, which `make_vocab_size_divisible_by` pads; None if it is
+                not known: any number is then padded to the rows.
         """
         names = {
             *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size"),
@@ -167,7 +169,10 @@ class ModelShape:
         if self.rotary:
             names |= {"rotary_base", "rotary_percent"}
         found = {name: getattr(self, name) for name in names}
-        found["make_vocab_size_divisible_by"] = 1
+        rows = self.padded_vocab_size
+        found["make_vocab_size_divisible_by"] = (
+            rows if vocab_size is None else vocabulary_multiple(vocab_size, rows)
+        )
         if self.attention_size != self.hidden_size:
             found["kv_channels"] = self.head_dim
         if self.num_query_groups != self.num_attention_heads:

@@ -177,6 +177,7 @@ def choose_tokenizer(
     *,
     copy: Path | None = None,
     of_checkpoint: bool = False,
+    undecided: LmcoreError | None = None,
 ) -> Tokenizer:
     """Return the tokenizer of a run.
 
@@ -190,6 +191,8 @@ def choose_tokenizer(
         copy: Copy of the tokenizer in the run directory of the checkpoint to load, which is used
             if the files that made the datasets are gone; None without a checkpoint.
         of_checkpoint: True if the checkpoint to load, not the user, named the tokenizer.
+        undecided: Error to raise instead of taking bytes, for a checkpoint that does not have its
+            tokenizer; None otherwise.
 
     Raises:
         ConfigError: Nothing says which, or flags and datasets disagree.
@@ -207,6 +210,8 @@ def choose_tokenizer(
         if others:
             raise ConfigError.collect(others)
         return named
+    if not made_with and undecided is not None:
+        raise undecided
     if not made_with:
         return tokenizer_from(TokenizerSettings("ByteTokenizer"))
     known = {prefix: identity for prefix, identity in made_with.items() if identity is not None}

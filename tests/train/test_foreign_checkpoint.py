@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from model_states import GPT2, LLAMA, RandomState
 from lmcore.cli.main import main
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.convert import convert
-from lmcore.conversion.formats import WriteOptions
+from lmcore.conversion.formats import WriteOptions, read_state
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.megatron.write import write_megatron
@@ -247,6 +248,70 @@ def test_a_converted_run_without_batch_size_and_data(
     said = capsys.readouterr().err
     assert "at sample 56 of its own order, in the bundled text: `--data-path` names" in said
     assert len(losses(tmp_path / "run")) == 2
+
+
+def unnamed(state: RandomState, directory: Path, *, tokenizer_type: str | None) -> Path:
+    """Write rank files as Megatron's own, whose arguments lack the number of tokens."""
+    state.tokenizer_type, tokens = tokenizer_type, state.vocab_size
+    state.vocab_size = None
+    write_megatron(state, directory, None, dtype=torch.bfloat16)
+    state.vocab_size = tokens
+    return directory
+
+
+@pytest.mark.parametrize("way", ["converted", "continued", "loaded"])
+def test_the_number_of_tokens_survives(way: str, tmp_path: Path) -> None:
+    """Through Megatron, a run and back: rows of padding never become tokens."""
+    state = RandomState(GPT2, kinds=(WEIGHT, *ADAM))
+    state.vocab_size = 257
+    for name in state.parameters:
+        state.tensors[name, "exp_avg_sq"].abs_()
+    there = unnamed(state, tmp_path / "there", tokenizer_type="ByteTokenizer")
+    back = str(tmp_path / "back")
+    convert(there, Path(back), "lmcore")
+    own = ["--override-opt-param-scheduler", "--global-batch-size", "8"]
+    start = {
+        "converted": ["--load", back, "--use-checkpoint-args", *own],
+        "continued": ["--continue", back, *own],
+        "loaded": ["--load", str(there)],
+    }[way]
+    flags = RUN.replace("--global-batch-size 4", "").replace("--train-iters 2", "--train-iters 8")
+    flags += " --seq-length 16"
+    run = tmp_path / "run"
+    assert main(["train", *start, *flags.split(), "--save", str(run)]) == 0
+    text = (run / "config.yaml").read_text()
+    assert re.search(r"#   vocab_size: 257\n#   padded_vocab_size: 384\n", text)
+    assert re.search(r"\n  make_vocab_size_divisible_by: (128|384) +# checkpoint: ", text)
+    assert re.search(r"\n  precision: bf16 +# checkpoint: ", text)
+    notes = " ".join(convert(run, tmp_path / "hf", "huggingface").notes)
+    assert "127 rows that pad the vocabulary are left out" in notes
+    assert json.loads((tmp_path / "hf/config.json").read_text())["vocab_size"] == 257
+    notes = " ".join(convert(run, tmp_path / "ds", "megatron-deepspeed").notes)
+    assert "no padding of the vocabulary (127 rows)" in notes
+    convert(run, tmp_path / "again", "megatron")
+    assert read_state(tmp_path / "again").vocab_size == 257
+
+
+def test_a_checkpoint_with_the_name_of_its_tokenizer(
+    tmp_path: Path, state: RandomState, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A run does not begin with another one, and not with bytes because none was given."""
+    there = unnamed(state, tmp_path / "there", tokenizer_type="GPT2BPETokenizer")
+    convert(there, tmp_path / "back", "lmcore")
+    save = ["--save", str(tmp_path / "run")]
+    for start in (["--load", str(there)], ["--load", str(tmp_path / "back"), "--finetune"]):
+        assert main(["train", *start, *RUN.split(), *save]) == 2
+        said = capfd.readouterr().err
+        assert f"`{start[1]}` has no tokenizer" in said
+        assert "by `--tokenizer-type GPT2BPETokenizer` and its files" in said
+        bytes_of = [*start, "--use-checkpoint-args", "--tokenizer-type", "ByteTokenizer"]
+        assert main(["train", *bytes_of, *RUN.split(), "--seq-length", "16", *save]) == 2
+        said = capfd.readouterr().err
+        assert "checkpoint: `GPT2BPETokenizer`; this run: `ByteTokenizer`" in said
+        assert "does not record its tokenizer" not in said
+    assert not (tmp_path / "run/checkpoints").exists()
+    accepted = ["--change-tokenizer", "--save", str(tmp_path / "other")]
+    assert main(["train", *bytes_of, *RUN.split(), "--seq-length", "16", *accepted]) == 0
 
 
 def test_a_start_without_the_state_of_the_optimizer(

@@ -9,7 +9,7 @@ from lmcore.errors import ConfigError, suggestion
 
 __all__ = ["SUMMARY", "run"]
 
-SUMMARY = "Inspect, verify, compare, edit and convert checkpoints."
+SUMMARY = "Inspect, verify, diff, edit and convert checkpoints."
 
 _HELP = f"""{SUMMARY}
 

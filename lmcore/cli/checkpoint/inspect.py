@@ -79,7 +79,9 @@ def _as_json(
 ) -> dict[str, Any]:
     manifest = content.manifest
     known: dict[str, Any] = {}
-    if manifest is not None:
+    if manifest is None:
+        known = {"tokenizer": content.tokenizer}
+    else:
         known = {
             "step": manifest.iteration,
             "lmcore_version": manifest.lmcore_version,
@@ -113,6 +115,8 @@ def _description(content: CheckpointContent) -> Iterator[str]:
     yield f"  format      {content.format}"
     if content.manifest is not None:
         yield from _run_lines(content.manifest)
+    if content.tokenizer is not None:
+        yield f"  tokenizer   {content.tokenizer}"
     yield f"  model       {content.num_parameters:,} parameters"
     yield f"  shape       {', '.join(f'{name} {value}' for name, value in shape.items())}"
     kinds = sorted({name.split(".")[0] for name in content.tensors})

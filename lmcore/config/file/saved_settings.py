@@ -40,12 +40,13 @@ class SavedSettings:
     def model_layer(
         self, options: Mapping[str, Option], problems: list[LmcoreError]
     ) -> dict[str, tuple[Any, Provenance]]:
-        """Return the settings of model and tokenizer; see `layer`.
+        """Return the settings of model and tokenizer, and the precision; see `layer`.
 
         The tokenizer is the run's own copy, if there is one.
         """
         fields = [field.name for field in dataclasses.fields(TokenizerSettings)]
-        names = {name for name, option in options.items() if option.section == "model"} | {*fields}
+        names = {name for name, option in options.items() if option.section == "model"}
+        names |= {*fields, "precision"}
         found = self.layer(options, problems, names=names)
         if self.tokenizer is not None:
             origin = Provenance("checkpoint", self.checkpoint)

@@ -50,8 +50,8 @@ class CheckpointSection:
     )
     use_checkpoint_args: bool = option(
         False,
-        "Take the settings of model and tokenizer from the checkpoint of --load; files and flags "
-        "override them.",
+        "Take the settings of model and tokenizer, and the precision, from the checkpoint of "
+        "--load; files and flags override them.",
         on_resume=FREE,
         needs=_LOAD.else_error("it takes settings from that checkpoint"),
         one_start=True,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lmcore.conversion.deepspeed.directory import DeepSpeedDirectory, find_files
 from lmcore.conversion.deepspeed.names import legacy_names
+from lmcore.conversion.deepspeed.precision import saved_precision
 from lmcore.conversion.deepspeed.rank_tensors import RankTensors, open_ranks, universal_tensors
 from lmcore.conversion.foreign_pickle import load_tensors
 from lmcore.conversion.huggingface.config import CONFIG_NAME
@@ -105,7 +106,8 @@ class MegatronDeepSpeedState(ModelState):
         swiglu = bool(args.get("swiglu"))
         self._names = [self._named(rank, swiglu=swiglu) for rank in self._ranks]
         model = read_model(args, self.checkpoint, self._rows())
-        self.settings = model.settings
+        self.settings = saved_precision(content) | dict(model.settings)
+        self.tokenizer, self.tokenizer_type = model.tokenizer, model.tokenizer_type
         self.shape, self.notes = model.shape, [*model.notes, *_notes(files, self._ranks, content)]
         self.notes += self._padding_notes(files, content, args)
         self.vocab_size = self._vocab_size(content, model.vocab_size)
@@ -299,6 +301,7 @@ class TransformersDeepSpeedState(HuggingFaceState):
         self._rank = rank
         super().__init__(described, weights=rank)
         self.path = path
+        self.settings = saved_precision(content)
         self.notes = [*self.notes, *_notes(files, [rank], content)]
         if not weights_only:
             names = list(self._names.values())

@@ -274,7 +274,8 @@ def _check(shape: ModelShape, layout: Layout, style: str) -> None:
 
 
 def _notes(state: ModelState, layout: Layout, style: str) -> list[str]:
-    notes = activation_notes(state.shape) + vocabulary_notes(state, layout.tensor)
+    notes = activation_notes(state.shape, program="Megatron-DeepSpeed")
+    notes += vocabulary_notes(state, layout.tensor, program="Megatron-DeepSpeed")
     padding = state.shape.padded_vocab_size - (state.vocab_size or state.shape.padded_vocab_size)
     if len(state.kinds) > 1 and padding:
         left_out = counted(padding, "row")

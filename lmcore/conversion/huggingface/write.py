@@ -18,6 +18,7 @@ from lmcore.conversion.huggingface.config import (
     config_of,
     model_type_of,
 )
+from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.recipes import recipes_of
 from lmcore.conversion.huggingface.safetensors_writer import SafetensorsWriter, shards
 from lmcore.conversion.huggingface.tokenizer_files import write_tokenizer
@@ -96,6 +97,11 @@ def write_huggingface(
     if eos is not None and not (directory / "generation_config.json").exists():
         generation = {"bos_token_id": bos if bos is not None else eos, "eos_token_id": eos}
         _write_json(directory / "generation_config.json", generation)
+    if state.vocab_size is None and not isinstance(state, HuggingFaceState):
+        notes.append(
+            f"all {rows} rows of the vocabulary are written, as the number of tokens is not known: "
+            "with a tokenizer (`--tokenizer-type`) rows that pad it are left out"
+        )
     if rows != state.shape.padded_vocab_size:
         left = state.shape.padded_vocab_size - rows
         notes.append(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmcore.config.section import run_options
+from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.megatron.records import Record
 from lmcore.conversion.state import NO_TOKENIZER, TRAINING_OPTIONS
 from lmcore.errors import CheckpointError, ConfigError
@@ -94,6 +95,8 @@ class MegatronModel:
         notes: Differences between the model and lmcore's, for the user.
         settings: Settings of the run by the names of lmcore's options.
         training_notes: Differences in training that a run that continues has.
+        tokenizer: Settings that build the tokenizer, if it needs no files; None otherwise.
+        tokenizer_type: Type of the tokenizer; None if it is not recorded.
     """
 
     shape: ModelShape
@@ -101,6 +104,8 @@ class MegatronModel:
     notes: tuple[str, ...]
     settings: Mapping[str, Any]
     training_notes: tuple[str, ...] = ()
+    tokenizer: TokenizerSettings | None = None
+    tokenizer_type: str | None = None
 
 
 def require_known(args: Mapping[str, Any], checkpoint: Path) -> None:
@@ -131,10 +136,27 @@ def read_model(args: Mapping[str, Any], checkpoint: Path, rows: int) -> Megatron
     shape = read_shape(reader.shape_values(rows), checkpoint)
     known = reader.get("true_vocab_size", None)
     usable = type(known) is int and 0 < known <= rows
-    settings, training_notes = _settings(args), tuple(reader.training_notes())
+    tokenizer = _tokenizer(args, rows)
+    named = args.get("tokenizer_type")
     return MegatronModel(
-        shape, known if usable else None, tuple(reader.notes(shape)), settings, training_notes
+        shape,
+        known if usable else None,
+        tuple(reader.notes(shape, has_tokenizer=tokenizer is not None)),
+        _settings(args),
+        tuple(reader.training_notes()),
+        tokenizer,
+        named if isinstance(named, str) else None,
     )
+
+
+def _tokenizer(args: Mapping[str, Any], rows: int) -> TokenizerSettings | None:
+    """Return the settings of a tokenizer without files; None if it has files or does not fit."""
+    kind, size = args.get("tokenizer_type"), args.get("vocab_size")
+    if kind == "ByteTokenizer":
+        return TokenizerSettings(kind)
+    if kind == "NullTokenizer" and type(size) is int and 0 < size < rows:
+        return TokenizerSettings(kind, vocab_size=size)
+    return None
 
 
 def _settings(args: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,7 +287,7 @@ class _Reader:
             "rope" if rotary else "none" if found == "learned_absolute" and not learned else found
         )
 
-    def notes(self, shape: ModelShape) -> list[str]:
+    def notes(self, shape: ModelShape, *, has_tokenizer: bool) -> list[str]:
         found = []
         exact = self.get("bias_gelu_fusion", True) is False
         if exact and not shape.swiglu and not self._flag("openai_gelu", default=False):
@@ -281,7 +303,7 @@ class _Reader:
                 "checkpoint; lmcore computes the layers of the other arguments"
             )
         tokenizer = self.get("tokenizer_type", None)
-        if isinstance(tokenizer, str):
+        if isinstance(tokenizer, str) and not has_tokenizer:
             found.append(f"its tokenizer, `{tokenizer}`, {NO_TOKENIZER}")
         return found
 

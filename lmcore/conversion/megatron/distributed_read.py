@@ -105,6 +105,7 @@ class DistributedState(ModelState):
             raise CheckpointError(f"`{checkpoint}` has no token embedding")
         model = read_model(args, checkpoint, self._entries[embedding.name].shape[0])
         self.settings = model.settings
+        self.tokenizer, self.tokenizer_type = model.tokenizer, model.tokenizer_type
         self.shape, self.vocab_size = model.shape, model.vocab_size
         self._packing = Packing(self.shape, 1)
         problems += self._unfit(stored[WEIGHT], complete=True)

@@ -83,6 +83,7 @@ class MegatronState(ModelState):
         self._number_layers()
         model = read_model(args, checkpoint, self._rows())
         self.settings = model.settings
+        self.tokenizer, self.tokenizer_type = model.tokenizer, model.tokenizer_type
         self.shape, self.vocab_size, self.notes = model.shape, model.vocab_size, model.notes
         version = self._files[0][0].version
         require_order(checkpoint, self.shape, version)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from lmcore.config.derived.model_math import (
+    USUAL_MULTIPLE,
+    pad_vocab_size,
+    vocabulary_multiple,
+)
 from lmcore.conversion.megatron.arguments import architecture_arguments
 from lmcore.conversion.megatron.schedule import schedule_arguments
+from lmcore.errors import counted
 from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
 
 if TYPE_CHECKING:
@@ -32,8 +38,6 @@ __all__ = [
 
 VERSION = 3.0
 """Value of `checkpoint_version`."""
-_USUAL_MULTIPLE = 128
-"""Default of Megatron's `--make-vocab-size-divisible-by`."""
 
 
 def directory_name(state: ModelState) -> str:
@@ -79,29 +83,29 @@ def vocabulary_rows(state: ModelState, ranks: int) -> tuple[int, int]:
     """
     rows = state.shape.padded_vocab_size
     tokens = state.vocab_size or rows
-    powers = [_USUAL_MULTIPLE >> shift for shift in range(8)]
-    for multiple in (*powers, *range(min(_USUAL_MULTIPLE, rows), 0, -1)):
-        step = multiple * ranks
-        if -(-tokens // step) * step == rows:
-            return multiple, rows
-    step = _USUAL_MULTIPLE * ranks
-    return _USUAL_MULTIPLE, -(-rows // step) * step
+    if rows % ranks:
+        rows = pad_vocab_size(rows, divisible_by=USUAL_MULTIPLE, tensor_parallel_size=ranks)
+    return vocabulary_multiple(tokens, rows, tensor_parallel_size=ranks), rows
 
 
-def vocabulary_notes(state: ModelState, ranks: int) -> list[str]:
+def vocabulary_notes(state: ModelState, ranks: int, *, program: str = "Megatron") -> list[str]:
     """Return what the user of Megatron should know of the rows of the vocabulary.
 
     Args:
         state: Model that was written.
         ranks: Number of ranks of tensor parallelism.
+        program: Name of the program that loads the checkpoint.
     """
     multiple, rows = vocabulary_rows(state, ranks)
     notes = []
     added = rows - state.shape.padded_vocab_size
     if added:
-        notes.append(f"{added} rows of 0 are added to the vocabulary, which the ranks divide")
-    if multiple != _USUAL_MULTIPLE:
-        notes.append(f"start Megatron with `--make-vocab-size-divisible-by {multiple}`")
+        notes.append(
+            f"{counted(added, 'row')} of 0 are added to the vocabulary, for {ranks} ranks: losses "
+            "differ, since the softmax includes them"
+        )
+    if multiple != USUAL_MULTIPLE:
+        notes.append(f"start {program} with `--make-vocab-size-divisible-by {multiple}`")
     return notes
 
 
@@ -154,25 +158,34 @@ def run_arguments(
             "skipped_train_samples": 0,
             "make_vocab_size_divisible_by": multiple,
             "true_vocab_size": state.vocab_size,
-            "tokenizer_type": tokenizer.name if tokenizer is not None else None,
+            **_tokenizer_arguments(state, tokenizer),
         }
     )
     return argparse.Namespace(**arguments)
 
 
-def activation_notes(shape: ModelShape) -> list[str]:
+def _tokenizer_arguments(state: ModelState, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Return the arguments of Megatron that name the tokenizer."""
+    if tokenizer is None:
+        return {"tokenizer_type": state.tokenizer_type}
+    size = tokenizer.describe().get("vocab_size")
+    return {"tokenizer_type": tokenizer.name, **({} if size is None else {"vocab_size": size})}
+
+
+def activation_notes(shape: ModelShape, *, program: str = "Megatron") -> list[str]:
     """Return a note if Megatron computes another activation than lmcore.
 
     Its fused kernel, lmcore's tanh approximation of GELU, needs a bias.
 
     Args:
         shape: Shape of the model.
+        program: Name of the program that loads the checkpoint.
     """
     if shape.swiglu or shape.add_bias_linear:
         return []
     note = (
-        "without biases Megatron computes GELU exactly (`--no-bias-gelu-fusion`), lmcore its tanh "
-        "approximation: losses differ slightly"
+        f"without biases {program} computes GELU exactly (`--no-bias-gelu-fusion`), lmcore its "
+        "tanh approximation: losses differ slightly"
     )
     return [note]
 

@@ -86,7 +86,22 @@ def write_megatron(
             torch.save(content, path / "model_optim_rng.pt")
     write_atomically(directory / TRACKER_NAME, tracked_name(state))
     flags = "--ckpt-format torch" + _FLAGS[style]
-    return start_notes(state, layout, flags, optimizer=len(state.kinds) > 1)
+    notes = start_notes(state, layout, flags, optimizer=len(state.kinds) > 1)
+    return [*_precision_notes(state, dtype), *notes]
+
+
+def _precision_notes(state: ModelState, dtype: torch.dtype) -> list[str]:
+    """Return a note if the state of the optimizer is not written for the run's own precision."""
+    precision = state.settings.get("precision")
+    wanted = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(str(precision))
+    if len(state.kinds) == 1 or wanted is None or wanted == dtype:
+        return []
+    given, other = (str(one).removeprefix("torch.") for one in (dtype, wanted))
+    note = (
+        f"the run's precision is {precision}, and the state of its optimizer is written for a "
+        f"Megatron run in {given}: `--dtype {other}` writes it for `--{precision}`"
+    )
+    return [note]
 
 
 class _Rank:

@@ -29,7 +29,8 @@ _PREFIX = "model."
 def foreign_resume_point(model: ForeignModel) -> ResumePoint:
     """Return the starting point of a run in a checkpoint of another program.
 
-    Its manifest has the model's shape and tokenizer, and no state of a run.
+    Its manifest has the model's shape and tokenizer, as in a converted checkpoint, and no state of
+    a run.
 
     Args:
         model: Model in the checkpoint.
@@ -37,8 +38,7 @@ def foreign_resume_point(model: ForeignModel) -> ResumePoint:
     Raises:
         DataError: The tokenizer's files are damaged.
     """
-    rows = model.shape.padded_vocab_size
-    meta: dict[str, object] = {"config": {"derived": {"vocab_size": rows}}}
+    meta: dict[str, object] = {"config": {"derived": {"vocab_size": model.vocab_size}}}
     if model.tokenizer is not None:
         tokenizer = tokenizer_from(model.tokenizer)
         meta["tokenizer"] = {
@@ -46,6 +46,8 @@ def foreign_resume_point(model: ForeignModel) -> ResumePoint:
             "fingerprint": tokenizer.fingerprint(),
         }
         meta["config"] = {"derived": {"vocab_size": tokenizer.vocab_size}}
+    elif model.tokenizer_type is not None:
+        meta["converted_from"] = {"tokenizer_type": model.tokenizer_type}
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         lmcore_version="",

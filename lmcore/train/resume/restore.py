@@ -196,13 +196,14 @@ def _differing_rows(manifest: Manifest, plan: RunPlan) -> dict[str, int]:
     """Return the number of token rows of each tensor whose vocabulary padding differs.
 
     Empty if the padded sizes are equal, or if the vocabularies differ.  Another program's model may
-    have more rows than its tokenizer has tokens; they are a part of the run's vocabulary.
+    have more rows than its tokenizer has tokens, which are a part of the run's vocabulary; or its
+    number of tokens is not known.
     """
     derived = part_of(manifest.meta, "config", "derived")
     saved = manifest.model_shape.get("padded_vocab_size")
-    sizes = {plan.vocab_size}
+    sizes: set[int | None] = {plan.vocab_size}
     if plan.resume is not None and plan.resume.foreign:
-        sizes.add(plan.tokenizer.vocab_size)
+        sizes |= {plan.tokenizer.vocab_size, None}
     if saved == plan.padded_vocab_size or derived.get("vocab_size") not in sizes:
         return {}
     return {

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lmcore.conversion.foreign_model import ForeignModel
     from lmcore.runtime.process.rendezvous import Rendezvous
 
-__all__ = ["find_resume_point", "refuse_fewer_steps", "verify_resume_point"]
+__all__ = ["find_resume_point", "refuse_fewer_steps", "unknown_tokenizer", "verify_resume_point"]
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +87,28 @@ def find_resume_point(
     batch = part_of(manifest.meta, "config", "config", "training").get("global_batch_size")
     batch = batch if type(batch) is int and batch > 0 else None
     return ResumePoint(checkpoint, manifest, found, data_rules=rules, global_batch_size=batch)
+
+
+def unknown_tokenizer(
+    settings: CheckpointSection, resume: ResumePoint | None
+) -> ConfigError | None:
+    """Return the error for a run that is given no tokenizer and has none from its checkpoint.
+
+    None if the checkpoint has one, or if the user accepts another one by `--change-tokenizer`.
+
+    Args:
+        settings: The `checkpoint` section.
+        resume: The checkpoint to load, from `find_resume_point`.
+    """
+    if resume is None or settings.change_tokenizer or "tokenizer" in resume.manifest.meta:
+        return None
+    from lmcore.conversion.native import recorded_type
+    from lmcore.conversion.tokenizer import no_tokenizer
+
+    path = resume.checkpoint if resume.foreign else resume.checkpoint.parent.parent
+    error = no_tokenizer(path, recorded_type(resume.manifest.meta))
+    error.hint = f"{error.hint}, or data that `lmcore data prepare` wrote with it by `--data-path`"
+    return error
 
 
 def _warn_of_foreign(model: ForeignModel, *, starts_anew: bool) -> None:

@@ -14,16 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint import check_shape
-from lmcore.checkpoint.layout import CHECKPOINTS_NAME
 from lmcore.config.continued import CONTINUE_OPTION, continue_command
 from lmcore.config.option import DROPOUT, flag_of
-from lmcore.config.tokenizer import TokenizerIdentity, TokenizerSettings
 from lmcore.conversion.native import UNKNOWN_ORDER
-from lmcore.data.tokenizer import tokenizer_from
-from lmcore.data.tokenizer.saved import saved_tokenizer_settings
 from lmcore.errors import CheckpointError, ConfigError, LmcoreError
 from lmcore.log import ALL_RANKS
 from lmcore.optim.schedule import LearningRateSchedule
+from lmcore.train.resume.same_tokenizer import report_unknown_tokenizer, tokenizer_problem
 from lmcore.train.resume.saved_meta import part_of, setting_pair
 from lmcore.train.resume.schedule_change import (
     changed_fields,
@@ -112,11 +109,7 @@ def check_same_run(
     same = asked.change_tokenizer or saved == now or not now or found == [None]
     found.append(_model_difference(plan, manifest, shape, same_tokenizer=same))
     if saved is None and now:
-        logger.warning(
-            "the checkpoint does not record its tokenizer: it is not compared with this run's `%s`",
-            plan.tokenizer.type,
-            extra=ALL_RANKS,
-        )
+        report_unknown_tokenizer(plan, manifest)
     if not asked.finetune:
         if asked.load_optim:
             found.append(_optimizer_difference(plan, manifest))
@@ -156,70 +149,9 @@ def _together(plan: RunPlan, checkpoint: Path, differences: list[_Difference]) -
 def _tokenizer_difference(
     plan: RunPlan, checkpoint: Path, manifest: Manifest
 ) -> _Difference | None:
-    """Return the difference of the tokenizers; None if they are equal or it is accepted."""
-    saved = part_of(manifest.meta, "tokenizer")
-    fingerprint, now = saved.get("fingerprint"), plan.tokenizer
-    known = fingerprint is not None and now.fingerprint
-    if plan.config.checkpoint.change_tokenizer or not known or fingerprint == now.fingerprint:
-        return None
-    if _same_tokens(saved, checkpoint, now):
-        return None
-    kind = part_of(saved, "describe").get("type", "unknown")
-    problem = ConfigError(
-        "the tokenizer is not the checkpoint's",
-        why=f"checkpoint: `{kind}`; this run: `{now.type}`, "
-        f"{'of other files' if kind == now.type else 'whose token ids have other meanings'}",
-        hint=f"{_tokenizer_hint(saved, checkpoint)}; `--change-tokenizer` accepts the difference",
-    )
-    return _Difference(problem)  # no command accepts it together with other differences
-
-
-def _same_tokens(saved: Mapping[str, Any], checkpoint: Path, now: TokenizerIdentity) -> bool:
-    """Return True if the run's tokenizer has the same token for each id as the checkpoint's.
-
-    Args:
-        saved: Record of the tokenizer in the manifest.
-        checkpoint: Directory of the checkpoint.
-        now: Tokenizer of the run.
-    """
-    from lmcore.data.tokenizer.same_tokens import same_tokens  # only if needed: it takes time
-
-    settings = _saved_tokenizer(saved, checkpoint)
-    try:
-        if settings is None:
-            return False
-        before = tokenizer_from(settings)
-        is_saved = before.fingerprint() == saved.get("fingerprint")
-        described = TokenizerSettings.described(now.description)
-        return is_saved and same_tokens(before, tokenizer_from(described))
-    except LmcoreError:  # files are gone, or the type is a plugin's
-        return False
-
-
-def _saved_tokenizer(saved: Mapping[str, Any], checkpoint: Path) -> TokenizerSettings | None:
-    """Return settings that build a checkpoint's tokenizer; None without any.
-
-    The copy in the run directory comes first, then the recorded settings: another program's
-    checkpoint is in no run directory.
-    """
-    try:
-        if checkpoint.parent.name == CHECKPOINTS_NAME:
-            copy = saved_tokenizer_settings(checkpoint.parent.parent / "tokenizer")
-            if copy is not None:
-                return copy
-        described = TokenizerSettings.described(part_of(saved, "describe"))
-    except LmcoreError:
-        return None
-    return described if described.tokenizer_type is not None else None
-
-
-def _tokenizer_hint(saved: Mapping[str, Any], checkpoint: Path) -> str:
-    """Return how to use the tokenizer of a checkpoint, by the copy in its run's directory."""
-    settings = _saved_tokenizer(saved, checkpoint)
-    if settings is None:
-        return "use data prepared with the checkpoint's tokenizer"
-    given = " ".join([f"--tokenizer-type {settings.tokenizer_type}", *settings.given().values()])
-    return f"use the checkpoint's, `{given}`, and data prepared with it"
+    problem = tokenizer_problem(plan, checkpoint, manifest)
+    # No command accepts it together with other differences.
+    return None if problem is None else _Difference(problem)
 
 
 def comparable_shape(

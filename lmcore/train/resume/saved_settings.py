@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmcore.config.file.saved_settings import SavedSettings
 from lmcore.errors import CheckpointError
@@ -73,7 +73,7 @@ class ForeignModels:
         return self._described[key]
 
     def settings(self, path: Path) -> SavedSettings | None:
-        """Return model and tokenizer of another program's checkpoint; see `describe`.
+        """Return model, tokenizer and precision of another program's checkpoint; see `describe`.
 
         Args:
             path: Directory of the checkpoint.
@@ -81,7 +81,11 @@ class ForeignModels:
         model = self.describe(path)
         if model is None:
             return None
-        shape = model.shape.settings()
+        shape = model.shape.settings(model.vocab_size)
         shape["seq_length"] = min(model.shape.max_position_embeddings, _SEQ_LENGTH)
-        config = {"model": shape, "data": {"vocab_size": model.shape.padded_vocab_size}}
+        config: dict[str, dict[str, Any]] = {"model": shape}
+        if model.vocab_size is not None:
+            config["data"] = {"vocab_size": model.vocab_size}
+        if model.precision is not None:
+            config["accelerator"] = {"precision": model.precision}
         return SavedSettings(str(path), config, {}, model.tokenizer)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from lmcore.config.file.saved_settings import SavedSettings
 from lmcore.config.load import load_config
+from lmcore.config.plan import ResumePoint
 from lmcore.config.resolve import RunPlan, resolve
 from lmcore.config.settings import Provenance
 from lmcore.config.tokenizer import TokenizerIdentity
@@ -127,6 +131,43 @@ def test_vocabulary_smaller_than_the_tokenizers() -> None:
         plan_of("--vocab-size 100")
     null = plan_of("--tokenizer-type NullTokenizer --vocab-size 256")
     assert null.vocab_size == 257  # the tokenizer adds its end of document
+
+
+def padded(line: str, tokens: int, rows: int, **options: int) -> tuple[int, int]:
+    """Return the tokens and the rows of a run that takes the model of a checkpoint of *rows*."""
+    config = {
+        "model": {"make_vocab_size_divisible_by": 128, "hidden_size": 64},
+        "accelerator": {"precision": "bf16"},
+        "training": {"micro_batch_size": 3},
+    }
+    loaded = load_config(
+        ["--load", "run", "--use-checkpoint-args", *line.split()],
+        saved_settings=lambda _path, _step: SavedSettings("run", config, {}),
+    )
+    assert (loaded.config.accelerator.precision, loaded.config.training.micro_batch_size) == (
+        "bf16",
+        8,
+    ), "precision is taken, batch sizes are not"
+    manifest = SimpleNamespace(model_shape={"padded_vocab_size": rows})
+    plan = resolve(
+        validate(loaded, **{"world_size": 1, **options}),
+        tokenizer=TokenizerIdentity(tokens),
+        resume=ResumePoint(Path("run"), manifest),
+    )
+    return plan.vocab_size, plan.padded_vocab_size
+
+
+def test_rows_of_a_checkpoint_in_another_layout() -> None:
+    """Whatever the ranks, settings of the checkpoint give its rows, if the ranks divide them."""
+    assert padded("", 257, 384) == (257, 384)
+    ranks = "--tensor-model-parallel-size 2"
+    assert padded(ranks, 257, 384, world_size=2) == (257, 384)
+    assert padded(ranks, 257, 385, world_size=2) == (257, 512)
+    assert padded("", 200, 384) == (200, 384), "of another tokenizer"
+    assert padded("--make-vocab-size-divisible-by 64", 257, 384) == (257, 320)
+    assert padded("--vocab-size 400", 257, 384) == (400, 512)
+    with pytest.raises(ConfigError, match="has 400 tokens, the checkpoint 384 rows"):
+        padded("", 400, 384)
 
 
 def test_all_problems_at_once() -> None:

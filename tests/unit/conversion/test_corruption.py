@@ -5,7 +5,9 @@ These formats have no checksums, so that a changed value of a weight cannot be s
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -60,3 +62,16 @@ def test_damage_from_a_seed(tmp_path: Path, name: str, count: int) -> None:
         shutil.rmtree(directory)
     assert set(outcomes) == {"read", "refused"}, outcomes
     assert outcomes["refused"] > count // 4
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_pipe_instead_of_a_file(name: str, tmp_path: Path) -> None:
+    """Nobody writes to it: no file of weights is waited for."""
+    FORMATS[name].write(RandomState(GPT2), tmp_path, ByteTokenizer(), WriteOptions())
+    largest = max(
+        (path for path in tmp_path.rglob("*") if path.is_file()), key=lambda one: one.stat().st_size
+    )
+    largest.unlink()
+    os.mkfifo(largest)
+    with time_limit(), pytest.raises(LmcoreError, match=re.escape(str(tmp_path))):
+        read_state(tmp_path, name)

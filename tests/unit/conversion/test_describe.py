@@ -135,6 +135,7 @@ def test_one_description_of_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     start = find_resume_point(CheckpointSection(load=str(path), finetune=True), foreign=models)
     assert settings is not None
     assert start is not None
-    assert settings.config["data"]["vocab_size"] == start.manifest.model_shape["padded_vocab_size"]
+    rows = start.manifest.model_shape["padded_vocab_size"]
+    assert settings.config["model"]["make_vocab_size_divisible_by"] == rows
     assert len(calls) == 1
     assert models.settings(tmp_path / "absent") is None

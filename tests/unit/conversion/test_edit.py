@@ -82,6 +82,9 @@ def test_a_larger_vocabulary(checkpoint: Path, tmp_path: Path) -> None:
             torch.testing.assert_close(new[384:], expected.expand(16, 24))
     state = LmcoreState(tmp_path / "out")
     assert (state.shape.padded_vocab_size, state.vocab_size) == (400, 257)
+    sections = state.manifest.meta["config"]["config"]
+    assert sections["data"]["vocab_size"] is None
+    assert sections["model"]["make_vocab_size_divisible_by"] == 400, "which pads any number to 400"
 
 
 def test_a_smaller_vocabulary(checkpoint: Path, tmp_path: Path) -> None:

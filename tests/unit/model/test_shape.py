@@ -10,6 +10,7 @@ import torch
 from model_states import SHAPES
 
 from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.config.derived.model_math import pad_vocab_size
 from lmcore.config.preset import PRESETS
 from lmcore.config.section.model import ModelSection
 from lmcore.model.gpt import GPT
@@ -104,8 +105,11 @@ def test_narrow_shape() -> None:
 def test_settings_give_the_shape_again(name: str) -> None:
     """The options that `settings` returns are those of a run with that shape."""
     shape = SHAPES[name]
-    settings = shape.settings()
-    assert settings.pop("make_vocab_size_divisible_by") == 1
+    rows = shape.padded_vocab_size
+    settings = shape.settings(rows - 1)
+    multiple = settings.pop("make_vocab_size_divisible_by")
+    assert pad_vocab_size(rows - 1, divisible_by=multiple) == rows
+    assert shape.settings(None)["make_vocab_size_divisible_by"] == rows
     config = SimpleNamespace(model=ModelSection(**settings))
     plan: Any = SimpleNamespace(config=config, padded_vocab_size=shape.padded_vocab_size)
     assert ModelShape.from_plan(plan) == shape

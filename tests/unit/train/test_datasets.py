@@ -174,3 +174,16 @@ def test_a_datasets_tokenizer_whose_files_are_gone(tmp_path: Path, caplog: Any) 
     found = choose(flags, copy=tmp_path / "copy of vocab.txt")
     assert found.fingerprint() == fingerprint
     assert "its copy" in caplog.text
+
+
+def test_a_checkpoint_without_its_tokenizer(data_prefix: str) -> None:
+    """Bytes are no answer; flags and prepared data are."""
+    sources, _ = inspect_sources(load_config([]).sources[0])
+    undecided = ConfigError("which?")
+    with pytest.raises(ConfigError, match="which"):
+        choose_tokenizer(load_config([]).config.data, sources, {}, undecided=undecided)
+    for flags in ("--tokenizer-type ByteTokenizer", f"--data-path {data_prefix}"):
+        loaded = load_config(flags.split())
+        found, _ = inspect_sources(loaded.sources[0])
+        chosen = choose_tokenizer(loaded.config.data, found, {}, undecided=undecided)
+        assert isinstance(chosen, ByteTokenizer)

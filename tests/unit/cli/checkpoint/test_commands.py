@@ -15,6 +15,7 @@ from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.main import main
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.megatron.distributed_write import write_distributed
+from lmcore.conversion.megatron.write import write_megatron
 from lmcore.conversion.native import write_lmcore
 from lmcore.conversion.state import ADAM, WEIGHT
 from lmcore.data.tokenizer import ByteTokenizer
@@ -57,6 +58,20 @@ def test_inspect(run: Path, capsys: Capsys) -> None:
     assert found["norm"] == pytest.approx(expected, rel=1e-6)
     assert main(["checkpoint", "inspect", str(run), "--tensors", "model.nothing"]) == 2
     assert "matches no tensor" in capsys.readouterr().err
+
+
+def test_inspect_another_programs_tokenizer(tmp_path: Path, capsys: Capsys) -> None:
+    """Its name, which is all that Megatron records."""
+    state = RandomState(GPT2)
+    for name, note in (("ByteTokenizer", False), ("GPT2BPETokenizer", True)):
+        state.tokenizer_type = name
+        write_megatron(state, tmp_path / name, None)
+        assert main(["checkpoint", "inspect", str(tmp_path / name)]) == 0
+        text = capsys.readouterr().out
+        assert f"tokenizer   {name}\n" in text
+        assert ("is not part of the checkpoint" in text) is note
+        assert main(["checkpoint", "inspect", str(tmp_path / name), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["tokenizer"] == name
 
 
 def test_names_with_control_characters(tmp_path: Path, capsys: Capsys) -> None:

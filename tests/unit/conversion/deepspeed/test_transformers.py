@@ -20,6 +20,7 @@ from lmcore.conversion.formats import read_state
 from lmcore.conversion.huggingface.config import config_of
 from lmcore.conversion.huggingface.recipes import recipes_of
 from lmcore.conversion.huggingface.write import write_huggingface
+from lmcore.conversion.native import LmcoreState
 from lmcore.conversion.state import WEIGHT, Progress
 from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape
@@ -106,6 +107,28 @@ def test_settings_of_adam(tmp_path: Path) -> None:
         "adam_eps": 1e-6,
         "weight_decay": 0.0,
     }
+
+
+@pytest.mark.parametrize(
+    "config,expected",
+    [
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": False}}, {"precision": "bf16"}),
+        ({"fp16": {"enabled": True, "loss_scale": 0}}, {"precision": "fp16"}),
+        ({"bf16": {"enabled": False}}, {}),
+        ({"bf16": "auto", "fp16": None}, {}),
+        (None, {}),
+    ],
+    ids=["bf16", "fp16", "off", "others", "none"],
+)
+def test_precision_of_the_run(config: object, expected: dict[str, str], tmp_path: Path) -> None:
+    """The configuration of DeepSpeed says it; a run that was converted keeps it."""
+    write(tmp_path, LLAMA, Layout(zero=1))
+    describe(tmp_path, LLAMA)
+    (path,) = (tmp_path / "global_step5").glob("mp_rank*")
+    edit(path, lambda content: content.update(ds_config=config))
+    assert read_deepspeed(tmp_path).settings == expected
+    convert(tmp_path, tmp_path / "out", "lmcore")
+    assert LmcoreState(tmp_path / "out").settings == expected
 
 
 def test_a_tied_output(tmp_path: Path) -> None:

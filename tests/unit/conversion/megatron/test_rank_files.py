@@ -22,6 +22,7 @@ from lmcore.conversion.megatron.names import STYLES
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.read import MegatronState
 from lmcore.conversion.megatron.write import write_megatron
+from lmcore.conversion.native import LmcoreState, write_lmcore
 from lmcore.conversion.state import Progress
 from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape
@@ -421,9 +422,29 @@ def test_vocabulary_that_ranks_cannot_divide(tmp_path: Path) -> None:
     shape = replace(GPT, padded_vocab_size=23)
     state = MemoryState(shape, vocab_size=23)
     notes = write_megatron(state, tmp_path, None, layout=Layout(2))
-    assert any("233 rows of 0 are added" in note for note in notes)
+    said = "233 rows of 0 are added to the vocabulary, for 2 ranks: losses differ"
+    assert any(note.startswith(said) for note in notes)
     found = MegatronState(tmp_path)
     assert (found.shape.padded_vocab_size, found.vocab_size) == (256, 23)
     rows = found.read("token_embedding.weight")
     assert torch.equal(rows[:23], state.read("token_embedding.weight"))
     assert not rows[23:].any()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_precision_of_the_run(precision: str, tmp_path: Path) -> None:
+    """It is a setting of the converted run; a note says if Adam's state is for another one."""
+    state = MemoryState(GPT, optimizer=True, progress=Progress(7, 70))
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    assert not any("precision" in note for note in write_megatron(state, tmp_path / "a", None))
+    write_megatron(state, tmp_path / "half", None, dtype=dtype)
+    found = MegatronState(tmp_path / "half")
+    assert found.settings["precision"] == precision
+    write_lmcore(found, tmp_path / "run", None)
+    run = LmcoreState(tmp_path / "run")
+    assert run.settings["precision"] == precision
+    notes = write_megatron(run, tmp_path / "b", None)
+    name = str(dtype).removeprefix("torch.")
+    assert f"`--dtype {name}` writes it for `--{precision}`" in notes[0]
+    notes = write_megatron(run, tmp_path / "c", None, dtype=dtype)
+    assert not any("precision" in note for note in notes)
