@@ -1,4 +1,4 @@
-"""What a device may offer for generation: projections by constant weights, attention to a cache.
+"""Records for generation: projections by constant weights, and attention to a cache.
 
 Importing this loads no torch.
 
