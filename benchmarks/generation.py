@@ -69,8 +69,8 @@ def lmcore_contender(
     from lmcore.cli.selection import find_plugins
     from lmcore.config.section import AcceleratorSection, Config
     from lmcore.generation.generate import generate
-    from lmcore.generation.sampling_options import SamplingOptions
-    from lmcore.generation.weights import fix_weights
+    from lmcore.generation.sampling.options import SamplingOptions
+    from lmcore.generation.weights.fix import fix_weights
     from lmcore.model.build import build_model
     from lmcore.model.shape import ModelShape
     from lmcore.runtime.device_choice import choose_device

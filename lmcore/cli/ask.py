@@ -12,7 +12,7 @@ from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_with_plugins
 from lmcore.errors import ConfigError, RunError
 from lmcore.generation.limits import MAX_SEED
-from lmcore.generation.sampling_options import MAX_TEMPERATURE, MAX_TOP_K
+from lmcore.generation.sampling.options import MAX_TEMPERATURE, MAX_TOP_K
 from lmcore.serving.client import Client, ClientError
 
 __all__ = ["SUMMARY", "AskSection", "run"]

@@ -10,10 +10,10 @@ from lmcore.cli.text.sample_output import standard_output
 from lmcore.errors import ConfigError, counted
 
 if TYPE_CHECKING:
-    from lmcore.generation.answers import Answer
     from lmcore.generation.chat.template import ChatTemplate
     from lmcore.generation.load import LoadedModel
-    from lmcore.generation.sampler import SampleSettings
+    from lmcore.generation.text.answers import Answer
+    from lmcore.generation.text.sampler import SampleSettings
 
 __all__ = ["chat", "continue_lines", "find_template"]
 
@@ -59,8 +59,8 @@ def chat(
         ConfigError: A message from a pipe does not fit, is not UTF-8, or the template refuses it.
         RunError: The model's logits are not finite.
     """
-    from lmcore.generation.answers import Answers
     from lmcore.generation.chat.conversation import Conversation
+    from lmcore.generation.text.answers import Answers
 
     dialogue = Dialogue(standard_output(), prompt=PROMPT, banner=BANNER)
     conversation = Conversation(Answers(settings, loaded), template, system=system)
@@ -95,8 +95,8 @@ def continue_lines(settings: SampleSettings, loaded: LoadedModel) -> None:
         ConfigError: A line from a pipe does not fit, or is not UTF-8.
         RunError: The model's logits are not finite.
     """
-    from lmcore.generation.answers import Answers
-    from lmcore.generation.prompt import encode_prompt
+    from lmcore.generation.text.answers import Answers
+    from lmcore.generation.text.prompt import encode_prompt
 
     dialogue = Dialogue(standard_output(), prompt="prompt>", banner=LINES_BANNER)
     answers = Answers(settings, loaded)

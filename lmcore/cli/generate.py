@@ -38,8 +38,7 @@ from lmcore.generation.limits import (
     MAX_LOGPROBS,
     MAX_SEED,
 )
-from lmcore.generation.sample import DEFAULT_TOKENS, Output
-from lmcore.generation.sampling_options import (
+from lmcore.generation.sampling.options import (
     MAX_PENALTY,
     MAX_REPETITION_PENALTY,
     MAX_TEMPERATURE,
@@ -47,12 +46,13 @@ from lmcore.generation.sampling_options import (
     MIN_REPETITION_PENALTY,
     SamplingOptions,
 )
+from lmcore.generation.text.sample import DEFAULT_TOKENS, Output
 from lmcore.plugin.registrations import plugin_sections
 
 if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSettings
     from lmcore.generation.load import LoadedModel
-    from lmcore.generation.sampler import SampleSettings
+    from lmcore.generation.text.sampler import SampleSettings
     from lmcore.plugin import PluginSet
 
 __all__ = ["SUMMARY", "GenerateSection", "run"]
@@ -266,10 +266,10 @@ def _generate(
         read_template(section.chat_template)  # fails before the model is loaded
     reads_lines = section.chat or section.interactive
     prompts = [] if reads_lines else _read_prompts(section)
-    from lmcore.generation.prompt import read_json_schema
+    from lmcore.generation.text.prompt import read_json_schema
 
     schema = read_json_schema(section.json_schema) if section.json_schema is not None else None
-    from lmcore.generation.sampler import Sampler, SampleSettings
+    from lmcore.generation.text.sampler import Sampler, SampleSettings
 
     wanted = SampleSettings(
         options,
@@ -429,7 +429,7 @@ def _given(section: GenerateSection, names: Sequence[str]) -> list[str]:
 
 
 def _read_prompts(section: GenerateSection) -> list[str]:
-    from lmcore.generation.prompt import read_prompt_file, read_prompt_lines, read_stdin
+    from lmcore.generation.text.prompt import read_prompt_file, read_prompt_lines, read_stdin
 
     if section.sample_input_file is not None:
         return read_prompt_lines(section.sample_input_file)

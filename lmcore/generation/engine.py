@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lmcore.generation.next_token import extend, probabilities
 from lmcore.generation.request import Continuation, Request
-from lmcore.generation.sampling import new_generator
+from lmcore.generation.sampling.logits import new_generator
 from lmcore.generation.text_model import compute_dtype
 
 if TYPE_CHECKING:

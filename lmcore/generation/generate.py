@@ -13,8 +13,8 @@ from lmcore.errors import ConfigError
 from lmcore.generation.engine import Engine
 from lmcore.generation.next_token import extend
 from lmcore.generation.request import Continuation, Request
-from lmcore.generation.sampling import new_generator
-from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.generation.sampling.logits import new_generator
+from lmcore.generation.sampling.options import SamplingOptions
 
 if TYPE_CHECKING:
     from lmcore.generation.text_model import TextModel

@@ -24,7 +24,7 @@ from lmcore.conversion.tokenizer import NO_CHOICE, no_tokenizer, tokenizer_of
 from lmcore.conversion.weights import WeightReader
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
 from lmcore.errors import CheckpointError
-from lmcore.generation.weights import fix_weights
+from lmcore.generation.weights.fix import fix_weights
 from lmcore.model.build import op_binding
 from lmcore.model.protocol import CausalLM
 from lmcore.model.registry import create_model

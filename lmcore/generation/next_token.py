@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lmcore.errors import RunError
 from lmcore.generation.request import Continuation, TokenProbability
-from lmcore.generation.sampling import apply_penalties, sample
+from lmcore.generation.sampling.logits import apply_penalties, sample
 
 __all__ = ["extend", "not_finite", "probabilities"]
 

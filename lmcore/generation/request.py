@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.generation.sampling.options import SamplingOptions
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ from lmcore.data.tokenizer.token_bytes import token_bytes
 from lmcore.errors import LmcoreError
 from lmcore.generation.chat.template import ChatTemplate, TemplateError
 from lmcore.generation.generate import room
-from lmcore.generation.json_schema import JsonSchema, JsonSchemas
+from lmcore.generation.sampling.json_schema import JsonSchema, JsonSchemas
 from lmcore.serving.errors import ApiError
 
 if TYPE_CHECKING:

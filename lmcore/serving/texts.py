@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lmcore.errors import LmcoreError
-from lmcore.generation.completion import Completion
 from lmcore.generation.parallel.driver import ProcessesError
 from lmcore.generation.request import Request, TokenProbability
+from lmcore.generation.text.completion import Completion
 from lmcore.serving.errors import ApiError
 from lmcore.serving.service import ClosedError, QueueFullError
 from lmcore.serving.work import BeamRequest, EndReason, Update, Work

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lmcore.generation.beam import Beam
-from lmcore.generation.completion import Completion
 from lmcore.generation.request import Request, TokenProbability
+from lmcore.generation.text.completion import Completion
 
 __all__ = ["BeamRequest", "EndReason", "OnUpdate", "Update", "Work"]
 

@@ -22,7 +22,7 @@ from lmcore.generation.generate import recompute
 from lmcore.generation.load import load_model
 from lmcore.generation.parallel.start import parallel_model
 from lmcore.generation.request import Request
-from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.generation.sampling.options import SamplingOptions
 from lmcore.plugin import Selection, discover
 from lmcore.plugin.selection import HANDED_DOWN
 from lmcore.runtime.launch.rank import rank_info

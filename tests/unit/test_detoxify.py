@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from lmcore.generation.prompt import read_prompt_lines
+from lmcore.generation.text.prompt import read_prompt_lines
 
 FOLDER = Path(__file__).parents[2] / "examples/detoxify"
 SCORER = f"{FOLDER / 'word_scorer.py'}:score"

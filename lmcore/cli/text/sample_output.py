@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from lmcore.durable import AtomicFile
 from lmcore.errors import ConfigError, printable
-from lmcore.generation.sample import Sample
+from lmcore.generation.text.sample import Sample
 
 __all__ = [
     "JsonOutput",

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lmcore.errors import ConfigError
-from lmcore.generation.answers import Answer, Answers
 from lmcore.generation.chat.template import ChatTemplate
+from lmcore.generation.text.answers import Answer, Answers
 
 __all__ = ["Conversation", "Turn"]
 

@@ -17,7 +17,7 @@ from lmcore.generation.parallel.driver import ParallelModel
 from lmcore.generation.parallel.layout import divided_shape
 from lmcore.generation.parallel.messages import Kind, MessageChannel, commands_in
 from lmcore.generation.parallel.part import PartRunner
-from lmcore.generation.weights import fix_weights
+from lmcore.generation.weights.fix import fix_weights
 from lmcore.model.shape import ModelPart
 from lmcore.parallel import tensor_parallel
 from lmcore.parallel.mesh import ParallelMesh

@@ -13,11 +13,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from lmcore.generation.completion import Completion
 from lmcore.generation.limits import MAX_LOGPROBS
 from lmcore.generation.request import Request as EngineRequest
 from lmcore.generation.request import TokenProbability
-from lmcore.generation.text_stream import TextStream
+from lmcore.generation.text.completion import Completion
+from lmcore.generation.text.stream import TextStream
 from lmcore.serving.api.fields import SamplingBody, Usage, finish_reason
 from lmcore.serving.api.sse import event_stream, stream_schema
 from lmcore.serving.errors import ApiError

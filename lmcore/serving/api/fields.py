@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lmcore.errors import LmcoreError
 from lmcore.generation.limits import MAX_SEED
-from lmcore.generation.sampling_options import (
+from lmcore.generation.sampling.options import (
     MAX_PENALTY,
     MAX_REPETITION_PENALTY,
     MAX_TEMPERATURE,

@@ -17,15 +17,15 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from lmcore.generation.completion import Completion
 from lmcore.generation.limits import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY, MAX_SEED
 from lmcore.generation.request import Request as EngineRequest
-from lmcore.generation.sampling_options import (
+from lmcore.generation.sampling.options import (
     MAX_TEMPERATURE,
     MAX_TOP_K,
     SamplingOptions,
 )
-from lmcore.generation.text_stream import continuation
+from lmcore.generation.text.completion import Completion
+from lmcore.generation.text.stream import continuation
 from lmcore.serving.errors import ApiError
 from lmcore.serving.http.access_log import note
 from lmcore.serving.state import MAX_PROMPTS, ServerState

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lmcore.accelerator import ConstantProjection, QuantizedWeight
-from lmcore.generation.quantization import quantize
+from lmcore.generation.weights.quantization import quantize
 from lmcore_cpu.kernel import native
 from lmcore_cpu.kernel import quantized_projection as kernel
 from lmcore_cpu.kernel.constant_projection import constant_projection

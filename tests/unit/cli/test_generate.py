@@ -26,8 +26,8 @@ from lmcore.errors import (
     RunError,
     printable,
 )
-from lmcore.generation import sampler
 from lmcore.generation.request import Request
+from lmcore.generation.text import sampler
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding
 from lmcore.model.shape import ModelShape

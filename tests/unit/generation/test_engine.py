@@ -15,7 +15,7 @@ from lmcore.generation import engine as engine_module
 from lmcore.generation.engine import Engine
 from lmcore.generation.generate import recompute
 from lmcore.generation.request import Continuation, Request
-from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.generation.sampling.options import SamplingOptions
 from lmcore.model.cache import SlotCache
 from lmcore.model.gpt import GPT
 from lmcore.model.op_binding import OpBinding

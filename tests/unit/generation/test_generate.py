@@ -18,7 +18,7 @@ from lmcore.generation.generate import (
     room,
 )
 from lmcore.generation.request import Request
-from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.generation.sampling.options import SamplingOptions
 from lmcore.model.gpt import GPT
 
 GREEDY = SamplingOptions(greedy=True)

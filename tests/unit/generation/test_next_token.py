@@ -13,8 +13,8 @@ from torch import Tensor
 from lmcore.errors import RunError
 from lmcore.generation.next_token import extend, probabilities
 from lmcore.generation.request import Continuation, Request
-from lmcore.generation.sampling import new_generator
-from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.generation.sampling.logits import new_generator
+from lmcore.generation.sampling.options import SamplingOptions
 
 GREEDY = SamplingOptions(greedy=True)
 

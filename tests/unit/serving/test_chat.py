@@ -13,7 +13,7 @@ from lmcore.generation.chat.template import ChatTemplate
 from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel
 from lmcore.generation.request import Request
-from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.generation.sampling.options import SamplingOptions
 from lmcore.serving.served_model import ServedModel
 
 from .conftest import Server, running_server

@@ -10,10 +10,10 @@ import pytest
 from suite.selection import peer
 
 from lmcore.generation.generate import recompute
-from lmcore.generation.json_schema import JsonSchemas
 from lmcore.generation.load import LoadedModel
 from lmcore.generation.request import Request
-from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.generation.sampling.json_schema import JsonSchemas
+from lmcore.generation.sampling.options import SamplingOptions
 from lmcore.serving.served_model import ServedModel
 
 from .conftest import Server, running_server

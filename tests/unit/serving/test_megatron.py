@@ -12,7 +12,7 @@ from lmcore.generation.beam import beam_search
 from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel
 from lmcore.generation.request import Request
-from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.generation.sampling.options import SamplingOptions
 from lmcore.serving.api.megatron import _NoNewlineAfterColon
 
 from .conftest import Server, running_server

@@ -15,12 +15,12 @@ import torch
 
 from lmcore.errors import RunError
 from lmcore.generation.beam import BeamSearch, beam_search
-from lmcore.generation.completion import Completion
 from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel
 from lmcore.generation.parallel.driver import ParallelModel, ProcessesError
 from lmcore.generation.request import Request
-from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.generation.sampling.options import SamplingOptions
+from lmcore.generation.text.completion import Completion
 from lmcore.serving.served_model import ServedModel
 from lmcore.serving.server import ServerSettings, listen, serve
 from lmcore.serving.service import ClosedError, QueueFullError, Service

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer, build_tokenizer
-from lmcore.generation.text_stream import TextStream, continuation
+from lmcore.generation.text.stream import TextStream, continuation
 
 BYTES = ByteTokenizer()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmcore.errors import ConfigError
-from lmcore.generation.prompt import (
+from lmcore.generation.text.prompt import (
     read_json_schema,
     read_prompt_file,
     read_prompt_lines,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lmcore.errors import ConfigError
-from lmcore.generation.sampling import apply_penalties, new_generators, sample
-from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.generation.sampling.logits import apply_penalties, new_generators, sample
+from lmcore.generation.sampling.options import SamplingOptions
 
 LOGITS = [1.0, -0.5, 2.0, 0.0, 2.0, -3.0, 0.7, 1.4]
 DRAWS = 20_000
@@ -238,7 +238,9 @@ class TestExtremes:
 
     def test_tiny_temperature_in_float32(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """On devices, where it would be rounded to 0, too."""
-        monkeypatch.setattr("lmcore.generation.sampling._wide", lambda one: one.float().clone())
+        monkeypatch.setattr(
+            "lmcore.generation.sampling.logits._wide", lambda one: one.float().clone()
+        )
         assert set(draws(SamplingOptions(temperature=5e-324), count=100)) == {2, 4}
 
 

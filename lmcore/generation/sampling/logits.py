@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmcore.generation.sampling_options import SamplingOptions
+from lmcore.generation.sampling.options import SamplingOptions
 
 __all__ = ["SamplingOptions", "apply_penalties", "new_generator", "new_generators", "sample"]
 

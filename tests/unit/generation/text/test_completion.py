@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data.tokenizer import ByteTokenizer
-from lmcore.generation.completion import Completion
+from lmcore.generation.text.completion import Completion
 
 BYTES = ByteTokenizer()
 

@@ -13,8 +13,8 @@ from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.config.section import AcceleratorSection, Config
 from lmcore.generation.engine import Engine
 from lmcore.generation.request import Continuation, Request
-from lmcore.generation.sampling_options import SamplingOptions
-from lmcore.generation.weights import fix_weights
+from lmcore.generation.sampling.options import SamplingOptions
+from lmcore.generation.weights.fix import fix_weights
 from lmcore.model.gpt import GPT
 from lmcore.model.layers import Embedding, Linear
 from lmcore.model.op_binding import OpBinding

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lmcore.generation.text_stream import TextStream
+from lmcore.generation.text.stream import TextStream
 
 if TYPE_CHECKING:
     from lmcore.data.tokenizer import Tokenizer

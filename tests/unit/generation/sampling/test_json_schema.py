@@ -13,10 +13,10 @@ from suite.selection import peer
 
 from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer
 from lmcore.errors import ConfigError, MissingPackageError, RunError
-from lmcore.generation.json_schema import JsonConstraint, JsonSchemas
 from lmcore.generation.next_token import extend
 from lmcore.generation.request import Continuation, Request
-from lmcore.generation.sampling import new_generator
+from lmcore.generation.sampling.json_schema import JsonConstraint, JsonSchemas
+from lmcore.generation.sampling.logits import new_generator
 
 SCHEMA = {
     "type": "object",
@@ -113,7 +113,7 @@ def test_a_vocabulary_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer.eod = None  # type: ignore[assignment]
     tokenizer.vocab_size = 256
     table = [bytes([byte]) for byte in range(256)]
-    monkeypatch.setattr("lmcore.generation.json_schema.token_bytes", lambda _: table)
+    monkeypatch.setattr("lmcore.generation.sampling.json_schema.token_bytes", lambda _: table)
     text = written(JsonSchemas(tokenizer), SCHEMA, 1, 256)
     assert text.finish_reason == "stop"
     assert json.loads(bytes(text.tokens))["kind"] in {"cat", "dog"}

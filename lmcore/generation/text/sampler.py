@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 from lmcore.data.tokenizer.pretrained.chat_files import end_tokens
 from lmcore.errors import ConfigError, counted
 from lmcore.generation.beam import beam_search
-from lmcore.generation.completion import Completion
 from lmcore.generation.engine import Engine
 from lmcore.generation.generate import recompute, require_room, room
-from lmcore.generation.json_schema import JsonSchemas
 from lmcore.generation.limits import NUM_SEEDS
-from lmcore.generation.prompt import encode_prompt
 from lmcore.generation.request import Continuation, Request
-from lmcore.generation.sample import DEFAULT_TOKENS, Output, Sample
-from lmcore.generation.sampling_options import SamplingOptions
-from lmcore.generation.text_stream import continuation
+from lmcore.generation.sampling.json_schema import JsonSchemas
+from lmcore.generation.sampling.options import SamplingOptions
+from lmcore.generation.text.completion import Completion
+from lmcore.generation.text.prompt import encode_prompt
+from lmcore.generation.text.sample import DEFAULT_TOKENS, Output, Sample
+from lmcore.generation.text.stream import continuation
 
 if TYPE_CHECKING:
     from lmcore.generation.load import LoadedModel

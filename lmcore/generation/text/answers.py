@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Literal
 
 from lmcore.data.tokenizer.pretrained.chat_files import end_tokens
 from lmcore.errors import ConfigError
-from lmcore.generation.completion import Completion
 from lmcore.generation.generate import generate_with_cache, recompute, room
-from lmcore.generation.json_schema import JsonSchemas
 from lmcore.generation.limits import NUM_SEEDS
 from lmcore.generation.request import Request
-from lmcore.generation.sample import DEFAULT_TOKENS
+from lmcore.generation.sampling.json_schema import JsonSchemas
+from lmcore.generation.text.completion import Completion
+from lmcore.generation.text.sample import DEFAULT_TOKENS
 
 if TYPE_CHECKING:
     from lmcore.generation.load import LoadedModel
-    from lmcore.generation.sampler import SampleSettings
+    from lmcore.generation.text.sampler import SampleSettings
 
 __all__ = ["Answer", "Answers"]
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from lmcore.accelerator.generation_kernels import ConstantProjection
 from lmcore.errors import ConfigError
-from lmcore.generation.quantization import GROUP, expanded_projection, quantize
+from lmcore.generation.weights.quantization import GROUP, expanded_projection, quantize
 from lmcore.model.layers import Embedding, Linear
 from lmcore.model.transformer import Attention, FeedForward
 

@@ -1,0 +1,1 @@
+"""Weights that do not change any more: cast, packed, quantized."""
