@@ -56,8 +56,8 @@ class ServeSection(LoadingSection):
 
     load: str | None = option(
         None,
-        "Run directory, its `checkpoints`, one `iter_XXXXXXX`, or a Hugging Face or Megatron "
-        "directory.",
+        "Run directory, its `checkpoints`, one `iter_XXXXXXX`, or a Hugging Face, Megatron or "
+        "DeepSpeed directory.",
         metavar="DIR",
     )
     compare: tuple[str, ...] = option(

@@ -69,8 +69,8 @@ _TOKENIZER = {field.name for field in dataclasses.fields(TokenizerSettings)} - {
 
 SavedReader = Callable[[Path, str | None], SavedSettings]
 """Returns the settings in the checkpoint at a path, or of the step that `--ckpt-step` names."""
-ForeignReader = Callable[[Path], SavedSettings | None]
-"""Returns model and tokenizer in another program's checkpoint at a path; None if there is none."""
+ForeignReader = Callable[[Path, str | None], SavedSettings | None]
+"""Returns the same of another program's checkpoint: model and tokenizer; None if there is none."""
 
 _SOURCES = (PRESET_OPTION, CONTINUE_OPTION)
 """Options that name a source of settings."""
@@ -229,7 +229,9 @@ def _foreign_layer(
     source replaces all of its own.
     """
     load = _highest(layers, "load")
-    saved = reader(Path(load)) if reader is not None and load is not None else None
+    if reader is None or load is None:
+        return {}
+    saved = reader(Path(load), _highest(layers, "ckpt_step"))
     if saved is None:
         return {}
     found = saved.model_layer(options, problems)

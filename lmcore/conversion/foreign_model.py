@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmcore.conversion.choice import foreign_checkpoint
+from lmcore.conversion.deepspeed.directory import has_files
 from lmcore.conversion.describe import describe_isolated
 from lmcore.conversion.detect import format_of
 from lmcore.conversion.huggingface.config import read_config, unread_notes
@@ -50,12 +52,22 @@ def _huggingface(directory: Path) -> ForeignModel:
     return ForeignModel(directory, "huggingface", config.shape, tokenizer, notes)
 
 
-def describe_foreign(directory: Path) -> ForeignModel | None:
+def describe_foreign(directory: Path, step: str | None = None) -> ForeignModel | None:
     """Return the model in a checkpoint of another program; None if there is no such checkpoint.
 
+    Args:
+        directory: Directory that the program saved to, or one checkpoint in it.
+        step: Step of the checkpoint, as in `--ckpt-step`; None: the newest.
+
     Raises:
-        CheckpointError: It is damaged, or lmcore does not have the model.
+        CheckpointError: It is damaged, of no such step, or lmcore does not have the model.
+        ConfigError: The checkpoint has no steps.
     """
+    if step is not None:
+        chosen = foreign_checkpoint(directory, step)
+        if chosen is None:
+            return None
+        directory = chosen
     name = format_of(directory)
     if name in {None, "lmcore"}:
         return None
@@ -65,7 +77,10 @@ def describe_foreign(directory: Path) -> ForeignModel | None:
     found = describe_isolated(directory, name)
     shape = read_shape(found["shape"], directory)
     # A model of transformers that DeepSpeed trained may have its tokenizer beside.
-    tokenizer = tokenizer_settings(directory) if name == "megatron-deepspeed" else None
+    tokenizer = None
+    if name == "megatron-deepspeed":
+        places = (directory, directory.parent) if has_files(directory) else (directory,)
+        tokenizer = next((one for one in map(tokenizer_settings, places) if one is not None), None)
     return ForeignModel(
         directory, name, shape, tokenizer, tuple(found["notes"]), found["iteration"]
     )

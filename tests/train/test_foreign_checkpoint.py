@@ -168,7 +168,7 @@ def test_settings_that_contradict_it(
     command = ["train", "--load", str(model), "--data-path", data, *RUN.split()]
     for flags, reason in (
         (["--no-finetune"], "`--no-finetune` cannot be used"),
-        (["--ckpt-step", "3"], "`--ckpt-step` cannot be used"),
+        (["--ckpt-step", "3"], "`--ckpt-step 3` cannot be used"),
         (["--save", str(model)], "is the directory of the model to load"),
     ):
         assert main([*command, *flags]) == 2

@@ -57,6 +57,11 @@ class ConvertSection(TokenizerSection):
     source_format: str | None = option(
         None, "Format of SOURCE; default: recognized by its files.", choices=FORMAT_NAMES
     )
+    ckpt_step: str | None = option(
+        None,
+        "Step of the checkpoint in SOURCE instead of the newest; `best` too for a run of lmcore.",
+        metavar="STEP",
+    )
     weights_only: bool = option(
         False,
         "Leave the optimizer's state out; where the model has weights of its own, in its dtype, "
@@ -123,7 +128,7 @@ def run(argv: list[str]) -> int:
 
     with clean_termination():
         done = convert(
-            Path(section.source),
+            _source(section),
             Path(section.target),
             section.to,
             source_format=section.source_format,
@@ -143,6 +148,22 @@ def run(argv: list[str]) -> int:
         )
     print(json.dumps(done.to_json(), indent=2) if section.json else printable(_summary(done)))
     return 0
+
+
+def _source(section: ConvertSection) -> Path:
+    """Return the directory to read: SOURCE, or the checkpoint of `--ckpt-step` in it.
+
+    Raises:
+        CheckpointError, ConfigError: It has no checkpoint of that step.
+    """
+    from lmcore.checkpoint import chosen_checkpoint
+    from lmcore.conversion.choice import foreign_checkpoint
+
+    source = Path(section.source)
+    if section.ckpt_step is None:
+        return source
+    chosen = foreign_checkpoint(source, section.ckpt_step, section.source_format)
+    return chosen or chosen_checkpoint(source, section.ckpt_step)
 
 
 def _refuse_without_effect(section: ConvertSection) -> None:

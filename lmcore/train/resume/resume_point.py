@@ -60,9 +60,9 @@ def find_resume_point(
     from lmcore.train.resume.foreign import foreign_resume_point
 
     path = Path(settings.load)
-    model = (foreign or ForeignModels()).describe(path)
+    model = (foreign or ForeignModels()).describe(path, settings.ckpt_step)
     if model is not None:
-        _refuse_conflicts(settings, path)
+        _refuse_conflicts(settings, path, model.path)
         _warn_of_foreign(model, starts_anew=starts_anew)
         return foreign_resume_point(model)
     if settings.ckpt_step is not None:
@@ -114,21 +114,22 @@ def _never_saved(path: Path) -> CheckpointArgumentError:
     )
 
 
-def _refuse_conflicts(settings: CheckpointSection, path: Path) -> None:
-    """Raise a `ConfigError` for settings that contradict a `--load` of another program."""
-    if settings.ckpt_step is not None:
-        raise ConfigError(
-            f"`--ckpt-step` cannot be used with `--load {path}`",
-            why="it is no run of lmcore",
-            hint="name the directory of the checkpoint by `--load`",
-        )
+def _refuse_conflicts(settings: CheckpointSection, path: Path, chosen: Path) -> None:
+    """Raise a `ConfigError` for settings that contradict a `--load` of another program.
+
+    Args:
+        settings: The `checkpoint` section.
+        path: Path of `--load`.
+        chosen: Checkpoint in it that `--ckpt-step` chooses; otherwise the same.
+    """
     if not settings.finetune:
         raise ConfigError(
             f"`--no-finetune` cannot be used with `--load {path}`",
             why="it is no run of lmcore: a run starts with its weights, at step 0",
             hint="leave `--no-finetune` out",
         )
-    if settings.save is not None and Path(settings.save).resolve() == path.resolve():
+    own = {path.resolve(), chosen.resolve()}
+    if settings.save is not None and Path(settings.save).resolve() in own:
         raise ConfigError(
             f"`--save {settings.save}` is the directory of the model to load",
             why="the files of the run would mix with the model's",

@@ -54,34 +54,38 @@ class ForeignModels:
     """
 
     def __init__(self) -> None:
-        self._described: dict[Path, ForeignModel | None] = {}
+        self._described: dict[tuple[Path, str | None], ForeignModel | None] = {}
 
-    def describe(self, path: Path) -> ForeignModel | None:
+    def describe(self, path: Path, step: str | None = None) -> ForeignModel | None:
         """Return the model in another program's checkpoint; None if there is none at *path*.
 
         Args:
             path: Directory of the checkpoint.
+            step: Value of `--ckpt-step`; None for the newest checkpoint.
 
         Raises:
-            CheckpointError: The checkpoint is damaged, or lmcore does not have its model.
+            CheckpointError: The checkpoint is damaged, of no such step, or lmcore does not have its
+                model.
+            ConfigError: The checkpoint has no steps.
         """
         from lmcore.conversion.foreign_model import describe_foreign  # only if needed: it is slow
 
-        key = path.absolute()
+        key = path.absolute(), step
         if key not in self._described:
-            self._described[key] = describe_foreign(path) if path.is_dir() else None
+            self._described[key] = describe_foreign(path, step) if path.is_dir() else None
         return self._described[key]
 
-    def settings(self, path: Path) -> SavedSettings | None:
+    def settings(self, path: Path, step: str | None = None) -> SavedSettings | None:
         """Return model and tokenizer of another program's checkpoint; see `describe`.
 
         Args:
             path: Directory of the checkpoint.
+            step: Value of `--ckpt-step`; None for the newest checkpoint.
         """
-        model = self.describe(path)
+        model = self.describe(path, step)
         if model is None:
             return None
         shape = model.shape.settings()
         shape["seq_length"] = min(model.shape.max_position_embeddings, _SEQ_LENGTH)
         config = {"model": shape, "data": {"vocab_size": model.shape.padded_vocab_size}}
-        return SavedSettings(str(path), config, {}, model.tokenizer)
+        return SavedSettings(str(model.path), config, {}, model.tokenizer)
