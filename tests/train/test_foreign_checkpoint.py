@@ -221,7 +221,7 @@ def test_a_run_converted_without_its_optimizer(
     command += ["--data-path", data_prefix, "--log-interval", "1", "--sample-tokens", "0"]
     assert main(command) == 1
     said = capsys.readouterr().err
-    assert "or left out by `lmcore checkpoint edit` or `convert --weights-only`" in said
+    assert "why: it was converted from lmcore, `run`, by `--weights-only`" in said
     assert "`--no-load-optim`" in said
     assert main([*command, "--no-load-optim"]) == 0
     assert len(losses(tmp_path / "weights")) == 2

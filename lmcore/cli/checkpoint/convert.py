@@ -16,7 +16,7 @@ from lmcore.config.options.command_line import parse_section
 from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.errors import ConfigError, printable
+from lmcore.errors import ConfigError, counted, printable
 from lmcore.signals import clean_termination
 
 if TYPE_CHECKING:
@@ -188,12 +188,21 @@ def _refuse_without_effect(section: ConvertSection) -> None:
             )
 
 
+def _position(done: Conversion) -> list[str]:
+    """Return the line with the step and the consumed samples, as far as they are recorded."""
+    parts = [] if done.step is None else [f"step {done.step:,}"]
+    if done.consumed_samples is not None:
+        parts.append(f"{counted(done.consumed_samples, 'sample')} consumed")
+    return [f"  {', '.join(parts)}"] if parts else []
+
+
 def _summary(done: Conversion) -> str:
     state = "weights and optimizer state" if done.optimizer else "weights"
     speed = size_text(done.size / max(done.seconds, 1e-9))
     lines = [
         f"{done.directory}",
         f"  {done.source} -> {done.target}: {done.num_parameters:,} parameters, {state}",
+        *_position(done),
         f"  {size_text(done.size)} in {done.seconds:.1f} s ({speed}/s)",
         *(f"  note: {note}" for note in done.notes),
     ]
@@ -203,4 +212,7 @@ def _summary(done: Conversion) -> str:
         given = (done.directory / "tokenizer").is_dir()
         tokenizer = "" if given else " --tokenizer-type TYPE"
         lines += ["", f"next: lmcore generate --load {directory}{tokenizer} --prompt TEXT"]
+        if done.step is not None:
+            flags = " ".join([*done.continue_flags, "--data-path PREFIX"])
+            lines.append(f"      lmcore train --continue {directory}{tokenizer} {flags}")
     return "\n".join(lines)

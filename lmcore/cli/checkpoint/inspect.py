@@ -81,7 +81,6 @@ def _as_json(
     known: dict[str, Any] = {}
     if manifest is not None:
         known = {
-            "step": manifest.iteration,
             "lmcore_version": manifest.lmcore_version,
             "torch_version": manifest.torch_version,
             "meta": manifest.meta,
@@ -90,6 +89,8 @@ def _as_json(
     return {
         "path": str(content.path),
         "format": content.format,
+        "step": content.step,
+        "consumed_samples": content.consumed_samples,
         "parameters": content.num_parameters,
         "bytes": content.num_bytes,
         "model_shape": dict(content.model_shape),
@@ -113,6 +114,10 @@ def _description(content: CheckpointContent) -> Iterator[str]:
     yield f"  format      {content.format}"
     if content.manifest is not None:
         yield from _run_lines(content.manifest)
+    elif content.step is not None:
+        yield f"  step        {content.step:,}"
+        if content.consumed_samples is not None:
+            yield f"  consumed    {content.consumed_samples:,} samples"
     yield f"  model       {content.num_parameters:,} parameters"
     yield f"  shape       {', '.join(f'{name} {value}' for name, value in shape.items())}"
     kinds = sorted({name.split(".")[0] for name in content.tensors})

@@ -117,12 +117,13 @@ class MegatronDeepSpeedState(ModelState):
             self._require_gates(files.universal)
         if not weights_only:
             names = [list(one.values()) for one in self._names]
-            self.kinds, unread = _kinds(files, content, self._ranks, names)
-            other = other_optimizer(args)
+            self.kinds, self.without_adam = _kinds(files, content, self._ranks, names)
+            other, unread = other_optimizer(args), "the state of Adam is not read"
             if other is not None and len(self.kinds) > 1:
-                unread = [f"the state of its optimizer is not read: it is that of `{other}`"]
-                self.kinds = (WEIGHT,)
-            self.notes = [*self.notes, *unread]
+                self.kinds, self.without_adam = (WEIGHT,), f"it is that of `{other}`"
+                unread = "the state of its optimizer is not read"
+            if self.without_adam is not None:
+                self.notes = [*self.notes, f"{unread}: {self.without_adam}"]
         self.progress = _progress(content, args, self._ranks[0], adam=len(self.kinds) > 1)
         schedule = _schedule(content, args)
         if self.progress is not None:
@@ -302,8 +303,9 @@ class TransformersDeepSpeedState(HuggingFaceState):
         self.notes = [*self.notes, *_notes(files, [rank], content)]
         if not weights_only:
             names = list(self._names.values())
-            self.kinds, unread = _kinds(files, content, [rank], [names])
-            self.notes = [*self.notes, *unread]
+            self.kinds, self.without_adam = _kinds(files, content, [rank], [names])
+            if self.without_adam is not None:
+                self.notes = [*self.notes, f"the state of Adam is not read: {self.without_adam}"]
         self.progress = _progress(content, {}, rank, adam=len(self.kinds) > 1)
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
@@ -373,8 +375,10 @@ def _kinds(
     content: Mapping[str, Any],
     ranks: Sequence[RankTensors],
     names: Sequence[Sequence[str]],
-) -> tuple[tuple[str, ...], list[str]]:
-    """Return the kinds of tensors that all parameters have, and a note if there is no Adam's state.
+) -> tuple[tuple[str, ...], str | None]:
+    """Return the kinds of tensors that all parameters have, and why Adam's state is not read.
+
+    The reason is None if it is read, or if the checkpoint has none.
 
     Args:
         files: Files of the checkpoint.
@@ -389,7 +393,7 @@ def _kinds(
         if not all(rank.has(name, kind) for kind in ADAM)
     ]
     if not lacking:
-        return (WEIGHT, *ADAM), []
+        return (WEIGHT, *ADAM), None
     why = next((rank.without_adam for rank in ranks if rank.without_adam), None)
     if why is None and files.optimizers and not content.get("param_shapes"):
         why = "the checkpoint lacks `param_shapes`, the order of ZeRO's parameters"
@@ -399,4 +403,4 @@ def _kinds(
         why = "there are no `*_optim_states.pt` beside the model's files"
     elif why is None and content.get("optimizer"):
         why = "without ZeRO DeepSpeed stores it without names"
-    return (WEIGHT,), [f"the state of Adam is not read: {why}"] if why else []
+    return (WEIGHT,), why

@@ -116,8 +116,7 @@ class DistributedState(ModelState):
         self._places = {WEIGHT: stored[WEIGHT]}
         other = None if weights_only or not self._has_optimizer() else other_optimizer(args)
         if other is not None:
-            unread = f"the state of its optimizer is not read: it is that of `{other}`"
-            self.notes = [*self.notes, unread]
+            self._leave_adam_out(f"it is that of `{other}`")
         elif not weights_only and has_buckets(self._stored):
             self._buckets = BucketState(self._stored, self.shape, args, self._weight)
             self.kinds = (WEIGHT, *ADAM)
@@ -214,7 +213,7 @@ class DistributedState(ModelState):
         held = [stored[kind] for kind in ADAM]
         if not any(held) or self._is_flattened(held):
             if self._has_optimizer():
-                self.notes = [*self.notes, _UNREAD]
+                self._leave_adam_out(_UNREAD)
             return {WEIGHT: weights}
         for kind in ADAM:
             self._require_state(self._unfit(stored[kind], complete=True))
@@ -225,6 +224,11 @@ class DistributedState(ModelState):
         self._require_state(problems)
         mains = {name: stored["main"].get(name, place) for name, place in weights.items()}
         return {WEIGHT: mains, **{kind: stored[kind] for kind in ADAM}}
+
+    def _leave_adam_out(self, reason: str) -> None:
+        """Note why the state of the optimizer is not read."""
+        self.without_adam = reason
+        self.notes = [*self.notes, f"the state of its optimizer is not read: {reason}"]
 
     def _has_optimizer(self) -> bool:
         return any(name.startswith(("optimizer.", "chained_")) for name in self._entries)
@@ -280,6 +284,6 @@ class DistributedState(ModelState):
 
 
 _UNREAD = (
-    "the state of its optimizer is not read: it was distributed, and saved in pieces of parameters "
-    "by an earlier version; Megatron's `--dist-ckpt-optim-fully-reshardable` saves it by parameters"
+    "it was distributed, and saved in pieces of parameters by an earlier version; Megatron's "
+    "`--dist-ckpt-optim-fully-reshardable` saves it by parameters"
 )

@@ -194,6 +194,7 @@ class MegatronState(ModelState):
         try:
             read = [read_moments(rank) for rank in ranks]
         except UnreadOptimizer as reason:
+            self.without_adam = str(reason)
             self.notes = [*self.notes, f"the state of its optimizer is not read: {reason}"]
             return weights, None
         moments = [one for one in read if one is not None]
