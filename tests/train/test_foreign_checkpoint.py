@@ -174,7 +174,9 @@ def test_settings_that_contradict_it(
         assert main([*command, *flags]) == 2
         assert reason in capsys.readouterr().err
     assert main(["train", "--continue", str(model)]) == 2
-    assert "starts a run by `--load`" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "it is a model of Hugging Face, not a run of lmcore" in said
+    assert f"`--load {model}` begins a run" in said
     assert sorted(model.iterdir()) == before
     save = ["--use-checkpoint-args", "--save", str(tmp_path / "run")]
     assert main([*command, *save]) == 0, "shape and tokenizer are the checkpoint's anyway"

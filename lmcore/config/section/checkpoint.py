@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmcore.config.need import Need, setting
+from lmcore.config.need import RESUMES, Need, setting
 from lmcore.config.option import FREE, INPUT_PATH, OUTPUT_PATH, option
 
 _LOAD = setting("--load")
@@ -15,7 +15,7 @@ _VALIDATES = Need(
     lambda run: run.config.training.eval_interval > 0 and run.config.training.eval_iters > 0,
     refused="the run has no validation loss",
 )
-_RESUME = Need("`--no-finetune`", lambda run: not run.config.checkpoint.finetune)
+_RESUME = Need(RESUMES, lambda run: not run.config.checkpoint.finetune)
 
 
 @dataclass(frozen=True)

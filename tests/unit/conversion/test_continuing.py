@@ -30,8 +30,12 @@ SCHEDULE = {
     "decay_samples": 800,
 }
 SETTINGS = {
-    **{"seq_length": 32, "global_batch_size": 8, "train_iters": 100},
-    **{"lr": 1e-3, "lr_decay_style": "linear", "lr_warmup_iters": 1},
+    "seq_length": 32,
+    "global_batch_size": 8,
+    "train_iters": 100,
+    "lr": 1e-3,
+    "lr_decay_style": "linear",
+    "lr_warmup_iters": 1,
 }
 
 
