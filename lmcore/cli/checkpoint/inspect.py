@@ -117,7 +117,7 @@ def _description(content: CheckpointContent) -> Iterator[str]:
     elif content.step is not None:
         yield f"  step        {content.step:,}"
         if content.consumed_samples is not None:
-            yield f"  consumed    {content.consumed_samples:,} samples"
+            yield f"  consumed    {counted(content.consumed_samples, 'sample')}"
     yield f"  model       {content.num_parameters:,} parameters"
     yield f"  shape       {', '.join(f'{name} {value}' for name, value in shape.items())}"
     kinds = sorted({name.split(".")[0] for name in content.tensors})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmcore.bounded_file import read_bounded_file
-from lmcore.errors import CheckpointArgumentError, CheckpointError
+from lmcore.errors import CheckpointArgumentError, CheckpointError, counted
 
 __all__ = [
     "APART_NAME",
@@ -213,8 +213,8 @@ def require_ranks(directory: MegatronDirectory, tensor: int, pipeline: int) -> N
     why += [f"surplus: {', '.join(surplus[:10])}"] if surplus else []
     raise CheckpointError(
         f"`{directory.path}` is not complete",
-        why=f"tensor parallelism has {tensor} ranks, the pipeline {pipeline} stages; "
-        + "; ".join(why),
+        why=f"tensor parallelism has {counted(tensor, 'rank')}, the pipeline "
+        f"{counted(pipeline, 'stage')}; " + "; ".join(why),
         hint="copy the directories of all ranks into one; each node of a cluster may have its own",
     )
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lmcore.conversion.megatron.arguments import architecture_arguments
 from lmcore.conversion.megatron.schedule import schedule_arguments
+from lmcore.errors import counted
 from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
 
 if TYPE_CHECKING:
@@ -99,7 +100,9 @@ def vocabulary_notes(state: ModelState, ranks: int) -> list[str]:
     notes = []
     added = rows - state.shape.padded_vocab_size
     if added:
-        notes.append(f"{added} rows of 0 are added to the vocabulary, which the ranks divide")
+        are = "is" if added == 1 else "are"
+        rows_of_0 = f"{counted(added, 'row')} of 0 {are} added to the vocabulary"
+        notes.append(f"{rows_of_0}, which the ranks divide")
     if multiple != _USUAL_MULTIPLE:
         notes.append(f"start Megatron with `--make-vocab-size-divisible-by {multiple}`")
     return notes
