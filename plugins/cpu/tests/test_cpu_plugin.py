@@ -13,7 +13,7 @@ from lmcore.accelerator import OP_SPECS, CheckStatus, ProbeState
 from lmcore.accelerator.op.records import load_target
 from lmcore.config.section import Config
 from lmcore_cpu import device as device_module
-from lmcore_cpu import doctor, host, plugin
+from lmcore_cpu import doctor, host, plugin, precision
 from lmcore_cpu.device import create_device
 from lmcore_cpu.kernel import linear
 from lmcore_cpu.kernels import KERNELS
@@ -240,6 +240,46 @@ def test_products_of_bfloat16(tmp_path, line, expected):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor : 0\n{line}\n", encoding="utf-8")
     assert host.has_bfloat16_products(cpuinfo) is expected
+
+
+@pytest.mark.parametrize(
+    "features, slow",
+    [
+        ("fpu avx512f avx512_vnni", {"bf16": "bfloat16", "fp16": "float16"}),
+        ("fpu avx512f avx512_bf16", {"fp16": "float16"}),
+        ("fpu amx_bf16 avx512_fp16", {}),
+        ("", {}),
+    ],
+)
+def test_a_precision_without_instructions(tmp_path, monkeypatch, caplog, features, slow):
+    """Rank 0 warns at the start of a run; `lmcore doctor` has a line of both dtypes."""
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"flags : {features}\n", encoding="utf-8")
+    for name in ("has_bfloat16_products", "has_float16_products"):
+        has = getattr(host, name)(cpuinfo)
+        monkeypatch.setattr(precision, name, lambda has=has: has)
+    monkeypatch.setattr(host, "cpu_count", lambda: 64)
+    for given in ("fp32", "bf16", "fp16", None):
+        caplog.clear()
+        plan = {"config": {"accelerator": {"precision": given}}}
+        with caplog.at_level(logging.WARNING):
+            plugin.lmcore_run_start({"rank": 1, "plan": plan})
+            assert not caplog.records
+            plugin.lmcore_run_start({"rank": 0, "plan": plan})
+        said = [record.getMessage() for record in caplog.records]
+        if given in slow:
+            assert len(said) == 1
+            assert f"no instructions for products in {slow[given]}" in said[0]
+            assert f"`--precision {given}`" in said[0]
+        else:
+            assert said == []
+    check = doctor._half_precision()
+    assert check.status is CheckStatus.OK
+    for dtype in ("bfloat16", "float16"):
+        without = (
+            dtype in check.detail.partition("no instructions for ")[2].replace(",", "").split()
+        )
+        assert without == (dtype in slow.values())
 
 
 def test_doctor_names_what_is_wrong(monkeypatch):
