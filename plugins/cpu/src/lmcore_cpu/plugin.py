@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lmcore.accelerator.registry import CommandRegistry, OptionRegistry
     from lmcore.config.section import Config
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"lmcore.{__name__}")  # of the lines that lmcore formats
 
 
 @hookimpl
