@@ -158,6 +158,11 @@ class ModelState(ABC):
     without_adam: str | None = None
 
     @property
+    def files(self) -> Path:
+        """Directory of the files that are read."""
+        return self.path
+
+    @property
     def parameters(self) -> dict[str, tuple[int, ...]]:
         """Shape of each parameter by its name in lmcore.
 

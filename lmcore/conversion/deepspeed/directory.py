@@ -26,6 +26,7 @@ from lmcore.errors import CheckpointArgumentError, CheckpointError, counted
 __all__ = [
     "LATEST",
     "LATEST_UNIVERSAL",
+    "UNIVERSAL",
     "DeepSpeedDirectory",
     "checkpoints_at",
     "find_files",
@@ -36,6 +37,8 @@ __all__ = [
 ]
 
 LATEST, LATEST_UNIVERSAL = "latest", "latest_universal"
+UNIVERSAL = "zero"
+"""Name of the directory of a universal checkpoint's parameters."""
 _MODEL = re.compile(r"^mp_rank_(\d+)_model_states\.pt$")
 _PARTITION = re.compile(r"^zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt$")
 _OPTIMIZER = re.compile(r"^(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
@@ -134,7 +137,7 @@ def find_files(path: Path) -> DeepSpeedDirectory:
             why="it has no `mp_rank_*_model_states.pt`",
             hint="copy the files of all ranks into one directory",
         )
-    universal = checkpoint / "zero"
+    universal = checkpoint / UNIVERSAL
     return DeepSpeedDirectory(
         checkpoint,
         models,

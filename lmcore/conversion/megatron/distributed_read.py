@@ -126,6 +126,11 @@ class DistributedState(ModelState):
         self.progress = self._progress(content, args, schedule)
         self.training_notes = [*model.training_notes, *unknown_scale_notes(self)]
 
+    @property
+    def files(self) -> Path:
+        """Directory of the files that are read: one checkpoint."""
+        return self.checkpoint
+
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
         if self._buckets is not None:

@@ -99,6 +99,11 @@ class MegatronState(ModelState):
         self.progress = self._progress(args, moments, schedule)
         self.training_notes = [*model.training_notes, *unknown_scale_notes(self)]
 
+    @property
+    def files(self) -> Path:
+        """Directory of the files that are read: one checkpoint."""
+        return self.checkpoint
+
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
         return self._parts[kind][name][0].dtype
