@@ -158,12 +158,15 @@ def _source(section: ConvertSection) -> Path:
     """
     from lmcore.checkpoint import chosen_checkpoint
     from lmcore.conversion.choice import foreign_checkpoint
+    from lmcore.conversion.detect import format_of
 
-    source = Path(section.source)
-    if section.ckpt_step is None:
+    source, step = Path(section.source), section.ckpt_step
+    if step is None:
         return source
-    chosen = foreign_checkpoint(source, section.ckpt_step, section.source_format)
-    return chosen or chosen_checkpoint(source, section.ckpt_step)
+    if (chosen := foreign_checkpoint(source, step, section.source_format)) is not None:
+        return chosen
+    # A source without any checkpoint is explained when it is read.
+    return chosen_checkpoint(source, step) if format_of(source) == "lmcore" else source
 
 
 def _refuse_without_effect(section: ConvertSection) -> None:

@@ -55,7 +55,7 @@ def megatron(directory: Path, change: Change = lambda _content: None) -> Path:
 
 
 def test_a_whole_state_needs_nothing(tmp_path: Path) -> None:
-    """Step and samples are those of the source, for every target."""
+    """Step and samples come from the source, for every target."""
     source = megatron(tmp_path / "source")
     for to in ("lmcore", "huggingface", "megatron"):
         done = convert(source, tmp_path / to, to)

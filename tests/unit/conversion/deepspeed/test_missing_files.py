@@ -71,7 +71,7 @@ def test_each_parameter(universal: Path, tmp_path: Path) -> None:
 
 
 def test_of_a_model_of_transformers(tmp_path: Path) -> None:
-    """Its names are those of transformers; the configuration may be another model's."""
+    """It has the names of transformers; the configuration may be another model's."""
     state, directory = MemoryState(LLAMA), tmp_path / "global_step5"
     for name, recipe in recipes_of("llama", LLAMA).items():
         tensors = recipe.split(state.read(name, WEIGHT))
