@@ -5,6 +5,7 @@ These formats have no checksums, so that a changed value of a weight cannot be s
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections import Counter
@@ -14,9 +15,10 @@ import pytest
 from damage import TO_A_FILE, time_limit
 from model_states import GPT2, RandomState
 
+from lmcore.conversion.foreign_pickle import load_tensors
 from lmcore.conversion.formats import FORMATS, WriteOptions, read_state
 from lmcore.data.tokenizer import ByteTokenizer
-from lmcore.errors import LmcoreError
+from lmcore.errors import CheckpointError, LmcoreError
 
 OTHERS = [name for name in FORMATS if name != "lmcore"]
 
@@ -60,3 +62,12 @@ def test_damage_from_a_seed(tmp_path: Path, name: str, count: int) -> None:
         shutil.rmtree(directory)
     assert set(outcomes) == {"read", "refused"}, outcomes
     assert outcomes["refused"] > count // 4
+
+
+def test_a_named_pipe_in_the_place_of_a_file(tmp_path: Path) -> None:
+    """It is refused at once: nobody writes to it, and nothing waits for that."""
+    path = tmp_path / "model.pt"
+    os.mkfifo(path)
+    with time_limit(), pytest.raises(CheckpointError, match="cannot read") as caught:
+        load_tensors(path)
+    assert caught.value.why == "it is a named pipe, not a file"
