@@ -177,9 +177,16 @@ def printable(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
-def counted(count: int, word: str) -> str:
-    """Return a number and its noun, in the singular for one: `1 file`, `1,000 files`."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
+def counted(count: float, word: str, plural: str = "") -> str:
+    """Return a number and its noun, in the singular for one: `1 file`, `1,000 files`, `0.5 files`.
+
+    Args:
+        count: The number.
+        word: The noun in the singular.
+        plural: The noun in the plural; empty: *word* with an s.
+    """
+    number = f"{count:,}" if isinstance(count, int) else f"{count:g}"
+    return f"{number} {word if count == 1 else plural or f'{word}s'}"
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:

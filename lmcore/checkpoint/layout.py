@@ -12,6 +12,7 @@ Only the hidden names are ever removed, and only by the next save.
 from __future__ import annotations
 
 import re
+import shlex
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -195,7 +196,7 @@ class Survey:
             return CheckpointError(
                 f"no checkpoint of lmcore in `{self.path}`",
                 why=MEGATRON_FORMAT,
-                hint=CONVERT_IT,
+                hint=CONVERT_IT.format(shlex.quote(str(self.path))),
             )
         listed = [f"`{path.name}`: {problems[path]}" for path in sorted(problems)]
         return CheckpointError(

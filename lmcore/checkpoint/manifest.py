@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,8 @@ FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 MEGATRON_FORMAT = "it has the format of Megatron"
 """Reason why a checkpoint of another program is not continued as a run of lmcore."""
-CONVERT_IT = "`lmcore checkpoint convert DIR RUN --to lmcore` makes a run of it, if it is complete"
+CONVERT_IT = "`lmcore checkpoint convert {} RUN --to lmcore` makes a run of it, if it is complete"
+"""Hint for such a checkpoint, with `{}` in the place of its path."""
 # Far above any real manifest (about 100 bytes a tensor), far below what hurts to read.
 MAX_MANIFEST_BYTES = 128 * 1024 * 1024
 
@@ -243,7 +245,7 @@ def _read_bounded(path: Path) -> bytes:
             raise CheckpointError(
                 f"`{path.parent}` is not a checkpoint of lmcore",
                 why=MEGATRON_FORMAT,
-                hint=CONVERT_IT,
+                hint=CONVERT_IT.format(shlex.quote(str(path.parent))),
             ) from None
         raise CheckpointError(
             f"`{path.parent}` is not a complete checkpoint",

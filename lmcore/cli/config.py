@@ -19,6 +19,7 @@ from lmcore.config.settings import LoadedConfig
 from lmcore.config.validate import problems_of
 from lmcore.errors import ConfigError, printable, suggestion
 from lmcore.plugin.registrations import plugin_sections
+from lmcore.train.resume.foreign_run import not_a_run
 from lmcore.train.resume.saved_settings import ForeignModels, read_saved_settings
 from lmcore.train.torch_needs import torch_problems
 
@@ -59,6 +60,7 @@ def _show(argv: list[str]) -> int:
         plugins=plugin_sections(find_plugins(rest, probe=False)),
         saved_settings=read_saved_settings,
         foreign_settings=ForeignModels().settings,
+        foreign_run=not_a_run,
     )
     # Without `--nproc-per-node` the number of processes is not known before a run.
     processes = loaded.config.parallel.nproc_per_node

@@ -77,8 +77,8 @@ class GenerateSection(LoadingSection):
 
     load: str = option(
         REQUIRED,
-        "Run directory, its `checkpoints`, one `iter_XXXXXXX`, or a Hugging Face or Megatron "
-        "directory.",
+        "Run directory, its `checkpoints`, one `iter_XXXXXXX`, or a Hugging Face, Megatron or "
+        "DeepSpeed directory.",
         metavar="DIR",
     )
     prompt: str | None = option(

@@ -331,18 +331,15 @@ def require_checkpoint(path: Path, step: str | None) -> Path:
         CheckpointError, ConfigError: There is no such checkpoint.
     """
     from lmcore.checkpoint import chosen_checkpoint, find_checkpoint
+    from lmcore.conversion.choice import foreign_checkpoint
     from lmcore.conversion.detect import format_of
     from lmcore.conversion.unrecognized import unrecognized
 
+    if step is not None and (chosen := foreign_checkpoint(path, step)) is not None:
+        return chosen
     if format_of(path) in {None, "lmcore"}:
         if (problem := unrecognized(path)) is not None:
             raise problem
         find_checkpoint(path)
         return path if step is None else chosen_checkpoint(path, step)
-    if step is not None:
-        raise ConfigError(
-            f"`--ckpt-step` cannot be used with `{path}`",
-            why="it is no run of lmcore",
-            hint="name the directory of the checkpoint by `--load`",
-        )
     return path

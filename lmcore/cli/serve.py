@@ -24,7 +24,7 @@ from lmcore.cli.selection import find_plugins
 from lmcore.config.foreign.generate import GivenModel, serve_flags
 from lmcore.config.option import option, options_of
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
-from lmcore.errors import ConfigError, MissingPackageError
+from lmcore.errors import ConfigError, MissingPackageError, counted
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.serving.key_file import read_keys
 
@@ -56,8 +56,8 @@ class ServeSection(LoadingSection):
 
     load: str | None = option(
         None,
-        "Run directory, its `checkpoints`, one `iter_XXXXXXX`, or a Hugging Face or Megatron "
-        "directory.",
+        "Run directory, its `checkpoints`, one `iter_XXXXXXX`, or a Hugging Face, Megatron or "
+        "DeepSpeed directory.",
         metavar="DIR",
     )
     compare: tuple[str, ...] = option(
@@ -229,7 +229,8 @@ def _directories(section: ServeSection) -> dict[str, Path]:
         return {section.model_name or _name(path): path}
     if len(section.compare) != 2:
         raise ConfigError(
-            f"`--compare` has {len(section.compare)} directories", why="it compares two"
+            f"`--compare` has {counted(len(section.compare), 'directory', 'directories')}",
+            why="it compares two",
         )
     for flag, value in (("--model-name", section.model_name), ("--ckpt-step", section.ckpt_step)):
         if value is not None:

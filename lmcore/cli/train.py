@@ -25,6 +25,7 @@ from lmcore.errors import ConfigError, DeviceError, LmcoreError, RunError, count
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.runtime.device_choice import prepare_environment, select_device
 from lmcore.signals import clean_termination
+from lmcore.train.resume.foreign_run import not_a_run
 from lmcore.train.resume.saved_settings import ForeignModels, read_saved_settings
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def _train(argv: list[str]) -> int:
         plugins=plugin_sections(plugins),
         saved_settings=read_saved_settings,
         foreign_settings=foreign.settings,
+        foreign_run=not_a_run,
     )
     config = loaded.config
     plugins = plugins.without(config.accelerator.plugin_off)  # a file's, too

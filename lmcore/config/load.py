@@ -69,8 +69,10 @@ _TOKENIZER = {field.name for field in dataclasses.fields(TokenizerSettings)} - {
 
 SavedReader = Callable[[Path, str | None], SavedSettings]
 """Returns the settings in the checkpoint at a path, or of the step that `--ckpt-step` names."""
-ForeignReader = Callable[[Path], SavedSettings | None]
-"""Returns model and tokenizer in another program's checkpoint at a path; None if there is none."""
+ForeignReader = Callable[[Path, str | None], SavedSettings | None]
+"""Returns the same of another program's checkpoint: model and tokenizer; None if there is none."""
+ForeignRunCheck = Callable[[Path], ConfigError | None]
+"""Returns the error for a path of `--continue` that is another program's; None if it is none."""
 
 _SOURCES = (PRESET_OPTION, CONTINUE_OPTION)
 """Options that name a source of settings."""
@@ -82,6 +84,7 @@ def load_config(
     plugins: PluginSections = NO_PLUGINS,
     saved_settings: SavedReader | None = None,
     foreign_settings: ForeignReader | None = None,
+    foreign_run: ForeignRunCheck | None = None,
 ) -> LoadedConfig:
     """Return the settings that the arguments of `lmcore train` describe; `validate` checks them.
 
@@ -94,6 +97,8 @@ def load_config(
             without `config.yaml` that is continued; None if checkpoints are not read.
         foreign_settings: Reads another program's checkpoint of `--load`; None if checkpoints
             are not read.
+        foreign_run: Explains a `--continue` that names another program's checkpoint; None if
+            checkpoints are not read.
 
     Raises:
         ConfigError: Every setting that cannot be read, at once.  Flags of Megatron that are not
@@ -108,7 +113,7 @@ def load_config(
         reasons=plugins.reasons(),
     )
     problems = list(parsed.problems)
-    continued = _continued_run(parsed, problems)
+    continued = _continued_run(parsed, problems, foreign_run)
     paths = parsed.positionals[_CONFIG_FILES.name]
     if continued is not None and continued.settings_file is not None:
         paths = (str(continued.settings_file), *paths)
@@ -153,7 +158,9 @@ def load_config(
     )
 
 
-def _continued_run(parsed: ParsedFlags, problems: list[LmcoreError]) -> ContinuedRun | None:
+def _continued_run(
+    parsed: ParsedFlags, problems: list[LmcoreError], foreign_run: ForeignRunCheck | None
+) -> ContinuedRun | None:
     """Return the run of `--continue`; add to *problems* what is wrong with it."""
     path = parsed.values.get(CONTINUE_OPTION.name)
     if path is None:
@@ -161,7 +168,8 @@ def _continued_run(parsed: ParsedFlags, problems: list[LmcoreError]) -> Continue
     try:
         run = ContinuedRun.at(path)
     except ConfigError as problem:
-        problems.append(problem)
+        foreign = foreign_run(Path(path)) if foreign_run is not None else None
+        problems.append(foreign or problem)
         return None
     problems += run.conflicts(parsed.values, parsed.texts)
     return run
@@ -229,7 +237,9 @@ def _foreign_layer(
     source replaces all of its own.
     """
     load = _highest(layers, "load")
-    saved = reader(Path(load)) if reader is not None and load is not None else None
+    if reader is None or load is None:
+        return {}
+    saved = reader(Path(load), _highest(layers, "ckpt_step"))
     if saved is None:
         return {}
     found = saved.model_layer(options, problems)

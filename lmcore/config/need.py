@@ -11,7 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Need", "Situation", "setting"]
+__all__ = ["RESUMES", "Need", "Situation", "setting"]
+
+RESUMES = "`--no-finetune`"
+"""Words of the condition that a run continues from the state of its checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from lmcore.checkpoint.verify import damaged
 from lmcore.conversion.detect import format_of
 from lmcore.conversion.formats import FORMATS, read_state
 from lmcore.conversion.native import stored_name
+from lmcore.conversion.state import recorded_samples
 from lmcore.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class CheckpointContent:
         manifest: Manifest of a checkpoint of lmcore; None for another format.
         notes: Differences between the checkpoint and the model of lmcore, for the user.
         tokenizer: Type of the tokenizer of another format's checkpoint; None if it has none.
+        step: Number of steps of the run that wrote it; None if it is not recorded.
+        consumed_samples: Number of samples that the run saw in training; None likewise.
     """
 
     path: Path
@@ -63,6 +66,8 @@ class CheckpointContent:
     manifest: Manifest | None = None
     notes: tuple[str, ...] = ()
     tokenizer: str | None = None
+    step: int | None = None
+    consumed_samples: int | None = None
 
     @property
     def num_parameters(self) -> int:
@@ -94,7 +99,13 @@ def content_of(path: Path, *, verify: bool = False) -> CheckpointContent:
         reader = CheckpointReader(path, read_manifest(path))
         manifest = reader.manifest
         shape = manifest.model_shape
-        return CheckpointContent(path, "lmcore", manifest.tensors, reader.read, shape, manifest)
+        counters = manifest.meta.get("counters")
+        samples = counters.get("consumed_samples") if isinstance(counters, Mapping) else None
+        return CheckpointContent(
+            *(path, "lmcore", manifest.tensors, reader.read, shape, manifest),
+            step=manifest.iteration,
+            consumed_samples=samples if type(samples) is int else None,
+        )
     assert name is not None
     state = read_state(path, name, compare=verify)
     names = {
@@ -115,6 +126,8 @@ def content_of(path: Path, *, verify: bool = False) -> CheckpointContent:
         state.shape.to_dict(),
         notes=(*state.notes, *state.training_notes),
         tokenizer=state.tokenizer_type or tokenizer,
+        step=state.progress.iteration if state.progress is not None else None,
+        consumed_samples=recorded_samples(state),
     )
 
 

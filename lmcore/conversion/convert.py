@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lmcore.conversion.continuing import continue_flags, continue_notes
 from lmcore.conversion.formats import FORMATS, WriteOptions, read_state
 from lmcore.conversion.new_directory import new_directory, require_absent
-from lmcore.conversion.state import notes_beside
+from lmcore.conversion.state import lacks_optimizer, notes_beside, recorded_samples
 from lmcore.conversion.tokenizer import NO_CHOICE, tokenizer_of
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Conversion", "convert"]
 
 _LEFT_OUT = "the optimizer's state, if there is any, was left out: `--weights-only`"
+_ABSENT = "the checkpoint has no optimizer state: its weights alone are written"
 _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
 
 
@@ -38,6 +40,9 @@ class Conversion:
         directory: Directory that was written.
         num_parameters: Number of parameters.
         optimizer: True if the optimizer's state was written, too.
+        step: Number of steps of the run that wrote the source; None if it is not recorded.
+        consumed_samples: Number of samples that it saw in training; None likewise.
+        continue_flags: Flags that `lmcore train --continue` of the written run needs.
         size: Size of the written files in bytes.
         seconds: Time it took.
         notes: Differences that the user should know.
@@ -48,13 +53,17 @@ class Conversion:
     directory: Path
     num_parameters: int
     optimizer: bool
+    step: int | None
+    consumed_samples: int | None
+    continue_flags: Sequence[str]
     size: int
     seconds: float
     notes: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
         """Return the values for JSON."""
-        return {**vars(self), "directory": str(self.directory), "notes": list(self.notes)}
+        lists = {"continue_flags": list(self.continue_flags), "notes": list(self.notes)}
+        return {**vars(self), "directory": str(self.directory), **lists}
 
 
 def convert(
@@ -97,6 +106,12 @@ def convert(
     left_out = [_LEFT_OUT] if weights_only else []
     if FORMATS[to].optimizer:
         left_out += state.training_notes
+        if lacks_optimizer(state):
+            left_out.append(_ABSENT)
+    flags: Mapping[str, str] = {}
+    if to == "lmcore":
+        flags = continue_flags(state)
+        left_out += continue_notes(state)
     with new_directory(target, _least_bytes(state, to, options)) as directory:
         notes = FORMATS[to].write(state, directory, tokenizer, options)
         size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
@@ -106,6 +121,9 @@ def convert(
         directory=target,
         num_parameters=sum(math.prod(shape) for shape in state.parameters.values()),
         optimizer=len(state.kinds) > 1 and FORMATS[to].optimizer,
+        step=state.progress.iteration if state.progress is not None else None,
+        consumed_samples=recorded_samples(state),
+        continue_flags=tuple(flags),
         size=size,
         seconds=time.perf_counter() - begin,
         notes=[*notes_beside(state.notes, tokenizer), *left_out, *notes],

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.conversion.choice import foreign_checkpoint
+from lmcore.conversion.deepspeed.directory import has_files
 from lmcore.conversion.describe import describe_isolated
 from lmcore.conversion.detect import format_of
 from lmcore.conversion.huggingface.config import read_config, unread_notes
@@ -58,12 +60,22 @@ def _huggingface(directory: Path) -> ForeignModel:
     )
 
 
-def describe_foreign(directory: Path) -> ForeignModel | None:
+def describe_foreign(directory: Path, step: str | None = None) -> ForeignModel | None:
     """Return the model in a checkpoint of another program; None if there is no such checkpoint.
 
+    Args:
+        directory: Directory that the program saved to, or one checkpoint in it.
+        step: Step of the checkpoint, as in `--ckpt-step`; None: the newest.
+
     Raises:
-        CheckpointError: It is damaged, or lmcore does not have the model.
+        CheckpointError: It is damaged, of no such step, or lmcore does not have the model.
+        ConfigError: The checkpoint has no steps.
     """
+    if step is not None:
+        chosen = foreign_checkpoint(directory, step)
+        if chosen is None:
+            return None
+        directory = chosen
     name = format_of(directory)
     if name in {None, "lmcore"}:
         return None
@@ -74,8 +86,10 @@ def describe_foreign(directory: Path) -> ForeignModel | None:
     shape = read_shape(found["shape"], directory)
     described = found["tokenizer"]
     tokenizer = None if described is None else TokenizerSettings.described(described)
-    if tokenizer is None and name == "megatron-deepspeed":  # it may have files beside
-        tokenizer = tokenizer_settings(directory)
+    if tokenizer is None and name == "megatron-deepspeed":
+        # A model of transformers that DeepSpeed trained may have its tokenizer beside.
+        places = (directory, directory.parent) if has_files(directory) else (directory,)
+        tokenizer = next((one for one in map(tokenizer_settings, places) if one is not None), None)
     return ForeignModel(
         directory,
         name,

@@ -105,7 +105,7 @@ def _damaged(path: Path, why: str) -> CheckpointError:
 def _lacking(path: Path) -> str | None:
     """Return what a file that cannot be read lacks; None if its end is there."""
     try:
-        with open(open_regular(path), "rb") as stream:  # noqa: PTH123 - a pipe would wait
+        with os.fdopen(open_regular(path), "rb") as stream:
             begin = stream.read(len(_ZIP))
     except OSError:
         return None

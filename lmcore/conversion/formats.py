@@ -23,7 +23,7 @@ from lmcore.conversion.megatron.names import STYLES
 from lmcore.conversion.megatron.read import MegatronState
 from lmcore.conversion.megatron.write import write_megatron
 from lmcore.conversion.native import LmcoreState, write_lmcore
-from lmcore.conversion.state import WEIGHT, ModelState
+from lmcore.conversion.state import LEFT_OUT, WEIGHT, ModelState
 from lmcore.conversion.unrecognized import unrecognized
 from lmcore.errors import CheckpointArgumentError
 
@@ -198,7 +198,7 @@ def read_state(
     known = _known_format(directory, name)
     state = FORMATS[known].read(directory, ReadOptions(weights_only, compare))
     if weights_only:
-        state.kinds = (WEIGHT,)
+        state.kinds, state.without_adam = (WEIGHT,), LEFT_OUT
         if state.progress is not None:
             state.progress = replace(
                 state.progress, optimizer_step=None, adam=None, loss_scale=None

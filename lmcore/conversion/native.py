@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "UNKNOWN_ORDER",
     "WEIGHT_PREFIX",
+    "WITHOUT_OPTIMIZER",
     "LmcoreState",
     "recorded_type",
     "require_weights",
@@ -45,6 +46,11 @@ logger = logging.getLogger(__name__)
 
 UNKNOWN_ORDER = ""
 """Value of `data_order` in a manifest that does not record the order of the training samples."""
+WITHOUT_OPTIMIZER = "without_optimizer"
+"""Key in `converted_from` of a manifest without an optimizer's state: why it is not read.
+
+The reason is empty if the converted checkpoint had none.
+"""
 WEIGHT_PREFIX = "model."
 """Prefix of the names of weights in a checkpoint."""
 _OPTIMIZER = "optimizer."
@@ -93,7 +99,10 @@ class LmcoreState(ModelState):
         known = isinstance(size, int) and 0 < size <= self.shape.padded_vocab_size
         self.vocab_size = size if known else None
         if has_known_parameters(self.shape) and not weights_only:
-            self.kinds, self.training_notes = self._read_kinds()
+            self.kinds, self.without_adam = self._read_kinds()
+            reasons = [self.without_adam] if self.without_adam is not None else []
+            left_out = "the state of its optimizer is left out"
+            self.training_notes = [f"{left_out}: {reason}" for reason in reasons]
         self.tokenizer_type = recorded_type(meta)
         self.progress = self._progress()
         sections = _mapping(_mapping(meta.get("config")).get("config")).values()
@@ -110,16 +119,14 @@ class LmcoreState(ModelState):
         """Return a whole tensor; see `ModelState`."""
         return self._reader.read(stored_name(name, kind))
 
-    def _read_kinds(self) -> tuple[tuple[str, ...], list[str]]:
-        """Return the kinds of tensors, and a note if the state of the optimizer is left out."""
+    def _read_kinds(self) -> tuple[tuple[str, ...], str | None]:
+        """Return the kinds of tensors, and why the state of the optimizer is left out, if it is."""
         if not any(name.startswith(_OPTIMIZER) for name in self.manifest.tensors):
-            return (WEIGHT,), []
-        reason = self._without_adam()
-        if reason is None:
-            return (WEIGHT, *ADAM), []
-        return (WEIGHT,), [f"the state of its optimizer is left out: {reason}"]
+            return (WEIGHT,), None
+        reason = self._not_adam()
+        return ((WEIGHT, *ADAM) if reason is None else (WEIGHT,)), reason
 
-    def _without_adam(self) -> str | None:
+    def _not_adam(self) -> str | None:
         """Return why the state of the optimizer is not Adam's; None if it is."""
         from lmcore.checkpoint.dcp_metadata import dtype_of
 
@@ -243,11 +250,8 @@ def write_lmcore(state: ModelState, directory: Path, tokenizer: Tokenizer | None
         return state.read(*names[stored]).float()
 
     directory.mkdir(parents=True, exist_ok=True)
-    source = {"format": state.format, "name": state.path.absolute().name}
-    if tokenizer is None and state.tokenizer_type is not None:
-        source["tokenizer_type"] = state.tokenizer_type
     meta: dict[str, Any] = {
-        "converted_from": source,
+        "converted_from": _origin(state, tokenizer),
         "config": {
             "config": _settings(state, tokenizer),
             "derived": {"vocab_size": _tokens(state, tokenizer)},
@@ -282,6 +286,16 @@ def write_lmcore(state: ModelState, directory: Path, tokenizer: Tokenizer | None
     if tokenizer is None:
         return ["the run has no tokenizer: `lmcore generate` needs its options"]
     return []
+
+
+def _origin(state: ModelState, tokenizer: Tokenizer | None) -> dict[str, str]:
+    """Return where a state comes from, and what is not in the run: tokenizer and optimizer."""
+    origin = {"format": state.format, "name": state.path.absolute().name}
+    if tokenizer is None and state.tokenizer_type is not None:
+        origin["tokenizer_type"] = state.tokenizer_type
+    if len(state.kinds) == 1:
+        origin[WITHOUT_OPTIMIZER] = state.without_adam or ""
+    return origin
 
 
 def _tokens(state: ModelState, tokenizer: Tokenizer | None) -> int | None:

@@ -23,19 +23,24 @@ if TYPE_CHECKING:
 __all__ = [
     "ADAM",
     "KEPT_OPTIONS",
+    "LEFT_OUT",
     "NO_TOKENIZER",
     "TRAINING_OPTIONS",
     "WEIGHT",
     "ModelState",
     "OptimizerStateError",
     "Progress",
+    "lacks_optimizer",
     "notes_beside",
+    "recorded_samples",
 ]
 
 WEIGHT = "weight"
 """Kind of tensor: the weights, in the highest precision that the checkpoint has."""
 ADAM = ("exp_avg", "exp_avg_sq")
 """Kinds of tensor: the state of Adam, with the shape of the weights."""
+LEFT_OUT = "`--weights-only` leaves it out"
+"""Value of `ModelState.without_adam` by the user's choice."""
 
 
 TRAINING_OPTIONS = (
@@ -95,6 +100,29 @@ def notes_beside(notes: Sequence[str], tokenizer: Tokenizer | None) -> list[str]
     return [note for note in notes if tokenizer is None or not note.endswith(NO_TOKENIZER)]
 
 
+def lacks_optimizer(state: ModelState) -> bool:
+    """Return True if a checkpoint of a run has no state of an optimizer, read or not.
+
+    It is False for weights alone, such as a model of Hugging Face, which need none.
+
+    Args:
+        state: State of the checkpoint.
+    """
+    return len(state.kinds) == 1 and state.without_adam is None and state.progress is not None
+
+
+def recorded_samples(state: ModelState) -> int | None:
+    """Return the number of samples that a run saw in training; None if it is not recorded.
+
+    Args:
+        state: State of the checkpoint.
+    """
+    progress = state.progress
+    if progress is None or (progress.iteration and not progress.consumed_samples):
+        return None
+    return progress.consumed_samples
+
+
 class OptimizerStateError(CheckpointError):
     """State of an optimizer that does not fit the model beside it, or is not complete.
 
@@ -119,6 +147,8 @@ class ModelState(ABC):
         settings: Settings of its run by the names of lmcore's options, without the shape.
         notes: Differences between the checkpoint and the model of lmcore, for the user.
         training_notes: Differences in training that only a run that continues has.
+        without_adam: Reason for which a state of an optimizer is not read, to follow a name; None
+            if it is read, or if there is none.
     """
 
     format: str
@@ -132,6 +162,12 @@ class ModelState(ABC):
     settings: Mapping[str, Any] = MappingProxyType({})
     notes: Sequence[str] = ()
     training_notes: Sequence[str] = ()
+    without_adam: str | None = None
+
+    @property
+    def files(self) -> Path:
+        """Directory of the files that are read."""
+        return self.path
 
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:

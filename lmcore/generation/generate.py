@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, counted
 from lmcore.generation.engine import Engine
 from lmcore.generation.next_token import extend
 from lmcore.generation.request import Continuation, Request
@@ -208,12 +208,12 @@ def require_room(prompts: Sequence[Sequence[int]], num_tokens: int, max_position
     what = f"prompt {longest + 1}" if len(prompts) > 1 else "the prompt"
     if free == 0:
         raise ConfigError(
-            f"{what} has {length} tokens, too many for the model",
+            f"{what} has {counted(length, 'token')}, too many for the model",
             why=f"the model has {max_positions} positions",
             hint="shorten the prompt",
         )
     raise ConfigError(
-        f"{what} of {length} tokens leaves no room for {num_tokens} more",
+        f"{what} of {counted(length, 'token')} leaves no room for {num_tokens} more",
         why=f"the model has {max_positions} positions",
         hint=f"use `--tokens {free}` or less, or a shorter prompt",
     )

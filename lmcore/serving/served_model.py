@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.data.tokenizer.pretrained.chat_files import end_tokens
 from lmcore.data.tokenizer.token_bytes import token_bytes
-from lmcore.errors import LmcoreError
+from lmcore.errors import LmcoreError, counted
 from lmcore.generation.chat.template import ChatTemplate, TemplateError
 from lmcore.generation.generate import room
 from lmcore.generation.sampling.json_schema import JsonSchema, JsonSchemas
@@ -147,7 +147,7 @@ class ServedModel:
         if length > positions:
             raise ApiError(
                 400,
-                f"`{name}` has {length} tokens; the model has {positions} positions",
+                f"`{name}` has {counted(length, 'token')}; the model has {positions} positions",
                 field=name,
                 code="context_length_exceeded",
             )
@@ -157,8 +157,8 @@ class ServedModel:
         if wanted > free:
             raise ApiError(
                 400,
-                f"`{name}` has {length} tokens and `{length_name}` is {wanted}; the model has "
-                f"{positions} positions, which leave room for {free}",
+                f"`{name}` has {counted(length, 'token')} and `{length_name}` is {wanted}; the "
+                f"model has {positions} positions, which leave room for {free}",
                 field=length_name,
                 code="context_length_exceeded",
             )

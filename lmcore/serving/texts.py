@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lmcore.errors import LmcoreError
+from lmcore.errors import LmcoreError, counted
 from lmcore.generation.parallel.driver import ProcessesError
 from lmcore.generation.request import Request, TokenProbability
 from lmcore.generation.text.completion import Completion
@@ -132,9 +132,8 @@ class Texts:
             raise self._late() from None
 
     def _late(self) -> ApiError:
-        return ApiError(
-            503, f"the text was not complete after {self._timeout:g} seconds", code="timeout"
-        )
+        limit = counted(self._timeout, "second")
+        return ApiError(503, f"the text was not complete after {limit}", code="timeout")
 
     async def whole(self, receive: Callable[[], Awaitable[Any]]) -> list[Text] | None:
         """Return all texts when they are complete; None if the client has left before.

@@ -169,13 +169,15 @@ def test_settings_that_contradict_it(
     command = ["train", "--load", str(model), "--data-path", data, *RUN.split()]
     for flags, reason in (
         (["--no-finetune"], "`--no-finetune` cannot be used"),
-        (["--ckpt-step", "3"], "`--ckpt-step` cannot be used"),
+        (["--ckpt-step", "3"], "`--ckpt-step 3` cannot be used"),
         (["--save", str(model)], "is the directory of the model to load"),
     ):
         assert main([*command, *flags]) == 2
         assert reason in capsys.readouterr().err
     assert main(["train", "--continue", str(model)]) == 2
-    assert "starts a run by `--load`" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "it is a model of Hugging Face, not a run of lmcore" in said
+    assert f"`--load {model}` begins a run" in said
     assert sorted(model.iterdir()) == before
     save = ["--use-checkpoint-args", "--save", str(tmp_path / "run")]
     assert main([*command, *save]) == 0, "shape and tokenizer are the checkpoint's anyway"
@@ -222,7 +224,7 @@ def test_a_run_converted_without_its_optimizer(
     command += ["--data-path", data_prefix, "--log-interval", "1", "--sample-tokens", "0"]
     assert main(command) == 1
     said = capsys.readouterr().err
-    assert "or left out by `lmcore checkpoint edit` or `convert --weights-only`" in said
+    assert "why: it was converted from lmcore, `run`, by `--weights-only`" in said
     assert "`--no-load-optim`" in said
     assert main([*command, "--no-load-optim"]) == 0
     assert len(losses(tmp_path / "weights")) == 2

@@ -16,7 +16,7 @@ from lmcore.config.options.command_line import parse_section
 from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.errors import ConfigError, printable
+from lmcore.errors import ConfigError, counted, printable
 from lmcore.signals import clean_termination
 
 if TYPE_CHECKING:
@@ -56,6 +56,11 @@ class ConvertSection(TokenizerSection):
     to: str = option(REQUIRED, "Format to write.", choices=FORMAT_NAMES)
     source_format: str | None = option(
         None, "Format of SOURCE; default: recognized by its files.", choices=FORMAT_NAMES
+    )
+    ckpt_step: str | None = option(
+        None,
+        "Step of the checkpoint in SOURCE instead of the newest; `best` too for a run of lmcore.",
+        metavar="STEP",
     )
     weights_only: bool = option(
         False,
@@ -123,7 +128,7 @@ def run(argv: list[str]) -> int:
 
     with clean_termination():
         done = convert(
-            Path(section.source),
+            _source(section),
             Path(section.target),
             section.to,
             source_format=section.source_format,
@@ -143,6 +148,25 @@ def run(argv: list[str]) -> int:
         )
     print(json.dumps(done.to_json(), indent=2) if section.json else printable(_summary(done)))
     return 0
+
+
+def _source(section: ConvertSection) -> Path:
+    """Return the directory to read: SOURCE, or the checkpoint of `--ckpt-step` in it.
+
+    Raises:
+        CheckpointError, ConfigError: It has no checkpoint of that step.
+    """
+    from lmcore.checkpoint import chosen_checkpoint
+    from lmcore.conversion.choice import foreign_checkpoint
+    from lmcore.conversion.detect import format_of
+
+    source, step = Path(section.source), section.ckpt_step
+    if step is None:
+        return source
+    if (chosen := foreign_checkpoint(source, step, section.source_format)) is not None:
+        return chosen
+    # A source without any checkpoint is explained when it is read.
+    return chosen_checkpoint(source, step) if format_of(source) == "lmcore" else source
 
 
 def _refuse_without_effect(section: ConvertSection) -> None:
@@ -167,12 +191,21 @@ def _refuse_without_effect(section: ConvertSection) -> None:
             )
 
 
+def _position(done: Conversion) -> list[str]:
+    """Return the line with the step and the consumed samples, as far as they are recorded."""
+    parts = [] if done.step is None else [f"step {done.step:,}"]
+    if done.consumed_samples is not None:
+        parts.append(f"{counted(done.consumed_samples, 'sample')} consumed")
+    return [f"  {', '.join(parts)}"] if parts else []
+
+
 def _summary(done: Conversion) -> str:
     state = "weights and optimizer state" if done.optimizer else "weights"
     speed = size_text(done.size / max(done.seconds, 1e-9))
     lines = [
         f"{done.directory}",
         f"  {done.source} -> {done.target}: {done.num_parameters:,} parameters, {state}",
+        *_position(done),
         f"  {size_text(done.size)} in {done.seconds:.1f} s ({speed}/s)",
         *(f"  note: {note}" for note in done.notes),
     ]
@@ -182,4 +215,7 @@ def _summary(done: Conversion) -> str:
         given = (done.directory / "tokenizer").is_dir()
         tokenizer = "" if given else " --tokenizer-type TYPE"
         lines += ["", f"next: lmcore generate --load {directory}{tokenizer} --prompt TEXT"]
+        if done.step is not None:
+            flags = " ".join([*done.continue_flags, "--data-path PREFIX"])
+            lines.append(f"      lmcore train --continue {directory}{tokenizer} {flags}")
     return "\n".join(lines)

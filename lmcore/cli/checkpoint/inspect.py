@@ -83,7 +83,6 @@ def _as_json(
         known = {"tokenizer": content.tokenizer}
     else:
         known = {
-            "step": manifest.iteration,
             "lmcore_version": manifest.lmcore_version,
             "torch_version": manifest.torch_version,
             "meta": manifest.meta,
@@ -92,6 +91,8 @@ def _as_json(
     return {
         "path": str(content.path),
         "format": content.format,
+        "step": content.step,
+        "consumed_samples": content.consumed_samples,
         "parameters": content.num_parameters,
         "bytes": content.num_bytes,
         "model_shape": dict(content.model_shape),
@@ -115,6 +116,10 @@ def _description(content: CheckpointContent) -> Iterator[str]:
     yield f"  format      {content.format}"
     if content.manifest is not None:
         yield from _run_lines(content.manifest)
+    elif content.step is not None:
+        yield f"  step        {content.step:,}"
+        if content.consumed_samples is not None:
+            yield f"  consumed    {counted(content.consumed_samples, 'sample')}"
     if content.tokenizer is not None:
         yield f"  tokenizer   {content.tokenizer}"
     yield f"  model       {content.num_parameters:,} parameters"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmcore.errors import ConfigError
-
 __all__ = ["checkpoint_at"]
 
 
@@ -19,21 +17,18 @@ def checkpoint_at(argument: str, step: str | None = None) -> Path:
 
     Raises:
         CheckpointError: There is no checkpoint, or none of that step.
-        ConfigError: A step was given for another program's checkpoint.
+        ConfigError: A step was given for a checkpoint that has none.
     """
     from lmcore.checkpoint import chosen_checkpoint, find_checkpoint
+    from lmcore.conversion.choice import foreign_checkpoint
     from lmcore.conversion.detect import format_of
     from lmcore.conversion.unrecognized import unrecognized
 
     path = Path(argument)
+    if step is not None and (chosen := foreign_checkpoint(path, step)) is not None:
+        return chosen
     name = format_of(path) if path.is_dir() else None
     if name not in {None, "lmcore"}:
-        if step is not None:
-            raise ConfigError(
-                f"`--ckpt-step` cannot be used with `{argument}`",
-                why="it is no run of lmcore",
-                hint="name the directory of the checkpoint",
-            )
         return path
     if (problem := unrecognized(path)) is not None:
         raise problem

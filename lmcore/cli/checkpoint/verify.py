@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.cli.text.terminal import size_text
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
+from lmcore.conversion.deepspeed.directory import UNIVERSAL
 from lmcore.errors import CheckpointError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["VerifySection", "run"]
 
@@ -69,40 +71,60 @@ def _verified(path: Path) -> Iterator[dict[str, Any]]:
     if (problem := unrecognized(path)) is not None:
         raise problem
     if name not in {None, "lmcore"}:
-        yield _record(path, lambda: _foreign_problems(path, name)) | {"format": name}
+        yield _foreign_record(path, name)
         return
     found = survey(path)
     if not found.readable and not found.unreadable:
         raise found.none_complete({})
     for checkpoint in sorted([*(one for one, _ in found.readable), *found.unreadable]):
         error = found.unreadable.get(checkpoint)
-        known = [error.what_and_why] if error is not None else []
-        record = _record(
-            checkpoint, lambda one=checkpoint, known=known: known or verify_checkpoint(one)
-        )
-        yield record | {"format": "lmcore"}
+        problems = partial(verify_checkpoint, checkpoint)
+        if error is not None:
+            problems = partial(list, [error.what_and_why])
+        yield _record(checkpoint, problems) | {"format": "lmcore"}
 
 
-def _record(path: Path, problems: Any) -> dict[str, Any]:
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+def _record(path: Path, problems: Callable[[], list[str]]) -> dict[str, Any]:
     begin = time.perf_counter()
     found = problems()
     seconds = time.perf_counter() - begin
-    return {"path": str(path), "bytes": size, "seconds": round(seconds, 3), "problems": found}
+    return {
+        "path": str(path),
+        "checked": str(path),
+        "bytes": _size(path),
+        "seconds": round(seconds, 3),
+        "problems": found,
+    }
 
 
-def _foreign_problems(path: Path, name: str | None) -> list[str]:
-    """Return the error of reading all tensors of another program's checkpoint, as a list."""
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _foreign_record(path: Path, name: str | None) -> dict[str, Any]:
+    """Read all tensors of another program's checkpoint and return the record.
+
+    It has the directory whose files were read: the newest of several checkpoints, and in a
+    directory of DeepSpeed the universal checkpoint alone, if there is one.
+    """
     from lmcore.conversion.formats import read_state
 
-    try:
-        state = read_state(path, name)
-        for kind in state.kinds:
-            for parameter in state.parameters:
-                state.read(parameter, kind).sum()
-    except CheckpointError as error:
-        return [error.what_and_why]
-    return []
+    files = path
+
+    def problems() -> list[str]:
+        nonlocal files
+        try:
+            state = read_state(path, name)
+            files = state.files
+            for kind in state.kinds:
+                for parameter in state.parameters:
+                    state.read(parameter, kind).sum()
+        except CheckpointError as error:
+            return [error.what_and_why]
+        return []
+
+    found = _record(path, problems)
+    return found | {"checked": str(files), "bytes": _size(files), "format": name}
 
 
 def _line(record: dict[str, Any]) -> str:
@@ -111,7 +133,18 @@ def _line(record: dict[str, Any]) -> str:
     # Without checksums, what cannot be read may also be a model that lmcore does not have.
     own = record["format"] == "lmcore"
     good, bad = ("intact", "DAMAGED") if own else ("can be read", "CANNOT BE READ")
+    checked = _checked(Path(record["path"]), Path(record["checked"]))
     if not record["problems"]:
-        return f"{record['path']}  {good}  ({about})"
+        return f"{record['path']}  {good}{checked}  ({about})"
     problems = "\n".join(f"  {problem}" for problem in record["problems"])
-    return f"{record['path']}  {bad}\n{problems}"
+    return f"{record['path']}  {bad}{checked}\n{problems}"
+
+
+def _checked(path: Path, files: Path) -> str:
+    """Return what of *path* was read, if it was a part of it."""
+    if files == path:
+        return ""
+    inside = files.relative_to(path) if files.is_relative_to(path) else files
+    if files.name == UNIVERSAL:
+        return f": the universal checkpoint `{inside}` alone, not the weights in files beside it"
+    return f": the newest checkpoint, `{inside}`"

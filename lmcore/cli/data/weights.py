@@ -95,7 +95,7 @@ def _check(section: WeightsSection) -> None:
         )
     if len(section.rebase) % 2:
         raise ConfigError(
-            f"`--rebase` has {len(section.rebase)} directories",
+            f"`--rebase` has {counted(len(section.rebase), 'directory', 'directories')}",
             why="they must be pairs of an old and a new one",
         )
     from lmcore.data.existing_output import require_unused

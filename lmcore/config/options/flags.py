@@ -66,6 +66,10 @@ _SYNONYMS = {
 }
 """Flags of lmcore for names that other programs use, as suggestions."""
 
+_LEAST_BEGINNING = 2
+"""Number of letters of the beginning of a flag for which flags are suggested, at least."""
+_MOST_BEGUN = 5
+"""Number of flags that are suggested for a beginning, at most."""
 _SWITCH_WORDS = frozenset({"true", "false", "yes", "no", "on", "off"})
 
 
@@ -318,9 +322,10 @@ class _Parser:
         self.problems.append(ConfigError(f"unknown flag `{name}`", hint=hint))
 
     def _meant(self, name: str) -> str | None:
-        """Return a hint that names the flag of this command that *name* is a slip for, if any.
+        """Return a hint that names the flags of this command that *name* may mean, if any.
 
-        No flag is suggested that turns off what *name* turns on, or the reverse, nor one of another
+        It may be a slip for a flag, or the beginning of some, as flags are written in full.  No
+        flag is suggested that turns off what *name* turns on, or the reverse, nor one of another
         program that is refused or without effect here.
         """
         if name in _FILE_FLAGS and self.files is not None:
@@ -332,11 +337,26 @@ class _Parser:
         renamed = {flag: one.replacement for flag, one in self.foreign.items() if one.replacement}
         known = [*self.by_flag, *self.negated, *renamed, "--help"]
         known = [flag for flag in known if flag.startswith("--no-") == negative]
-        close = nearest(name if name.startswith("--") else f"-{name}", known)
+        name = name if name.startswith("--") else f"-{name}"
+        close = nearest(name, known)
+        begun = self._begun(name)
+        if begun and close not in renamed:
+            others = [] if close is None or close.startswith(name) else [close]
+            *most, last = [f"`{flag}`" for flag in (*others, *begun)]
+            listed = f"{', '.join(most)} or {last}" if most else last
+            return f"did you mean {listed}?"
         if close is None:
             return None
         here = f", which is `{renamed[close]}` here" if close in renamed else ""
         return f"did you mean `{close}`{here}?"
+
+    def _begun(self, name: str) -> list[str]:
+        """Return the flags that begin with *name*, the first ones if there are many."""
+        stem = name.removeprefix("--no-").removeprefix("--")
+        if len(stem) < _LEAST_BEGINNING:
+            return []
+        flags = self.negated if name.startswith("--no-") else self.by_flag
+        return sorted(flag for flag in flags if flag.startswith(name))[:_MOST_BEGUN]
 
     def convert(self) -> tuple[dict[str, Any], dict[str, str]]:
         """Return values and texts by option name; add conflicts and wrong types to the problems."""

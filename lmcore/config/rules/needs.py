@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lmcore.config.need import Need, Situation
+from lmcore.config.need import RESUMES, Need, Situation
 from lmcore.config.option import Option
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
@@ -52,12 +52,22 @@ def note_without_effect(
     """
     situation = _situation(settings.config, layout, loss_scaling=loss_scaling)
     needed: dict[str, list[str]] = {}
+    of_resumes: dict[str, None] = {}
+    foreign = settings.provenance["finetune"].kind == "checkpoint"
     for option, need in _unmet(settings, situation):
-        needed.setdefault(_shown(settings, option), []).append(need.words)
-    if not needed:
-        return None
-    rows = (f"{shown} (needs {' and '.join(words)})" for shown, words in needed.items())
-    return f"settings without effect: {', '.join(rows)}"
+        shown = _shown(settings, option)
+        if foreign and need.words == RESUMES:  # `--no-finetune` would be refused
+            of_resumes[shown] = None
+        else:
+            needed.setdefault(shown, []).append(need.words)
+    rows = [f"{shown} (needs {' and '.join(words)})" for shown, words in needed.items()]
+    if of_resumes:
+        rows.append(
+            f"{', '.join(of_resumes)} (only for a run that continues: from "
+            f"`{settings.config.checkpoint.load}`, a checkpoint of another program, a run begins "
+            "at step 0 with the weights alone)"
+        )
+    return f"settings without effect: {', '.join(rows)}" if rows else None
 
 
 def _situation(

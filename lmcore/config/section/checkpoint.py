@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmcore.config.need import Need, setting
+from lmcore.config.need import RESUMES, Need, setting
 from lmcore.config.option import FREE, INPUT_PATH, OUTPUT_PATH, option
 
 _LOAD = setting("--load")
@@ -15,7 +15,7 @@ _VALIDATES = Need(
     lambda run: run.config.training.eval_interval > 0 and run.config.training.eval_iters > 0,
     refused="the run has no validation loss",
 )
-_RESUME = Need("`--no-finetune`", lambda run: not run.config.checkpoint.finetune)
+_RESUME = Need(RESUMES, lambda run: not run.config.checkpoint.finetune)
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class CheckpointSection:
     load: str | None = option(
         None,
         "Checkpoint to continue from: a run directory, its `checkpoints`, or one `iter_XXXXXXX`. "
-        "Or a Hugging Face or Megatron directory to start from: weights, shape and tokenizer.",
+        "Or a Hugging Face, Megatron or DeepSpeed directory to start from: weights, shape and "
+        "tokenizer.",
         metavar="DIR",
         on_resume=FREE,
         paths=INPUT_PATH,

@@ -26,19 +26,25 @@ from lmcore.errors import CheckpointArgumentError, CheckpointError, counted
 __all__ = [
     "LATEST",
     "LATEST_UNIVERSAL",
+    "UNIVERSAL",
     "DeepSpeedDirectory",
+    "checkpoints_at",
     "find_files",
+    "has_files",
     "is_deepspeed",
     "require_one_step",
     "require_ranks",
 ]
 
 LATEST, LATEST_UNIVERSAL = "latest", "latest_universal"
+UNIVERSAL = "zero"
+"""Name of the directory of a universal checkpoint's parameters."""
 _MODEL = re.compile(r"^mp_rank_(\d+)_model_states\.pt$")
 _PARTITION = re.compile(r"^zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt$")
 _OPTIMIZER = re.compile(r"^(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
 _LAYER = re.compile(r"^layer_(\d+)(?:-model_(\d+))?-model_states\.pt$")
 _EXPERT = re.compile(r"^(?:layer_\d+_)?expert_\d+_.*\.pt$|^expp_rank_.*\.pt$")
+_LAST_NUMBER = re.compile(r"^(.*?)(\d+)(\D*)$")
 _MAX_POINTER_BYTES = 4096
 _SHOWN = 10
 
@@ -77,7 +83,21 @@ class DeepSpeedDirectory:
 
 def is_deepspeed(directory: Path) -> bool:
     """Return True if *directory* has files of a DeepSpeed checkpoint, or directories with them."""
-    return _has_files(directory) or any(_has_files(one) for one in _entries(directory))
+    return has_files(directory) or any(has_files(one) for one in _entries(directory))
+
+
+def checkpoints_at(path: Path) -> list[Path]:
+    """Return the checkpoints in a directory, by name; the directory alone if it is one itself.
+
+    Names are compared with their last number as a number: `global_step200` is before
+    `global_step1000`.
+
+    Args:
+        path: Directory that DeepSpeed saved to, or one checkpoint in it.
+    """
+    if has_files(path):
+        return [path]
+    return sorted((one for one in _entries(path) if has_files(one)), key=_by_number)
 
 
 def find_files(path: Path) -> DeepSpeedDirectory:
@@ -89,7 +109,7 @@ def find_files(path: Path) -> DeepSpeedDirectory:
     Raises:
         CheckpointError: There is none, the newest is missing, or it is of a model with experts.
     """
-    checkpoint = path if _has_files(path) else _newest(path)
+    checkpoint = path if has_files(path) else _newest(path)
     models: dict[int, Path] = {}
     found: dict[re.Pattern[str], dict[Pair, Path]] = {
         pattern: {} for pattern in (_PARTITION, _OPTIMIZER, _LAYER)
@@ -117,7 +137,7 @@ def find_files(path: Path) -> DeepSpeedDirectory:
             why="it has no `mp_rank_*_model_states.pt`",
             hint="copy the files of all ranks into one directory",
         )
-    universal = checkpoint / "zero"
+    universal = checkpoint / UNIVERSAL
     return DeepSpeedDirectory(
         checkpoint,
         models,
@@ -175,13 +195,13 @@ def require_one_step(steps: Mapping[Path, object]) -> None:
 
 def _newest(path: Path) -> Path:
     """Return the checkpoint that `latest`, or `latest_universal`, names."""
-    inside = [one for one in _entries(path) if _has_files(one)]
+    inside = checkpoints_at(path)
     for name in (LATEST, LATEST_UNIVERSAL):
         pointer = path / name
         if not pointer.is_file():
             continue
         named = path / _pointed(pointer)
-        if _has_files(named):
+        if has_files(named):
             return named
         others = f"; `{inside[-1].name}` is there" if inside else ""
         raise CheckpointError(
@@ -192,9 +212,10 @@ def _newest(path: Path) -> Path:
     if len(inside) == 1:
         return inside[0]
     if inside:
+        listed = ", ".join(f"`{one.name}`" for one in inside[-_SHOWN:])
         raise CheckpointError(
             f"`{path}` does not say which checkpoint is the newest",
-            why=f"it has {len(inside)} and no `{LATEST}`",
+            why=f"it has no `{LATEST}`, and {len(inside)} checkpoints: {listed}",
             hint=f"name one of them, such as `{inside[-1]}`",
         )
     raise CheckpointArgumentError(
@@ -203,6 +224,12 @@ def _newest(path: Path) -> Path:
         hint="give the directory that `save_checkpoint` wrote to, with the file `latest`, or one "
         "checkpoint in it, such as `global_step100`",
     )
+
+
+def _by_number(checkpoint: Path) -> tuple[str, int, str]:
+    """Return the key that sorts names by their last number."""
+    match = _LAST_NUMBER.match(checkpoint.name)
+    return (match[1], int(match[2]), match[3]) if match else (checkpoint.name, -1, "")
 
 
 def _pointed(pointer: Path) -> str:
@@ -220,7 +247,12 @@ def _pointed(pointer: Path) -> str:
     return name
 
 
-def _has_files(path: Path) -> bool:
+def has_files(path: Path) -> bool:
+    """Return True if a directory is a checkpoint of DeepSpeed itself.
+
+    Args:
+        path: Directory that may have the files of ranks or layers.
+    """
     patterns = (_MODEL, _PARTITION, _OPTIMIZER, _LAYER)
     return any(pattern.match(one.name) for one in _entries(path) for pattern in patterns)
 

@@ -13,15 +13,26 @@ from collections.abc import Iterable
 
 from lmcore.conversion.megatron.names import foreign_name
 
-__all__ = ["STYLES", "deepspeed_name", "legacy_names", "pipeline_place", "universal_name"]
+__all__ = [
+    "EMBEDDING_LAYER",
+    "STYLES",
+    "deepspeed_name",
+    "legacy_names",
+    "numbered_layers",
+    "pipeline_place",
+    "universal_name",
+    "universal_names",
+]
 
 STYLES = ("pipeline", "legacy")
 """Sets of names that can be written: of a pipeline, and without one."""
 
-_EMBEDDING_LAYER = 1
+EMBEDDING_LAYER = 1
 """Number of the embedding's layer."""
 _FIRST_BLOCK = 2
 """Number of the first block if no function is between it and the embedding."""
+_FUNCTIONS = (0, 1)
+"""Number of functions of a pipeline between embedding and blocks, and again after these."""
 _NUMBERED = re.compile(r"^(\d+)\.(.+)$")
 _TIED = "tied_modules.embed."
 _BLOCK = ("attention.", "self_attention.", "mlp.", "input_layernorm.", "post_attention_layernorm.")
@@ -88,7 +99,7 @@ def pipeline_place(name: str, num_layers: int) -> tuple[int, str]:
     legacy = deepspeed_name(name).removeprefix("language_model.")
     owner, _, inside = legacy.partition(".")
     if owner == "embedding":
-        return _EMBEDDING_LAYER, inside
+        return EMBEDDING_LAYER, inside
     if owner == "output_layer":
         return _FIRST_BLOCK + num_layers + 1, f"lm_head.{inside}"
     if inside.startswith("layers."):
@@ -109,4 +120,53 @@ def universal_name(name: str, num_layers: int, *, style: str, tied: bool) -> str
     if style == "legacy":
         return deepspeed_name(name)
     layer, inside = pipeline_place(name, num_layers)
-    return f"{_TIED}{inside}" if tied and layer == _EMBEDDING_LAYER else f"{layer}.{inside}"
+    return f"{_TIED}{inside}" if tied and layer == EMBEDDING_LAYER else f"{layer}.{inside}"
+
+
+def numbered_layers(num_layers: int, *, tied: bool) -> list[dict[int, str]]:
+    """Return the layers of a pipeline that have weights, in each way of numbering.
+
+    Args:
+        num_layers: Number of blocks.
+        tied: True if the output has the token embedding's weights.
+
+    Returns:
+        Beginning of the names in lmcore of a layer's parameters, by the number of the layer.
+    """
+    owners = ["token_embedding", *["blocks"] * num_layers, "final_norm"]
+    owners += [] if tied else ["output_embedding"]
+    return [
+        {
+            _shifted(number, num_layers, functions): owner
+            for number, owner in enumerate(owners, EMBEDDING_LAYER)
+        }
+        for functions in _FUNCTIONS
+    ]
+
+
+def universal_names(names: Iterable[str], num_layers: int, *, tied: bool) -> list[list[str]]:
+    """Return the names of parameters in universal checkpoints of each kind.
+
+    Args:
+        names: Names in lmcore.
+        num_layers: Number of blocks.
+        tied: True if the output has the token embedding's weights.
+    """
+    known = list(names)
+    found = [[universal_name(name, num_layers, style="legacy", tied=tied) for name in known]]
+    for functions in _FUNCTIONS:
+        kind = []
+        for name in known:
+            one = universal_name(name, num_layers, style="pipeline", tied=tied)
+            number, _, inside = one.partition(".")
+            if number.isdigit():
+                one = f"{_shifted(int(number), num_layers, functions)}.{inside}"
+            kind.append(one)
+        found.append(kind)
+    return found
+
+
+def _shifted(number: int, num_layers: int, functions: int) -> int:
+    """Return the number of a layer of a pipeline with further functions before and after blocks."""
+    passed = (number >= _FIRST_BLOCK) + (number >= _FIRST_BLOCK + num_layers)
+    return number + functions * passed

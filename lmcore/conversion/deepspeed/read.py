@@ -15,6 +15,12 @@ import torch
 from torch import Tensor
 
 from lmcore.conversion.deepspeed.directory import DeepSpeedDirectory, find_files
+from lmcore.conversion.deepspeed.missing_files import (
+    embedding_files,
+    require_files,
+    universal_file,
+    weight_files,
+)
 from lmcore.conversion.deepspeed.names import legacy_names
 from lmcore.conversion.deepspeed.precision import saved_precision
 from lmcore.conversion.deepspeed.rank_tensors import RankTensors, open_ranks, universal_tensors
@@ -93,7 +99,7 @@ class MegatronDeepSpeedState(ModelState):
             CheckpointError: A file is missing or damaged, lmcore does not have the model, or the
                 tensors do not fit the arguments.
         """
-        self.path, self.checkpoint = path, files.path
+        self.path, self.checkpoint, self._universal = path, files.path, files.universal
         tensor = args.get("tensor_model_parallel_size", args.get("model_parallel_size"))
         tensor_size = rank_count(files.path, "tensor_model_parallel_size", tensor, 1)
         if files.universal is not None:
@@ -105,7 +111,7 @@ class MegatronDeepSpeedState(ModelState):
             self._ranks = open_ranks(files, content, tensor_size, size, weights_only=weights_only)
         swiglu = bool(args.get("swiglu"))
         self._names = [self._named(rank, swiglu=swiglu) for rank in self._ranks]
-        model = read_model(args, self.checkpoint, self._rows())
+        model = read_model(args, self.checkpoint, self._rows(files, args))
         self.settings = saved_precision(content) | dict(model.settings)
         self.tokenizer, self.tokenizer_type = model.tokenizer, model.tokenizer_type
         self.shape, self.notes = model.shape, [*model.notes, *_notes(files, self._ranks, content)]
@@ -114,17 +120,18 @@ class MegatronDeepSpeedState(ModelState):
         version = self._version(content)
         require_order(self.checkpoint, self.shape, version)
         self._packing = Packing(self.shape, len(self._ranks), version)
-        self._require_fit()
+        self._require_fit(files)
         if files.universal is not None and swiglu and tensor_size > 1:
             self._require_gates(files.universal)
         if not weights_only:
             names = [list(one.values()) for one in self._names]
-            self.kinds, unread = _kinds(files, content, self._ranks, names)
-            other = other_optimizer(args)
+            self.kinds, self.without_adam = _kinds(files, content, self._ranks, names)
+            other, unread = other_optimizer(args), "the state of Adam is not read"
             if other is not None and len(self.kinds) > 1:
-                unread = [f"the state of its optimizer is not read: it is that of `{other}`"]
-                self.kinds = (WEIGHT,)
-            self.notes = [*self.notes, *unread]
+                self.kinds, self.without_adam = (WEIGHT,), f"it is that of `{other}`"
+                unread = "the state of its optimizer is not read"
+            if self.without_adam is not None:
+                self.notes = [*self.notes, f"{unread}: {self.without_adam}"]
         self.progress = _progress(content, args, self._ranks[0], adam=len(self.kinds) > 1)
         schedule = _schedule(content, args)
         if self.progress is not None:
@@ -133,6 +140,11 @@ class MegatronDeepSpeedState(ModelState):
             )
         self.notes = [*self.notes, *schedule.notes]
         self.training_notes = [*model.training_notes, *unknown_scale_notes(self)]
+
+    @property
+    def files(self) -> Path:
+        """Directory of the files that are read: one checkpoint, or its universal part."""
+        return self._universal or self.checkpoint
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
@@ -164,11 +176,14 @@ class MegatronDeepSpeedState(ModelState):
             found[ours] = name
         return found
 
-    def _rows(self) -> int:
+    def _rows(self, files: DeepSpeedDirectory, args: Mapping[str, Any]) -> int:
         rows = 0
         for rank, names in zip(self._ranks, self._names, strict=True):
             shape = rank.tensors[names[_EMBEDDING]].shape if _EMBEDDING in names else ()
             if len(shape) != 2:
+                tied = not args.get("untie_embeddings_and_output_weights")
+                found, ranks = self._ranks[0].tensors, len(self._ranks)
+                require_files(files.path, embedding_files(files, found, ranks, tied=tied))
                 raise CheckpointError(f"`{self.checkpoint}` has no token embedding")
             rows += shape[0]
         return rows
@@ -221,13 +236,17 @@ class MegatronDeepSpeedState(ModelState):
                     "a later version of DeepSpeed",
                 )
 
-    def _require_fit(self) -> None:
-        """Raise a `CheckpointError` that lists missing and surplus tensors and wrong shapes."""
-        problems = []
+    def _require_fit(self, files: DeepSpeedDirectory) -> None:
+        """Raise a `CheckpointError` that lists missing and surplus tensors and wrong shapes.
+
+        Missing files are named instead of the tensors in them.
+        """
+        problems, lacking = [], set()
         for number, (rank, names) in enumerate(zip(self._ranks, self._names, strict=True)):
             where = f" of rank {number}" if len(self._ranks) > 1 else ""
             for ours in parameter_shapes(self.shape):
                 if ours not in names:
+                    lacking.add(ours)
                     problems.append(f"`{ours}`{where} is missing")
                     continue
                 name, expected = names[ours], self._packing.part_shape(ours)
@@ -244,6 +263,11 @@ class MegatronDeepSpeedState(ModelState):
                 for ours, name in names.items()
                 if ours not in parameter_shapes(self.shape)
             ]
+        if lacking:
+            first, ranks = self._ranks[0], len(self._ranks)
+            found = first.tensors.keys() - first.aliases.keys()
+            missing = weight_files(files, found, lacking, ranks, self.shape)
+            require_files(files.path, missing)
         require_no_problems(self.checkpoint, problems)
 
 
@@ -286,6 +310,7 @@ class TransformersDeepSpeedState(HuggingFaceState):
                 f"no `{CONFIG_NAME}` of transformers in `{files.path.parent}`",
                 hint=f"copy the model's `{CONFIG_NAME}` and its tokenizer files there",
             )
+        self._universal = files.universal
         if files.universal is not None:
             rank = universal_tensors(files, files.universal, content, weights_only=weights_only)
         else:
@@ -305,9 +330,26 @@ class TransformersDeepSpeedState(HuggingFaceState):
         self.notes = [*self.notes, *_notes(files, [rank], content)]
         if not weights_only:
             names = list(self._names.values())
-            self.kinds, unread = _kinds(files, content, [rank], [names])
-            self.notes = [*self.notes, *unread]
+            self.kinds, self.without_adam = _kinds(files, content, [rank], [names])
+            if self.without_adam is not None:
+                self.notes = [*self.notes, f"the state of Adam is not read: {self.without_adam}"]
         self.progress = _progress(content, {}, rank, adam=len(self.kinds) > 1)
+
+    def _matched(self) -> dict[str, str]:
+        """Return the name in the files of each tensor; a universal checkpoint has files of each."""
+        if self._universal is not None:
+            held = self._rank.tensors
+            needed = [source for recipe in self._recipes.values() for source in recipe.sources]
+            lacking = [name for name in needed if not {name, name.partition(".")[2]} & held.keys()]
+            files = [universal_file(self._universal, name) for name in lacking]
+            hint = f"copy all of its files again, or the `{CONFIG_NAME}` of this model"
+            require_files(self.checkpoint, files, hint=hint)
+        return super()._matched()
+
+    @property
+    def files(self) -> Path:
+        """Directory of the files that are read: one checkpoint, or its universal part."""
+        return self._universal or self.checkpoint
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
@@ -376,8 +418,10 @@ def _kinds(
     content: Mapping[str, Any],
     ranks: Sequence[RankTensors],
     names: Sequence[Sequence[str]],
-) -> tuple[tuple[str, ...], list[str]]:
-    """Return the kinds of tensors that all parameters have, and a note if there is no Adam's state.
+) -> tuple[tuple[str, ...], str | None]:
+    """Return the kinds of tensors that all parameters have, and why Adam's state is not read.
+
+    The reason is None if it is read, or if the checkpoint has none.
 
     Args:
         files: Files of the checkpoint.
@@ -392,7 +436,7 @@ def _kinds(
         if not all(rank.has(name, kind) for kind in ADAM)
     ]
     if not lacking:
-        return (WEIGHT, *ADAM), []
+        return (WEIGHT, *ADAM), None
     why = next((rank.without_adam for rank in ranks if rank.without_adam), None)
     if why is None and files.optimizers and not content.get("param_shapes"):
         why = "the checkpoint lacks `param_shapes`, the order of ZeRO's parameters"
@@ -402,4 +446,4 @@ def _kinds(
         why = "there are no `*_optim_states.pt` beside the model's files"
     elif why is None and content.get("optimizer"):
         why = "without ZeRO DeepSpeed stores it without names"
-    return (WEIGHT,), [f"the state of Adam is not read: {why}"] if why else []
+    return (WEIGHT,), why

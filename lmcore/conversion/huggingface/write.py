@@ -107,6 +107,9 @@ def write_huggingface(
         notes.append(
             f"{left} rows that pad the vocabulary are left out: the softmax of transformers has "
             f"{rows} tokens"
+            if left != 1
+            else "1 row that pads the vocabulary is left out: the softmax of transformers has "
+            f"{rows} tokens"
         )
     return notes
 

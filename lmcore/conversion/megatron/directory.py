@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmcore.bounded_file import read_bounded_file
-from lmcore.errors import CheckpointArgumentError, CheckpointError
+from lmcore.errors import CheckpointArgumentError, CheckpointError, counted
 
 __all__ = [
     "APART_NAME",
@@ -17,6 +17,7 @@ __all__ = [
     "FORMAT_NAME",
     "TRACKER_NAME",
     "MegatronDirectory",
+    "checkpoints_at",
     "find_checkpoint",
     "incomplete_distributed",
     "is_distributed",
@@ -43,6 +44,7 @@ _RANK = re.compile(r"^mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?$")
 _MAX_RANKS = 2**16
 _MAX_TRACKER_BYTES = 1024
 _MAX_FORMAT_BYTES = 64 * 1024
+_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,17 @@ def rank_name(tensor: int, stage: int, *, pipeline: bool) -> str:
     return f"mp_rank_{tensor:02d}_{stage:03d}" if pipeline else f"mp_rank_{tensor:02d}"
 
 
+def checkpoints_at(path: Path) -> list[Path]:
+    """Return the checkpoints in a directory, by name; the directory alone if it is one itself.
+
+    Args:
+        path: Directory that Megatron saved to, or one checkpoint in it.
+    """
+    if _is_checkpoint(path):
+        return [path]
+    return [one for one in _entries(path) if _ITERATION.match(one.name) and _is_checkpoint(one)]
+
+
 def find_checkpoint(path: Path) -> Path | None:
     """Return the newest checkpoint at *path*, which may be one itself; None if there is none.
 
@@ -94,11 +107,12 @@ def find_checkpoint(path: Path) -> Path | None:
     if tracker.is_file():
         named = path / _tracked(tracker)
         return named if _is_checkpoint(named) else None
-    found = [one for one in _entries(path) if _ITERATION.match(one.name) and _is_checkpoint(one)]
+    found = checkpoints_at(path)
     if len(found) > 1:
+        listed = ", ".join(f"`{one.name}`" for one in found[-_SHOWN:])
         raise CheckpointError(
             f"`{path}` does not say which checkpoint is the newest",
-            why=f"it has {len(found)} and no `{TRACKER_NAME}`",
+            why=f"it has no `{TRACKER_NAME}`, and {len(found)} checkpoints: {listed}",
             hint=f"name one of them, such as `{max(found)}`",
         )
     return found[0] if found else None
@@ -121,7 +135,7 @@ def require_checkpoint(path: Path) -> Path:
             f"`{FORMAT_NAME}`, in it and in `iter_XXXXXXX` and `release` inside",
             hint="give the directory that `--save` of Megatron named, or one `iter_XXXXXXX` in it",
         )
-    others = [one for one in _entries(path) if _ITERATION.match(one.name) and _is_checkpoint(one)]
+    others = checkpoints_at(path)
     raise CheckpointError(
         f"the newest checkpoint of `{path}` is missing",
         why=f"`{TRACKER_NAME}` names `{_tracked(tracker)}`, which has no files of Megatron",
@@ -199,8 +213,8 @@ def require_ranks(directory: MegatronDirectory, tensor: int, pipeline: int) -> N
     why += [f"surplus: {', '.join(surplus[:10])}"] if surplus else []
     raise CheckpointError(
         f"`{directory.path}` is not complete",
-        why=f"tensor parallelism has {tensor} ranks, the pipeline {pipeline} stages; "
-        + "; ".join(why),
+        why=f"tensor parallelism has {counted(tensor, 'rank')}, the pipeline "
+        f"{counted(pipeline, 'stage')}; " + "; ".join(why),
         hint="copy the directories of all ranks into one; each node of a cluster may have its own",
     )
 

@@ -117,8 +117,7 @@ class DistributedState(ModelState):
         self._places = {WEIGHT: stored[WEIGHT]}
         other = None if weights_only or not self._has_optimizer() else other_optimizer(args)
         if other is not None:
-            unread = f"the state of its optimizer is not read: it is that of `{other}`"
-            self.notes = [*self.notes, unread]
+            self._leave_adam_out(f"it is that of `{other}`")
         elif not weights_only and has_buckets(self._stored):
             self._buckets = BucketState(self._stored, self.shape, args, self._weight)
             self.kinds = (WEIGHT, *ADAM)
@@ -127,6 +126,11 @@ class DistributedState(ModelState):
             self.kinds = tuple(self._places)
         self.progress = self._progress(content, args, schedule)
         self.training_notes = [*model.training_notes, *unknown_scale_notes(self)]
+
+    @property
+    def files(self) -> Path:
+        """Directory of the files that are read: one checkpoint."""
+        return self.checkpoint
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
@@ -215,7 +219,7 @@ class DistributedState(ModelState):
         held = [stored[kind] for kind in ADAM]
         if not any(held) or self._is_flattened(held):
             if self._has_optimizer():
-                self.notes = [*self.notes, _UNREAD]
+                self._leave_adam_out(_UNREAD)
             return {WEIGHT: weights}
         for kind in ADAM:
             self._require_state(self._unfit(stored[kind], complete=True))
@@ -226,6 +230,11 @@ class DistributedState(ModelState):
         self._require_state(problems)
         mains = {name: stored["main"].get(name, place) for name, place in weights.items()}
         return {WEIGHT: mains, **{kind: stored[kind] for kind in ADAM}}
+
+    def _leave_adam_out(self, reason: str) -> None:
+        """Note why the state of the optimizer is not read."""
+        self.without_adam = reason
+        self.notes = [*self.notes, f"the state of its optimizer is not read: {reason}"]
 
     def _has_optimizer(self) -> bool:
         return any(name.startswith(("optimizer.", "chained_")) for name in self._entries)
@@ -281,6 +290,6 @@ class DistributedState(ModelState):
 
 
 _UNREAD = (
-    "the state of its optimizer is not read: it was distributed, and saved in pieces of parameters "
-    "by an earlier version; Megatron's `--dist-ckpt-optim-fully-reshardable` saves it by parameters"
+    "it was distributed, and saved in pieces of parameters by an earlier version; Megatron's "
+    "`--dist-ckpt-optim-fully-reshardable` saves it by parameters"
 )

@@ -100,6 +100,11 @@ class MegatronState(ModelState):
         self.progress = self._progress(args, moments, schedule)
         self.training_notes = [*model.training_notes, *unknown_scale_notes(self)]
 
+    @property
+    def files(self) -> Path:
+        """Directory of the files that are read: one checkpoint."""
+        return self.checkpoint
+
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
         return self._parts[kind][name][0].dtype
@@ -195,6 +200,7 @@ class MegatronState(ModelState):
         try:
             read = [read_moments(rank) for rank in ranks]
         except UnreadOptimizer as reason:
+            self.without_adam = str(reason)
             self.notes = [*self.notes, f"the state of its optimizer is not read: {reason}"]
             return weights, None
         moments = [one for one in read if one is not None]

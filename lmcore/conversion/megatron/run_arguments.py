@@ -100,9 +100,10 @@ def vocabulary_notes(state: ModelState, ranks: int, *, program: str = "Megatron"
     notes = []
     added = rows - state.shape.padded_vocab_size
     if added:
+        are = "is" if added == 1 else "are"
         notes.append(
-            f"{counted(added, 'row')} of 0 are added to the vocabulary, for {ranks} ranks: losses "
-            "differ, since the softmax includes them"
+            f"{counted(added, 'row')} of 0 {are} added to the vocabulary, for {ranks} ranks: "
+            "losses differ, since the softmax includes them"
         )
     if multiple != USUAL_MULTIPLE:
         notes.append(f"start {program} with `--make-vocab-size-divisible-by {multiple}`")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lmcore.accelerator.device_errors import first_line
-from lmcore.errors import RunError
+from lmcore.errors import RunError, counted
 from lmcore.generation.parallel.messages import Command, Kind, MessageChannel, encoded
 from lmcore.generation.parallel.part import DTYPES, PartRunner
 from lmcore.signals import deferred_signals
@@ -134,7 +134,7 @@ class ParallelModel:
         if not self._lock.acquire(timeout=timeout):
             self._failed = True
             raise ProcessesError(
-                f"a pass of the model has not ended within {timeout:g} seconds",
+                f"a pass of the model has not ended within {counted(timeout, 'second')}",
                 why="a process of the model hangs, or is slow",
                 hint="look at the last lines of all processes",
             )

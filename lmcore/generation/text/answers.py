@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from lmcore.data.tokenizer.pretrained.chat_files import end_tokens
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, counted
 from lmcore.generation.generate import generate_with_cache, recompute, room
 from lmcore.generation.limits import NUM_SEEDS
 from lmcore.generation.request import Request
@@ -90,7 +90,7 @@ class Answers:
         settings, free = self._settings, self.room(prompt)
         if free == 0:
             raise ConfigError(
-                f"the prompt has {len(prompt)} tokens, too many for the model",
+                f"the prompt has {counted(len(prompt), 'token')}, too many for the model",
                 why=f"the model has {self.positions} positions",
                 hint="shorten it",
             )

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lmcore.errors import counted
 from lmcore.serving.errors import ApiError
 from lmcore.serving.http.problems import reply
 
@@ -80,7 +81,8 @@ class Guard:
                         return too_large
                     more = message.get("more_body", False)
         except TimeoutError:
-            return ApiError(408, f"the body did not arrive within {self._seconds:g} seconds")
+            limit = counted(self._seconds, "second")
+            return ApiError(408, f"the body did not arrive within {limit}")
         return b"".join(parts)
 
     def _problem(self, scope: Scope) -> ApiError | None:

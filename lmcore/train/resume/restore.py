@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint import WritePlanner, load_checkpoint
 from lmcore.config.derived.layout import ParallelLayout
+from lmcore.conversion.native import WITHOUT_OPTIMIZER
+from lmcore.conversion.state import LEFT_OUT
 from lmcore.errors import CheckpointError
 from lmcore.log import ALL_RANKS
 from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
@@ -242,15 +244,28 @@ def _check_presence(
             hint="give the first run's, or add `--no-load-optim` to continue with a new optimizer",
         )
     if lacking:
-        raise CheckpointError(
-            "the checkpoint has no optimizer state",
-            why="it was saved with `--no-save-optim`, or left out by `lmcore checkpoint edit` or "
-            "`convert --weights-only`",
-            hint="add `--no-load-optim` to continue with a new optimizer",
-        )
+        raise _without_optimizer(manifest)
     if any(name not in manifest.tensors for name in states):
         raise CheckpointError(
             "the checkpoint has no random states for this device",
             why="it was saved with `--no-save-rng`, on another device, or left out by an edit",
             hint="add `--no-load-rng` to continue with new ones",
         )
+
+
+def _without_optimizer(manifest: Manifest) -> CheckpointError:
+    """Return the error for a checkpoint without the state of an optimizer; it names the cause."""
+    hint = "add `--no-load-optim` to continue with a new optimizer"
+    converted = part_of(manifest.meta, "converted_from")
+    reason = converted.get(WITHOUT_OPTIMIZER)
+    if isinstance(reason, str):
+        why = f"it was converted from {converted.get('format')}, `{converted.get('name')}`, "
+        if reason == LEFT_OUT:
+            why += "by `--weights-only`"
+            hint += ", or convert it again without `--weights-only`"
+        else:
+            why += f"whose state is not read: {reason}" if reason else "which has none"
+    else:
+        why = "it was saved with `--no-save-optim`, or left out by `lmcore checkpoint edit` or "
+        why += "`convert`"
+    return CheckpointError("the checkpoint has no optimizer state", why=why, hint=hint)

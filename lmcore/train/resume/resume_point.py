@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,9 +61,9 @@ def find_resume_point(
     from lmcore.train.resume.foreign import foreign_resume_point
 
     path = Path(settings.load)
-    model = (foreign or ForeignModels()).describe(path)
+    model = (foreign or ForeignModels()).describe(path, settings.ckpt_step)
     if model is not None:
-        _refuse_conflicts(settings, path)
+        _refuse_conflicts(settings, path, model)
         _warn_of_foreign(model, starts_anew=starts_anew)
         return foreign_resume_point(model)
     if settings.ckpt_step is not None:
@@ -136,21 +137,25 @@ def _never_saved(path: Path) -> CheckpointArgumentError:
     )
 
 
-def _refuse_conflicts(settings: CheckpointSection, path: Path) -> None:
-    """Raise a `ConfigError` for settings that contradict a `--load` of another program."""
-    if settings.ckpt_step is not None:
-        raise ConfigError(
-            f"`--ckpt-step` cannot be used with `--load {path}`",
-            why="it is no run of lmcore",
-            hint="name the directory of the checkpoint by `--load`",
-        )
+def _refuse_conflicts(settings: CheckpointSection, path: Path, model: ForeignModel) -> None:
+    """Raise a `ConfigError` for settings that contradict a `--load` of another program.
+
+    Args:
+        settings: The `checkpoint` section.
+        path: Path of `--load`.
+        model: Model that was found there.
+    """
     if not settings.finetune:
+        convert = f"`lmcore checkpoint convert {shlex.quote(str(path))} RUN --to lmcore`"
         raise ConfigError(
             f"`--no-finetune` cannot be used with `--load {path}`",
             why="it is no run of lmcore: a run starts with its weights, at step 0",
-            hint="leave `--no-finetune` out",
+            hint="leave `--no-finetune` out"
+            if model.format == "huggingface"
+            else f"leave it out, or continue the run that {convert} makes",
         )
-    if settings.save is not None and Path(settings.save).resolve() == path.resolve():
+    own = {path.resolve(), model.path.resolve()}
+    if settings.save is not None and Path(settings.save).resolve() in own:
         raise ConfigError(
             f"`--save {settings.save}` is the directory of the model to load",
             why="the files of the run would mix with the model's",

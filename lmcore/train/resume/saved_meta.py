@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,22 +44,34 @@ def check_saved_run(checkpoint: Path, manifest: Manifest, *, own_schedule: bool 
     """
     has_schedule = "schedule" in manifest.meta
     wrong = [*_problems(manifest.meta, schedule=has_schedule or not own_schedule)]
-    if wrong:
-        hint = "use another checkpoint, or take its weights alone by `--finetune`"
-        if not has_schedule and all(name.startswith("schedule.") for name in wrong):
-            raise CheckpointError(
-                f"checkpoint `{checkpoint}` has no learning-rate schedule to continue",
-                why="it was converted, and the checkpoint of the other program had none that is "
-                "read",
-                hint="`--override-opt-param-scheduler` continues with the learning-rate schedule "
-                "of this run's settings; or take the weights alone by `--load` and `--finetune`",
-            )
+    if not wrong:
+        return
+    converted = part_of(manifest.meta, "converted_from")
+    origin = "it was converted, and the checkpoint of the other program"
+    if converted:
+        origin = f"it was converted from {converted.get('format')}, and `{converted.get('name')}`"
+    if converted and "counters" not in manifest.meta:
+        run = shlex.quote(str(checkpoint.parent.parent))
         raise CheckpointError(
             f"no run can continue from checkpoint `{checkpoint}`",
-            why="its manifest does not have what a run saves: "
-            + ", ".join(f"`meta.{name}`" for name in wrong),
-            hint=hint,
+            why=f"{origin} has weights alone, without step and optimizer",
+            hint=f"`lmcore train --load {run} --use-checkpoint-args --finetune` starts a run with "
+            "them",
         )
+    if not has_schedule and all(name.startswith("schedule.") for name in wrong):
+        raise CheckpointError(
+            f"checkpoint `{checkpoint}` has no learning-rate schedule to continue",
+            why=f"{origin} had none that is read",
+            hint="`--override-opt-param-scheduler`, instead of `--schedule`, continues with the "
+            "learning-rate schedule of this run's settings; or take the weights alone by `--load` "
+            "and `--finetune`",
+        )
+    raise CheckpointError(
+        f"no run can continue from checkpoint `{checkpoint}`",
+        why="its manifest does not have what a run saves: "
+        + ", ".join(f"`meta.{name}`" for name in wrong),
+        hint="use another checkpoint, or take its weights alone by `--finetune`",
+    )
 
 
 def data_rules(checkpoint: Path, manifest: Manifest) -> dict[str, str]:

@@ -54,31 +54,35 @@ class ForeignModels:
     """
 
     def __init__(self) -> None:
-        self._described: dict[Path, ForeignModel | None] = {}
+        self._described: dict[tuple[Path, str | None], ForeignModel | None] = {}
 
-    def describe(self, path: Path) -> ForeignModel | None:
+    def describe(self, path: Path, step: str | None = None) -> ForeignModel | None:
         """Return the model in another program's checkpoint; None if there is none at *path*.
 
         Args:
             path: Directory of the checkpoint.
+            step: Value of `--ckpt-step`; None for the newest checkpoint.
 
         Raises:
-            CheckpointError: The checkpoint is damaged, or lmcore does not have its model.
+            CheckpointError: The checkpoint is damaged, of no such step, or lmcore does not have its
+                model.
+            ConfigError: The checkpoint has no steps.
         """
         from lmcore.conversion.foreign_model import describe_foreign  # only if needed: it is slow
 
-        key = path.absolute()
+        key = path.absolute(), step
         if key not in self._described:
-            self._described[key] = describe_foreign(path) if path.is_dir() else None
+            self._described[key] = describe_foreign(path, step) if path.is_dir() else None
         return self._described[key]
 
-    def settings(self, path: Path) -> SavedSettings | None:
+    def settings(self, path: Path, step: str | None = None) -> SavedSettings | None:
         """Return model, tokenizer and precision of another program's checkpoint; see `describe`.
 
         Args:
             path: Directory of the checkpoint.
+            step: Value of `--ckpt-step`; None for the newest checkpoint.
         """
-        model = self.describe(path)
+        model = self.describe(path, step)
         if model is None:
             return None
         shape = model.shape.settings(model.vocab_size)
@@ -88,4 +92,4 @@ class ForeignModels:
             config["data"] = {"vocab_size": model.vocab_size}
         if model.precision is not None:
             config["accelerator"] = {"precision": model.precision}
-        return SavedSettings(str(path), config, {}, model.tokenizer)
+        return SavedSettings(str(model.path), config, {}, model.tokenizer)

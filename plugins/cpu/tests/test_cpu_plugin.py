@@ -9,11 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lmcore import log
 from lmcore.accelerator import OP_SPECS, CheckStatus, ProbeState
 from lmcore.accelerator.op.records import load_target
 from lmcore.config.section import Config
 from lmcore_cpu import device as device_module
-from lmcore_cpu import doctor, host, plugin
+from lmcore_cpu import doctor, host, plugin, precision
 from lmcore_cpu.device import create_device
 from lmcore_cpu.kernel import linear
 from lmcore_cpu.kernels import KERNELS
@@ -176,6 +177,15 @@ def test_too_many_threads_are_warned_about(monkeypatch, caplog, workers, threads
     assert f"use `{fix}`" in caplog.text
 
 
+def test_a_warning_is_a_line_of_the_log(monkeypatch, capfd):
+    """It is marked as a warning, as any line of lmcore is."""
+    log.configure()
+    monkeypatch.setattr(precision, "has_bfloat16_products", lambda: False)
+    plan = {"config": {"accelerator": {"precision": "bf16"}}}
+    plugin.lmcore_run_start({"rank": 0, "plan": plan})
+    assert capfd.readouterr().err.startswith("warning: this processor has no instructions")
+
+
 @pytest.mark.parametrize(
     "quota, cores", [("max 100000", 8), ("250000 100000", 2), ("10000 100000", 1), ("", 8)]
 )
@@ -240,6 +250,43 @@ def test_products_of_bfloat16(tmp_path, line, expected):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor : 0\n{line}\n", encoding="utf-8")
     assert host.has_bfloat16_products(cpuinfo) is expected
+
+
+@pytest.mark.parametrize(
+    "features, slow",
+    [
+        ("fpu avx512f avx512_vnni", {"bf16": "bfloat16", "fp16": "float16"}),
+        ("fpu avx512f avx512_bf16", {"fp16": "float16"}),
+        ("fpu amx_bf16 avx512_fp16", {}),
+        ("", {}),
+    ],
+)
+def test_a_precision_without_instructions(tmp_path, monkeypatch, caplog, features, slow):
+    """Rank 0 warns at the start of a run; `lmcore doctor` has a line of both dtypes."""
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"flags : {features}\n", encoding="utf-8")
+    for name in ("has_bfloat16_products", "has_float16_products"):
+        has = getattr(host, name)(cpuinfo)
+        monkeypatch.setattr(precision, name, lambda has=has: has)
+    monkeypatch.setattr(host, "cpu_count", lambda: 64)
+    for given in ("fp32", "bf16", "fp16", None):
+        caplog.clear()
+        plan = {"config": {"accelerator": {"precision": given}}}
+        with caplog.at_level(logging.WARNING):
+            plugin.lmcore_run_start({"rank": 1, "plan": plan})
+            assert not caplog.records
+            plugin.lmcore_run_start({"rank": 0, "plan": plan})
+        said = [record.getMessage() for record in caplog.records]
+        if given in slow:
+            assert len(said) == 1
+            assert f"no instructions for products in {slow[given]}" in said[0]
+            assert f"`--precision {given}`" in said[0]
+        else:
+            assert said == []
+    check = doctor._half_precision()
+    assert check.status is CheckStatus.OK
+    lacking = " and ".join(slow.values())
+    assert (f"no instructions for {lacking}: " in check.detail) == bool(slow)
 
 
 def test_doctor_names_what_is_wrong(monkeypatch):

@@ -23,7 +23,7 @@ from lmcore_cuda.settings import CudaSection
 
 __all__ = ["create_device"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"lmcore.{__name__}")  # of the lines that lmcore formats
 
 _DEFAULTS = CudaSection()
 _CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"

@@ -20,7 +20,7 @@ from lmcore_xpu.settings import XpuSection
 
 __all__ = ["GRAPH", "create_device"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"lmcore.{__name__}")  # of the lines that lmcore formats
 
 GRAPH = TorchCapability(
     "graph class of these devices (`torch.xpu.XPUGraph`)",

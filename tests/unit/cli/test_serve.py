@@ -153,7 +153,8 @@ def test_stopping_answers_first(runs: Path) -> None:
     "flags, problem",
     [
         ([], "`--load`"),
-        (["--compare", "a"], "it compares two"),
+        (["--compare", "a"], "`--compare` has 1 directory"),
+        (["--tok", "X"], "unknown flag `--tok`"),
         (["--load", "RUN", "--compare", "a", "b"], "`--load`"),
         (["--load", "nothing-here"], "nothing-here"),
         (["--load", "RUN", "--port", "65536"], "--port"),

@@ -16,9 +16,10 @@ import pytest
 from damage import TO_A_FILE, time_limit
 from model_states import GPT2, RandomState
 
+from lmcore.conversion.foreign_pickle import load_tensors
 from lmcore.conversion.formats import FORMATS, WriteOptions, read_state
 from lmcore.data.tokenizer import ByteTokenizer
-from lmcore.errors import LmcoreError
+from lmcore.errors import CheckpointError, LmcoreError
 
 OTHERS = [name for name in FORMATS if name != "lmcore"]
 
@@ -75,3 +76,12 @@ def test_a_pipe_instead_of_a_file(name: str, tmp_path: Path) -> None:
     os.mkfifo(largest)
     with time_limit(), pytest.raises(LmcoreError, match=re.escape(str(tmp_path))):
         read_state(tmp_path, name)
+
+
+def test_a_named_pipe_in_the_place_of_a_file(tmp_path: Path) -> None:
+    """It is refused at once: nobody writes to it, and nothing waits for that."""
+    path = tmp_path / "model.pt"
+    os.mkfifo(path)
+    with time_limit(), pytest.raises(CheckpointError, match="cannot read") as caught:
+        load_tensors(path)
+    assert caught.value.why == "it is a named pipe, not a file"

@@ -9,6 +9,7 @@ from lmcore_cpu import ipex
 from lmcore_cpu.device import create_device
 from lmcore_cpu.host import cpp_compiler, cpu_count, memory_available
 from lmcore_cpu.kernel import native
+from lmcore_cpu.precision import half_precisions
 
 __all__ = ["checks"]
 
@@ -16,8 +17,9 @@ _LITTLE_MEMORY = 2 * 2**30
 
 
 def checks() -> list[Check]:
-    """Return a check each for torch, kernels, threads, memory, speed, compiler and extension."""
-    return [_build(), _kernels(), _threads(), _memory(), _rate(), _compiler(), *_extension()]
+    """Return the checks: torch, kernels, threads, memory, speed, precision, compiler, extension."""
+    parts = [_build(), _kernels(), _threads(), _memory(), _rate(), _half_precision(), _compiler()]
+    return [*parts, *_extension()]
 
 
 def _build() -> Check:
@@ -72,6 +74,16 @@ def _rate() -> Check:
     if rates["bfloat16"] < rates["float32"]:
         detail += "; bf16 is slower than fp32 here"
     return Check("speed", CheckStatus.OK, detail)
+
+
+def _half_precision() -> Check:
+    found = half_precisions()
+    having = [dtype for dtype, has in found.items() if has]
+    lacking = [dtype for dtype, has in found.items() if not has]
+    parts = [f"the processor has instructions for {' and '.join(having)}"] if having else []
+    slow = f"no instructions for {' and '.join(lacking)}: fp32 is likely to be faster"
+    parts += [slow] if lacking else []
+    return Check("half precision", CheckStatus.OK, "; ".join(parts))
 
 
 def _compiler() -> Check:

@@ -14,6 +14,7 @@ __all__ = [
     "cpu_count",
     "cpu_name",
     "has_bfloat16_products",
+    "has_float16_products",
     "memory_available",
     "memory_limit",
     "mkl_is_faster",
@@ -22,6 +23,7 @@ __all__ = [
 _CGROUP = Path("/sys/fs/cgroup")
 _CPUINFO = Path("/proc/cpuinfo")
 _BFLOAT16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
+_FLOAT16_FEATURES = frozenset({"avx512_fp16", "amx_fp16", "asimdhp"})
 
 
 def cpu_count() -> int:
@@ -51,8 +53,19 @@ def mkl_is_faster(cpuinfo: Path = _CPUINFO) -> bool:
 @cache
 def has_bfloat16_products(cpuinfo: Path = _CPUINFO) -> bool:
     """Return True if the processor multiplies bfloat16 itself, or if its features are unknown."""
+    return _has_any(_BFLOAT16_FEATURES, cpuinfo)
+
+
+@cache
+def has_float16_products(cpuinfo: Path = _CPUINFO) -> bool:
+    """Return True if the processor multiplies float16 itself, or if its features are unknown."""
+    return _has_any(_FLOAT16_FEATURES, cpuinfo)
+
+
+def _has_any(wanted: frozenset[str], cpuinfo: Path) -> bool:
+    """Return True if the processor has one of the features, or if these are unknown."""
     features = _processor_field("flags", cpuinfo) or _processor_field("Features", cpuinfo)
-    return not features or not _BFLOAT16_FEATURES.isdisjoint(features.split())
+    return not features or not wanted.isdisjoint(features.split())
 
 
 def _processor_field(name: str, cpuinfo: Path) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lmcore.accelerator.registry import CommandRegistry, OptionRegistry
     from lmcore.config.section import Config
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"lmcore.{__name__}")  # of the lines that lmcore formats
 
 
 @hookimpl
@@ -137,12 +137,17 @@ def lmcore_doctor() -> list[Check]:
 
 @hookimpl
 def lmcore_run_start(run: Mapping[str, Any]) -> None:
-    """Warn if this host's workers have more threads than it has cores."""
+    """Warn of a precision without instructions, and of more threads than the host has cores."""
     import torch
 
     from lmcore.errors import counted
     from lmcore_cpu.host import cpu_count
+    from lmcore_cpu.precision import slow_precision
 
+    accelerator = run.get("plan", {}).get("config", {}).get("accelerator", {})
+    slow = slow_precision(accelerator.get("precision"))
+    if run["rank"] == 0 and slow is not None:
+        logger.warning("%s", slow)
     workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     threads, cores = torch.get_num_threads(), cpu_count()
     if run["rank"] == 0 and workers * threads > cores:

@@ -13,6 +13,7 @@ from model_states import GPT2, RandomState
 
 from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.main import main
+from lmcore.conversion.deepspeed.write import write_deepspeed
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.megatron.distributed_write import write_distributed
 from lmcore.conversion.megatron.write import write_megatron
@@ -113,6 +114,39 @@ def test_verify_a_file_that_cannot_be_read(
     text = capsys.readouterr().out
     assert "CANNOT BE READ" in text
     assert ".distcp`: No such file" in text
+
+
+def test_other_programs(tmp_path: Path, capsys: Capsys) -> None:
+    """`verify` says which files it read, `inspect` the step and the samples of the run."""
+    state = RandomState(GPT2, (WEIGHT, *ADAM))  # 56 samples in 7 steps
+    write_megatron(state, tmp_path / "megatron", None)
+    write_deepspeed(state, tmp_path / "deepspeed", None)
+    write_deepspeed(RandomState(GPT2), tmp_path / "weights", None)
+    (tmp_path / "model").mkdir()
+    write_huggingface(state, tmp_path / "model", None)
+    for name, checked, words in (
+        ("megatron", "iter_0000007", ": the newest checkpoint, `iter_0000007`  ("),
+        ("megatron/iter_0000007", "", "can be read  ("),
+        ("deepspeed", "global_step7/zero", ": the universal checkpoint `global_step7/zero` alone"),
+        ("deepspeed/global_step7", "zero", ": the universal checkpoint `zero` alone"),
+        ("weights", "global_step0", ": the newest checkpoint, `global_step0`  ("),
+        ("model", "", "can be read  ("),
+    ):
+        path = tmp_path / name
+        assert main(["checkpoint", "verify", str(path)]) == 0
+        assert words in capsys.readouterr().out
+        assert main(["checkpoint", "verify", str(path), "--json"]) == 0
+        (record,) = json.loads(capsys.readouterr().out)
+        assert record["checked"] == str(path / checked)
+        files = (path / checked).rglob("*")
+        assert record["bytes"] == sum(one.stat().st_size for one in files if one.is_file())
+    for name, step in (("megatron", 7), ("deepspeed", 7), ("model", None)):
+        assert main(["checkpoint", "inspect", str(tmp_path / name)]) == 0
+        text = capsys.readouterr().out
+        assert ("  step        7\n  consumed    56 samples\n" in text) == (step is not None)
+        assert main(["checkpoint", "inspect", str(tmp_path / name), "--json"]) == 0
+        record = json.loads(capsys.readouterr().out)
+        assert (record["step"], record["consumed_samples"]) == (step, step and 56)
 
 
 def test_edit_and_diff(run: Path, tmp_path: Path, capsys: Capsys) -> None:

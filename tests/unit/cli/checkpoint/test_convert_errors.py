@@ -47,6 +47,7 @@ def test_sources_that_are_no_checkpoint(
     """A path that does not exist, a file and an empty directory are explained in every format."""
     words = ["--to", "huggingface"]
     words += ["--source-format", source_format] if source_format else []
+    words += ["--ckpt-step", "7"] if source_format in {"megatron", None} else []
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     assert "no such directory" in refusal(tmp_path / "nothing", *words)

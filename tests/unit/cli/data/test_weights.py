@@ -65,7 +65,7 @@ def test_two_steps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "is required"),
         (["--metadata", "x", "--input", "y"], "excludes"),
-        (["--metadata", "x", "--rebase", "a"], "has 1 directories"),
+        (["--metadata", "x", "--rebase", "a"], "has 1 directory"),
     ],
 )
 def test_wrong_flags(flags: list[str], message: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -116,6 +116,9 @@ def test_words_without_a_flag(line: str, words: tuple[str, ...]) -> None:
         ("--rat 3", ["unknown flag `--rat` did you mean `--rate`, which is `--lr` here?"]),
         ("--gon 3", ["unknown flag `--gon` `--help`"]),
         ("--sam", ["unknown flag `--sam` `--help`"]),
+        ("--to 3", ["unknown flag `--to` did you mean `--top-p`?"]),
+        ("--no-sa", ["unknown flag `--no-sa` did you mean `--no-save-optim`?"]),
+        ("--t 3", ["unknown flag `--t` `--help` lists the flags"]),
         ("--learning-rate 3", ["unknown flag `--learning-rate` did you mean `--lr`?"]),
         ("--save", ["unknown flag `--save` "]),
         ("-z", ["unknown flag `-z` `--help` lists the flags"]),
@@ -246,3 +249,18 @@ def test_flag_for_a_settings_file(flag: str) -> None:
         parse(flag, positionals=files).problems[0].hint
     )
     assert "YAML" not in str(parse(flag).problems[0].hint)
+
+
+def test_a_beginning_of_several_flags() -> None:
+    """All are suggested, up to five, beside a flag that is nearly the same."""
+    names = ("to", "token_file", "token_limit", *(f"nearly_{letter}" for letter in "gfedcba"))
+    options = {name: replace(OPTIONS["text"], name=name) for name in names}
+    hints = []
+    for line in ("--tok x", "--nearly x"):
+        parsed = parse_flags(line.split(), options, positionals=(FILES,), foreign=FOREIGN)
+        hints += [problem.hint for problem in parsed.problems]
+    shown = [f"`--nearly-{letter}`" for letter in "abcde"]
+    assert hints == [
+        "did you mean `--to`, `--token-file` or `--token-limit`?",
+        f"did you mean {', '.join(shown[:4])} or {shown[4]}?",
+    ]

@@ -133,7 +133,11 @@ def refusal(path: Path) -> str:
             "layer_03-model_01*",
             "has 2 ranks of layer 3; missing: `layer_03-model_01-model_states.pt`",
         ),
-        (Layout(2, 2), "layer_03-*", "`blocks.3.attention_norm.weight` of rank 0 is missing"),
+        (
+            Layout(2, 2),
+            "layer_03-*",
+            "2 files missing: `layer_03-model_00-model_states.pt`, `layer_03-model_01-",
+        ),
         (
             Layout(zero=1, data=3),
             "*zero_pp_rank_1_*",

@@ -132,7 +132,25 @@ def test_a_run_with_a_schedule_of_its_own() -> None:
     with pytest.raises(CheckpointError, match="has no learning-rate schedule") as caught:
         check_saved_run(Path("c"), without)
     assert "`--override-opt-param-scheduler`" in str(caught.value.hint)
+    origin = {"converted_from": {"format": "DeepSpeed", "name": "gpt"}}
+    with pytest.raises(CheckpointError, match="has no learning-rate schedule") as caught:
+        check_saved_run(Path("c"), manifest(changed("schedule", ...) | origin))
+    assert "from DeepSpeed, and `gpt` had none that is read" in str(caught.value.why)
     wrong = manifest(changed("schedule.highest", "x"))
     with pytest.raises(CheckpointError) as caught:
         check_saved_run(Path("c"), wrong, own_schedule=True)
     assert "--override" not in str(caught.value.hint)
+
+
+def test_weights_alone_cannot_continue() -> None:
+    """A converted model has no state of a run: the error names its origin, not parts of meta."""
+    meta = {"converted_from": {"format": "Hugging Face", "name": "gpt2"}}
+    with pytest.raises(CheckpointError, match="no run can continue") as caught:
+        check_saved_run(Path("runs/a b/checkpoints/iter_0000000"), manifest(meta))
+    assert caught.value.why == (
+        "it was converted from Hugging Face, and `gpt2` has weights alone, without step and "
+        "optimizer"
+    )
+    assert "`lmcore train --load 'runs/a b' --use-checkpoint-args --finetune`" in str(
+        caught.value.hint
+    )

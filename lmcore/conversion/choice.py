@@ -1,0 +1,93 @@
+"""Choice of one checkpoint in another program's directory by its step, without torch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from lmcore.config.checkpoint_step import BEST, checkpoint_step
+from lmcore.conversion.deepspeed import directory as deepspeed
+from lmcore.conversion.detect import MATCHES
+from lmcore.conversion.megatron import directory as megatron
+from lmcore.conversion.unrecognized import unrecognized
+from lmcore.errors import CheckpointArgumentError, ConfigError
+
+__all__ = ["foreign_checkpoint"]
+
+_STEP = re.compile(r"(?:iter_|global_step)(\d+)")
+_SHOWN = 20
+
+
+def foreign_checkpoint(path: Path, choice: str, name: str | None = None) -> Path | None:
+    """Return the checkpoint of another program at *path* that `--ckpt-step` chooses.
+
+    Args:
+        path: Directory that Megatron or DeepSpeed saved to, or one checkpoint in it.
+        choice: Value of `--ckpt-step`.
+        name: Name of the format; None: recognized by its files.
+
+    Returns:
+        Directory of the checkpoint; None if *path* has no checkpoint of another program.
+
+    Raises:
+        CheckpointArgumentError: There is none of that step.
+        ConfigError: *choice* is no step, or *path* has one model, without steps.
+    """
+    if not path.is_dir() or name == "lmcore" or (name is None and MATCHES["lmcore"](path)):
+        return None
+    if name == "huggingface" or (name is None and MATCHES["huggingface"](path)):
+        raise ConfigError(
+            f"`--ckpt-step {choice}` cannot be used with `{path}`",
+            why="it is one model of Hugging Face, without steps",
+            hint="leave `--ckpt-step` out, or name the directory of another model",
+        )
+    found = [*megatron.checkpoints_at(path), *deepspeed.checkpoints_at(path)]
+    if not found:
+        return None
+    step = checkpoint_step(choice)
+    steps = {number: one for one in found if (number := _step_of(one)) is not None}
+    if step is not None and step in steps:
+        return steps[step]
+    if step is not None and (problem := _incomplete(path, step)) is not None:
+        raise problem
+    others = [f"`{one.name}`" for one in found if _step_of(one) is None]
+    raise _no_such_step(path, step, sorted(steps), others)
+
+
+def _step_of(checkpoint: Path) -> int | None:
+    """Return the step in a directory's name; None if there is none, as in Megatron's `release`."""
+    match = _STEP.fullmatch(checkpoint.absolute().name)
+    return int(match[1]) if match else None
+
+
+def _incomplete(path: Path, step: int) -> CheckpointArgumentError | None:
+    """Return the error for a directory of that step without the files of a checkpoint."""
+    for inside in sorted(path.iterdir()):
+        if inside.is_dir() and _step_of(inside) == step:
+            if (problem := unrecognized(inside)) is not None:
+                raise problem
+            return CheckpointArgumentError(
+                f"`{inside}` has no checkpoint",
+                why="it has no files of Megatron or DeepSpeed",
+                hint="copy the files of all ranks into it, or choose another step",
+            )
+    return None
+
+
+def _no_such_step(
+    path: Path, step: int | None, steps: list[int], others: list[str]
+) -> CheckpointArgumentError:
+    """Return the error that lists the steps that are there."""
+    shown = ", ".join(map(str, steps[-_SHOWN:]))
+    more = f"{len(steps) - _SHOWN} earlier ones and " if len(steps) > _SHOWN else ""
+    listed = [f"{more}step{'s' if len(steps) > 1 else ''} {shown}"] if steps else []
+    why = f"there are checkpoints of {' and '.join([*listed, *others[:_SHOWN]])}"
+    hint = "name the directory of the checkpoint instead of its step"
+    if steps:
+        nearest = steps[-1] if step is None else min(steps, key=lambda one: abs(one - step))
+        hint = f"use `--ckpt-step {nearest}`, or leave it out for the newest"
+    what = f"no checkpoint of step {step} in `{path}`"
+    if step is None:
+        what = f"no checkpoint in `{path}` is marked as the best"
+        why = f"`--ckpt-step {BEST}` is for runs of lmcore with `--save-best`; {why}"
+    return CheckpointArgumentError(what, why=why, hint=hint)

@@ -1,0 +1,57 @@
+"""Options that a run needs to continue from a converted checkpoint, and the notes about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from lmcore.config.option import flag_of
+
+if TYPE_CHECKING:
+    from lmcore.conversion.state import ModelState
+
+__all__ = ["continue_flags", "continue_notes"]
+
+_OWN_SCHEDULE, _NEW_OPTIMIZER = "--override-opt-param-scheduler", "--no-load-optim"
+_LENGTHS = ("train_iters", "train_samples")
+
+
+def continue_flags(state: ModelState) -> Mapping[str, str]:
+    """Return the flags without which `lmcore train --continue` refuses, each with its reason.
+
+    Args:
+        state: State that is written as a run.
+    """
+    if state.progress is None:  # weights alone, from which a run starts with `--load`
+        return {}
+    found = {}
+    if state.progress.schedule is None:
+        found[_OWN_SCHEDULE] = "no learning-rate schedule was read"
+    if len(state.kinds) == 1:
+        found[_NEW_OPTIMIZER] = "the optimizer's state is not there"
+    return found
+
+
+def continue_notes(state: ModelState) -> list[str]:
+    """Return a note of the flags, and of the settings that the checkpoint does not record.
+
+    Args:
+        state: State that is written as a run.
+    """
+    if state.progress is None:
+        return []
+    flags = continue_flags(state)
+    needed = [f"`{flag}`, as {reason}" for flag, reason in flags.items()]
+    notes = []
+    if needed:
+        notes.append(f"to continue, `lmcore train --continue` needs {', and '.join(needed)}")
+    names = ["seq_length", "global_batch_size"]
+    names += [] if any(name in state.settings for name in _LENGTHS) else ["train_iters"]
+    names += ["lr"] if _OWN_SCHEDULE in flags else []
+    absent = [f"`{flag_of(name)}`" for name in names if name not in state.settings]
+    if absent:
+        notes.append(
+            f"the checkpoint does not record {', '.join(absent)}: a run that continues has the "
+            "defaults unless they are given"
+        )
+    return notes

@@ -1,0 +1,51 @@
+"""Error for `--continue` with a directory of another program, without torch."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from lmcore.errors import CheckpointError, ConfigError
+
+__all__ = ["not_a_run"]
+
+_TITLES = {
+    "huggingface": "a model of Hugging Face",
+    "megatron": "a checkpoint of Megatron-LM",
+    "megatron-dist": "a checkpoint of Megatron-LM",
+    "megatron-deepspeed": "a checkpoint of DeepSpeed",
+}
+
+
+def not_a_run(path: Path) -> ConfigError | None:
+    """Return the error for a run to continue that is another program's; None if it is none.
+
+    Args:
+        path: Path of `--continue`, at which no run is.
+    """
+    from lmcore.conversion.deepspeed.directory import is_deepspeed  # only if needed: it is slow
+    from lmcore.conversion.detect import format_of
+
+    if not path.is_dir():
+        return None
+    try:
+        name = format_of(path)
+    except CheckpointError:  # several checkpoints, and no file names the newest
+        name = "megatron"
+    if name not in _TITLES:
+        return None
+    shown = shlex.quote(str(path))
+    convert = f"`lmcore checkpoint convert {shown} RUN --to lmcore"
+    begins = f"`--load {shown}` begins a run at step 0 with the weights alone"
+    what = f"`--continue {path}`: it is {_TITLES[name]}, not a run of lmcore"
+    why = "a run continues with the settings and the state that lmcore wrote"
+    if name != "huggingface":
+        hint = f"{convert}` makes a run that continues, with the optimizer's state; {begins}"
+        return ConfigError(what, why=why, hint=hint)
+    why += "; such a model has weights alone"
+    hint = begins
+    if is_deepspeed(path):
+        convert += " --source-format megatron-deepspeed`"
+        hint = f"{convert} makes a run of DeepSpeed's files in it, with the optimizer's state; "
+        hint += begins
+    return ConfigError(what, why=why, hint=hint)

@@ -1,0 +1,149 @@
+"""Notes of a conversion about the run that continues: what is not there, and what it needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import deepspeed_files
+import pytest
+import torch
+from deepspeed_files import Layout
+from model_states import GPT2, RandomState
+
+from lmcore.cli.main import main
+from lmcore.conversion.convert import convert
+from lmcore.conversion.huggingface.write import write_huggingface
+from lmcore.conversion.megatron.write import write_megatron
+from lmcore.conversion.state import ADAM, WEIGHT, Progress
+from lmcore.data.tokenizer import ByteTokenizer
+
+Change = Callable[[dict[str, Any]], Any]
+ABSENT = "the checkpoint has no optimizer state: its weights alone are written"
+SCHEDULE = {
+    "style": "linear",
+    "highest": 1e-3,
+    "lowest": 0.0,
+    "warmup_samples": 8.0,
+    "decay_samples": 800,
+}
+SETTINGS = {
+    "seq_length": 32,
+    "global_batch_size": 8,
+    "train_iters": 100,
+    "lr": 1e-3,
+    "lr_decay_style": "linear",
+    "lr_warmup_iters": 1,
+}
+
+
+def megatron(directory: Path, change: Change = lambda _content: None) -> Path:
+    """Write a checkpoint of step 7 and 56 samples, whose rank file *change* changes."""
+    state = RandomState(GPT2, (WEIGHT, *ADAM))
+    for name in state.parameters:
+        state.tensors[name, "exp_avg_sq"].abs_()
+    state.vocab_size, state.settings = 257, SETTINGS
+    state.progress = Progress(7, 56, 7, SCHEDULE)
+    write_megatron(state, directory, None)
+    [path] = directory.rglob("model_optim_rng.pt")
+    content = torch.load(path, weights_only=False)
+    change(content)
+    torch.save(content, path)
+    return directory
+
+
+def test_a_whole_state_needs_nothing(tmp_path: Path) -> None:
+    """Step and samples come from the source, for every target."""
+    source = megatron(tmp_path / "source")
+    for to in ("lmcore", "huggingface", "megatron"):
+        done = convert(source, tmp_path / to, to)
+        assert (done.step, done.consumed_samples, done.continue_flags) == (7, 56, ())
+        assert not any("--continue" in note or note == ABSENT for note in done.notes)
+        assert json.loads(json.dumps(done.to_json()))["consumed_samples"] == 56
+
+
+def test_without_an_optimizer(tmp_path: Path) -> None:
+    """A note says so where the format would have it, once."""
+    source = megatron(tmp_path / "source", lambda content: content.pop("optimizer"))
+    done = convert(source, tmp_path / "run", "lmcore")
+    assert done.notes.count(ABSENT) == 1
+    assert done.continue_flags == ("--no-load-optim",)
+    assert any("needs `--no-load-optim`" in note for note in done.notes)
+    assert ABSENT in convert(source, tmp_path / "megatron", "megatron").notes
+    assert ABSENT not in convert(source, tmp_path / "model", "huggingface").notes
+    again = convert(tmp_path / "run", tmp_path / "again", "lmcore")
+    assert ABSENT in again.notes
+
+
+def test_without_zero(tmp_path: Path) -> None:
+    """DeepSpeed's files without ZeRO; what they do not record is named as well."""
+    deepspeed_files.write(RandomState(GPT2), tmp_path / "source", Layout())
+    done = convert(tmp_path / "source", tmp_path / "run", "lmcore")
+    assert ABSENT in done.notes
+    assert done.continue_flags == ("--override-opt-param-scheduler", "--no-load-optim")
+    [absent] = [note for note in done.notes if "does not record" in note]
+    assert "`--global-batch-size`, `--train-iters`, `--lr`" in absent
+
+
+def test_a_note_about_the_optimizer_is_not_repeated(tmp_path: Path) -> None:
+    """One that was not read has its own note, with the reason."""
+
+    def adopt(content: dict[str, Any]) -> None:
+        content["args"].optimizer = "adopt"
+
+    done = convert(megatron(tmp_path / "source", adopt), tmp_path / "run", "lmcore")
+    assert ABSENT not in done.notes
+    assert done.continue_flags == ("--no-load-optim",)
+    done = convert(megatron(tmp_path / "other"), tmp_path / "o", "lmcore", weights_only=True)
+    assert ABSENT not in done.notes
+    assert done.continue_flags == ("--no-load-optim",)
+
+
+def test_a_model_has_no_run_to_continue(tmp_path: Path) -> None:
+    """A Hugging Face directory has neither step nor optimizer, and needs no note of them."""
+    (tmp_path / "model").mkdir()
+    write_huggingface(RandomState(GPT2), tmp_path / "model", ByteTokenizer())
+    done = convert(tmp_path / "model", tmp_path / "run", "lmcore")
+    assert (done.step, done.consumed_samples, done.continue_flags) == (None, None, ())
+    assert done.notes == []
+
+
+def test_samples_that_are_not_recorded(tmp_path: Path) -> None:
+    """Versions of Megatron before 3.0 have no number of samples, which is not 0."""
+
+    def older(content: dict[str, Any]) -> None:
+        del content["args"].consumed_train_samples
+
+    done = convert(megatron(tmp_path / "source", older), tmp_path / "run", "lmcore")
+    assert (done.step, done.consumed_samples) == (7, None)
+
+
+@pytest.mark.parametrize(
+    "key, flag, what",
+    [
+        ("opt_param_scheduler", "--override-opt-param-scheduler", "learning-rate schedule"),
+        ("optimizer", "--no-load-optim", "optimizer state"),
+    ],
+)
+def test_the_run_continues_with_the_flags(
+    key: str, flag: str, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a flag that the summary's command has, the run stops with the true cause."""
+    source = megatron(tmp_path / "source", lambda content: content.pop(key))
+    run = str(tmp_path / "run")
+    tokenizer = ["--tokenizer-type", "ByteTokenizer"]
+    assert main(["checkpoint", "convert", str(source), run, "--to", "lmcore", *tokenizer]) == 0
+    printed = capsys.readouterr().out
+    assert "  step 7, 56 samples consumed\n" in printed
+    assert f"\n      lmcore train --continue {run} {flag} --data-path PREFIX" in printed
+    command = ["train", "--continue", run, "--micro-batch-size", "4", "--exit-interval", "8"]
+    command += ["--device", "cpu", "--sample-tokens", "0", "--eval-iters", "0"]
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert f"has no {what}" in said
+    assert "it was converted from Megatron-LM" in said
+    assert "`source`" in said
+    assert "--no-save-optim" not in said
+    assert main([*command, flag]) == 0
