@@ -77,6 +77,7 @@ def save_checkpoint(
     damaged: Collection[Path] = (),
     plan: WritePlan | None = None,
     channel: Channel | None = None,
+    failure: Exception | None = None,
 ) -> Path:
     """Save *tensors* and *meta* as `iter_XXXXXXX` in *checkpoints_dir* and return that path.
 
@@ -99,8 +100,10 @@ def save_checkpoint(
             deleted.
         plan: Write plan of this rank; None: it writes everything.
         channel: Channel of the ranks of *plan*, which all must call this; None if there is one.
+        failure: Error for which this rank cannot write its part; None if it can.
 
     Raises:
+        Exception: *failure*; the other ranks learn of it, and nothing is saved.
         CheckpointError: The disk is full or refuses; earlier checkpoints are unchanged.
         OtherRankError: The same for another process, with its text.
         RunError: Another process has ended.
@@ -118,6 +121,8 @@ def save_checkpoint(
     def write(directory: Path) -> Written:
         from lmcore.checkpoint.dcp_writer import write_chunks
 
+        if failure is not None:
+            raise failure
         return write_chunks(
             directory,
             [tensors[key] for key in plan.own],

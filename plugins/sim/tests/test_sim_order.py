@@ -10,8 +10,9 @@ from types import ModuleType
 import pytest
 import torch
 
+from lmcore.accelerator import buffer_stager
 from lmcore.accelerator.async_scalars import ScalarCopier
-from lmcore.accelerator.staging import buffer_stager, stage_tensors
+from lmcore.accelerator.staging import stage_tensors
 
 Misbehave = Callable[[str], None]
 
