@@ -105,7 +105,7 @@ class _Buffers:
         )
 
     def _allocate(self, tensors: Mapping[str, Tensor]) -> None:
-        """Make the buffers those of *tensors*, once nothing is copied to them any more."""
+        """Make a buffer for each of *tensors*, once nothing is copied to the buffers any more."""
         with contextlib.suppress(Exception):  # the failure of an earlier save, which reported it
             self._finish_last()
         self._finish_last = lambda: None
