@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from lmcore.accelerator import host_copies
-from lmcore.accelerator.host_copies import HostCopies
+from lmcore.accelerator.host_copies import HostCopies, copy_by_numpy, streaming_copy
 
 
 @pytest.fixture(autouse=True)
@@ -120,3 +122,46 @@ def test_an_interrupt_of_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
         copies.end_reads()
     with pytest.raises(RuntimeError, match="interrupted"):
         copies.finish()
+
+
+compiled = pytest.mark.skipif(
+    streaming_copy() is copy_by_numpy, reason="lmcore was built without a C++ compiler"
+)
+
+
+@compiled
+@pytest.mark.parametrize("size", [0, 1, 15, 4096, 4 * 4096 - 1, 4 * 4096, 100_000])
+@pytest.mark.parametrize("begin", [0, 1, 16, 33])
+def test_compiled_code_copies_as_numpy(size: int, begin: int) -> None:
+    """It copies each byte of any size at any place, and no byte beside them."""
+    rng = np.random.default_rng(size + begin)
+    source = rng.integers(0, 256, size + 100, dtype=np.uint8)
+    found, wanted = np.full(size + 100, 7, np.uint8), np.full(size + 100, 7, np.uint8)
+    for copy, target in ((streaming_copy(), found), (copy_by_numpy, wanted)):
+        copy(source[50 : 50 + size], target[begin : begin + size])
+    assert np.array_equal(found, wanted)
+
+
+@compiled
+def test_compiled_code_refuses_other_arrays() -> None:
+    """Arrays of other sizes, types or layouts, of the same memory, or read-only, are refused."""
+    one, other = np.zeros(40, np.uint8), np.zeros(40, np.uint8)
+    read_only = other.copy()
+    read_only.flags.writeable = False
+    wrong = [
+        (one, other[:-1]),
+        (one.astype(np.int16), other),
+        (one[::2], other[:20]),
+        (one, read_only),
+        (one[:30], one[10:]),
+    ]
+    for source, target in wrong:
+        with pytest.raises(ValueError, match=r"source|target"):
+            streaming_copy()(source, target)
+
+
+def test_without_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without compiled code, or with that of an older version, numpy copies."""
+    for native in (None, object()):
+        monkeypatch.setitem(sys.modules, "lmcore._native", native)
+        assert streaming_copy.__wrapped__() is copy_by_numpy
