@@ -13,6 +13,7 @@ a process of its own, beside the size of the largest tensor; that of a save has 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import shutil
 import statistics
@@ -23,7 +24,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 from installed import check, parse
@@ -31,7 +32,12 @@ from installed import check, parse
 if TYPE_CHECKING:
     import torch
 
+    from lmcore.train.resume.saver import Saver
+
 Action = Callable[[], object]
+
+STEPS = 20
+"""Number of steps that are timed without a save, and at least after one."""
 
 
 def model_like(megabytes: int) -> dict[str, torch.Tensor]:
@@ -199,11 +205,12 @@ def convert_all(
 def asynchronous(
     folder: Path, tensors: dict[str, torch.Tensor], repeats: int, num_threads: int
 ) -> None:
-    """Print the cost of a save for the steps of a loop, with and without `--async-save`.
+    """Print what a save costs the steps of a loop, with and without `--async-save`.
 
-    A step is a product of matrices.  The tensors are copied by the stager of the CPU plugin, which
-    keeps the memory for the next save; its share of the waiting is printed, too, beside a copy by
-    the system's `memmove`.  Steps are timed until the save is complete.
+    A step is products of matrices, which stand for its forward and backward pass, and then a small
+    update; before this it waits, as an optimizer does, for the copy of the tensors.  What it loses
+    is the time from the call of the save to the end of the next update, less a step without a
+    save.  Steps are timed until the save is complete.
 
     Args:
         folder: Folder for the checkpoints.
@@ -213,8 +220,8 @@ def asynchronous(
     """
     import torch
 
-    from lmcore.accelerator import buffer_stager
-    from lmcore.accelerator.staging import stage_tensors
+    from lmcore.accelerator import PendingCopy, buffer_stager
+    from lmcore.accelerator.staging import begin_staging
     from lmcore.checkpoint import WritePlanner
     from lmcore.runtime.process.channel import Channel
     from lmcore.train.resume.saver import Saver
@@ -223,53 +230,105 @@ def asynchronous(
 
     plan = WritePlanner().plan(tensors, {})
     stager = buffer_stager(create_device())
-    matrix = torch.randn(2048, 2048)
-    copying: list[float] = []
+    matrix, weight = torch.randn(2048, 2048), torch.randn(2048)
+    before_update: list[Action] = []
 
-    def take() -> Snapshot:
-        start = time.perf_counter()
-        copies = stage_tensors(stager, plan.views(tensors))
-        copying.append(time.perf_counter() - start)
-        channel = Channel(None)
-        return Snapshot(folder / "async", 1, copies, {}, {}, 1, None, (), plan, channel)
+    def take(*, background: bool) -> Snapshot:
+        views = plan.views(tensors)
+        copy = PendingCopy(views)
+        if background:
+            copy = begin_staging(stager, views, views.keys())
+            before_update.append(copy.end_reads)
+        return Snapshot(folder / "async", 1, copy, {}, {}, 1, None, (), plan, Channel(None))
 
-    def step() -> float:
-        start = time.perf_counter()
+    def step() -> None:
         for _ in range(4):
             matrix @ matrix
-        return time.perf_counter() - start
+        while before_update:
+            before_update.pop()()
+        weight.mul_(1.0)
 
     torch.set_num_threads(num_threads)
-    plain = statistics.median(step() for _ in range(20))
-    print(f"steps of {num_threads} threads on {os.cpu_count()} processors:")
-    for background in (False, True):
-        calls, later, complete = [], [], []
-        for _ in range(repeats + 1):
-            os.sync()
-            saver = Saver(take, background=background)
-            start = time.perf_counter()
-            target = saver.save()
-            calls.append(time.perf_counter() - start)
-            steps = [step() for _ in range(20)]
-            while not target.exists():
-                steps.append(step())
-            complete.append(time.perf_counter() - start)
-            later.append(steps)
-            saver.wait()
-            shutil.rmtree(target)
-        call = statistics.median(calls[1:])
-        slower = statistics.median(statistics.median(steps) for steps in later[1:]) / plain
-        worst = statistics.median(max(steps) for steps in later[1:]) / plain
-        name = "asynchronous" if background else "synchronous"
-        print(
-            f"{name} save: the loop waits {call:.3f} s, then steps take {slower:.2f}x of a step "
-            f"without a save (the longest {worst:.2f}x)"
+    plain = statistics.median(seconds(step)[0] for _ in range(STEPS))
+    print(f"steps of {num_threads} threads on {os.cpu_count()} processors, {plain:.3f} s each:")
+    saved = [
+        save_cost(
+            lambda background=background: Saver(
+                functools.partial(take, background=background), background=background
+            ),
+            step,
+            plain,
+            repeats,
         )
-        if background:
-            copied = statistics.median(copying)
-            print(f"it is complete after {statistics.median(complete[1:]):.1f} s; ", end="")
-            print(f"of the waiting {copied:.3f} s are the copy of the tensors, ", end="")
-            print(f"which takes `memmove` {memmove_seconds(tensors):.3f} s")
+        for background in (False, True)
+    ]
+    for name, cost in zip(("synchronous", "asynchronous"), saved, strict=True):
+        print(
+            f"{name} save: the step loses {cost.loss:.3f} s, {cost.loss / saved[0].loss:.0%} of a "
+            f"synchronous save (the call {cost.call:.3f} s); the steps after it take "
+            f"{cost.slower:.2f}x of one without a save (the longest {cost.longest:.2f}x); all "
+            f"together lose {cost.total:.3f} s"
+        )
+    print(f"it is complete after {saved[1].complete:.1f} s; ", end="")
+    print(f"a copy of the bytes takes `memmove` {memmove_seconds(tensors):.3f} s")
+
+
+class SaveCost(NamedTuple):
+    """Cost of a save for a loop.
+
+    Attributes:
+        call: Seconds of the call.
+        loss: Seconds that the step after it ends later than without a save.
+        slower: Time of the later steps, in steps without a save.
+        longest: Time of the longest of them, likewise.
+        total: Seconds that all steps lose until the save is complete.
+        complete: Seconds from the call until then.
+    """
+
+    call: float
+    loss: float
+    slower: float
+    longest: float
+    total: float
+    complete: float
+
+
+def save_cost(
+    make_saver: Callable[[], Saver], step: Callable[[], None], plain: float, repeats: int
+) -> SaveCost:
+    """Return the medians of the cost of saves.
+
+    Args:
+        make_saver: Returns a saver whose checkpoint is absent.
+        step: A step, with its update.
+        plain: Time of a step without a save.
+        repeats: Number of saves; one more comes first, which takes the memory.
+    """
+    costs = []
+    for _ in range(repeats + 1):
+        os.sync()
+        saver = make_saver()
+        start = time.perf_counter()
+        target = saver.save()
+        call = time.perf_counter() - start
+        step()
+        loss = time.perf_counter() - start - plain
+        steps = [seconds(step)[0] for _ in range(STEPS)]
+        while not target.exists():
+            steps.append(seconds(step)[0])
+        costs.append(
+            SaveCost(
+                call,
+                loss,
+                statistics.median(steps) / plain,
+                max(steps) / plain,
+                loss + sum(steps) - len(steps) * plain,
+                time.perf_counter() - start,
+            )
+        )
+        saver.wait()
+        shutil.rmtree(target)
+    return SaveCost(*map(statistics.median, zip(*costs[1:], strict=True)))
 
 
 def memmove_seconds(tensors: dict[str, torch.Tensor]) -> float:

@@ -208,6 +208,7 @@ def lmcore_checkpoint_stagers(device: Device) -> Sequence[CheckpointStager]:  # 
     When: before the first checkpoint.
     Ranks: every worker.
     Return: a sequence of `CheckpointStager`; the available one with the highest priority is used.
+    With `--async-save`, the copy of one that has `begin` runs while training computes.
     """
 
 

@@ -1,4 +1,5 @@
-// lmcore._native: what lmcore.data does in C++ where Python loops and temporary arrays are slow.
+// lmcore._native: what lmcore does in C++ where Python loops and temporary arrays are slow: most of it
+// for lmcore.data, the copy past the caches for checkpoints.
 //
 // All but the guard of mapped files has a twin in Python beside its caller that gives the same bytes;
 // the tests compare them.  Input arrays are read in place, never copied or converted; nothing is read or
@@ -7,7 +8,7 @@
 #include "registration.hpp"
 
 PYBIND11_MODULE(_native, module) {
-  module.doc() = "What lmcore.data does in C++; lmcore.data.native says whether it is used.";
+  module.doc() = "What lmcore does in C++; lmcore.data.native says whether it is used.";
   module.attr("INTERFACE") = 4;  // as in lmcore/data/native.py
   lmcore::register_sample_index(module);
   lmcore::register_blend(module);
@@ -17,4 +18,5 @@ PYBIND11_MODULE(_native, module) {
   lmcore::register_text(module);
   lmcore::register_minhash(module);
   lmcore::register_mapping_guard(module);
+  lmcore::register_streaming_copy(module);
 }

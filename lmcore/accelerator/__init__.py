@@ -45,7 +45,8 @@ from lmcore.accelerator.recompute import (
     standard_recompute_policies,
 )
 from lmcore.accelerator.rng import RngTracker
-from lmcore.accelerator.staging import CheckpointStager, buffer_stager, host_copy_stager
+from lmcore.accelerator.staging import CheckpointStager, PendingCopy, host_copy_stager
+from lmcore.accelerator.staging_buffers import buffer_stager
 from lmcore.accelerator.torch_build import TorchBuild, torch_build
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "OpImpl",
     "OpSpec",
     "OpTable",
+    "PendingCopy",
     "PluginInfo",
     "PrecisionPolicy",
     "Probe",

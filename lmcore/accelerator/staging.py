@@ -2,25 +2,49 @@
 
 A checkpoint must hold the state of one step.  With a stager that copies, training continues while
 the copy is written (`--async-save`); with one that returns the live tensors, training waits for the
-save.
+save.  A stager that can begin a copy and end it later lets training compute meanwhile, until it
+changes the tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from lmcore.errors import PluginError
+from lmcore.errors import CheckpointError, PluginError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lmcore.accelerator.device import Device
+__all__ = [
+    "CheckpointStager",
+    "PendingCopy",
+    "begin_staging",
+    "host_copy_stager",
+    "stage_tensors",
+]
 
-__all__ = ["CheckpointStager", "buffer_stager", "host_copy_stager", "stage_tensors"]
 
-_LARGE_BYTES = 4 * 1024 * 1024
+def _nothing() -> None:
+    """Do nothing: the copy is done."""
+
+
+@dataclass(frozen=True)
+class PendingCopy:
+    """A copy to host memory that has begun.
+
+    Attributes:
+        tensors: Host tensors by name; they have the values after `finish`.
+        end_reads: Called on the training thread before anything changes the tensors that are
+            copied, or queues their change; returns when it may.  A failed copy is no error here.
+        finish: Called on the thread that writes the checkpoint, at once; returns when `tensors`
+            have the values.  Raises if the copy failed.  It may be called again.
+    """
+
+    tensors: Mapping[str, Tensor]
+    end_reads: Callable[[], None] = _nothing
+    finish: Callable[[], None] = _nothing
 
 
 @dataclass(frozen=True)
@@ -36,6 +60,9 @@ class CheckpointStager:
         copies: True if the result of `stage` does not change when training continues; False if the
             live tensors themselves may be returned.
         plugin: Name of the plugin, "lmcore" for the core's own; filled in by the core.
+        begin: Begins what `stage` does, called in its place with tensors that do not change before
+            `PendingCopy.end_reads` is called: until then training only reads them, on its
+            thread and the current stream of the device.  None: training waits for `stage`.
     """
 
     name: str
@@ -44,6 +71,7 @@ class CheckpointStager:
     available: Callable[[], str | None] = lambda: None
     copies: bool = True
     plugin: str = ""
+    begin: Callable[[Mapping[str, Tensor]], PendingCopy] | None = None
 
 
 def host_copy_stager() -> CheckpointStager:
@@ -60,52 +88,6 @@ def _copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def buffer_stager(device: Device, *, priority: int = 0) -> CheckpointStager:
-    """Return `buffers`: copies into host memory that stays for the next save, pinned if it can be.
-
-    New memory for every save costs more than the copy: on a host of two cores, 1.4 GiB took 0.5 s
-    into new tensors and 0.09 s into these.  In return the memory is taken for the whole run.
-    """
-    return CheckpointStager("buffers", _Buffers(device), priority=priority)
-
-
-class _Buffers:
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.buffers: dict[str, Tensor] = {}
-
-    def __call__(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        self.buffers = {name: self._buffer(name, live) for name, live in tensors.items()}
-        for name, live in tensors.items():
-            _copy(live.detach(), self.buffers[name])
-        self.device.synchronize()
-        return dict(self.buffers)
-
-    def _buffer(self, name: str, live: Tensor) -> Tensor:
-        import torch
-
-        found = self.buffers.get(name)
-        if found is not None and found.shape == live.shape and found.dtype == live.dtype:
-            return found
-        fresh = torch.empty(live.shape, dtype=live.dtype, device="cpu")
-        return fresh if self.device.pin_memory is None else self.device.pin_memory(fresh)
-
-
-def _copy(live: Tensor, buffer: Tensor) -> None:
-    """Copy a tensor to host memory, on a device perhaps later.
-
-    On the host numpy copies large tensors in about half of torch's time.
-    """
-    import numpy as np
-    import torch
-
-    large = live.device.type == "cpu" and live.nbytes >= _LARGE_BYTES
-    if large and live.is_contiguous() and live.dim():
-        np.copyto(buffer.view(torch.uint8).numpy(), live.view(torch.uint8).numpy())
-    else:
-        buffer.copy_(live, non_blocking=True)
-
-
 def stage_tensors(stager: CheckpointStager, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return *tensors* as *stager* brings them to the host; its result is checked.
 
@@ -114,6 +96,99 @@ def stage_tensors(stager: CheckpointStager, tensors: Mapping[str, Tensor]) -> di
             although the stager declares `copies`, still the live tensor.
     """
     staged = dict(stager.stage(tensors))
+    _check(stager, tensors, staged)
+    return staged
+
+
+def begin_staging(
+    stager: CheckpointStager, tensors: Mapping[str, Tensor], lasting: Collection[str]
+) -> PendingCopy:
+    """Begin to bring *tensors* to the host, and check what the stager will fill.
+
+    Args:
+        stager: Stager that copies.
+        tensors: Tensors by name.
+        lasting: Names of the tensors that do not change before the caller calls `end_reads` of the
+            result; all others are copied before this returns.
+
+    Raises:
+        PluginError: See `stage_tensors`.
+    """
+    copied_later = {name: tensor for name, tensor in tensors.items() if name in lasting}
+    if stager.begin is None or not copied_later:
+        return PendingCopy(stage_tensors(stager, tensors))
+    others = {name: tensor for name, tensor in tensors.items() if name not in lasting}
+    pending = stager.begin(copied_later)
+    if not isinstance(pending, PendingCopy):
+        raise _broken(stager, f"`begin` returned {pending!r:.80}, no `PendingCopy`")
+    _check(replace(stager, copies=True), copied_later, pending.tensors)
+    watched = _WatchedCopy(pending, copied_later)
+    staged = {**pending.tensors, **stage_tensors(host_copy_stager(), others)}
+    return PendingCopy(staged, watched.end_reads, watched.finish)
+
+
+class _WatchedCopy:
+    """A pending copy that fails if its tensors change before `end_reads`.
+
+    torch counts the changes of a tensor in place.  A step that changes weights without a call of
+    `end_reads` is a bug, which would leave numbers of two steps in one checkpoint.
+    """
+
+    def __init__(self, pending: PendingCopy, tensors: Mapping[str, Tensor]) -> None:
+        self._pending = pending
+        self._before = [
+            (name, tensor, _num_changes(tensor))
+            for name, tensor in tensors.items()
+            if not tensor.is_inference()
+        ]
+        self._may_change = self._finished = False
+        self._fault: str | None = None
+
+    def end_reads(self) -> None:
+        """Wait, and let changes begin."""
+        if self._may_change:
+            return
+        self._pending.end_reads()
+        if not self._finished:
+            self._fault = self._changed()
+        self._may_change = True
+
+    def finish(self) -> None:
+        """Wait for the values.
+
+        Raises:
+            CheckpointError: The tensors have changed meanwhile.
+            Exception: The copy failed.
+        """
+        self._pending.finish()
+        if self._finished:
+            return
+        changed = self._changed()  # before the question whether it may have
+        fault = self._fault if self._may_change else changed
+        if fault is not None:
+            raise CheckpointError(
+                f"`{fault}` changed while it was copied for a checkpoint",
+                why="the step did not wait for the copy before it changed its weights (a bug)",
+                hint="report this to the authors of lmcore; without `--async-save` nothing is "
+                "copied meanwhile",
+            )
+        self._finished = True
+        self._before = []
+
+    def _changed(self) -> str | None:
+        """Return the name of a tensor that has changed; None if there is none."""
+        changed = (name for name, tensor, before in self._before if _num_changes(tensor) != before)
+        return next(changed, None)
+
+
+def _num_changes(tensor: Tensor) -> int:
+    return tensor._version  # noqa: SLF001 - no public name
+
+
+def _check(
+    stager: CheckpointStager, tensors: Mapping[str, Tensor], staged: Mapping[str, Tensor]
+) -> None:
+    """Raise PluginError unless *staged* are *tensors* on the host."""
     if staged.keys() != tensors.keys():
         odd = sorted(staged.keys() ^ tensors.keys())[:4]
         raise _broken(stager, f"it did not return exactly the tensors it got: {', '.join(odd)}")
@@ -129,7 +204,6 @@ def stage_tensors(stager: CheckpointStager, tensors: Mapping[str, Tensor]) -> di
             raise _broken(stager, f"it left `{name}` on {copy.device}")
         if stager.copies and copy.numel() and _shares_memory(copy, live):
             raise _broken(stager, f"it declares `copies`, and returned `{name}` itself")
-    return staged
 
 
 def _shares_memory(first: Tensor, other: Tensor) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint.choice import BEST_KEY, best_of
+from lmcore.checkpoint.failed_save import failed_save
 from lmcore.checkpoint.layout import (
     LATEST_NAME,
     abandoned_notes,
@@ -62,7 +63,6 @@ _BYTES_PER_THREAD = 16 * 1024 * 1024
 # Bytes that the format adds to a tensor, rounded up, and bytes of the index.
 _OVERHEAD_PER_TENSOR = 4096
 _OVERHEAD = 64 * 1024
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def save_checkpoint(
@@ -77,6 +77,7 @@ def save_checkpoint(
     damaged: Collection[Path] = (),
     plan: WritePlan | None = None,
     channel: Channel | None = None,
+    failure: Exception | None = None,
 ) -> Path:
     """Save *tensors* and *meta* as `iter_XXXXXXX` in *checkpoints_dir* and return that path.
 
@@ -99,8 +100,10 @@ def save_checkpoint(
             deleted.
         plan: Write plan of this rank; None: it writes everything.
         channel: Channel of the ranks of *plan*, which all must call this; None if there is one.
+        failure: Error for which this rank cannot write its part; None if it can.
 
     Raises:
+        Exception: *failure*; the other ranks learn of it, and nothing is saved.
         CheckpointError: The disk is full or refuses; earlier checkpoints are unchanged.
         OtherRankError: The same for another process, with its text.
         RunError: Another process has ended.
@@ -118,6 +121,8 @@ def save_checkpoint(
     def write(directory: Path) -> Written:
         from lmcore.checkpoint.dcp_writer import write_chunks
 
+        if failure is not None:
+            raise failure
         return write_chunks(
             directory,
             [tensors[key] for key in plan.own],
@@ -336,7 +341,9 @@ class _Save:
         try:
             yield
         except OSError as error:
-            raise _failed(self.directory, self.manifest.iteration, self.needed, error) from error
+            raise failed_save(
+                self.directory, self.manifest.iteration, self.needed, error
+            ) from error
 
 
 def _check_arguments(iteration: int, keep_last: int | None) -> None:
@@ -468,33 +475,3 @@ def _num_threads(size: int, at_most: int) -> int:
 def _needed_bytes(tensors: Mapping[str, TensorEntry]) -> int:
     own = sum(num_bytes(entry) for entry in tensors.values())
     return own + _OVERHEAD_PER_TENSOR * len(tensors) + _OVERHEAD
-
-
-def _failed(checkpoints_dir: Path, iteration: int, needed: int, error: OSError) -> CheckpointError:
-    what = f"could not save the checkpoint of iteration {iteration} in `{checkpoints_dir}`"
-    if error.errno not in _NO_SPACE:
-        return CheckpointError(
-            what,
-            why=str(error),
-            hint="earlier checkpoints are intact; choose another directory with `--save`",
-        )
-    why = f"{error.strerror}: it needs {needed:,} bytes"
-    if error.errno == errno.EFBIG:
-        return CheckpointError(
-            what,
-            why=f"{why}, and the file system or a limit of the process allows no file that large",
-            hint="raise the limit (`ulimit -f` shows it) or choose another directory with "
-            "`--save`; earlier checkpoints are intact",
-        )
-    advice = "free some space (`--keep-last N` deletes older checkpoints after each save)"
-    with contextlib.suppress(OSError):
-        free = shutil.disk_usage(checkpoints_dir).free
-        why += f", {free:,} are free there"
-        if free >= needed:
-            why += "; so its inodes or a quota are used up"
-            advice = "remove files (`df -i` shows the inodes), raise the quota"
-    return CheckpointError(
-        what,
-        why=why,
-        hint=f"{advice} or choose another directory with `--save`; earlier checkpoints are intact",
-    )

@@ -53,7 +53,7 @@ class AdamW8bit(Optimizer):
         ]
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:
+    def _step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
         for entry in self._entries:
             read = [m.read() if isinstance(m, QuantizedMoment) else m for m in entry.moments]

@@ -42,7 +42,7 @@ class AdamW(Optimizer):
         )
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:
+    def _step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
         state = zip(self.groups, self._first, self._second, self._steps, strict=True)
         for group, first, second, steps in state:

@@ -75,7 +75,7 @@ class TorchOptimizer(Optimizer):
         call_if_defined(self._optimizer, "train")
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:
+    def _step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
         if self._optimizer is None:
             return
@@ -109,11 +109,16 @@ class TorchOptimizer(Optimizer):
 
     def eval_mode(self) -> None:
         """Call the class's `eval`; `state_tensors` returns the same tensors until `train_mode`."""
+        self._begin_change()
         call_if_defined(self._optimizer, "eval")
         self._evaluating = True
 
     def train_mode(self) -> None:
-        """Take over the state that was loaded, if any, and call the class's `train`."""
+        """Take over the state that was loaded, if any, and call the class's `train`.
+
+        A copy of the state ends here: the class may change weights in backward, too.
+        """
+        self._begin_change()
         exported, self._exported, self._evaluating = self._exported, None, False
         if exported and not self._steps:
             self._load(exported)

@@ -37,7 +37,7 @@ class ADOPT(Optimizer):
         self._steps = self._scalars("step")
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:
+    def _step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
         state = zip(self.groups, self._first, self._second, self._steps, strict=True)
         for group, first, second, steps in state:

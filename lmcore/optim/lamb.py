@@ -46,7 +46,7 @@ class LAMB(Optimizer):
         self._steps = self._scalars("step")
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:
+    def _step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
         updates = [self._updates(index) for index in range(len(self.groups))]
         scaled = [

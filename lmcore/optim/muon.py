@@ -71,7 +71,7 @@ class Muon(Optimizer):
             for parameter, buffer in zip(self._matrices, buffers, strict=True):
                 self._muon.state[parameter]["momentum_buffer"] = buffer
 
-    def step(self, lr: float) -> None:
+    def _step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
         if self._muon is not None:
             for group in self._muon.param_groups:

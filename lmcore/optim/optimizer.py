@@ -95,10 +95,33 @@ class Optimizer(ABC):
         """Keep the parameters to train, from `parameter_groups`."""
         self.groups = groups
         self._state: dict[str, dict[str, Tensor]] = {}
+        self._before_change: list[Callable[[], None]] = []
 
-    @abstractmethod
     def step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
+        self._begin_change()
+        self._step(lr)
+
+    @abstractmethod
+    def _step(self, lr: float) -> None:
+        """Do what `step` says."""
+
+    def before_next_change(self, call: Callable[[], None]) -> None:
+        """Call *call* once, before the parameters or the state change for the next time.
+
+        A checkpoint that is copied while training computes ends its reads then.  Training changes
+        parameters and state by the methods of this class alone: `step`, `update_hessian`,
+        `eval_mode` and `train_mode`.
+        """
+        self._before_change.append(call)
+
+    def _begin_change(self) -> None:
+        """Call what waits for the next change.
+
+        To be called by each `eval_mode` and `train_mode` that changes anything.
+        """
+        while self._before_change:
+            self._before_change.pop()()
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the live state by name, KIND.PARAMETER."""
@@ -135,6 +158,11 @@ class Optimizer(ABC):
             factor: Factor of the squared gradients: number of tokens in the mean over all ranks,
                 divided by the square of the loss scale.
         """
+        self._begin_change()
+        self._update_hessian(factor)
+
+    def _update_hessian(self, factor: float) -> None:
+        """Do what `update_hessian` says."""
         raise NotImplementedError(f"{type(self).__name__} has no estimate of the Hessian")
 
     def _moments(self, kind: str) -> list[list[Tensor]]:

@@ -48,7 +48,7 @@ class ScheduleFreeAdamW(Optimizer):
         self._x = [[torch.zeros_like(weight).detach() for weight in g.parameters] for g in groups]
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:
+    def _step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
         assert self.training, "these are the evaluation weights: call `train_mode` first"
         for index, group in enumerate(self.groups):
@@ -82,6 +82,7 @@ class ScheduleFreeAdamW(Optimizer):
     @torch.no_grad()
     def eval_mode(self) -> None:
         """Set the parameters to x."""
+        self._begin_change()
         if self.training:
             for group, x, steps in zip(self.groups, self._x, self._steps, strict=True):
                 if int(steps[0]):
@@ -91,6 +92,7 @@ class ScheduleFreeAdamW(Optimizer):
     @torch.no_grad()
     def train_mode(self) -> None:
         """Set the parameters to y again; their present values, which may be loaded, become x."""
+        self._begin_change()
         if not self.training:
             for index, (group, steps) in enumerate(zip(self.groups, self._steps, strict=True)):
                 if int(steps[0]):

@@ -22,7 +22,7 @@ class SGD(Optimizer):
         self._buffers = self._moments("momentum_buffer") if momentum else None
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:
+    def _step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
         for index, group in enumerate(self.groups):
             changes = group.gradients()

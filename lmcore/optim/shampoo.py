@@ -96,7 +96,7 @@ class Shampoo(Optimizer):
         self.groups = (*matrices, *others)
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:
+    def _step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
         for index, blocks_of in enumerate(self._blocks):
             group = self.groups[index]

@@ -50,7 +50,7 @@ class Sophia(Optimizer):
         return self.interval
 
     @torch.no_grad()
-    def update_hessian(self, factor: float) -> None:
+    def _update_hessian(self, factor: float) -> None:
         """Update the estimate from gradients of the loss against sampled labels."""
         for group, hessian in zip(self.groups, self._hessian, strict=True):
             gradients = group.gradients()
@@ -59,7 +59,7 @@ class Sophia(Optimizer):
             torch._foreach_addcmul_(hessian, gradients, gradients, value=share)
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:
+    def _step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
         for group, first, hessian in zip(self.groups, self._first, self._hessian, strict=True):
             torch._foreach_lerp_(first, group.gradients(), 1 - self.beta1)

@@ -100,6 +100,14 @@ class TrainState:
             found |= {f"optimizer.{name}": tensor for name, tensor in state.items()}
         return found
 
+    def changed_by_optimizer(self) -> set[str]:
+        """Return the names of those `tensors` that training changes by `optimizer` alone.
+
+        To be called within `evaluation_weights`.
+        """
+        weights = {f"model.{name}" for group in self.optimizer.groups for name in group.names}
+        return weights | {f"optimizer.{name}" for name in self.optimizer.state_tensors()}
+
     def layouts(self, tensors: Mapping[str, Tensor]) -> dict[str, TensorLayout]:
         """Return the layout of each of *tensors* within its whole tensor, by the same names.
 

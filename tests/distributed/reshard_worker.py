@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
 from layouts.stored import store
 from layouts.worker import Samples, of_case, plan_of
 
+from lmcore.accelerator import host_copies
 from lmcore.checkpoint import WritePlanner, synced_file
 from lmcore.config.plan import RunPlan
 from lmcore.data.loading.loader import BatchLoader
@@ -94,10 +95,14 @@ def fail(kind: str) -> None:
 
 
 class LateSaver(Saver):
-    """A saver whose thread writes when training has gone on, and has changed what is no copy."""
+    """A saver whose thread writes when training has gone on, and has changed what is no copy.
+
+    Of these small tensors, too, the save copies none: the next update does before it begins.
+    """
 
     def __init__(self, take: Callable[[], Snapshot], *, background: bool) -> None:
         """Write what *take* returns; in the background once `trained` is set."""
+        host_copies._SMALLEST_BYTES = 0
         super().__init__(take, background=background)
         self.trained = threading.Event()
 

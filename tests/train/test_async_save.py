@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from lmcore.accelerator import host_copies
 from lmcore.checkpoint import find_checkpoint, verify_checkpoint
 from lmcore.errors import CheckpointError
+from lmcore.optim.optimizer import Optimizer
 from lmcore.train.resume import snapshot as saving
 from lmcore.train.resume.saver import WRITER_NAME
+from lmcore.train.resume.snapshot import Snapshot
 
 DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1"
 
@@ -59,6 +62,98 @@ def test_same_checkpoints(train: Any, assert_same: Any, slow_disk: list[str]) ->
         assert_same(behind.saved(step), plain.saved(step))
     assert behind.summary["checkpoint"].endswith("iter_0000011")
     assert WRITER_NAME not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.fixture
+def slow_copy(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Keeps the writer from copying until the next step was taken; notes the saves that it copies.
+
+    Of the tensors of such a small model none is copied by the save itself.
+    """
+    monkeypatch.setattr(host_copies, "_SMALLEST_BYTES", 0)
+    late: list[int] = []
+    written: list[int] = []
+    plain = Snapshot.write
+    plain_copy = host_copies.copy_piece
+
+    def slow(snapshot: Snapshot) -> Path:
+        end = time.monotonic() + 60
+        while not _taken(snapshot.directory.parent, snapshot.iteration + 1):
+            assert time.monotonic() < end, "no step was taken before the copy"
+            time.sleep(0.005)
+        written.append(snapshot.iteration)
+        return plain(snapshot)
+
+    def copy(source: Any, target: Any) -> None:
+        if threading.current_thread().name == WRITER_NAME:
+            late.append(written[-1])
+        plain_copy(source, target)
+
+    monkeypatch.setattr(Snapshot, "write", slow)
+    monkeypatch.setattr(host_copies, "copy_piece", copy)
+    return late
+
+
+VALID = "--split 8,1,1 --eval-iters 1"
+SOPHIA = "--optimizer sophia --sophiag-hessian-interval 3"
+ENGINES = {
+    "adam": f"--global-batch-size 8 {VALID} --eval-interval 2 --save-interval 3",
+    "averaged": f"--optimizer schedulefree {VALID} --eval-interval 4 --save-interval 4",
+    "hessian": f"{SOPHIA} --save-interval 3",
+    "imported": "--optimizer torch.optim:NAdam --save-interval 4",
+    "best": f"--save-best {VALID} --eval-interval 1 --save-interval 1",
+}
+
+
+@pytest.mark.parametrize("flags", ENGINES.values(), ids=ENGINES.keys())
+def test_updates_wait_for_the_copy(
+    train: Any,
+    assert_same: Any,
+    flags: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """A copy that has not begun when the next step ends has the numbers of its own step."""
+    flags = f"--train-iters {LAST} {DROPOUT} {flags}"
+    plain = train("plain", flags)
+    late = request.getfixturevalue("slow_copy")
+    behind = train("behind", f"{flags} --async-save")
+    assert behind.status == 0, behind.err
+    assert behind.curve() == plain.curve()
+    checkpoints = sorted((plain.directory / "checkpoints").glob("iter_*"))
+    assert len(checkpoints) >= 3
+    for checkpoint in checkpoints:
+        step = int(checkpoint.name[5:])
+        assert_same(behind.saved(step), plain.saved(step))
+    assert set(late) <= {LAST}  # after the last step nothing ends the copy but the writer
+
+
+def test_a_step_that_does_not_wait(
+    train: Any, slow_copy: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the wait the save fails: a checkpoint never has the numbers of two steps."""
+    monkeypatch.setattr(Optimizer, "_begin_change", lambda optimizer: None)
+    run = train("run", f"--train-iters {LAST} --save-interval 4 --async-save")
+    assert run.status == 1
+    assert "changed while it was copied for a checkpoint" in run.err
+    assert "Traceback" not in run.err
+    assert not list((run.directory / "checkpoints").glob("*"))
+
+
+def test_failed_copy(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that fails ends the run at a later step with its message; nothing is published."""
+    monkeypatch.setattr(host_copies, "_SMALLEST_BYTES", 0)
+
+    def fail(source: Any, target: Any) -> None:
+        raise MemoryError("no page is left")
+
+    monkeypatch.setattr(host_copies, "copy_piece", fail)
+    run = train("run", "--train-iters 400 --save-interval 3 --async-save")
+    assert run.status == 1
+    assert "could not save the checkpoint of iteration 3" in run.err
+    assert "its tensors could not be copied to the host: no page is left" in run.err
+    assert "Traceback" not in run.err
+    assert 3 <= len(run.rows) <= 6
+    assert not list((run.directory / "checkpoints").glob("*"))
 
 
 def test_resume_from_it(train: Any, assert_same: Any) -> None:

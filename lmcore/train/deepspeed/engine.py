@@ -392,7 +392,7 @@ class DeepSpeedState(TrainState):
 class _ShardedOptimizer(Optimizer):
     """A placeholder: the optimizer of the run is called by DeepSpeed."""
 
-    def step(self, lr: float) -> None:
+    def _step(self, lr: float) -> None:
         raise AssertionError(f"DeepSpeed takes the step, at rate {lr}")
 
 

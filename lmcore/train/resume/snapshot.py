@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator.staging import stage_tensors
+from lmcore.accelerator.device_errors import first_line
+from lmcore.accelerator.staging import PendingCopy, begin_staging, stage_tensors
 from lmcore.checkpoint import WritePlanner, save_checkpoint
 from lmcore.checkpoint.choice import BEST_KEY
 from lmcore.config.file.paths import absolute_paths
+from lmcore.errors import CheckpointError, LmcoreError
 from lmcore.parallel.random_states import named_random_states
 from lmcore.train.diagnose.non_finite import check_weights
 from lmcore.train.resume.validation_history import KEY, ValidationHistory
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from lmcore.checkpoint import WritePlan
     from lmcore.config.plan import RunPlan
     from lmcore.data.tokenizer import Tokenizer
@@ -31,12 +31,12 @@ __all__ = ["Snapshot", "take_snapshot"]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a run at one step, on the host.
+    """The state of a run at one step, on the host or on its way there.
 
     Attributes:
         directory: Folder of the checkpoints.
         iteration: Number of steps done.
-        tensors: Chunks of weights, optimizer and random states that this rank writes, by key.
+        copy: Chunks of weights, optimizer and random states that this rank writes, by key.
         meta: State that is not in tensors, for the manifest.
         model_shape: Shape of the model, for the manifest.
         keep_last: Number of checkpoints to keep; None to keep all.
@@ -48,7 +48,7 @@ class Snapshot:
 
     directory: Path
     iteration: int
-    tensors: Mapping[str, Tensor]
+    copy: PendingCopy
     meta: Mapping[str, Any]
     model_shape: Mapping[str, Any]
     keep_last: int | None
@@ -60,14 +60,27 @@ class Snapshot:
     def write(self) -> Path:
         """Write the checkpoint and return its directory; all processes must call it.
 
+        With `--async-save` it is called at once, in a thread: it ends the copy of the tensors.
+
         Raises:
             CheckpointError: The checkpoint could not be written; earlier ones are unchanged.
             OtherRankError: Another rank could not write its part.
         """
+        failure: Exception | None = None
+        try:
+            self.copy.finish()
+        except LmcoreError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 - of the device, or of a plugin
+            failure = CheckpointError(
+                f"could not save the checkpoint of iteration {self.iteration}",
+                why=f"its tensors could not be copied to the host: {first_line(error)}",
+            )
+            failure.__cause__ = error
         return save_checkpoint(
             self.directory,
             self.iteration,
-            self.tensors,
+            self.copy.tensors,
             self.meta,
             model_shape=self.model_shape,
             keep_last=self.keep_last,
@@ -75,6 +88,7 @@ class Snapshot:
             damaged=self.damaged,
             plan=self.write_plan,
             channel=self.channel,
+            failure=failure,
         )
 
 
@@ -91,6 +105,9 @@ def take_snapshot(
     planner: WritePlanner | None = None,
 ) -> Snapshot:
     """Copy the part of *state* that this rank writes to the host; all processes must call it.
+
+    With `--async-save`, and a stager that can, the copy of what the optimizer changes has only
+    begun: the optimizer waits for its end before its next change.
 
     Take and write a snapshot within `state.evaluation_weights`: the run's stager may return the
     live tensors.
@@ -134,10 +151,18 @@ def take_snapshot(
         meta[KEY] = history.to_dict()
         if asked.save_best and history.best_step == state.iteration:
             meta[BEST_KEY] = True
+    views = write_plan.views(tensors)
+    if asked.async_save:
+        lasting = state.changed_by_optimizer()
+        keys = {key for key, (name, _) in write_plan.own.items() if name in lasting}
+        copy = begin_staging(runtime.stager, views, keys)
+        state.optimizer.before_next_change(copy.end_reads)
+    else:
+        copy = PendingCopy(stage_tensors(runtime.stager, views))
     return Snapshot(
         directory,
         state.iteration,
-        stage_tensors(runtime.stager, write_plan.views(tensors)),
+        copy,
         meta,
         state.parallel.shape.to_dict(),
         asked.keep_last,

@@ -100,6 +100,7 @@ def failing(results: Any) -> set[str]:
             "`float16` is closed, and the device offers matrix products in float16",
         ),
         ("stager", "device.stagers", {"device.stagers"}, "`stale`: `weight` has other numbers"),
+        ("late", "device.stagers", {"device.stagers"}, "`late`: `weight` has other numbers"),
         (
             "false-bf16",
             "train.precision-in-force",

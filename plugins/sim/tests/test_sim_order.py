@@ -10,8 +10,9 @@ from types import ModuleType
 import pytest
 import torch
 
+from lmcore.accelerator import buffer_stager
 from lmcore.accelerator.async_scalars import ScalarCopier
-from lmcore.accelerator.staging import buffer_stager, stage_tensors
+from lmcore.accelerator.staging import begin_staging, stage_tensors
 
 Misbehave = Callable[[str], None]
 
@@ -242,3 +243,37 @@ def test_a_stager_needs_its_wait(sim: ModuleType) -> None:
         stager = buffer_stager(dataclasses.replace(device, synchronize=synchronize), priority=1)
         staged = stage_tensors(stager, live)
         assert bool((staged["weight"] == 7).all()) is right
+
+
+def test_a_copy_that_has_begun(sim: ModuleType) -> None:
+    """A save is copied beside the computation; the update waits for the copy on the device."""
+    from lmcore_sim import _C
+    from lmcore_sim.device import create_device
+
+    _C.set_missing_wait_raises(True)
+    stager = buffer_stager(create_device(), priority=1)
+    weight = torch.full((300, 400), 5.0, device="sim")
+    live = {"weight": weight, "step": torch.tensor(3.0), "large": torch.ones(300, 400)}
+    for value in (7.0, 9.0):
+        weight.fill_(value)
+        pending = begin_staging(stager, live, live.keys())
+        gradient = weight * 2  # a step reads
+        pending.end_reads()
+        weight.add_(gradient)  # and updates
+        pending.finish()
+        assert pending.tensors["weight"].unique().tolist() == [value]
+        assert pending.tensors["large"].unique().tolist() == [1.0]
+    assert weight.cpu().unique().tolist() == [27.0]
+
+
+def test_a_copy_needs_its_wait_on_the_host(sim: ModuleType) -> None:
+    """The writer finds no weights in the buffers if it does not wait for the event."""
+    from lmcore_sim.device import create_device
+
+    device = create_device()
+    live = {"weight": torch.full((64, 64), 7.0, device="sim")}
+    for new_event, right in ((device.new_event, True), (lambda: Forgets("sim"), False)):
+        stager = buffer_stager(dataclasses.replace(device, new_event=new_event), priority=1)
+        pending = begin_staging(stager, live, live.keys())
+        pending.finish()
+        assert bool((pending.tensors["weight"] == 7).all()) is right

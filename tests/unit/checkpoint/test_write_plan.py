@@ -64,7 +64,7 @@ def filled(rank: int, size: int) -> tuple[dict[str, Tensor], dict[str, TensorLay
     return tensors, layouts
 
 
-def save(rendezvous: Any, directory: Path, size: int) -> Path:
+def save(rendezvous: Any, directory: Path, size: int, failure: Exception | None = None) -> Path:
     """Save together."""
     planner, me = WritePlanner(rendezvous), rendezvous.rank.rank if rendezvous else 0
     tensors, layouts = filled(me, size)
@@ -77,7 +77,25 @@ def save(rendezvous: Any, directory: Path, size: int) -> Path:
         model_shape={},
         plan=found,
         channel=planner.saves,
+        failure=failure,
     )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_without_its_part(
+    ranks: Callable[..., list[Any]], tmp_path: Path, rank: int
+) -> None:
+    """A rank that cannot write fails with its error, the other with its text; nothing is saved."""
+    failure = CheckpointError("no copy of the tensors")
+
+    def body(rendezvous: Any) -> None:
+        save(rendezvous, tmp_path, 2, failure if rendezvous.rank.rank == rank else None)
+
+    found = ranks(body)
+    assert found[rank] is failure
+    assert isinstance(found[1 - rank], OtherRankError)
+    assert "no copy of the tensors" in str(found[1 - rank])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("before", [1, 2, 4])

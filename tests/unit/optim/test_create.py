@@ -55,6 +55,49 @@ def test_goes_on_to_the_bit(bench: Any, name: str) -> None:
     assert all(torch.equal(second[key], unbroken[key]) for key in unbroken)
 
 
+@pytest.mark.parametrize("name", [*CREATED, "torch.optim:NAdam"])
+@pytest.mark.parametrize("first", ["hessian", "step", "train", "eval"])
+def test_a_copy_ends_before_a_change(bench: Any, name: str, first: str) -> None:
+    """Whatever changes weights or state lets a copy of them end first, once."""
+    named = bench.weights()
+    optimizer = bench.make(name, named, **OFTEN)
+    if first == "hessian" and optimizer.hessian_interval is None:
+        return
+    bench.advance(named, optimizer, range(5))
+
+    def values() -> dict[str, Tensor]:
+        live = {key: parameter.detach() for key, parameter in named.items()} | state
+        return {key: tensor.clone() for key, tensor in live.items()}
+
+    optimizer.eval_mode()
+    state = optimizer.state_tensors()
+    if first != "train":
+        optimizer.train_mode()
+    before, copies = values(), []
+    optimizer.before_next_change(lambda: copies.append(values()))
+    if first == "hessian":
+        optimizer.update_hessian(32)
+    elif first != "step":
+        getattr(optimizer, f"{first}_mode")()
+    optimizer.train_mode()
+    bench.advance(named, optimizer, range(5, 7))
+    assert len(copies) == 1
+    assert all(torch.equal(copies[0][key], before[key]) for key in before)
+    after = values()
+    assert any(not torch.equal(after[key], before[key]) for key in before)
+
+
+@pytest.mark.parametrize("name", CREATED)
+def test_a_copy_lasts_while_nothing_changes(bench: Any, name: str) -> None:
+    """A validation or a save changes nothing, but for other weights, as the averaged ones."""
+    optimizer = bench.make(name, bench.weights(), **OFTEN)
+    calls: list[int] = []
+    optimizer.eval_mode()
+    optimizer.before_next_change(lambda: calls.append(1))
+    optimizer.train_mode()
+    assert calls == ([1] if name == "schedulefree" else [])
+
+
 @pytest.mark.parametrize("name", CREATED)
 def test_state_begins_as_in_every_new_run(bench: Any, name: str) -> None:
     """State is there at once, live, named KIND.PARAMETER, and counts begin at zero."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from lmcore.accelerator import PendingCopy, host_copy_stager
 from lmcore.checkpoint import find_checkpoint, read_manifest
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.data.loading.loader import BatchLoader
@@ -362,6 +363,57 @@ def test_weights_that_are_not_finite(
         )
     kept = [path.name for path in (folder / "checkpoints").glob("iter_*")]
     assert kept == ["iter_0000003"]
+
+
+def test_a_copy_that_fails(trained: Any, make_plan: Any, runtime: Any, tokenizer: Any) -> None:
+    """A snapshot whose tensors cannot be copied says so when written; nothing is published."""
+    state, order, folder = trained()
+    state.iteration = 4
+
+    def begin(tensors: Any) -> PendingCopy:
+        def fail() -> None:
+            raise RuntimeError("the device is gone\nand a trace")
+
+        return PendingCopy({name: one.clone() for name, one in tensors.items()}, finish=fail)
+
+    plain = host_copy_stager()
+    snapshot = take_snapshot(
+        state,
+        make_plan("--async-save"),
+        dataclasses.replace(runtime, stager=dataclasses.replace(plain, begin=begin)),
+        tokenizer,
+        directory=folder / "checkpoints",
+        order=order,
+    )
+    with pytest.raises(CheckpointError, match="could not save the checkpoint of iteration 4") as of:
+        snapshot.write()
+    assert of.value.why == "its tensors could not be copied to the host: the device is gone"
+    assert [path.name for path in folder.glob("checkpoints/*iter_*")] == ["iter_0000003"]
+
+
+def test_what_is_copied_later(trained: Any, make_plan: Any, runtime: Any, tokenizer: Any) -> None:
+    """Random states are copied at once; of weights and optimizer state the copy has begun."""
+    state, order, folder = trained()
+    later: list[str] = []
+
+    def begin(tensors: Any) -> PendingCopy:
+        later.extend(tensors)
+        return PendingCopy({name: one.clone() for name, one in tensors.items()})
+
+    plain = host_copy_stager()
+    for flags in ("", "--async-save"):
+        copy = take_snapshot(
+            state,
+            make_plan(flags),
+            dataclasses.replace(runtime, stager=dataclasses.replace(plain, begin=begin)),
+            tokenizer,
+            directory=folder / "checkpoints",
+            order=order,
+        ).copy
+        assert bool(later) is bool(flags)
+    names = copy.tensors.keys()
+    assert names - set(later) == {name for name in names if name.startswith("rng.")}
+    assert any(name.startswith("optimizer.exp_avg.") for name in later)
 
 
 @pytest.mark.parametrize("multiple, rows", [(64, 320), (300, 300), (257, 257)])

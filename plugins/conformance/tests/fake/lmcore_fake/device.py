@@ -10,6 +10,7 @@ from torch import distributed
 from lmcore.accelerator import (
     CheckpointStager,
     CommBackend,
+    PendingCopy,
     PrecisionPolicy,
     autocast_policy,
     double_precision_policy,
@@ -174,6 +175,24 @@ def stale_stager():
         return dict(kept)
 
     return CheckpointStager("stale", stage, priority=50)
+
+
+def late_stager():
+    """Return a stager that copies when the checkpoint is written, whatever has changed."""
+
+    def begin(tensors):
+        copies = {name: torch.empty_like(live) for name, live in tensors.items()}
+
+        def finish():
+            for name, live in tensors.items():
+                copies[name].copy_(live)
+
+        return PendingCopy(copies, finish=finish)
+
+    def stage(tensors):
+        return {name: live.detach().clone() for name, live in tensors.items()}
+
+    return CheckpointStager("late", stage, priority=50, begin=begin)
 
 
 def backend(fake):

@@ -82,6 +82,10 @@ def lmcore_checkpoint_stagers(device):
         from lmcore_fake.device import stale_stager
 
         return [stale_stager()]
+    if FAKE == "late":
+        from lmcore_fake.device import late_stager
+
+        return [late_stager()]
     if FAKE == "no-stager":
         return []
     return cpu.lmcore_checkpoint_stagers(device)
