@@ -83,7 +83,20 @@ def fix_weights(
     if model.part.head:
         _fix_head(model, fixed)
     fixed.report()
+    _shorten_lookups(model)
     return policy.context if dtype is None else nullcontext
+
+
+def _shorten_lookups(model: CausalLM) -> None:
+    """Make the parts of modules plain attributes, beside `nn.Module`'s own tables.
+
+    `nn.Module.__getattr__` is called for attributes that are not found otherwise, some 300 times
+    for a token: about 0.25 ms with 12 layers.  Parts cannot be replaced afterwards.
+    """
+    for module in model.modules():
+        parts: dict[str, object] = dict(module.named_children())
+        parts |= {name: part for name, part in module._parameters.items()}  # noqa: SLF001
+        module.__dict__.update(parts)
 
 
 def _narrow_dtype(policy: PrecisionPolicy) -> torch.dtype | None:

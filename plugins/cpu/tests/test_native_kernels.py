@@ -12,6 +12,7 @@ from torch.nn import functional
 from lmcore_cpu.kernel import few_rows, native
 from lmcore_cpu.kernel.few_rows import PackedWeight
 from lmcore_cpu.kernel.next_token_attention import next_token_attention
+from lmcore_cpu.kernel.weight_memory import new_weight
 
 INSTRUCTIONS = ("avx512", "avx2")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -177,3 +178,16 @@ def test_without_the_module_nothing_is_native(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(native, "_loaded", lambda: (None, "not compiled"))
     assert native.instructions() == ()
     assert next_token_attention(torch.float32, 64) is None
+
+
+def test_memory_of_weights() -> None:
+    """Weights share chunks and do not overlap; a large one has a chunk alone."""
+    sizes = [((3, 5), torch.bfloat16), ((700,), torch.float32), ((40 * 2**20,), torch.int8)]
+    made = [new_weight(size, dtype) for size, dtype in sizes * 2]
+    for number, one in enumerate(made):
+        one.fill_(number)
+        assert one.data_ptr() % 64 == 0
+        assert one.is_contiguous()
+    for number, (one, (size, dtype)) in enumerate(zip(made, sizes * 2, strict=True)):
+        assert (tuple(one.shape), one.dtype) == (size, dtype)
+        assert bool((one == number).all())

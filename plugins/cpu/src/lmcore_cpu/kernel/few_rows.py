@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lmcore_cpu.kernel import native
+from lmcore_cpu.kernel.weight_memory import new_weight
 
 __all__ = ["PackedWeight"]
 
@@ -69,7 +70,8 @@ class PackedWeight:
         self.outputs, self.inputs = weight_OI.shape
         padding = -self.outputs % block
         padded = functional.pad(weight_OI.detach(), (0, 0, 0, padding))
-        self.blocks_PIB = padded.unflatten(0, (-1, block)).transpose(1, 2).contiguous()
+        blocks_PIB = padded.unflatten(0, (-1, block)).transpose(1, 2)
+        self.blocks_PIB = new_weight(tuple(blocks_PIB.shape), weight_OI.dtype).copy_(blocks_PIB)
         self._scale_O, self._bias_O = (
             None if one is None else one.detach().float().contiguous() for one in (scale_O, bias_O)
         )
