@@ -94,9 +94,8 @@ def _shorten_lookups(model: CausalLM) -> None:
     for a token: about 0.25 ms with 12 layers.  Parts cannot be replaced afterwards.
     """
     for module in model.modules():
-        parts: dict[str, object] = dict(module.named_children())
-        parts |= {name: part for name, part in module._parameters.items()}  # noqa: SLF001
-        module.__dict__.update(parts)
+        module.__dict__.update(module._modules)  # noqa: SLF001
+        module.__dict__.update(module._parameters)  # noqa: SLF001
 
 
 def _narrow_dtype(policy: PrecisionPolicy) -> torch.dtype | None:
