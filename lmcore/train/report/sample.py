@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeGuard
 from lmcore.checkpoint import read_manifest
 from lmcore.generation.generate import generate
 from lmcore.generation.load import load_weights, weight_bytes
-from lmcore.generation.sampling.logits import SamplingOptions
+from lmcore.generation.sampling.options import SamplingOptions
 from lmcore.model.protocol import CausalLM, Model
 
 if TYPE_CHECKING:
