@@ -13,13 +13,13 @@
 
 #if defined(__SSE2__) || defined(_M_X64)
 #include <emmintrin.h>
-#define LMCORE_STREAMS 1
+#define STREAMING_STORES 1
 #endif
 
 namespace lmcore {
 namespace {
 
-#ifdef LMCORE_STREAMS
+#ifdef STREAMING_STORES
 constexpr std::int64_t kPage = 4096;
 constexpr std::int64_t kBlock = 4 * kPage;
 constexpr std::int64_t kLine = 64;
@@ -49,7 +49,7 @@ std::int64_t stream_blocks(char *target, const char *source, std::int64_t size) 
 #endif
 
 void copy(char *target, const char *source, std::int64_t size) {
-#ifdef LMCORE_STREAMS
+#ifdef STREAMING_STORES
   const auto misplaced = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(target) % 16);
   const std::int64_t head = std::min(size, (16 - misplaced) % 16);
   std::memcpy(target, source, static_cast<std::size_t>(head));
