@@ -71,8 +71,9 @@ SavedReader = Callable[[Path, str | None], SavedSettings]
 """Returns the settings in the checkpoint at a path, or of the step that `--ckpt-step` names."""
 ForeignReader = Callable[[Path, str | None], SavedSettings | None]
 """Returns the same of another program's checkpoint: model and tokenizer; None if there is none."""
-ForeignRunCheck = Callable[[Path], ConfigError | None]
-"""Returns the error for a path of `--continue` that is another program's; None if it is none."""
+ForeignRunCheck = Callable[[Path, str | None], ConfigError | None]
+"""Returns the error for a path of `--continue` that is another program's, and for the step of
+`--ckpt-step`; None if it is none."""
 
 _SOURCES = (PRESET_OPTION, CONTINUE_OPTION)
 """Options that name a source of settings."""
@@ -168,7 +169,8 @@ def _continued_run(
     try:
         run = ContinuedRun.at(path)
     except ConfigError as problem:
-        foreign = foreign_run(Path(path)) if foreign_run is not None else None
+        step = parsed.values.get("ckpt_step")
+        foreign = foreign_run(Path(path), step) if foreign_run is not None else None
         problems.append(foreign or problem)
         return None
     problems += run.conflicts(parsed.values, parsed.texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from lmcore.conversion.state import ModelState
 
 __all__ = ["NO_CHOICE", "find_tokenizer", "no_tokenizer", "tokenizer_of"]
+
+logger = logging.getLogger(__name__)
 
 NO_CHOICE = TokenizerSettings()
 """Settings that leave the choice to the checkpoint."""
@@ -73,6 +76,12 @@ def tokenizer_of(
             f"tokenizer `{tokenizer.name}` has {ids} ids; the model in `{state.path}` has {rows}",
             why="an id beyond the rows of the embedding cannot be used",
             hint=hint,
+        )
+    if choice != NO_CHOICE and state.vocab_size is not None and ids < state.vocab_size:
+        logger.warning(
+            "tokenizer `%s` has %d ids, and the model in `%s` has %d tokens: is it the one that "
+            "the model was trained with?",
+            *(tokenizer.name, ids, state.path, state.vocab_size),
         )
     return tokenizer
 

@@ -83,7 +83,7 @@ def run_training(
             state, saving, planner = engine.state, plan.config.checkpoint, WritePlanner(rendezvous)
             order, resumed = datasets.order, datasets.resumed_order
             checkpoint = restore(state, plan, runtime, order=resumed, planner=planner)
-            check_learning_rate(plan, state.schedule, state.scheduled_samples)
+            check_learning_rate(plan, state.schedule, state.iteration, state.scheduled_samples)
             history = ValidationHistory.announced(plan)
             engine.begin()
             if rendezvous is not None:

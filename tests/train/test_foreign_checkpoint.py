@@ -233,7 +233,7 @@ def test_a_run_converted_without_its_optimizer(
 def test_a_converted_run_without_batch_size_and_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The error works the batch size out; a warning says that the bundled text is not its data."""
+    """The error works the batch size out; the bundled text is not taken for the run's data."""
     state = RandomState(GPT2, kinds=(WEIGHT, *ADAM))  # 56 samples in 7 steps
     for name in state.parameters:
         state.tensors[name, "exp_avg_sq"].abs_()
@@ -242,13 +242,18 @@ def test_a_converted_run_without_batch_size_and_data(
     command += ["--override-opt-param-scheduler", "--sample-tokens", "0", "--eval-iters", "0"]
     command += ["--device", "cpu", "--log-interval", "1", "--cpu-peak-seconds", "0"]
     command += ["--seq-length", "32"]
-    assert main([*command, "--global-batch-size", "2", "--micro-batch-size", "2"]) == 2
+    text = ["--corpus", "shakespeare"]
+    assert main([*command, *text, "--global-batch-size", "2", "--micro-batch-size", "2"]) == 2
     said = capsys.readouterr().err
     assert "the batch sizes are not the checkpoint's" in said
     assert "its steps had 8 samples if all had as many" in said
-    assert main([*command, "--global-batch-size", "8", "--micro-batch-size", "8"]) == 0
+    command += ["--global-batch-size", "8", "--micro-batch-size", "8"]
+    assert main(command) == 2
     said = capsys.readouterr().err
-    assert "at sample 56 of its own order, in the bundled text: `--data-path` names" in said
+    assert "the data of the run is not known" in said
+    assert "`--corpus shakespeare`" in said
+    assert main([*command, *text]) == 0
+    assert "at sample 56 of its own order" in capsys.readouterr().err
     assert len(losses(tmp_path / "run")) == 2
 
 
@@ -271,7 +276,7 @@ def test_the_number_of_tokens_survives(way: str, tmp_path: Path) -> None:
     there = unnamed(state, tmp_path / "there", tokenizer_type="ByteTokenizer")
     back = str(tmp_path / "back")
     convert(there, Path(back), "lmcore")
-    own = ["--override-opt-param-scheduler", "--global-batch-size", "8"]
+    own = ["--override-opt-param-scheduler", "--global-batch-size", "8", "--corpus", "shakespeare"]
     start = {
         "converted": ["--load", back, "--use-checkpoint-args", *own],
         "continued": ["--continue", back, *own],

@@ -48,6 +48,7 @@ class HuggingFaceState(ModelState):
         self.notes = config.notes if weights else (*config.notes, *unread_notes(path))
         rows = self._rows(config.shape.padded_vocab_size)
         self.shape = dataclasses.replace(config.shape, padded_vocab_size=rows)
+        self.vocab_size = config.shape.padded_vocab_size
         self._recipes = recipes_of(
             config.model_type, self.shape, attention_bias_only=config.attention_bias_only
         )

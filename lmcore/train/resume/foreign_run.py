@@ -17,11 +17,12 @@ _TITLES = {
 }
 
 
-def not_a_run(path: Path) -> ConfigError | None:
+def not_a_run(path: Path, step: str | None = None) -> ConfigError | None:
     """Return the error for a run to continue that is another program's; None if it is none.
 
     Args:
         path: Path of `--continue`, at which no run is.
+        step: Value of `--ckpt-step`; None if it is not given.
     """
     from lmcore.conversion.deepspeed.directory import is_deepspeed  # only if needed: it is slow
     from lmcore.conversion.detect import format_of
@@ -35,8 +36,9 @@ def not_a_run(path: Path) -> ConfigError | None:
     if name not in _TITLES:
         return None
     shown = shlex.quote(str(path))
-    convert = f"`lmcore checkpoint convert {shown} RUN --to lmcore"
-    begins = f"`--load {shown}` begins a run at step 0 with the weights alone"
+    at_step = "" if step is None else f" --ckpt-step {shlex.quote(step)}"
+    convert = f"`lmcore checkpoint convert {shown} RUN --to lmcore{at_step}"
+    begins = f"`--load {shown}{at_step}` begins a run at step 0 with the weights alone"
     what = f"`--continue {path}`: it is {_TITLES[name]}, not a run of lmcore"
     why = "a run continues with the settings and the state that lmcore wrote"
     if name != "huggingface":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint import check_shape
 from lmcore.config.continued import CONTINUE_OPTION, continue_command
+from lmcore.config.derived.data_source import BUNDLED
 from lmcore.config.option import DROPOUT, flag_of
 from lmcore.conversion.native import UNKNOWN_ORDER
 from lmcore.errors import CheckpointError, ConfigError, LmcoreError
@@ -45,8 +46,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-_BUNDLED = ", in the bundled text: `--data-path` names the data of the run"
 
 _NOT_IN_THE_WEIGHTS = ("init_method_std", "attention_dropout", "hidden_dropout")
 """Fields of a model's shape that a resumed run may change."""
@@ -285,19 +284,23 @@ def _rounded(*values: Any) -> list[str]:
     return short if len(set(short)) == len(values) else [str(value) for value in values]
 
 
-def check_learning_rate(plan: RunPlan, schedule: LearningRateSchedule, scheduled: int) -> None:
+def check_learning_rate(
+    plan: RunPlan, schedule: LearningRateSchedule, iteration: int, scheduled: int
+) -> None:
     """Refuse a run whose remaining steps all have learning rate 0; warn of a part of them.
 
     Args:
         plan: The run.
         schedule: Learning-rate schedule in force.
+        iteration: Number of steps done.
         scheduled: Position in the schedule, in samples.
 
     Raises:
         ConfigError: The rate of every remaining step is 0.
     """
     batch = plan.global_batch_size
-    steps = range(scheduled + batch, plan.train_samples + 1, batch)
+    # Not from the run's samples: earlier steps may have had another batch size.
+    steps = range(scheduled + batch, scheduled + batch * (plan.train_iters - iteration) + 1, batch)
     # After warm-up the rate never rises: the first step with rate 0 divides the rest.
     after = steps[bisect.bisect_right(steps, schedule.warmup_samples) :]
     count = len(after) - bisect.bisect_left(after, 1, key=lambda samples: schedule(samples) == 0)
@@ -319,11 +322,21 @@ def _order_difference(plan: RunPlan, manifest: Manifest, order: str) -> _Differe
     if manifest.meta["data_order"] == order or asked.override_data_order or asked.change_blend:
         return None
     if manifest.meta["data_order"] == UNKNOWN_ORDER:
+        if plan.sources.bundled:
+            return _Difference(
+                ConfigError(
+                    "the data of the run is not known",
+                    why="the checkpoint was converted, and does not name it; without a flag a run "
+                    "trains on the bundled text",
+                    hint="name the data by `--data-path`; the bundled text, by "
+                    f"`--corpus {BUNDLED}`",
+                ),
+                f"--corpus {BUNDLED}",
+            )
         logger.warning(
             "the checkpoint does not record the order of its training samples: the run continues "
-            "at sample %d of its own order%s",
+            "at sample %d of its own order",
             manifest.meta["counters"]["consumed_samples"],
-            _BUNDLED if plan.sources.bundled else "",
             extra=ALL_RANKS,
         )
         return None

@@ -34,6 +34,15 @@ def report_unknown_tokenizer(plan: RunPlan, manifest: Manifest) -> None:
         manifest: Manifest of the checkpoint.
     """
     recorded, now = recorded_type(manifest.meta), plan.tokenizer.type
+    tokens = part_of(manifest.meta, "config", "derived").get("vocab_size")
+    own = plan.tokenizer.vocab_size
+    if isinstance(tokens, int) and own < tokens:
+        logger.warning(
+            "this run's tokenizer, `%s`, has %d tokens, and the checkpoint %d: is it the one that "
+            "the model was trained with?",
+            *(now, own, tokens),
+            extra=ALL_RANKS,
+        )
     if recorded is None:
         logger.warning(
             "the checkpoint does not record its tokenizer: it is not compared with this run's `%s`",

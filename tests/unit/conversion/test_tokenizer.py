@@ -109,6 +109,14 @@ def test_more_ids_than_tokens(tmp_path: Path) -> None:
         tokenizer_of(state, NULL)
 
 
+def test_fewer_ids_than_tokens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A tokenizer that the user chose, of fewer tokens than recorded, is doubted."""
+    state = read_state(named(tmp_path, None, tokens=320))
+    tokenizer_of(state, NULL)
+    assert "has 301 ids, and the model in" in caplog.text
+    assert "has 320 tokens: is it the one" in caplog.text
+
+
 def test_settings_of_the_number_of_tokens(tmp_path: Path) -> None:
     """Without rows of padding, whoever knows it: the checkpoint, the tokenizer or nobody."""
 

@@ -39,6 +39,11 @@ def test_megatron_and_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         hint = str(caught.value.hint)
         assert f"`lmcore checkpoint convert {path} RUN --to lmcore`" in hint
         assert f"`--load {path}` begins a run" in hint
+    with pytest.raises(ConfigError) as caught:
+        load_config(["--continue", "two", "--ckpt-step", "100"], foreign_run=not_a_run)
+    hint = str(caught.value.hint)
+    assert "`lmcore checkpoint convert two RUN --to lmcore --ckpt-step 100`" in hint
+    assert "`--load two --ckpt-step 100` begins a run" in hint
 
 
 def test_hugging_face(tmp_path: Path) -> None:
