@@ -13,6 +13,7 @@ import torch
 from model_states import GPT2, LLAMA, SHAPES, RandomState, same_state
 from safetensors.torch import load_file, save_file
 
+from lmcore.conversion.convert import convert
 from lmcore.conversion.huggingface.config import is_huggingface
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings, write_tokenizer
@@ -58,6 +59,18 @@ def test_padding_rows_are_left_out_and_the_tokenizer_comes_along(tmp_path: Path)
     text = "Ein Döner, 価格 5 €\n\tend  "
     assert tokenizer.encode(text) == list(text.encode())
     assert (tokenizer.vocab_size, tokenizer.eod) == (257, 256)
+
+
+def test_a_model_with_more_rows_than_its_tokenizer_has_tokens(tmp_path: Path) -> None:
+    """As many models are published: through a run the number of rows stays."""
+    (tmp_path / "published").mkdir()
+    write_huggingface(RandomState(GPT2), tmp_path / "published", ByteTokenizer())
+    assert convert(tmp_path / "published", tmp_path / "run", "lmcore").notes == []
+    convert(tmp_path / "run", tmp_path / "back", "huggingface")
+    for directory in ("published", "back"):
+        config = json.loads((tmp_path / directory / "config.json").read_text(encoding="utf-8"))
+        assert config["vocab_size"] == GPT2.padded_vocab_size == 384
+    same_state(HuggingFaceState(tmp_path / "back"), HuggingFaceState(tmp_path / "published"))
 
 
 @pytest.mark.parametrize(
