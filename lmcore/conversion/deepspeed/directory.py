@@ -32,6 +32,7 @@ __all__ = [
     "find_files",
     "has_files",
     "is_deepspeed",
+    "is_named_universal",
     "require_one_step",
     "require_ranks",
 ]
@@ -148,6 +149,20 @@ def find_files(path: Path) -> DeepSpeedDirectory:
     )
 
 
+def is_named_universal(checkpoint: Path) -> bool:
+    """Return True if `latest_universal` beside a checkpoint names it.
+
+    Args:
+        checkpoint: Directory of the checkpoint.
+    """
+    place = checkpoint.absolute()
+    pointer = place.parent / LATEST_UNIVERSAL
+    try:
+        return pointer.is_file() and _pointed(pointer) == place.name
+    except CheckpointError:  # it is damaged, and did not choose the checkpoint
+        return False
+
+
 def require_ranks(
     path: Path, kind: str, found: set[int], count: int, name: str, where: str = ""
 ) -> None:
@@ -202,6 +217,14 @@ def _newest(path: Path) -> Path:
             continue
         named = path / _pointed(pointer)
         if has_files(named):
+            if name == LATEST_UNIVERSAL and not (named / UNIVERSAL).is_dir():
+                raise CheckpointError(
+                    f"`{named}` is not complete",
+                    why=f"`{name}` names it as a universal checkpoint, and its directory "
+                    f"`{UNIVERSAL}` is missing",
+                    hint=f"copy `{named / UNIVERSAL}`, or name `{named}` itself, whose other files "
+                    "are then read",
+                )
             return named
         others = f"; `{inside[-1].name}` is there" if inside else ""
         raise CheckpointError(

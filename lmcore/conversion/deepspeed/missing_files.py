@@ -10,7 +10,12 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from lmcore.conversion.deepspeed.directory import DeepSpeedDirectory
+from lmcore.conversion.deepspeed.directory import (
+    LATEST_UNIVERSAL,
+    UNIVERSAL,
+    DeepSpeedDirectory,
+    is_named_universal,
+)
 from lmcore.conversion.deepspeed.names import (
     EMBEDDING_LAYER,
     numbered_layers,
@@ -21,11 +26,32 @@ from lmcore.errors import CheckpointError, counted
 from lmcore.model.parameters import parameter_shapes
 from lmcore.model.shape import ModelShape
 
-__all__ = ["embedding_files", "require_files", "universal_file", "weight_files"]
+__all__ = [
+    "embedding_files",
+    "require_files",
+    "universal_file",
+    "universal_notes",
+    "weight_files",
+]
 
 _COPY = "copy the files of all ranks into one directory; each node of a cluster may have its own"
 _SHOWN = 10
 _Key = TypeVar("_Key", int, str)
+
+
+def universal_notes(files: DeepSpeedDirectory) -> list[str]:
+    """Return a note if a checkpoint lacks the directory of its universal part.
+
+    Args:
+        files: Files of the checkpoint.
+    """
+    if files.universal is not None or not is_named_universal(files.path):
+        return []
+    note = (
+        f"`{LATEST_UNIVERSAL}` names `{files.path.absolute().name}` as a universal checkpoint, but "
+        f"its directory `{UNIVERSAL}` is missing: its other files are read"
+    )
+    return [note]
 
 
 def universal_file(universal: Path, name: str) -> str:

@@ -136,12 +136,32 @@ def universal_tensors(
         weights_only: True to leave the state of Adam out.
 
     Raises:
-        CheckpointError: A file is damaged.
+        CheckpointError: A file is damaged, or the optimizer has done more updates than the model's
+            run has done steps.
     """
     groups = _shapes(directory, content.get("param_shapes"))
     shapes = {name: shape for group in groups for name, shape in group.items()}
     source = Universal(directory, shapes, weights_only=weights_only, compare=files.compare)
+    _require_no_later_step(files, content, source.steps())
     return RankTensors([source], _aliases(content))
+
+
+def _require_no_later_step(
+    files: DeepSpeedDirectory, content: Mapping[str, Any], steps: Mapping[str, int]
+) -> None:
+    """Raise a `CheckpointError` if a universal part is of a later step than the model's file.
+
+    Fewer updates than steps are no error, as float16 skips updates whose gradients overflow.
+    """
+    counts = [content.get(name) for name in ("iteration", "global_steps")]
+    done = max((count for count in counts if type(count) is int), default=None)
+    for file, step in steps.items():
+        if done is not None and step > done:
+            raise CheckpointError(
+                f"`{files.path}` is mixed from several checkpoints",
+                why=f"`{file}` is of step {step}, `{files.first.name}` of step {done}",
+                hint="copy all files of one checkpoint",
+            )
 
 
 def open_ranks(

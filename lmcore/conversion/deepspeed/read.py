@@ -19,6 +19,7 @@ from lmcore.conversion.deepspeed.missing_files import (
     embedding_files,
     require_files,
     universal_file,
+    universal_notes,
     weight_files,
 )
 from lmcore.conversion.deepspeed.names import legacy_names
@@ -114,7 +115,8 @@ class MegatronDeepSpeedState(ModelState):
         model = read_model(args, self.checkpoint, self._rows(files, args))
         self.settings = saved_precision(content) | dict(model.settings)
         self.tokenizer, self.tokenizer_type = model.tokenizer, model.tokenizer_type
-        self.shape, self.notes = model.shape, [*model.notes, *_notes(files, self._ranks, content)]
+        self.shape = model.shape
+        self.notes = [*model.notes, *universal_notes(files), *_notes(files, self._ranks, content)]
         self.notes += self._padding_notes(files, content, args)
         self.vocab_size = self._vocab_size(content, model.vocab_size)
         version = self._version(content)
@@ -327,7 +329,7 @@ class TransformersDeepSpeedState(HuggingFaceState):
         super().__init__(described, weights=rank)
         self.path = path
         self.settings = saved_precision(content)
-        self.notes = [*self.notes, *_notes(files, [rank], content)]
+        self.notes = [*self.notes, *universal_notes(files), *_notes(files, [rank], content)]
         if not weights_only:
             names = list(self._names.values())
             self.kinds, self.without_adam = _kinds(files, content, [rank], [names])

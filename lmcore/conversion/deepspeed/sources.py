@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from lmcore.errors import CheckpointError, counted
 __all__ = ["Frozen", "InFile", "Source", "Universal", "Zero"]
 
 _COPY = "copy all files of the universal checkpoint again"
+_STEP, _STATE = "step.pt", "optimizer_state.pt"
 
 
 class Source(ABC):
@@ -203,14 +205,34 @@ class Universal(Source):
             raise CheckpointError(f"`{path}` is damaged", why="it has no `param`")
         return tensor.detach(), not isinstance(content, dict)
 
+    def steps(self) -> dict[str, int]:
+        """Return the number of updates that files state, by their path inside of the checkpoint.
+
+        Damaged files state none: where their content is needed, they were refused before.
+        """
+        first = next(iter(self.tensors))
+        found: dict[str, int | None] = {}
+        with contextlib.suppress(CheckpointError):
+            found[f"{first}/{_STEP}"] = self._parameter_step(first)
+        with contextlib.suppress(CheckpointError):
+            found[_STATE] = saved_step(self._optimizer())
+        return {
+            f"{self._directory.name}/{file}": step
+            for file, step in found.items()
+            if step is not None
+        }
+
     def _step(self, name: str) -> int | None:
-        path = self._directory / name / "step.pt"
-        if path.is_file():
-            return step_of(load_tensors(path))
+        if (self._directory / name / _STEP).is_file():
+            return self._parameter_step(name)
         return saved_step(self._optimizer())
 
+    def _parameter_step(self, name: str) -> int | None:
+        path = self._directory / name / _STEP
+        return step_of(load_tensors(path)) if path.is_file() else None
+
     def _optimizer(self) -> Mapping[str, Any]:
-        path = self._directory / "optimizer_state.pt"
+        path = self._directory / _STATE
         return load_content(path) if path.is_file() else {}
 
 

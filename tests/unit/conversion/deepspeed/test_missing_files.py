@@ -70,6 +70,26 @@ def test_each_parameter(universal: Path, tmp_path: Path) -> None:
     assert found.endswith(" and 2 more")
 
 
+def test_the_directory_of_parameters(universal: Path, tmp_path: Path) -> None:
+    """A note names it; without `latest`, the checkpoint was chosen for it, and is refused."""
+    missing = "its directory `zero` is missing"
+    assert not any(missing in note for note in read_deepspeed(tmp_path).notes)
+    shutil.rmtree(universal)
+    expected = (
+        f"`latest_universal` names `global_step7` as a universal checkpoint, but {missing}: its "
+        "other files are read"
+    )
+    assert expected in read_deepspeed(tmp_path).notes
+    (tmp_path / "latest").unlink()
+    named = "`latest_universal` names it as a universal checkpoint"
+    assert reason(tmp_path) == f"{named}, and {missing}"
+    assert expected in read_deepspeed(universal.parent, weights_only=True).notes
+    (tmp_path / "latest_universal").write_text("global_step7_universal")
+    assert not any(missing in note for note in read_deepspeed(universal.parent).notes)
+    (tmp_path / "latest_universal").write_text("../damaged")
+    assert not any(missing in note for note in read_deepspeed(universal.parent).notes)
+
+
 def test_of_a_model_of_transformers(tmp_path: Path) -> None:
     """It has the names of transformers; the configuration may be another model's."""
     state, directory = MemoryState(LLAMA), tmp_path / "global_step5"
