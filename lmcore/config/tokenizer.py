@@ -21,6 +21,7 @@ __all__ = [
     "TokenizerIdentity",
     "TokenizerSettings",
     "TypeOptions",
+    "example_flags",
 ]
 
 Value = str | int | None
@@ -182,16 +183,23 @@ class TypeOptions:
         needs: required options; of each group of alternatives, one.
         takes: other options.
         hint: hint of the message for a missing option.
+        alternative: end of the hint for who may choose another type; None without one.
     """
 
     needs: tuple[tuple[str, ...], ...] = ()
     takes: tuple[str, ...] = ()
     hint: str | None = None
+    alternative: str | None = None
 
     @property
     def allowed(self) -> tuple[str, ...]:
         """All options that the type takes."""
         return (*(name for names in self.needs for name in names), *self.takes)
+
+    @property
+    def open_hint(self) -> str | None:
+        """The hint where no checkpoint records the type, so that another may be chosen."""
+        return ", ".join(part for part in (self.hint, self.alternative) if part) or None
 
 
 _WORDPIECE = TypeOptions(
@@ -214,8 +222,8 @@ BUILT_IN_TYPES: Mapping[str, TypeOptions] = MappingProxyType(
         "GPT2BPETokenizer": TypeOptions(
             needs=(("vocab_file",), ("merge_file",)),
             hint="give the tokenizer's `vocab.json` and `merges.txt` (GPT-2's are on "
-            "https://huggingface.co/openai-community/gpt2), or use "
-            "`--tokenizer-type ByteTokenizer`, which needs no files",
+            "https://huggingface.co/openai-community/gpt2)",
+            alternative="or use `--tokenizer-type ByteTokenizer`, which needs no files",
         ),
         "GPTSentencePieceTokenizer": TypeOptions(needs=(("tokenizer_model",),), hint=_MODEL_HINT),
         "HFTokenizer": _PRETRAINED,
@@ -243,6 +251,24 @@ COPIED_FILES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Names of files and directories in a run's copy of its tokenizer, by option."""
+
+_VALUES = {"vocab_size": "N", "tokenizer_name_or_path": "PATH"}
+"""Placeholders of options in `example_flags` that do not name a file."""
+
+
+def example_flags(tokenizer_type: str | None) -> str:
+    """Return the flags of a tokenizer with the options that its type needs, for a printed command.
+
+    Args:
+        tokenizer_type: name of the type; None, or one that is not built in: any type.
+    """
+    options = BUILT_IN_TYPES.get(tokenizer_type or "")
+    if options is None:
+        return "--tokenizer-type TYPE"
+    needed = (names[0] for names in options.needs)
+    files = (f"{flag_of(name)} {_VALUES.get(name, 'FILE')}" for name in needed)
+    return " ".join([f"--tokenizer-type {tokenizer_type}", *files])
+
 
 _FIELDS = dataclasses.fields(TokenizerSettings)
 _KINDS: Mapping[str, type] = {

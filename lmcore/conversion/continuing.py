@@ -6,14 +6,44 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lmcore.config.option import flag_of
+from lmcore.config.section import run_options
 
 if TYPE_CHECKING:
     from lmcore.conversion.state import ModelState
 
-__all__ = ["continue_flags", "continue_notes"]
+__all__ = ["continue_flags", "continue_notes", "longer_flag", "shorter_length"]
 
 _OWN_SCHEDULE, _NEW_OPTIMIZER = "--override-opt-param-scheduler", "--no-load-optim"
 _LENGTHS = ("train_iters", "train_samples")
+
+
+def longer_flag(state: ModelState) -> str | None:
+    """Return the flag that makes a finished run longer; None if it has steps left, or may have.
+
+    Args:
+        state: State that is written as a run.
+    """
+    progress = state.progress
+    if progress is None:
+        return None
+    for name, done in zip(_LENGTHS, (progress.iteration, progress.consumed_samples), strict=True):
+        length = state.settings.get(name)
+        if isinstance(length, int) and done >= length:
+            return flag_of(name)
+    return None
+
+
+def shorter_length(state: ModelState) -> int | None:
+    """Return the length of a training sample if the default exceeds the model's positions.
+
+    None if the default fits, or if the state records a length.
+
+    Args:
+        state: State that is written as a run.
+    """
+    positions, default = state.shape.max_position_embeddings, run_options()["seq_length"].default
+    assert isinstance(default, int)
+    return positions if "seq_length" not in state.settings and positions < default else None
 
 
 def continue_flags(state: ModelState) -> Mapping[str, str]:
@@ -50,8 +80,10 @@ def continue_notes(state: ModelState) -> list[str]:
     names += ["lr"] if _OWN_SCHEDULE in flags else []
     absent = [f"`{flag_of(name)}`" for name in names if name not in state.settings]
     if absent:
+        shorter = shorter_length(state)
+        length = "" if shorter is None else f" (`--seq-length {shorter}`, the model's positions)"
         notes.append(
             f"the checkpoint does not record {', '.join(absent)}: a run that continues has the "
-            "defaults unless they are given"
+            f"defaults{length} unless they are given"
         )
     return notes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lmcore.conversion.continuing import continue_flags, continue_notes
+from lmcore.conversion.continuing import continue_flags, continue_notes, longer_flag
 from lmcore.conversion.formats import FORMATS, WriteOptions, read_state
 from lmcore.conversion.new_directory import new_directory, require_absent
 from lmcore.conversion.state import lacks_optimizer, notes_beside, recorded_samples
@@ -43,6 +43,9 @@ class Conversion:
         step: Number of steps of the run that wrote the source; None if it is not recorded.
         consumed_samples: Number of samples that it saw in training; None likewise.
         continue_flags: Flags that `lmcore train --continue` of the written run needs.
+        longer_flag: Flag that makes the run longer, if all its steps are done; None otherwise.
+        tokenizer_type: Type of the tokenizer that the source names, if its files are not known;
+            None otherwise.
         size: Size of the written files in bytes.
         seconds: Time it took.
         notes: Differences that the user should know.
@@ -56,6 +59,8 @@ class Conversion:
     step: int | None
     consumed_samples: int | None
     continue_flags: Sequence[str]
+    longer_flag: str | None
+    tokenizer_type: str | None
     size: int
     seconds: float
     notes: Sequence[str]
@@ -124,6 +129,8 @@ def convert(
         step=state.progress.iteration if state.progress is not None else None,
         consumed_samples=recorded_samples(state),
         continue_flags=tuple(flags),
+        longer_flag=longer_flag(state) if to == "lmcore" else None,
+        tokenizer_type=state.tokenizer_type if tokenizer is None else None,
         size=size,
         seconds=time.perf_counter() - begin,
         notes=[*notes_beside(state.notes, tokenizer), *left_out, *notes],

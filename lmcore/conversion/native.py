@@ -18,6 +18,7 @@ from lmcore.checkpoint import (
 )
 from lmcore.checkpoint.layout import CHECKPOINTS_NAME
 from lmcore.config.section import run_options
+from lmcore.conversion.continuing import shorter_length
 from lmcore.conversion.state import ADAM, KEPT_OPTIONS, WEIGHT, ModelState, Progress
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import CheckpointError
@@ -308,6 +309,8 @@ def _settings(state: ModelState, tokenizer: Tokenizer | None) -> dict[str, dict[
     tokens = _tokens(state, tokenizer)
     values: dict[str, Any] = state.shape.settings(tokens) | _adam_settings(state)
     values |= dict(state.settings)
+    if (length := shorter_length(state)) is not None:
+        values["seq_length"] = length
     if tokens is not None and (tokenizer is None or tokens > tokenizer.vocab_size):
         values["vocab_size"] = tokens
     if tokenizer is not None:

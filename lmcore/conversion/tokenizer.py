@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings, example_flags
 from lmcore.conversion.native import LmcoreState
 from lmcore.data.tokenizer import (
     Tokenizer,
@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 NO_CHOICE = TokenizerSettings()
 """Settings that leave the choice to the checkpoint."""
 _DIRECTORY = "tokenizer"
+_PRETRAINED = "PretrainedFromHF"
 _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
 
 
@@ -99,11 +100,34 @@ def _of_recorded_type(
     """
     given = choice.tokenizer_type
     if given is None:
-        known = recorded in tokenizer_types(extra)
-        return dataclasses.replace(choice, tokenizer_type=recorded) if known else choice
-    if may_be_same(recorded, given):
-        return choice
-    raise _not_recorded(state, f"`{given}`", f"`{recorded}`")
+        if recorded not in tokenizer_types(extra):
+            return choice
+        choice = dataclasses.replace(choice, tokenizer_type=recorded)
+    elif not may_be_same(recorded, given):
+        raise _not_recorded(state, f"`{given}`", f"`{recorded}`")
+    _require_files(choice, recorded)
+    return choice
+
+
+def _require_files(choice: TokenizerSettings, recorded: str) -> None:
+    """Raise an error if a chosen tokenizer lacks an option that its type needs.
+
+    Args:
+        choice: Chosen tokenizer, with its type.
+        recorded: Type that the checkpoint names.
+
+    Raises:
+        ConfigError: An option is missing; the hint names no type that the checkpoint rules out.
+    """
+    kind = str(choice.tokenizer_type)
+    options = BUILT_IN_TYPES.get(kind)
+    if options is None or not (missing := choice.missing(options)):
+        return
+    hint = options.hint
+    if choice.tokenizer_name_or_path is not None and may_be_same(recorded, _PRETRAINED):
+        hint = f"{hint}, or add `--tokenizer-type {_PRETRAINED}` for a `tokenizer.json`"
+    why = f"the checkpoint names `{recorded}`"
+    raise ConfigError(f"`{kind}` needs {' and '.join(missing)}", why=why, hint=hint)
 
 
 def _require_recorded(state: ModelState, tokenizer: Tokenizer) -> None:
@@ -119,10 +143,15 @@ def _require_recorded(state: ModelState, tokenizer: Tokenizer) -> None:
 
 
 def _not_recorded(state: ModelState, given: str, recorded: str) -> ConfigError:
+    hint = "give the tokenizer that the model was trained with"
+    if state.tokenizer is not None:
+        hint += ", or leave the option out"
+    elif state.tokenizer_type in BUILT_IN_TYPES:
+        hint += f": `{example_flags(state.tokenizer_type)}`"
     return ConfigError(
         f"tokenizer {given} is not the tokenizer of `{state.path}`",
         why=f"the checkpoint names {recorded}",
-        hint="give the tokenizer that the model was trained with, or leave the option out",
+        hint=hint,
     )
 
 
@@ -200,7 +229,10 @@ def _chosen(
             "the checkpoint does not record its tokenizer",
             hint="add `--tokenizer-type TYPE`",
         )
-    return tokenizer_from(dataclasses.replace(choice, tokenizer_type=named), extra=extra)
+    choice = dataclasses.replace(choice, tokenizer_type=named)
+    if isinstance(kind, str):
+        _require_files(choice, kind)
+    return tokenizer_from(choice, extra=extra)
 
 
 def _fileless(described: Mapping[str, Any]) -> bool:

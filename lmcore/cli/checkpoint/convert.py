@@ -15,7 +15,7 @@ from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
 from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.config.section.tokenizer import TokenizerSection
-from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.config.tokenizer import TokenizerSettings, example_flags
 from lmcore.errors import ConfigError, counted, printable
 from lmcore.signals import clean_termination
 
@@ -209,13 +209,25 @@ def _summary(done: Conversion) -> str:
         f"  {size_text(done.size)} in {done.seconds:.1f} s ({speed}/s)",
         *(f"  note: {note}" for note in done.notes),
     ]
-    directory = shlex.quote(str(done.directory))
     if done.target == "lmcore":
-        # Without a tokenizer of its own a run needs its options; a note above says so.
-        given = (done.directory / "tokenizer").is_dir()
-        tokenizer = "" if given else " --tokenizer-type TYPE"
-        lines += ["", f"next: lmcore generate --load {directory}{tokenizer} --prompt TEXT"]
-        if done.step is not None:
-            flags = " ".join([*done.continue_flags, "--data-path PREFIX"])
-            lines.append(f"      lmcore train --continue {directory}{tokenizer} {flags}")
+        lines += ["", *_next_commands(done)]
     return "\n".join(lines)
+
+
+def _next_commands(done: Conversion) -> list[str]:
+    """Return the commands that use a run that was written; without a tokenizer, with its flags."""
+    directory = shlex.quote(str(done.directory))
+    has_tokenizer = (done.directory / "tokenizer").is_dir()
+    tokenizer = "" if has_tokenizer else f" {example_flags(done.tokenizer_type)}"
+    lines = [f"next: lmcore generate --load {directory}{tokenizer} --prompt TEXT"]
+    if done.step is None:
+        return lines
+    longer = [] if done.longer_flag is None else [f"{done.longer_flag} N"]
+    flags = " ".join([*done.continue_flags, *longer, "--data-path PREFIX"])
+    lines.append(f"      lmcore train --continue {directory}{tokenizer} {flags}")
+    if not has_tokenizer:
+        lines.append(
+            "      (data of `lmcore data prepare` records its tokenizer: with it `lmcore train` "
+            "needs no tokenizer options)"
+        )
+    return lines

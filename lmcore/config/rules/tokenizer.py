@@ -23,7 +23,9 @@ def _type(loaded: LoadedConfig) -> Problems:
     if options is None:  # a plugin's
         return
     if missing := " and ".join(settings.missing(options)):
-        yield ConfigError(f"{loaded.shown('tokenizer_type')} needs {missing}", hint=options.hint)
+        yield ConfigError(
+            f"{loaded.shown('tokenizer_type')} needs {missing}", hint=options.open_hint
+        )
     allowed = " ".join(f"`{flag_of(name)}`" for name in options.allowed)
     for name in given:
         if name not in options.allowed:

@@ -148,7 +148,7 @@ def _built_in(
     settings: TokenizerSettings, kind: str, options: TypeOptions, preload: BpePreload | None
 ) -> Tokenizer:
     if missing := settings.missing(options):
-        raise ConfigError(f"`{kind}` needs {' and '.join(missing)}", hint=options.hint)
+        raise ConfigError(f"`{kind}` needs {' and '.join(missing)}", hint=options.open_hint)
     if (problem := settings.unwanted(options)) is not None:
         raise problem
     if kind == GPT2BPETokenizer.name:

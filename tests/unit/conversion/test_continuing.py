@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from deepspeed_files import Layout
 from model_states import GPT2, RandomState
 
 from lmcore.cli.main import main
+from lmcore.conversion.continuing import continue_notes
 from lmcore.conversion.convert import convert
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.megatron.write import write_megatron
+from lmcore.conversion.native import LmcoreState, write_lmcore
 from lmcore.conversion.state import ADAM, WEIGHT, Progress
 from lmcore.data.tokenizer import ByteTokenizer
 
@@ -85,6 +88,38 @@ def test_without_zero(tmp_path: Path) -> None:
     assert done.continue_flags == ("--override-opt-param-scheduler", "--no-load-optim")
     [absent] = [note for note in done.notes if "does not record" in note]
     assert "`--global-batch-size`, `--train-iters`, `--lr`" in absent
+
+
+def test_samples_as_long_as_the_model(tmp_path: Path) -> None:
+    """A length that is not recorded fits the positions; the default of 128 exceeds them."""
+    for positions, length, said in (
+        (32, 32, "defaults (`--seq-length 32`, the model's positions) unless"),
+        (256, None, "has the defaults unless"),
+    ):
+        state = RandomState(replace(GPT2, max_position_embeddings=positions), (WEIGHT, *ADAM))
+        [absent] = [note for note in continue_notes(state) if "does not record" in note]
+        assert said in absent
+        write_lmcore(state, tmp_path / str(positions), None)
+        assert LmcoreState(tmp_path / str(positions)).settings.get("seq_length") == length
+
+
+def test_a_finished_run(tmp_path: Path) -> None:
+    """It needs a greater length, in the unit of its own; another format has nothing to continue."""
+
+    def finish(content: dict[str, Any]) -> None:
+        content["args"].train_iters = 7
+
+    def finish_samples(content: dict[str, Any]) -> None:
+        content["args"].train_iters, content["args"].train_samples = None, 56
+
+    source = megatron(tmp_path / "source", finish)
+    assert convert(source, tmp_path / "run", "lmcore").longer_flag == "--train-iters"
+    assert convert(tmp_path / "run", tmp_path / "r", "lmcore").longer_flag == "--train-iters"
+    assert convert(source, tmp_path / "hf", "huggingface").longer_flag is None
+    source = megatron(tmp_path / "samples", finish_samples)
+    assert convert(source, tmp_path / "s", "lmcore").longer_flag == "--train-samples"
+    source = megatron(tmp_path / "open")
+    assert convert(source, tmp_path / "o", "lmcore").longer_flag is None
 
 
 def test_a_note_about_the_optimizer_is_not_repeated(tmp_path: Path) -> None:

@@ -50,6 +50,11 @@ def test_another_type_than_the_recorded_one(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="`NullTokenizer` is not the tokenizer of") as caught:
             convert(directory, tmp_path / "out", "lmcore", choice=NULL)
         assert caught.value.why == "the checkpoint names `GPT2BPETokenizer`"
+        # Without the option there is no tokenizer: it cannot be left out.
+        assert caught.value.hint == (
+            "give the tokenizer that the model was trained with: "
+            "`--tokenizer-type GPT2BPETokenizer --vocab-file FILE --merge-file FILE`"
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -60,13 +65,33 @@ def test_the_recorded_type_is_the_default_of_given_files(tmp_path: Path) -> None
     assert found.vocab_size == 257
 
 
+def test_missing_files_of_the_recorded_type(tmp_path: Path) -> None:
+    """The hint names no type that the checkpoint rules out, and one that fits the given file."""
+    source = named(tmp_path, "GPT2BPETokenizer")
+    convert(source, tmp_path / "run", "lmcore")
+    for state in (read_state(source), read_state(tmp_path / "run")):
+        for choice in (
+            TokenizerSettings("GPT2BPETokenizer"),
+            TokenizerSettings(tokenizer_name_or_path="tokenizer.json"),
+        ):
+            with pytest.raises(ConfigError) as caught:
+                tokenizer_of(state, choice)
+            error = caught.value
+            assert error.what == "`GPT2BPETokenizer` needs `--vocab-file` and `--merge-file`"
+            assert error.why == "the checkpoint names `GPT2BPETokenizer`"
+            assert "ByteTokenizer" not in str(error.hint)
+            by_file = choice.tokenizer_name_or_path is not None
+            assert ("add `--tokenizer-type PretrainedFromHF`" in str(error.hint)) == by_file
+
+
 def test_a_type_without_files_needs_no_option(tmp_path: Path) -> None:
     """It is built from its name, and compared with what is given instead."""
     state = read_state(named(tmp_path, "ByteTokenizer"))
     assert isinstance(tokenizer_of(state), ByteTokenizer)
     assert not any("tokenizer" in note for note in state.notes)
-    with pytest.raises(ConfigError, match="`NullTokenizer` is not the tokenizer of"):
+    with pytest.raises(ConfigError, match="`NullTokenizer` is not the tokenizer of") as caught:
         tokenizer_of(state, NULL)
+    assert str(caught.value.hint).endswith(", or leave the option out")
     found = describe_foreign(tmp_path / "in")
     assert found is not None
     assert found.tokenizer == TokenizerSettings("ByteTokenizer")

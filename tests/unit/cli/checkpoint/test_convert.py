@@ -11,8 +11,9 @@ from model_states import GPT2, RandomState, same_state
 from lmcore.cli.main import main
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import write_huggingface
+from lmcore.conversion.megatron.write import write_megatron
 from lmcore.conversion.native import LmcoreState
-from lmcore.conversion.state import ADAM, NO_TOKENIZER, WEIGHT, notes_beside
+from lmcore.conversion.state import ADAM, NO_TOKENIZER, WEIGHT, Progress, notes_beside
 from lmcore.data.tokenizer import ByteTokenizer
 
 
@@ -65,6 +66,34 @@ def test_the_next_command_of_a_run_without_a_tokenizer_names_its_option(
     assert main(["checkpoint", "convert", str(model), str(run), "--to", "lmcore"]) == 0
     expected = f"next: lmcore generate --load {run} --tokenizer-type TYPE --prompt TEXT"
     assert expected in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "recorded, flags",
+    [
+        ("GPT2BPETokenizer", "GPT2BPETokenizer --vocab-file FILE --merge-file FILE"),
+        ("Llama2Tokenizer", "Llama2Tokenizer --tokenizer-model FILE"),
+        ("HFTokenizer", "HFTokenizer --tokenizer-name-or-path PATH"),
+        ("NullTokenizer", "NullTokenizer --vocab-size N"),
+        ("TikTokenizer", "TYPE"),
+    ],
+)
+def test_the_next_commands_name_the_recorded_tokenizer(
+    recorded: str, flags: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the options that its type needs; a run whose steps are all done needs more of them."""
+    state = RandomState(GPT2, (WEIGHT, *ADAM))
+    for name in state.parameters:
+        state.tensors[name, "exp_avg_sq"].abs_()
+    state.tokenizer_type, state.settings = recorded, {"train_iters": 7}
+    state.progress = Progress(7, 56, 7)
+    write_megatron(state, tmp_path / "meg", None)
+    run = tmp_path / "run"
+    assert main(["checkpoint", "convert", str(tmp_path / "meg"), str(run), "--to", "lmcore"]) == 0
+    printed = capsys.readouterr().out
+    assert f"next: lmcore generate --load {run} --tokenizer-type {flags} --prompt TEXT" in printed
+    assert f"      lmcore train --continue {run} --tokenizer-type {flags} " in printed
+    assert " --train-iters N --data-path PREFIX\n      (data of `lmcore data prepare`" in printed
 
 
 def test_json_and_errors(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
