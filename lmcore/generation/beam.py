@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lmcore.generation.next_token import not_finite
-from lmcore.generation.text_model import compute_dtype
+from lmcore.generation.text_model import compute_dtype, set_source
 
 if TYPE_CHECKING:
     from lmcore.generation.text_model import TextCache, TextModel
@@ -78,6 +78,7 @@ class BeamSearch:
         stop_tokens: frozenset[int] = frozenset(),
         length_penalty: float = 1.0,
         precision_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        source: Sequence[int] = (),
     ) -> None:
         """Begin a search; see `beam_search` for the arguments."""
         assert width > 0
@@ -85,6 +86,7 @@ class BeamSearch:
         self.ended = False
         self._model, self._context = model, precision_context
         self._prompt, self._length = list(prompt), len(prompt)
+        self._source = source
         self._width, self._max_tokens = width, max_tokens
         self._vocab_size, self._stop = vocab_size, stop_tokens
         self._penalty = length_penalty
@@ -124,6 +126,7 @@ class BeamSearch:
         if self._cache is None:
             self._cache = self._model.new_cache(compute_dtype(self._model))
             self._cache.reserve(self._width, self._length + self._max_tokens - 1)
+            set_source(self._cache, 0, self._source)
             tokens, view = [self._prompt], self._cache.first_tokens([0], self._length)
         else:
             tokens = [[one.tokens[-1]] for one in self._beams]
@@ -170,6 +173,7 @@ def beam_search(
     stop_tokens: frozenset[int] = frozenset(),
     length_penalty: float = 1.0,
     precision_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    source: Sequence[int] = (),
 ) -> list[Beam]:
     """Return the *width* best texts, the best one first.
 
@@ -183,6 +187,7 @@ def beam_search(
         length_penalty: Exponent of the number of tokens in the score: 0 prefers short texts, 1
             compares the mean log-probability, more prefers long texts.
         precision_context: Context of a forward pass, which sets the precision.
+        source: Token ids of the encoder's input; empty for a model without an encoder.
 
     Raises:
         RunError: The model's logits are not finite.
@@ -196,6 +201,7 @@ def beam_search(
         stop_tokens=stop_tokens,
         length_penalty=length_penalty,
         precision_context=precision_context,
+        source=source,
     )
     # A precision policy that casts weights casts them once in a context.
     with torch.inference_mode(), precision_context():

@@ -21,7 +21,7 @@ from torch import Tensor
 from lmcore.generation.next_token import extend, probabilities
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.logits import new_generator
-from lmcore.generation.text_model import compute_dtype
+from lmcore.generation.text_model import compute_dtype, set_source
 
 if TYPE_CHECKING:
     from lmcore.generation.text_model import TextCache, TextModel
@@ -172,7 +172,7 @@ class Engine:
         return continuation.error is None
 
     def _give_slots(self, new: Sequence[Continuation]) -> None:
-        """Provide memory for some requests, then add their slots.
+        """Provide memory for some requests and encode their sources, then add their slots.
 
         Raises:
             RuntimeError: There is not enough; nothing has changed.
@@ -191,6 +191,8 @@ class Engine:
             positions = self._model.shape.max_position_embeddings
             capacity = max(capacity, min(2 * self._cache.capacity, positions))
         self._cache.reserve(slots, capacity)
+        for number, one in enumerate(new, len(self._slots)):
+            set_source(self._cache, number, one.request.source)
         for one in new:
             self._slots.append(_Slot(one, self._num_admitted))
             self._num_admitted += 1

@@ -157,6 +157,7 @@ def recompute(
     made = []
     with torch.inference_mode(), precision_context():
         for number, request in enumerate(requests):
+            assert not request.source, "an encoder's output is in a cache"
             text = Continuation(request, new_generator(request.seed))
             made.append(text)
             while len(text.tokens) < request.max_tokens and not text.ended:

@@ -44,6 +44,7 @@ class Request:
             one; None: no probabilities.
         prompt_logprobs: True to report the probabilities of the prompt's tokens, too.
         constraint: Rule for the tokens; None: all are allowed.
+        source: Token ids of the encoder's input; empty for a model without an encoder.
     """
 
     prompt: Sequence[int]
@@ -55,6 +56,7 @@ class Request:
     top_logprobs: int | None = None
     prompt_logprobs: bool = False
     constraint: Constraint | None = None
+    source: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from lmcore.model.shape import ModelShape
 
-__all__ = ["TextCache", "TextModel", "compute_dtype"]
+__all__ = ["SourceCache", "TextCache", "TextModel", "compute_dtype", "set_source"]
 
 
 class TextCache(Protocol):
@@ -64,8 +64,41 @@ class TextCache(Protocol):
         ...
 
 
+@runtime_checkable
+class SourceCache(TextCache, Protocol):
+    """Cache of an encoder-decoder model, with the encoder's output for each sequence.
+
+    `move`, `clear` and `select` include it.
+    """
+
+    def set_source(self, slot: int, tokens: Sequence[int]) -> None:
+        """Encode the input of a sequence, before any pass over its slot."""
+        ...
+
+
+def set_source(cache: TextCache, slot: int, tokens: Sequence[int]) -> None:
+    """Encode the input of a sequence, if it has one.
+
+    Args:
+        cache: Cache of the model.
+        slot: Slot of the sequence.
+        tokens: Input of the encoder; empty for a model without an encoder.
+
+    Raises:
+        TypeError: The model has no encoder.
+    """
+    if not tokens:
+        return
+    if not isinstance(cache, SourceCache):
+        raise TypeError("the request has a source, and the model has no encoder")
+    cache.set_source(slot, tokens)
+
+
 class TextModel(Protocol):
-    """Causal language model that generates; calling it returns hidden states [B, S, H]."""
+    """Causal language model, or decoder, that generates; a call returns hidden states [B, S, H].
+
+    The cache of a decoder with an encoder is a `SourceCache`.
+    """
 
     @property
     def causal(self) -> bool:
