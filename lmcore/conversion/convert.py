@@ -14,6 +14,7 @@ import torch
 
 from lmcore.conversion.continuing import continue_flags, continue_notes, longer_flag
 from lmcore.conversion.formats import FORMATS, WriteOptions, read_state
+from lmcore.conversion.native import LmcoreState
 from lmcore.conversion.new_directory import new_directory, require_absent
 from lmcore.conversion.state import lacks_optimizer, notes_beside, recorded_samples
 from lmcore.conversion.tokenizer import NO_CHOICE, tokenizer_of
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["Conversion", "convert"]
 
 _LEFT_OUT = "the optimizer's state, if there is any, was left out: `--weights-only`"
+_RUN_LEFT_OUT = (
+    "sample order, random states and `config.yaml` of the run are left out: a copy of its "
+    "directory keeps them"
+)
 _ABSENT = "the checkpoint has no optimizer state: its weights alone are written"
 _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
 
@@ -115,6 +120,8 @@ def convert(
             left_out.append(_ABSENT)
     flags: Mapping[str, str] = {}
     if to == "lmcore":
+        if isinstance(state, LmcoreState):
+            left_out.append(_RUN_LEFT_OUT)
         flags = continue_flags(state)
         left_out += continue_notes(state)
     with new_directory(target, _least_bytes(state, to, options)) as directory:

@@ -158,11 +158,14 @@ def _run_lines(manifest: Manifest) -> Iterator[str]:
     if tokenizer:
         kind = _mapping(tokenizer.get("describe")).get("type")
         yield f"  tokenizer   {kind}, fingerprint {str(tokenizer.get('fingerprint'))[:16]}"
+    elif converted.get("tokenizer_type"):
+        yield f"  tokenizer   {converted['tokenizer_type']}, without its files"
     settings = _mapping(_mapping(meta.get("config")).get("config"))
     optimizer = _mapping(settings.get("optimizer")).get("optimizer")
+    precision = meta.get("precision") or _mapping(settings.get("accelerator")).get("precision")
     about = [
         f"optimizer {optimizer}" if optimizer else "",
-        f"precision {meta['precision']}" if meta.get("precision") else "",
+        f"precision {precision}" if precision else "",
         f"seed {meta['seed']}" if meta.get("seed") is not None else "",
     ]
     if any(about):

@@ -57,6 +57,20 @@ def megatron(directory: Path, change: Change = lambda _content: None) -> Path:
     return directory
 
 
+def test_a_run_that_is_written_as_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A note names what is not taken along; precision and the name of the tokenizer are shown."""
+    state = RandomState(GPT2, (WEIGHT, *ADAM))
+    state.settings, state.progress = SETTINGS | {"precision": "bf16"}, Progress(7, 56, 7, SCHEDULE)
+    state.tokenizer_type = "GPT2BPETokenizer"
+    write_lmcore(state, tmp_path / "run", None)
+    notes = " ".join(convert(tmp_path / "run", tmp_path / "again", "lmcore").notes)
+    assert "sample order, random states and `config.yaml` of the run are left out" in notes
+    assert main(["checkpoint", "inspect", str(tmp_path / "run")]) == 0
+    printed = capsys.readouterr().out
+    assert "  tokenizer   GPT2BPETokenizer, without its files\n" in printed
+    assert "precision bf16" in printed
+
+
 def test_a_whole_state_needs_nothing(tmp_path: Path) -> None:
     """Step and samples come from the source, for every target."""
     source = megatron(tmp_path / "source")
