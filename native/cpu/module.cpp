@@ -113,7 +113,7 @@ class ConstantProjection {
 
 using Strides = std::array<std::int64_t, 2>;
 
-// See NextToken; the caller has checked sizes, and that every length is less than the capacity.
+// See NextToken.  The caller has checked the slots against the longest length: next_token_attention.py.
 void attend_next_token(const std::string &instructions, bool is_bfloat16, std::uintptr_t q,
                        const Strides &q_strides, std::uintptr_t k, const Strides &k_strides,
                        std::uintptr_t v, const Strides &v_strides, std::uintptr_t k_slots,

@@ -143,6 +143,23 @@ def test_attention_that_is_not_finite(instructions: str) -> None:
     assert found[1].isfinite().all()
 
 
+@pytest.mark.parametrize("change", ["longer", "more", "values", "transposed"])
+def test_attention_writes_within_the_slots(instructions: str, change: str) -> None:
+    """Slots that are too small, or laid out otherwise, are refused before a byte is written."""
+    attend = next_token_attention(torch.float32, 16, instructions=instructions)
+    assert attend is not None
+    q = numbers(3 if change == "more" else 2, 1, 16)
+    keys, values = torch.zeros(2, 1, 8, 16), torch.zeros(2, 1, 8, 16)
+    if change == "values":
+        values = values[:, :, :4]
+    if change == "transposed":
+        keys = values = torch.zeros(2, 1, 16, 8).transpose(2, 3)
+    longest = 8 if change == "longer" else 3
+    with pytest.raises(ValueError, match="no room for"):
+        attend(q, q, q, keys, values, torch.tensor([longest] * len(q)), longest)
+    assert not keys.any()
+
+
 def test_what_has_no_kernel() -> None:
     """Other dtypes and very wide heads are left to torch."""
     assert next_token_attention(torch.float64, 64) is None

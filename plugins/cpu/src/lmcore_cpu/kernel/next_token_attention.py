@@ -49,6 +49,7 @@ def next_token_attention(
     ) -> Tensor:
         q_BND, k_BKD, v_BKD = (_with_adjacent_channels(one) for one in (q_BND, k_BKD, v_BKD))
         sequences, heads, channels = q_BND.shape
+        _require_room(k_LKCD, v_LKCD, sequences, longest)
         out_BND = q_BND.new_empty(q_BND.shape)
         kernels.attend_next_token(
             *(chosen, is_bfloat16),
@@ -63,6 +64,18 @@ def next_token_attention(
         return out_BND
 
     return attend
+
+
+def _require_room(k_LKCD: Tensor, v_LKCD: Tensor, sequences: int, longest: int) -> None:
+    """Raise a ValueError for slots that the kernel would write beyond."""
+    slots, _groups, positions, channels = k_LKCD.shape
+    strides = k_LKCD.stride()
+    alike = v_LKCD.shape == k_LKCD.shape and v_LKCD.stride() == strides
+    if sequences > slots or longest >= positions or not alike or strides[2:] != (channels, 1):
+        raise ValueError(
+            f"no room for {sequences} sequences of {longest + 1} tokens in keys {(*k_LKCD.shape,)} "
+            f"and values {(*v_LKCD.shape,)} with strides {strides} and {v_LKCD.stride()}"
+        )
 
 
 def _with_adjacent_channels(x_BND: Tensor) -> Tensor:
