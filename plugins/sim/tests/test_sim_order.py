@@ -238,11 +238,12 @@ def test_a_stager_needs_its_wait(sim: ModuleType) -> None:
     from lmcore_sim.device import create_device
 
     device = create_device()
-    live = {"weight": torch.full((64, 64), 7.0, device="sim")}
-    for synchronize, right in ((device.synchronize, True), (lambda: None, False)):
+    # another value each time: memory that the first buffers gave back may hold the first
+    for value, synchronize, right in ((7.0, device.synchronize, True), (9.0, lambda: None, False)):
+        live = {"weight": torch.full((64, 64), value, device="sim")}
         stager = buffer_stager(dataclasses.replace(device, synchronize=synchronize), priority=1)
         staged = stage_tensors(stager, live)
-        assert bool((staged["weight"] == 7).all()) is right
+        assert bool((staged["weight"] == value).all()) is right
 
 
 def test_a_copy_that_has_begun(sim: ModuleType) -> None:
@@ -271,9 +272,13 @@ def test_a_copy_needs_its_wait_on_the_host(sim: ModuleType) -> None:
     from lmcore_sim.device import create_device
 
     device = create_device()
-    live = {"weight": torch.full((64, 64), 7.0, device="sim")}
-    for new_event, right in ((device.new_event, True), (lambda: Forgets("sim"), False)):
+    # another value each time: memory that the first buffers gave back may hold the first
+    for value, new_event, right in (
+        (7.0, device.new_event, True),
+        (9.0, lambda: Forgets("sim"), False),
+    ):
+        live = {"weight": torch.full((64, 64), value, device="sim")}
         stager = buffer_stager(dataclasses.replace(device, new_event=new_event), priority=1)
         pending = begin_staging(stager, live, live.keys())
         pending.finish()
-        assert bool((pending.tensors["weight"] == 7).all()) is right
+        assert bool((pending.tensors["weight"] == value).all()) is right
