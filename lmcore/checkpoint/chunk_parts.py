@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -15,15 +13,12 @@ from lmcore.checkpoint.dcp_metadata import StoredChunk, dtype_of
 from lmcore.checkpoint.dcp_reader import (
     Copy,
     copies_of,
-    not_as_stated,
     opened,
+    opened_record,
     read_chunk,
-    refuse_compressed,
-    slice_of,
+    read_rows,
 )
-from lmcore.checkpoint.strided_record import StridedRecord, strided_record
-from lmcore.checkpoint.zip_checksum import damaged_record
-from lmcore.errors import CheckpointError
+from lmcore.checkpoint.strided_record import StridedRecord
 from lmcore.parallel.tensor_layout import Chunk, TensorLayout, box
 
 __all__ = ["PartReader"]
@@ -79,7 +74,7 @@ class PartReader:
         self, copy: Copy, stream: BinaryIO, path: Path, chunk: StoredChunk, dtype: str
     ) -> None:
         if chunk not in self._records:
-            self._records[chunk] = self._opened(stream, path, chunk)
+            self._records[chunk] = opened_record(stream, path, chunk, compare=self._compare)
         record = self._records[chunk]
         size = tuple(copy.target.shape)
         if record is None or (record.dtype, record.shape) != (dtype, chunk.bounds.size) or not size:
@@ -90,31 +85,6 @@ class PartReader:
         rows = target
         if not target.is_contiguous() or size[1:] != record.shape[1:]:
             rows = torch.empty(size[0], *record.shape[1:], dtype=target.dtype)
-        row_bytes = math.prod(record.shape[1:]) * record.itemsize
-        stream.seek(chunk.offset + record.position + copy.start[0] * row_bytes)
-        content = rows.reshape(-1).view(torch.uint8).numpy().data
-        if stream.readinto(content) != len(content):  # type: ignore[attr-defined]
-            raise not_as_stated(chunk, path, "it is truncated")
+        read_rows(stream, path, chunk, record, copy.start[0], rows)
         if rows is not target:
             target.copy_(box(rows, (0, *copy.start[1:]), size))
-
-    def _opened(self, stream: BinaryIO, path: Path, chunk: StoredChunk) -> StridedRecord | None:
-        """Compare the checksums of a chunk and return where its elements are."""
-        part = slice_of(stream, chunk.offset, chunk.length)
-        found, why = None, None
-        try:
-            refuse_compressed(part, path, chunk)
-            with zipfile.ZipFile(part) as archive:
-                record = damaged_record(archive) if self._compare else None
-                if record is not None:
-                    why = f"the checksum of its record `{record}` is wrong"
-                else:
-                    found = strided_record(part, archive)
-        except (CheckpointError, OSError):
-            raise
-        except Exception as error:
-            why = f"reading it failed: `{type(error).__name__}`"
-            raise not_as_stated(chunk, path, why) from error
-        if why is not None:
-            raise not_as_stated(chunk, path, why)
-        return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import zipfile
 from collections import defaultdict
@@ -19,6 +20,7 @@ from lmcore.bounded_file import open_regular
 from lmcore.checkpoint.chunks import ChunkBounds, overlap
 from lmcore.checkpoint.dcp_metadata import StoredChunk, StoredObject
 from lmcore.checkpoint.manifest import TensorEntry
+from lmcore.checkpoint.strided_record import StridedRecord, strided_record
 from lmcore.checkpoint.zip_checksum import damaged_record
 from lmcore.errors import CheckpointError
 from lmcore.parallel.tensor_layout import TensorLayout, box
@@ -32,8 +34,10 @@ __all__ = [
     "copies_of",
     "not_as_stated",
     "opened",
+    "opened_record",
     "read_chunk",
     "read_object",
+    "read_rows",
     "read_tensors",
     "refuse_compressed",
     "slice_of",
@@ -146,7 +150,101 @@ def _read_file(
 ) -> None:
     with opened(path) as stream:
         for chunk, copies in sorted(reads.items(), key=lambda read: read[0].offset):
-            _fill(copies, read_chunk(stream, path, chunk, entries[chunk.name].dtype))
+            dtype = entries[chunk.name].dtype
+            left = _read_in_place(stream, path, chunk, copies, dtype)
+            if left:
+                _fill(left, read_chunk(stream, path, chunk, dtype))
+
+
+def _read_in_place(
+    stream: BinaryIO, path: Path, chunk: StoredChunk, copies: Sequence[Copy], dtype: str
+) -> list[Copy]:
+    """Read whole rows of a chunk from the file into their tensors; return the other copies.
+
+    torch's loader would read the chunk into new memory, from which it would be copied.
+    """
+    if not any(_is_rows(copy, chunk) for copy in copies):
+        return list(copies)
+    record = opened_record(stream, path, chunk)
+    if record is None or (record.dtype, record.shape) != (dtype, chunk.bounds.size):
+        return list(copies)  # torch's loader reads it, or says what is wrong
+    left = []
+    for copy in copies:
+        if _is_rows(copy, chunk):
+            read_rows(stream, path, chunk, record, copy.start[0], copy.target)
+        else:
+            left.append(copy)
+    return left
+
+
+def _is_rows(copy: Copy, chunk: StoredChunk) -> bool:
+    """Return True if the target of *copy* is rows of *chunk* in host memory, one after another."""
+    target, size = copy.target, chunk.bounds.size
+    return (
+        target.device.type == "cpu"
+        and target.dim() > 0
+        and target.shape[1:] == size[1:]
+        and target.is_contiguous()
+        and not (target.is_conj() or target.is_neg())
+    )
+
+
+def opened_record(
+    stream: BinaryIO, path: Path, chunk: StoredChunk, *, compare: bool = False
+) -> StridedRecord | None:
+    """Return where the elements of a chunk are; None if it is not a plain, contiguous tensor.
+
+    Args:
+        stream: Open file.
+        path: Its path, for messages.
+        chunk: Position of the chunk.
+        compare: True to compare torch's checksums of the chunk.
+
+    Raises:
+        CheckpointError: The archive is compressed or damaged.
+    """
+    part = slice_of(stream, chunk.offset, chunk.length)
+    try:
+        refuse_compressed(part, path, chunk)
+        with zipfile.ZipFile(part) as archive:
+            damaged = damaged_record(archive) if compare else None
+            found = None if damaged else strided_record(part, archive)
+    except (CheckpointError, OSError):
+        raise
+    except Exception as error:
+        why = f"reading it failed: `{type(error).__name__}`"
+        raise not_as_stated(chunk, path, why) from error
+    if damaged is not None:
+        raise not_as_stated(chunk, path, f"the checksum of its record `{damaged}` is wrong")
+    return found
+
+
+def read_rows(
+    stream: BinaryIO,
+    path: Path,
+    chunk: StoredChunk,
+    record: StridedRecord,
+    first: int,
+    rows: Tensor,
+) -> None:
+    """Fill *rows* from the file.
+
+    Args:
+        stream: Open file.
+        path: Its path, for messages.
+        chunk: Position of the chunk.
+        record: Position of its elements in it.
+        first: First row to read.
+        rows: Contiguous tensor on the host, of the record's dtype and size of rows.
+
+    Raises:
+        CheckpointError: The file ends before.
+    """
+    row_bytes = math.prod(record.shape[1:]) * record.itemsize
+    content = rows.reshape(-1).view(torch.uint8).numpy().data
+    stream.seek(chunk.offset + record.position + first * row_bytes)
+    if stream.readinto(content) != len(content):  # type: ignore[attr-defined]
+        raise not_as_stated(chunk, path, "it is truncated")
 
 
 @contextmanager

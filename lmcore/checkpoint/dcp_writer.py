@@ -178,8 +178,13 @@ def _write_chunk(stream: SyncedFile, chunk: torch.Tensor) -> ByteRange:
 
 def _on_host(data: torch.Tensor) -> torch.Tensor:
     tensor = data.detach().cpu().contiguous()
-    # A view would be written with all of its storage.
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+    if tensor.untyped_storage().nbytes() == tensor.nbytes:
+        return tensor
+    if not tensor.nbytes:
+        return tensor.clone()
+    # A view would be written with all of its storage; this storage is the view's memory alone.
+    own = torch.from_numpy(tensor.reshape(-1).view(torch.uint8).numpy())
+    return own.view(tensor.dtype).view(tensor.shape)
 
 
 def _balance(chunks: Sequence[torch.Tensor], count: int) -> list[list[int]]:

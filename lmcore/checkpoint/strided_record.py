@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
+from lmcore.crc32 import crc32
+
 __all__ = ["StridedRecord", "strided_record"]
 
 _DTYPES = {
@@ -63,9 +65,10 @@ def strided_record(stream: IO[bytes], archive: zipfile.ZipFile) -> StridedRecord
     if pickled is None or pickled.file_size > _MAX_PICKLE_BYTES:
         return None
     folder = pickled.filename.removesuffix(_PICKLE)
-    if folder + _ORDER in names and archive.read(folder + _ORDER) != b"little":
+    order = names.get(folder + _ORDER)
+    if order is not None and _content(stream, order) != b"little":
         return None
-    found = _tensor(archive.read(pickled))
+    found = _tensor(_content(stream, pickled))
     if found is None:
         return None
     storage, count, key, offset, shape, strides = found
@@ -102,6 +105,21 @@ def _data_start(stream: IO[bytes], record: zipfile.ZipInfo) -> int | None:
     if signature != _SIGNATURE:
         return None
     return int(record.header_offset + _LOCAL_HEADER.size + name + extra)
+
+
+def _content(stream: IO[bytes], record: zipfile.ZipInfo) -> bytes:
+    """Return the bytes of a small record; none if it is compressed, large or damaged.
+
+    `ZipFile.read` would refuse a record that torch wrote without a checksum, which is 0 then.
+    """
+    start = _data_start(stream, record)
+    if start is None or record.file_size > _MAX_PICKLE_BYTES:
+        return b""
+    stream.seek(start)
+    content = stream.read(record.file_size)
+    if record.CRC and crc32(content) != record.CRC:
+        return b""
+    return content
 
 
 def _tensor(

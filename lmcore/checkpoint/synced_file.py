@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import os
-import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from lmcore.checkpoint.block_writer import BLOCK_BYTES, BlockWriter, new_block
 from lmcore.checkpoint.manifest import FileEntry
 from lmcore.crc32 import crc32
-from lmcore.threads import start_optional
 
 __all__ = [
     "SyncedFile",
@@ -20,20 +18,16 @@ __all__ = [
     "write_durably",
 ]
 
-SENDER_NAME = "lmcore-checkpoint-sync"
-_BUFFER_BYTES = 64 * 1024
-# Small enough that a piece is still in the processor's cache for its checksum, after the write.
+# Small enough that a piece is still in the processor's cache for its checksum, after the copy.
 _PIECE_BYTES = 1024 * 1024
-# Large enough that a sync is worth its call, small enough that the disk is never idle for long.
-_SEND_BYTES = 16 * 1024 * 1024
 
 
 class SyncedFile:
     """A new binary file that is checksummed while it is written, and synced when it is closed.
 
-    A second thread syncs it while it is written, so that `close` waits for the last part only.  A
-    failure is kept in `error` and raised by `check` and `close`, never by `write`: torch's
-    serializer would hide it behind another error.
+    A second thread writes full blocks, so that `close` waits for the last ones only.  A failure is
+    kept in `error` and raised by `check` and `close`, never by `write`: torch's serializer would
+    hide it behind another error.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,18 +36,19 @@ class SyncedFile:
         self.error: OSError | None = None
         self._checksum = 0
         self._file = path.open("xb", buffering=0)
-        self._stream = io.BufferedWriter(self._file, _BUFFER_BYTES)
-        self._unsent = 0
-        self._sender: _Sender | None = None
+        self._block = new_block()
+        self._filled = 0
+        self._writer: BlockWriter | None = None
 
     def write(self, content: bytes | bytearray | memoryview) -> int:
         """Append *content*; return its length even after a failure (see the class)."""
         view = memoryview(content).cast("B")
+        start = 0
         try:
-            for start in range(0, len(view), _PIECE_BYTES):
-                if self.error is not None:
-                    break
-                self._write_piece(view[start : start + _PIECE_BYTES])
+            while start < len(view) and self.error is None:
+                length = min(_PIECE_BYTES, BLOCK_BYTES - self._filled, len(view) - start)
+                self._write_piece(view[start : start + length])
+                start += length
         except OSError as error:
             self.error = error
         self.size += len(view)
@@ -75,44 +70,42 @@ class SyncedFile:
         """Flush, sync and close."""
         try:
             self.check()
-            self._stream.flush()
-            self._stop_sending()
+            self._stop_writing()
             self.check()
+            rest = self._block[: self._filled]
+            while rest:
+                rest = rest[self._file.write(rest) or 0 :]
             os.fsync(self._file.fileno())
         except OSError:
             self._abandon()
             raise
-        self._stream.close()
+        self._file.close()
 
     def entry(self) -> FileEntry:
         """Return the size and checksum for the manifest."""
         return FileEntry(size=self.size, crc32=self._checksum)
 
     def _write_piece(self, piece: memoryview) -> None:
-        self._stream.write(piece)
+        """Copy a piece to the block, which has room for it."""
+        end = self._filled + len(piece)
+        _copy(piece, self._block[self._filled : end])
         self._checksum = crc32(piece, self._checksum)
-        self._unsent += len(piece)
-        if self._unsent >= _SEND_BYTES:
-            self._unsent = 0
-            if self._sender is None:
-                self._sender = _Sender(self._file.fileno())
-            self._sender.send()
-            self.error = self._sender.error
+        self._filled = end
+        if end == BLOCK_BYTES:
+            if self._writer is None:
+                self._writer = BlockWriter(self._file.fileno())
+            self._block, self._filled = self._writer.exchange(self._block), 0
+            self.error = self._writer.error
 
-    def _stop_sending(self) -> None:
-        if self._sender is not None:
-            self._sender.stop()
-            # The system reports a lost write once, perhaps to the sender and not to this thread.
-            self.error = self.error or self._sender.error
-            self._sender = None
+    def _stop_writing(self) -> None:
+        if self._writer is not None:
+            self._writer.stop()
+            self.error = self.error or self._writer.error
+            self._writer = None
 
     def _abandon(self) -> None:
-        self._stop_sending()
-        # A buffered stream flushes again when it is closed, and fails again for the same reason.
-        try:
-            self._stream.close()
-        except OSError:
-            self._file.close()
+        self._stop_writing()
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -129,36 +122,11 @@ class SyncedFile:
             self._abandon()
 
 
-class _Sender:
-    """A thread that syncs a file to the disk at each request."""
+def _copy(piece: memoryview, target: memoryview) -> None:
+    """Copy bytes; other threads run meanwhile, unlike in an assignment of slices."""
+    import numpy as np
 
-    def __init__(self, descriptor: int) -> None:
-        self.error: OSError | None = None
-        self._descriptor = descriptor
-        self._requested = threading.Event()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name=SENDER_NAME, daemon=True)
-        self._started = start_optional(self._thread)  # without it the file is synced at its end
-
-    def send(self) -> None:
-        self._requested.set()
-
-    def stop(self) -> None:
-        self._stopping = True
-        self._requested.set()
-        if self._started:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while self.error is None:
-            self._requested.wait()
-            self._requested.clear()
-            if self._stopping:
-                return
-            try:
-                os.fsync(self._descriptor)
-            except OSError as error:
-                self.error = error
+    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(piece, np.uint8))
 
 
 def num_io_threads(at_most: int) -> int:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from lmcore.checkpoint import chunk_parts
+from lmcore.checkpoint import dcp_reader
 from lmcore.checkpoint.chunk_parts import PartReader
 from lmcore.checkpoint.dcp_metadata import ForeignIndex, read_foreign_metadata
 from lmcore.checkpoint.strided_record import strided_record
@@ -68,10 +68,10 @@ def test_no_other_elements_are_read(
     """Checksums are compared once for each chunk, and torch's loader, which reads all, not used."""
     directory, found = index
     reader, compared = PartReader(directory), []
-    check = chunk_parts.damaged_record
+    check = dcp_reader.damaged_record
     with monkeypatch.context() as patch:
         patch.setattr(torch, "load", None)
-        patch.setattr(chunk_parts, "damaged_record", lambda one: compared.append(one) or check(one))
+        patch.setattr(dcp_reader, "damaged_record", lambda one: compared.append(one) or check(one))
         for first in range(0, 3000, 100):
             read = part(reader, found, "vector", (first,), (100,))
             assert torch.equal(read, TENSORS["vector"][first : first + 100])

@@ -23,9 +23,15 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta
 
-from lmcore.checkpoint import load_checkpoint, read_manifest, verify_checkpoint
+from lmcore.checkpoint import (
+    load_checkpoint,
+    read_manifest,
+    save_checkpoint,
+    verify_checkpoint,
+)
 from lmcore.checkpoint.manifest import _checksum
 from lmcore.errors import CheckpointError
+from lmcore.parallel.tensor_layout import Chunk, TensorLayout
 
 
 def as_bytes(tensor: torch.Tensor) -> bytes:
@@ -84,6 +90,42 @@ def test_fills_parameters_and_views_in_place(saved: Path, tensors: dict[str, tor
     assert torch.equal(parameter, tensors["model.layers.0.attention.qkv.weight"])
     assert as_bytes(base.t()) == as_bytes(tensors["model.nan"])
     assert parameter.requires_grad
+
+
+@pytest.mark.parametrize(
+    "layout, in_place",
+    [
+        ((Chunk((0, 0), (3, 0), (40, 8)),), True),
+        ((Chunk((0, 0), (3, 2), (40, 6)),), False),
+        ((Chunk((0, 0), (0, 0), (3, 8)), Chunk((3, 0), (50, 0), (7, 8))), True),
+    ],
+    ids=["rows", "columns", "two blocks of rows"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64])
+def test_rows_are_read_in_place(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    layout: tuple[Chunk, ...],
+    in_place: bool,
+    dtype: torch.dtype,
+):
+    """Whole rows go from the file into the tensor; torch's loader reads what is left."""
+    whole = torch.arange(60 * 8).view(60, 8).to(dtype)
+    saved = save_checkpoint(tmp_path, 1, {"w": whole}, {}, model_shape={})
+    rows = max(chunk.start[0] + chunk.size[0] for chunk in layout)
+    target = torch.full((rows, layout[0].size[1]), -1).to(dtype)
+    calls = []
+    load = torch.load
+    monkeypatch.setattr(
+        torch, "load", lambda *args, **named: calls.append(1) or load(*args, **named)
+    )
+    load_checkpoint(saved, {"w": target}, layouts={"w": TensorLayout((60, 8), layout)})
+    for chunk in layout:
+        low, end = chunk.start[0], chunk.start[0] + chunk.size[0]
+        first, column = chunk.offset
+        wanted = whole[first : first + chunk.size[0], column : column + chunk.size[1]]
+        assert torch.equal(target[low:end], wanted)
+    assert bool(calls) is not (in_place and dtype.is_floating_point)
 
 
 def test_partial_load_reads_the_given_tensors(saved: Path):

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import threading
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import pytest
 import torch
 
 from lmcore.checkpoint import (
+    block_writer,
     find_checkpoint,
     load_checkpoint,
     read_manifest,
@@ -519,29 +519,17 @@ def test_no_space_is_seen_before_writing(tmp_path: Path, monkeypatch: pytest.Mon
     assert "--keep-last" in str(caught.value.hint)
 
 
-def test_failure_of_the_background_sync_is_not_lost(
+def test_failure_of_the_background_write_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A lost write that only the background thread was told of fails the save."""
-    told = threading.Event()
-    fsync, send = os.fsync, synced_file._Sender.send
+    """A failure that only the thread of the blocks met fails the save."""
 
-    def fail_in_background(descriptor: int) -> None:
-        if threading.current_thread().name != synced_file.SENDER_NAME:
-            fsync(descriptor)
-        elif not told.is_set():
-            told.set()
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+    def fail(_descriptor: int, _content: memoryview) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    def send_and_wait(sender: synced_file._Sender) -> None:
-        send(sender)
-        assert told.wait(timeout=30)
-
-    monkeypatch.setattr(synced_file, "_SEND_BYTES", 1)
-    monkeypatch.setattr(synced_file._Sender, "send", send_and_wait)
-    monkeypatch.setattr(synced_file.os, "fsync", fail_in_background)
+    monkeypatch.setattr(block_writer.os, "write", fail)
     with pytest.raises(CheckpointError, match="Input/output error"):
-        save_checkpoint(tmp_path, 1, {"w": torch.ones(100_000)}, {}, model_shape={})
+        save_checkpoint(tmp_path, 1, {"w": torch.ones(1_100_000)}, {}, model_shape={})
     assert names(tmp_path) == []
 
 

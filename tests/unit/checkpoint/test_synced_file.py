@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import threading
 import zlib
 from pathlib import Path
 
@@ -24,29 +22,6 @@ def test_size_and_checksum_are_those_of_the_file(tmp_path: Path, monkeypatch: py
     assert (tmp_path / "file").read_bytes() == content
     assert stream.entry().size == stream.tell() == len(content)
     assert stream.entry().crc32 == zlib.crc32(content) == file_checksum(tmp_path / "file")
-
-
-def test_late_failure_of_the_background_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A write that the system loses after the last call of `write` fails `close`."""
-    proceed = threading.Event()
-    fsync = os.fsync
-
-    def fail_in_background(descriptor: int) -> None:
-        if threading.current_thread().name != synced_file.SENDER_NAME:
-            fsync(descriptor)
-            return
-        assert proceed.wait(timeout=30)
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(synced_file.os, "fsync", fail_in_background)
-    monkeypatch.setattr(synced_file, "_SEND_BYTES", 1)
-    stream = SyncedFile(tmp_path / "file")
-    stream.write(b"content")
-    assert stream.error is None
-    proceed.set()
-    stream._sender._thread.join(timeout=30)
-    with pytest.raises(OSError, match="Input/output error"):
-        stream.close()
 
 
 def test_existing_file_is_not_overwritten(tmp_path: Path):
