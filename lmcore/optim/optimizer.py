@@ -123,6 +123,15 @@ class Optimizer(ABC):
         while self._before_change:
             self._before_change.pop()()
 
+    def release_state(self) -> set[str]:
+        """Leave state tensors as they are from now on, and return their names in `state_tensors`.
+
+        The next step puts other tensors in their place, with the new values.  So a checkpoint is
+        written from them without a copy.  They are the caller's until it calls this again.  An
+        optimizer that updates all of its state in place returns no names.
+        """
+        return set()
+
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the live state by name, KIND.PARAMETER."""
         return {

@@ -22,6 +22,8 @@ struct Lanes {
   static Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
   static Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
   static Vector divide(Vector a, Vector b) { return _mm256_div_ps(a, b); }
+  static Vector subtract(Vector a, Vector b) { return _mm256_sub_ps(a, b); }
+  static Vector square_root(Vector a) { return _mm256_sqrt_ps(a); }
   static Vector at_least(Vector a, Vector low) { return _mm256_max_ps(low, a); }
   static Vector at_most(Vector a, Vector high) { return _mm256_min_ps(high, a); }
   static Vector rounded(Vector a) {
@@ -42,6 +44,8 @@ struct Lanes {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
   }
   static void store(float *to, Vector values) { _mm256_storeu_ps(to, values); }
+  static void stream(float *to, Vector values) { _mm256_stream_ps(to, values); }  // to is aligned
+  static void fence() { _mm_sfence(); }
   static void prefetch(const char *at) { _mm_prefetch(at, _MM_HINT_T1); }
 
   static Vector load(const float *from) { return _mm256_loadu_ps(from); }
@@ -58,13 +62,14 @@ struct Lanes {
 }  // namespace
 }  // namespace lmcore::cpu
 
+#include "adamw.hpp"
 #include "attention.hpp"
 #include "projection.hpp"
 
 namespace lmcore::cpu {
 
 const Kernels *avx2_kernels() {
-  static constexpr Kernels kernels{"avx2", kBlock, project, attend};
+  static constexpr Kernels kernels{"avx2", kBlock, project, attend, adamw};
   return &kernels;
 }
 

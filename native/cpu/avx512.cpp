@@ -21,6 +21,8 @@ struct Lanes {
   static Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
   static Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
   static Vector divide(Vector a, Vector b) { return _mm512_div_ps(a, b); }
+  static Vector subtract(Vector a, Vector b) { return _mm512_sub_ps(a, b); }
+  static Vector square_root(Vector a) { return _mm512_sqrt_ps(a); }
   // NaN if the first one is NaN.
   static Vector at_least(Vector a, Vector low) { return _mm512_max_ps(low, a); }
   static Vector at_most(Vector a, Vector high) { return _mm512_min_ps(high, a); }
@@ -30,6 +32,8 @@ struct Lanes {
   static Vector scaled_by_power_of_2(Vector a, Vector power) { return _mm512_scalef_ps(a, power); }
   static float total(Vector values) { return _mm512_reduce_add_ps(values); }
   static void store(float *to, Vector values) { _mm512_storeu_ps(to, values); }
+  static void stream(float *to, Vector values) { _mm512_stream_ps(to, values); }  // to is aligned
+  static void fence() { _mm_sfence(); }
   static void prefetch(const char *at) { _mm_prefetch(at, _MM_HINT_T1); }
 
   static Vector load(const float *from) { return _mm512_loadu_ps(from); }
@@ -46,13 +50,14 @@ struct Lanes {
 }  // namespace
 }  // namespace lmcore::cpu
 
+#include "adamw.hpp"
 #include "attention.hpp"
 #include "projection.hpp"
 
 namespace lmcore::cpu {
 
 const Kernels *avx512_kernels() {
-  static constexpr Kernels kernels{"avx512", kBlock, project, attend};
+  static constexpr Kernels kernels{"avx512", kBlock, project, attend, adamw};
   return &kernels;
 }
 

@@ -1,6 +1,6 @@
-// Kernels for generation on the CPU, for each instruction set: lmcore_cpu/kernel/native.py.
+// Kernels for the CPU, for each instruction set: lmcore_cpu/kernel/native.py.
 //
-// avx512.cpp and avx2.cpp include the templates of projection.hpp and attention.hpp with their vectors.
+// avx512.cpp and avx2.cpp include the templates of adamw.hpp, attention.hpp and projection.hpp with their vectors.
 
 #pragma once
 
@@ -47,6 +47,28 @@ struct NextToken {
   float scale;  // of scores
 };
 
+// Arrays of a weight; the moments are written in place if the new ones are the same.
+struct AdamwTensor {
+  float *weight;
+  const float *gradient;
+  const float *first;
+  const float *second;
+  float *new_first;
+  float *new_second;
+  std::int64_t size;
+};
+
+// Factors of one step of AdamW.
+struct AdamwStep {
+  float decay;     // 1 - learning rate * weight decay
+  float first;     // 1 - beta1
+  float second;    // beta2
+  float gradient;  // 1 - beta2
+  float root;      // square root of 1 - beta2^step
+  float epsilon;
+  float rate;  // -learning rate / (1 - beta1^step)
+};
+
 struct Kernels {
   const char *instructions;
   std::int64_t block;  // outputs of a block
@@ -54,6 +76,8 @@ struct Kernels {
   void (*project)(const Projection &, std::int64_t first_block, std::int64_t end_block);
   // Computes some pairs of a sequence and a head of keys; *scores* has room for one sequence.
   void (*attend)(const NextToken &, std::int64_t first, std::int64_t step, float *scores);
+  // Updates the elements of a weight from start, a multiple of 64 bytes, to end.
+  void (*adamw)(const AdamwStep &, const AdamwTensor &, std::int64_t start, std::int64_t end);
 };
 
 // Null where the compiler cannot build them.

@@ -1,4 +1,4 @@
-// lmcore_cpu._kernels: kernels for generation, where torch's libraries are slow at them.
+// lmcore_cpu._kernels: kernels for what torch's libraries are slow at, or do not have.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -151,6 +151,53 @@ void attend_next_token(const std::string &instructions, bool is_bfloat16, std::u
   });
 }
 
+constexpr std::int64_t kAdamwPart = 1 << 14;  // elements
+
+struct AdamwPart {
+  std::size_t tensor;
+  std::int64_t start;
+};
+
+// Takes for each weight the addresses of the arrays of AdamwTensor, its size and the factors of AdamwStep.
+void adamw(const std::string &instructions,
+           const std::vector<std::array<std::uintptr_t, 7>> &tensors,
+           const std::vector<std::array<double, 7>> &steps, int threads) {
+  const Kernels *const kernels = required(instructions);
+  if (tensors.size() != steps.size()) {
+    throw std::invalid_argument("not as many steps as tensors");
+  }
+  py::gil_scoped_release released;
+  std::vector<AdamwTensor> all;
+  std::vector<AdamwStep> factors;
+  std::vector<AdamwPart> parts;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto &at = tensors[i];
+    all.push_back({reinterpret_cast<float *>(at[0]), reinterpret_cast<const float *>(at[1]),
+                   reinterpret_cast<const float *>(at[2]), reinterpret_cast<const float *>(at[3]),
+                   reinterpret_cast<float *>(at[4]), reinterpret_cast<float *>(at[5]),
+                   static_cast<std::int64_t>(at[6])});
+    const auto &by = steps[i];
+    factors.push_back({static_cast<float>(by[0]), static_cast<float>(by[1]),
+                       static_cast<float>(by[2]), static_cast<float>(by[3]),
+                       static_cast<float>(by[4]), static_cast<float>(by[5]),
+                       static_cast<float>(by[6])});
+    for (std::int64_t start = 0; start < all.back().size; start += kAdamwPart) {
+      parts.push_back({i, start});
+    }
+  }
+  const auto count = static_cast<std::int64_t>(parts.size());
+  on_threads(threads_for(count * kAdamwPart, count, threads),
+             [&](std::int64_t thread, std::int64_t of) {
+               for (std::int64_t i = count * thread / of; i < count * (thread + 1) / of; ++i) {
+                 const AdamwPart &part = parts[static_cast<std::size_t>(i)];
+                 const AdamwTensor &one = all[part.tensor];
+                 const std::int64_t end = part.start + kAdamwPart;
+                 kernels->adamw(factors[part.tensor], one, part.start,
+                                end < one.size ? end : one.size);
+               }
+             });
+}
+
 py::dict blocks() {
   py::dict found;
   for (const Kernels *one : {avx512_kernels(), avx2_kernels()}) {
@@ -166,14 +213,15 @@ py::dict blocks() {
 
 PYBIND11_MODULE(_kernels, module) {
   using lmcore::cpu::ConstantProjection;
-  module.doc() = "Kernels for generation; lmcore_cpu.kernel.native says when they are used.";
-  module.attr("INTERFACE") = 1;  // as in lmcore_cpu/kernel/native.py
+  module.doc() = "Kernels for the CPU; lmcore_cpu.kernel.native says when they are used.";
+  module.attr("INTERFACE") = 2;  // as in lmcore_cpu/kernel/native.py
   module.def("blocks", &lmcore::cpu::blocks,
              "Return the outputs of a block by instruction set, the fastest first.");
   module.def("has_threads", [] { return lmcore::cpu::openmp().found(); },
              "Return True if torch's threads were found.");
   module.def("attend_next_token", &lmcore::cpu::attend_next_token,
              "Write a key and a value into each slot, and attend to all of the slot.");
+  module.def("adamw", &lmcore::cpu::adamw, "Update weights and moments by a step of AdamW.");
   py::class_<ConstantProjection>(module, "ConstantProjection")
       .def(py::init<const std::string &, std::uintptr_t, int, std::int64_t, std::int64_t,
                     std::uintptr_t, std::uintptr_t, bool>())

@@ -19,6 +19,9 @@ from lmcore.train.diagnose.non_finite import check_weights
 from lmcore.train.resume.validation_history import KEY, ValidationHistory
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lmcore.accelerator import CheckpointStager
     from lmcore.checkpoint import WritePlan
     from lmcore.config.plan import RunPlan
     from lmcore.data.tokenizer import Tokenizer
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.state import TrainState
 
-__all__ = ["Snapshot", "take_snapshot"]
+__all__ = ["Snapshot", "begin_copy", "take_snapshot"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def take_snapshot(
     """Copy the part of *state* that this rank writes to the host; all processes must call it.
 
     With `--async-save`, and a stager that can, the copy of what the optimizer changes has only
-    begun: the optimizer waits for its end before its next change.
+    begun: the optimizer waits for its end before its next change.  See `begin_copy`.
 
     Take and write a snapshot within `state.evaluation_weights`: the run's stager may return the
     live tensors.
@@ -153,10 +156,8 @@ def take_snapshot(
             meta[BEST_KEY] = True
     views = write_plan.views(tensors)
     if asked.async_save:
-        lasting = state.changed_by_optimizer()
-        keys = {key for key, (name, _) in write_plan.own.items() if name in lasting}
-        copy = begin_staging(runtime.stager, views, keys)
-        state.optimizer.before_next_change(copy.end_reads)
+        names = {key: name for key, (name, _) in write_plan.own.items()}
+        copy = begin_copy(runtime.stager, state, views, names)
     else:
         copy = PendingCopy(stage_tensors(runtime.stager, views))
     return Snapshot(
@@ -171,6 +172,34 @@ def take_snapshot(
         write_plan,
         planner.saves,
     )
+
+
+def begin_copy(
+    stager: CheckpointStager,
+    state: TrainState,
+    views: Mapping[str, Tensor],
+    names: Mapping[str, str],
+) -> PendingCopy:
+    """Begin to copy the part of *state* that a checkpoint is written from, and return at once.
+
+    What the optimizer releases is not copied; before it changes what it does not, it waits for the
+    copy.
+
+    Args:
+        stager: Stager that copies.
+        state: State of the run.
+        views: Views of its tensors, and other tensors, by key.
+        names: Names of the state's tensors, by key.
+    """
+    released: set[str] = set()
+    if any(name.startswith("optimizer.") for name in names.values()):
+        released = {f"optimizer.{name}" for name in state.optimizer.release_state()}
+    kept = {key: view for key, view in views.items() if names.get(key) in released}
+    copied = {key: view for key, view in views.items() if key not in kept}
+    lasting = state.changed_by_optimizer()
+    copy = begin_staging(stager, copied, {key for key in copied if names.get(key) in lasting})
+    state.optimizer.before_next_change(copy.end_reads)
+    return dataclasses.replace(copy, tensors={**copy.tensors, **kept})
 
 
 def _settings(plan: RunPlan) -> dict[str, Any]:

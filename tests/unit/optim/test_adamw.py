@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -112,6 +113,39 @@ def test_state_round_trip(update: Callable[..., None]) -> None:
         torch.equal(tensor, fresh.state_tensors()[name])
         for name, tensor in trained.state_tensors().items()
     )
+
+
+def test_released_moments_stay_as_they_are(update: Callable[..., None]) -> None:
+    """After `release_state` a step writes elsewhere, with the bits of a step in place."""
+    plain, named = weights(), weights()
+    in_place, optimizer = make(plain, update), make(named, update)
+    memory = set()
+    for step in range(0, 12, 2):
+        released = optimizer.release_state()
+        can = "new_moments" in inspect.signature(update).parameters
+        kinds = ("exp_avg", "exp_avg_sq") if can else ()
+        assert released == {f"{kind}.{name}" for kind in kinds for name in SHAPES}
+        state = optimizer.state_tensors()
+        before = {name: state[name].clone() for name in released}
+        advance(named, optimizer, range(step, step + 2))
+        advance(plain, in_place, range(step, step + 2))
+        assert all(torch.equal(state[name], before[name]) for name in released)
+        for name, tensor in in_place.state_tensors().items():
+            assert torch.equal(optimizer.state_tensors()[name], tensor)
+        memory |= {optimizer.state_tensors()[name].data_ptr() for name in released}
+        assert all(torch.equal(named[name], plain[name]) for name in SHAPES)
+    assert len(memory) == (4 * len(SHAPES) if can else 0)  # two tensors a moment, by turns
+
+
+def test_moments_of_a_device_are_not_released() -> None:
+    """Where memory is dearer than a copy, moments stay in place."""
+
+    def update(*arguments: Any, new_moments: Any = None) -> None: ...
+
+    named = {"w": nn.Parameter(torch.zeros(3, device="meta"))}
+    assert make(named, update).release_state() == set()
+    named = {"w": nn.Parameter(torch.zeros(3))}
+    assert make(named, update).release_state() == {"exp_avg.w", "exp_avg_sq.w"}
 
 
 def test_state_names() -> None:

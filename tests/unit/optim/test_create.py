@@ -197,7 +197,7 @@ import sys
 from torch import nn
 from lmcore.config.section.optimizer import OptimizerSection
 from lmcore.optim.create import create_optimizer
-create_optimizer(OptimizerSection(), nn.Linear(2, 2).named_parameters(), bind=lambda op: None)
+create_optimizer(OptimizerSection(), nn.Linear(2, 2).named_parameters(), bind=lambda op: print)
 print(*(name for name in sys.modules if name in ("torch._dynamo", "lmcore.optim.muon")))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

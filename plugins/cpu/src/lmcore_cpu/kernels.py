@@ -158,7 +158,7 @@ KERNELS: tuple[OpImpl, ...] = (
         priority=20,
         traits=_FUSED,
     ),
-    OpImpl("adamw", "fused", f"{_OPS}:adamw", supports=_one_dtype, traits=_FUSED),
+    OpImpl("adamw", "fused", "lmcore_cpu.kernel.adamw:adamw", supports=_one_dtype, traits=_FUSED),
     OpImpl("grad_norm", "foreach", f"{_OPS}:grad_norm", traits=_DETERMINISTIC),
 )
 

@@ -503,6 +503,17 @@ def _(q, k, v, *, causal, dropout=0.0, mask=None):
     return reference.attention(q, k, v, causal=causal, dropout=0.0, mask=mask)
 
 
+@misfit("adamw", "update")
+def _(params, grads, exp_avgs, exp_avg_sqs, steps, *, new_moments=None, **settings):
+    reference.adamw(params, grads, exp_avgs, exp_avg_sqs, steps, **settings)
+    if new_moments is not None:
+        for target, source in zip(new_moments[0], exp_avgs, strict=True):
+            target.copy_(source)
+
+
+del globals()["k_adamw_update"].__wrapped__  # its signature is not the reference's
+
+
 @misfit("adamw", "nan")
 def _(params, grads, exp_avgs, exp_avg_sqs, steps, **settings):
     grads = [torch.nan_to_num(grad) for grad in grads]

@@ -1,4 +1,4 @@
-"""`lmcore_cpu._kernels`: the C++ of `native/cpu`, with kernels for generation.
+"""`lmcore_cpu._kernels`: the C++ of `native/cpu`, for generation and for the optimizer.
 
 It is part of wheels, and is built at installation if there is a C++ compiler.  Without it, or on a
 processor without its instructions, torch's libraries are used; `lmcore doctor` says so.
@@ -11,11 +11,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["ConstantProjection", "Kernels", "instructions", "kernels", "reason"]
 
-_INTERFACE = 1
+_INTERFACE = 2
 """Version of the signatures, also in `native/cpu/module.cpp`; raise both with every change."""
 
 
@@ -62,6 +62,24 @@ class Kernels(Protocol):
                 strides of q, of k and of v; addresses of the slots of keys and of values, and their
                 first two strides; addresses of the lengths and of the output; sequences, heads,
                 heads of keys, channels, the longest length, the factor of scores, threads.
+        """
+
+    def adamw(
+        self,
+        instructions: str,
+        tensors: Sequence[tuple[int, ...]],
+        steps: Sequence[tuple[float, ...]],
+        threads: int,
+        /,
+    ) -> None:
+        """Update weights and moments, float32 and contiguous; see `lmcore_cpu.kernel.adamw`.
+
+        Args:
+            instructions: Instruction set.
+            tensors: For each weight: addresses of weight, gradient, first and second moment, new
+                first and second moment, and number of elements.
+            steps: For each weight: factors of the step, `AdamwStep` in `native/cpu/kernels.hpp`.
+            threads: Number of threads.
         """
 
 
