@@ -221,7 +221,7 @@ def asynchronous(
     import torch
 
     from lmcore.accelerator import PendingCopy, buffer_stager
-    from lmcore.accelerator.staging import begin_staging
+    from lmcore.accelerator.transfer.staging import begin_staging
     from lmcore.checkpoint import WritePlanner
     from lmcore.runtime.process.channel import Channel
     from lmcore.train.resume.saver import Saver

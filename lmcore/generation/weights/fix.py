@@ -21,7 +21,7 @@ from lmcore.model.transformer import Attention, FeedForward
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
     from lmcore.accelerator.generation_kernels import Projection, QuantizedWeight
-    from lmcore.accelerator.precision import PrecisionPolicy
+    from lmcore.accelerator.precision.policy import PrecisionPolicy
     from lmcore.model.protocol import CausalLM
     from lmcore.runtime.runtime import Runtime
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from lmcore.accelerator import buffer_stager
-from lmcore.accelerator.async_scalars import ScalarCopier
-from lmcore.accelerator.staging import begin_staging, stage_tensors
+from lmcore.accelerator.transfer.async_scalars import ScalarCopier
+from lmcore.accelerator.transfer.staging import begin_staging, stage_tensors
 
 Misbehave = Callable[[str], None]
 
