@@ -112,7 +112,7 @@ class Check:
 
 
 _OTHER_PROCESSES = {"contract", "command", "compile"}
-"""Groups whose checks wait for processes that they start, which have limits of their own."""
+"""Groups whose checks wait for processes that they start, which have separate limits."""
 
 _REGISTERED: dict[str, Check] = {}
 
