@@ -56,6 +56,8 @@ _MODULES = (
     "sharding",
     "layouts",
     "extras",
+    "constant_projection",
+    "next_token_attention",
 )
 
 
