@@ -1,4 +1,4 @@
-"""What the plugin platform costs: a call of an op, a step of a run, the start of a process.
+"""Cost of the plugin platform: a call of an op, a step of a run, the start of a process.
 
 Calls: a kernel that does nothing, called directly, through the attribute that a module keeps of a
 bound op, and in the styles of other frameworks, which look the kernel up or dispatch in each call.
@@ -9,8 +9,8 @@ Steps: what `lmcore train` does in a step beside the same model, kernels and opt
 written by hand, for a model so small that the difference is not lost in its products.
 
 Start: discovery, choice, and building the op table, beside 0, 1 and 10 further plugins of each kind
-(a device that is absent; thirteen kernels for whatever device there is), each time in a process of
-its own.
+(a device that is absent; thirteen kernels for whatever device there is), each time in a new
+process.
 
     python benchmarks/abstraction.py
     python benchmarks/abstraction.py --json --only calls

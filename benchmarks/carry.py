@@ -36,7 +36,7 @@ except ImportError:  # where it is to be installed pip has its own
 ROOT = Path(__file__).resolve().parents[1]
 THEIRS = ("torch", "lmcore")
 MORE = ("Pygments", "iniconfig", "markdown-it-py", "mdurl", "protobuf", "pytest-timeout")
-"""What the needed packages need in turn: rich, pytest and tensorboardX, and the tests' timeouts."""
+"""Packages that the needed ones need: rich, pytest and tensorboardX, and the tests' timeouts."""
 PLATFORMS = ("2_28", "2_27", "2_26", "2_24", "2_17", "2_12", "2_5")
 """Versions of glibc that wheels are marked with; pip takes these words as they are."""
 
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def collect(folder: Path, plugin: str, python: str) -> None:
-    """Build our wheels and fetch those that they need."""
+    """Build our wheels and fetch the wheels that they need."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for source in (".", plugin, "plugins/conformance"):
@@ -90,7 +90,7 @@ def build(source: Path, folder: Path, python: str) -> None:
 
     Args:
         source: The distribution's folder.
-        folder: Where the wheel goes.
+        folder: Folder for the wheel.
         python: Version of the Python that its C++ is for; empty where it has none.
     """
     program = shutil.which(f"python{python}") if python else sys.executable

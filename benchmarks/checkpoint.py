@@ -7,7 +7,7 @@ printed are medians, the processor time of all threads, the ratio to torch's dis
 (load), and the ratio to writing (reading) the same bytes as one file, with fsync.  Loads read from
 the page cache, which a save has just filled, but for those named `cold`.  Conversions are of a
 model of as many bytes, from and to a Hugging Face directory.  Memory is the growth of the peak of
-a process of its own, beside the size of the largest tensor; that of a save has no state in it.
+a separate process, beside the size of the largest tensor; a save's peak has no state in it.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ print(peak() - before, largest)
 
 
 def memory(program: str, *arguments: object) -> str:
-    """Run a program in a process of its own; return the growth of its memory."""
+    """Run a program in a separate process; return the growth of its memory."""
     done = subprocess.run(
         [sys.executable, "-c", PEAK + program, *map(str, arguments)],
         check=True,
@@ -207,7 +207,7 @@ def asynchronous(
 ) -> None:
     """Print what a save costs the steps of a loop, with and without `--async-save`.
 
-    A step is products of matrices, which stand for its forward and backward pass, and then a small
+    A step is products of matrices, in place of its forward and backward pass, and then a small
     update; before this it waits, as an optimizer does, for the copy of the tensors.  What it loses
     is the time from the call of the save to the end of the next update, less a step without a
     save.  Steps are timed until the save is complete.
@@ -221,7 +221,7 @@ def asynchronous(
     import torch
 
     from lmcore.accelerator import PendingCopy, buffer_stager
-    from lmcore.accelerator.staging import begin_staging
+    from lmcore.accelerator.transfer.staging import begin_staging
     from lmcore.checkpoint import WritePlanner
     from lmcore.runtime.process.channel import Channel
     from lmcore.train.resume.saver import Saver
@@ -280,7 +280,7 @@ class SaveCost(NamedTuple):
         call: Seconds of the call.
         loss: Seconds that the step after it ends later than without a save.
         slower: Time of the later steps, in steps without a save.
-        longest: Time of the longest of them, likewise.
+        longest: Time of the longest of them, in steps without a save.
         total: Seconds that all steps lose until the save is complete.
         complete: Seconds from the call until then.
     """

@@ -51,7 +51,7 @@ print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None)
 
 @dataclass
 class Row:
-    """What one contender did: megabytes, and for each turn the seconds."""
+    """Times of one contender: megabytes, and for each turn the seconds."""
 
     megabytes: float
     wall: list[float] = field(default_factory=list)
@@ -202,7 +202,7 @@ def compare(arguments: argparse.Namespace, files: list[str], folder: Path) -> No
 
 
 def show(rows: dict[str, Row]) -> None:
-    """Print MB/s (10**6 bytes) of the whole process, of its own timer, and per processor second."""
+    """Print MB/s (10**6 bytes) of the whole process, by its timer, and per processor second."""
     print(f"{'':<30}{'MB':>6}{'whole':>9}{'own timer':>11}{'per cpu s':>11}")
     for name, row in rows.items():
         raw = name.endswith("in memory")

@@ -56,7 +56,7 @@ Task = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Work:
-    """What both contenders are given.
+    """Input of both contenders.
 
     Attributes:
         large, small: Datasets, without content and with.
@@ -180,7 +180,7 @@ def megatron_tasks(work: Work) -> dict[str, Task]:
     )
 
     class Tokenizer:
-        """What the dataset asks of a tokenizer."""
+        """Attributes of a tokenizer that the dataset reads."""
 
         eod, vocab_size, unique_identifiers = 0, 50_000, {"class": "benchmark"}
 

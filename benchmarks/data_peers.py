@@ -7,7 +7,7 @@ document.  Run by `data.py` in separate processes:
 
     python data_peers.py default|fast INPUT PREFIX VOCAB MERGES WORKERS
 
-It prints the seconds of its own timer, which starts after imports and tokenizer, as Megatron's.
+It prints the seconds by its timer, which starts after imports and tokenizer, as Megatron's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def transformers_tokenizer(vocab_file: str, merge_file: str) -> Any:
 
 
 class Encoder:
-    """What each process of the pool does with a line."""
+    """Work of each process of the pool on a line."""
 
     tokenizer: Any = None
     end = 0

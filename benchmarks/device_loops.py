@@ -84,7 +84,7 @@ SHAPES: dict[str, tuple[int, int, int, int]] = {
 
 
 LLAMAS = {"tiny-llama": (2, 128), "llama-1b": (4, 5632)}
-"""Groups of query heads and the feed-forward width of those that are Llamas."""
+"""Groups of query heads and feed-forward width of the models that are Llamas."""
 
 
 def shape_of(model: str, micro_batch_size: int) -> DeviceShape:

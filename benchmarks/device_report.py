@@ -1,4 +1,4 @@
-"""What `device_suite.py` shows when it is done: a table, and a report that may leave the machine.
+"""Output of `device_suite.py` at its end: a table, and a report that may leave the machine.
 
 The report has what was measured and what failed, with versions, device and date.  Names of the
 machine and of its user, and the paths of what is installed there, are taken out of it.
@@ -56,7 +56,7 @@ def without_names(value: Any) -> Any:
 
 
 def _private() -> list[tuple[str, str]]:
-    """Return what a report must not have, longest first, and what stands for it."""
+    """Return what a report must not have, longest first, with its replacement."""
     folders = {
         str(Path.cwd()): ".",
         str(Path(__file__).resolve().parents[1]): ".",

@@ -40,7 +40,7 @@ class Case:
         goals: Lower bounds: "tokens_per_second", "mfu", "ratio_of_peer".
         flags: More flags for `lmcore train`.
         steps: Steps of `lmcore train`; the first third is not counted.
-        peer: Whether the peers' loops run too.
+        peer: True if the peers' loops run too.
         memory: Bytes of device memory that it needs; a device with less leaves it out.
     """
 
@@ -55,7 +55,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Suite:
-    """What is run: on which device, in which precision, and what it is held to.
+    """Run of the suite: on which device, in which precision, and what it is held to.
 
     Attributes:
         device: lmcore's device type.
@@ -63,11 +63,11 @@ class Suite:
         peak: FLOP/s that the goals' MFU is of; None: what the plugin knows of the device.
         cases: Rows of the speed table.
         tests: Test files and folders that need the device.
-        triton: Whether kernels in Triton are measured beside what the compiler makes, too.
-        compiled: Whether the loops beside lmcore are compiled.
+        triton: True if kernels in Triton are measured beside what the compiler makes, too.
+        compiled: True if the loops beside lmcore are compiled.
         curve_steps: Steps of the loss curves.
-        flags: Those of `installed.py` that this suite was given, for the scripts that it starts.
-        patience: What all limits of time are multiplied by.
+        flags: Flags of `installed.py` that this suite was given, for the scripts that it starts.
+        patience: Factor of all time limits.
         least: Lower bounds of every row, beside its goals: "ratio_of_bare".
         most: Upper bounds of every row: "warm_start_seconds".
     """
@@ -87,7 +87,7 @@ class Suite:
 
     @property
     def toy(self) -> bool:
-        """Whether sizes are tiny and nothing is measured."""
+        """True if sizes are tiny and nothing is measured."""
         return "--toy" in self.flags
 
 
@@ -184,7 +184,7 @@ class Runner:
     def _started(
         self, command: Sequence[str], name: str, env: Mapping[str, str]
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Start a process; end what is left of it, and of those that it has started."""
+        """Start a process; end what is left of it, and of the processes that it has started."""
         with self._log(name).open("wb") as written:
             process = subprocess.Popen(
                 command,

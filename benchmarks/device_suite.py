@@ -1,10 +1,10 @@
-"""What an accelerator does with lmcore, in one call: conformance, kernels, speed, loss curves.
+"""Evaluation of an accelerator in one call: conformance, kernels, speed, loss curves.
 
 `gpu.py` and `xpu.py` say which device and what is expected of it; started alone this file tries
-everything at small scale on the CPU, as `--device cpu` does.  Every part runs in processes of its
-own, and one that fails or is out of time is named; the rest continues.  Results are written after
-each part to OUT/results.json; a table comes last, and OUT/report.json and OUT/report.md have what
-may be shown to others (`device_report.py`).
+everything at small scale on the CPU, as `--device cpu` does.  Every part runs in separate
+processes, and one that fails or is out of time is named; the rest continues.  Results are written
+after each part to OUT/results.json; a table comes last, and OUT/report.json and OUT/report.md have
+what may be shown to others (`device_report.py`).
 
 Where the time of one call is short, `--parts`, `--models` and `--contenders` choose.  What the
 processes printed is in OUT/logs.tar.gz.  The speed table is `device_speed.py`'s.

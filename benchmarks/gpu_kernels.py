@@ -61,7 +61,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Call:
-    """One call: of which op, with what, and what torch's own functions would be."""
+    """Call of an op: the op, its arguments, and the equivalent of torch's own functions."""
 
     op: str
     label: str
@@ -73,14 +73,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one call.
+    """Measurements of one call.
 
     Attributes:
         op, label, size: The call.
         millis: Median of each contender's forward and backward pass, in ms.
         ratios: Median over the turns of each contender's time by the Triton kernel's.
         compiled_ratio: The same of the compiled reference by the compiled kernel.
-        failed: What was not timed, with the reason.
+        failed: Contenders that were not timed, with the reason.
     """
 
     op: str
@@ -93,7 +93,7 @@ class Row:
 
     @property
     def wins(self) -> tuple[bool, bool]:
-        """Whether the kernel is the fastest in eager mode, and whether inside compiled code."""
+        """True if the kernel is the fastest: in eager mode, and inside compiled code."""
         eager = [self.ratios[name] for name in ("reference", "torch") if name in self.ratios]
         here = bool(eager) and min(eager) >= _WINS
         return here, self.compiled_ratio is not None and self.compiled_ratio >= _WINS
@@ -335,12 +335,12 @@ def measure(
     """Yield a row for each call.
 
     Args:
-        device: Where to measure.
-        dtype: Of activations.
+        device: Device to measure on.
+        dtype: Dtype of activations.
         sizes: Names out of `SIZES`.
-        ops: Which ops; none: all.
-        turns: How often each contender is timed.
-        compiled: Whether to compile, too.
+        ops: Names of ops; none: all.
+        turns: Number of times that each contender is timed.
+        compiled: True to compile, too.
     """
     clock = Clock(device)
     for name in sizes:

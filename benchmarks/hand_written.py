@@ -36,7 +36,7 @@ Step = Callable[[], float]
 
 
 def by_hand(parts: Parts) -> Step:
-    """Return a step of a loop as one writes it, on a model of its own, in the layout of *parts*."""
+    """Return a step of a loop as one writes it, on a separate model, in the layout of *parts*."""
     layout = parts.plan.layout
     divided = layout.tensor * layout.pipeline * layout.context > 1
     return _divided(parts) if divided else _ready_made(parts)

@@ -67,7 +67,7 @@ def shared_flags(asked: Namespace) -> tuple[str, ...]:
 
 
 def marked(figures: Mapping[str, Any], asked: Namespace) -> dict[str, Any]:
-    """Return figures for JSON; those of a toy size say that they are none."""
+    """Return figures for JSON; with a note that they mean nothing, if sizes are toy sizes."""
     return {"note": TOY, **figures} if asked.toy else dict(figures)
 
 

@@ -122,7 +122,7 @@ def library(name: str, sizes: tuple[int, int, int]) -> Callable[[], None] | None
 
 
 def roots(sizes: tuple[int, int, int]) -> float:
-    """Return the seconds that Shampoo's roots take, over those of a step without them."""
+    """Return the seconds that Shampoo's roots add to a step without them."""
     optimizer = create("shampoo", parameters(*sizes), shampoo_every=2)
     times = []
     for _ in range(2):

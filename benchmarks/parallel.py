@@ -100,7 +100,7 @@ def in_turns(
 
 
 def speed(parts: Parts, asked: argparse.Namespace) -> dict[str, float]:
-    """Compare the loops on one layout; in each of several processes, as those that follow."""
+    """Compare the loops on one layout; called in each process, as are the next functions."""
     from hand_written import by_hand
 
     steps = {"lmcore": framework(parts), "by hand": by_hand(parts)}
@@ -154,7 +154,7 @@ def checks(parts: Parts, asked: argparse.Namespace) -> dict[str, float]:
         return take
 
     class CountedTimer(RankTimer):
-        """A timer that counts the processor time of its own calls."""
+        """A timer that counts the processor time of its calls."""
 
         seconds, steps = 0.0, 0
 

@@ -65,7 +65,7 @@ def transformers_step(shape: Shape, *, compiled: bool, threads: int) -> Callable
 def megatron_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], float]:
     """Return a step of megatron-core's GPTModel with the local layer spec.
 
-    It asks for its accelerator by name; what stands in for that on a CPU is patched below.
+    It asks for its accelerator by name; the replacement on a CPU is patched in below.
     """
     if compiled:
         raise ImportError("megatron-core's own modules are not compiled here")

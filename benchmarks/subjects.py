@@ -63,7 +63,7 @@ class Parts:
         flags: Sequence[str] = (),
         device: str = "cpu",
     ) -> None:
-        """Make device, data, model and state; *flags* are added to those of the shape."""
+        """Make device, data, model and state; *flags* are added to the flags of the shape."""
         from lmcore.cli.selection import find_plugins
         from lmcore.runtime.device_choice import choose_device
         from lmcore.runtime.launch.rank import rank_info

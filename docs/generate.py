@@ -132,7 +132,7 @@ def options_page() -> str:
 
 
 def _heads(model: ModelSection) -> str:
-    """Return the heads, with those of keys where these are fewer."""
+    """Return the heads, with the heads of keys if there are fewer."""
     grouped = f" in {num_query_groups(model)} groups" if model.group_query_attention else ""
     return f"{model.num_attention_heads}{grouped}"
 
@@ -232,7 +232,7 @@ def commands_page() -> str:
 
 
 def flags_list() -> str:
-    """Return every flag of a run, one a line; those of the CPU's plugin are among them."""
+    """Return every flag of a run, one a line, including the flags of the CPU's plugin."""
     options = [
         PRESET_OPTION,
         CONTINUE_OPTION,
@@ -251,7 +251,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "docs/reference/torch-functions.md": torch_page,
     f"{CONTRACTS}/{API_VERSION}.json": renewed_contract,
 }
-"""What makes each file."""
+"""Function that makes each file."""
 
 
 def _cpu_sections() -> PluginSections:

@@ -1,4 +1,4 @@
-"""Write a small corpus and a vocabulary of its own, for `train_bpe.sh` where no other is at hand.
+"""Write a small corpus and its vocabulary, for `train_bpe.sh` if there is no other.
 
     python examples/make_corpus.py DIRECTORY
 

@@ -51,7 +51,7 @@ class Outcome:
 
 
 def environment() -> dict[str, str]:
-    """Return an environment in which `lmcore` and `python` are those of this interpreter."""
+    """Return an environment whose `lmcore` and `python` belong to this interpreter."""
     scripts = str(Path(sys.executable).parent)
     path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
     threads = str(max((os.cpu_count() or 1) // AT_A_TIME, 1))

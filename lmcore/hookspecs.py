@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lmcore.accelerator.communication import CommBackend
     from lmcore.accelerator.device import Device
     from lmcore.accelerator.op.records import OpImpl
-    from lmcore.accelerator.precision import PrecisionPolicy
+    from lmcore.accelerator.precision.policy import PrecisionPolicy
     from lmcore.accelerator.probe import Check, PluginInfo, Probe, Problem
     from lmcore.accelerator.recompute import RecomputePolicy
     from lmcore.accelerator.registry import (
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         OptionRegistry,
         TokenizerRegistry,
     )
-    from lmcore.accelerator.staging import CheckpointStager
+    from lmcore.accelerator.transfer.staging import CheckpointStager
     from lmcore.config.section import Config
 
 __all__ = ["PROJECT", "hookimpl", "hookspec"]

@@ -41,7 +41,7 @@ def start_optional(thread: threading.Thread, *, without: str = "") -> bool:
 def lower_priority() -> None:
     """Let other threads use the processor before the calling thread and the threads it starts.
 
-    On Linux, where threads have priorities of their own; elsewhere nothing changes.
+    On Linux, where each thread has a priority; elsewhere nothing changes.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):

@@ -2,7 +2,7 @@
 
     python native/generate_character_classes.py > native/character_classes.hpp
 
-The classes are those of the `regex` package, which Python's way (`split_words`) goes by.
+The classes are defined by the `regex` package, which the Python version (`split_words`) uses.
 """
 
 from __future__ import annotations

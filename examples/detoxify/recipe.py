@@ -4,8 +4,8 @@
     python recipe.py select SAMPLES.jsonl SELECTED.jsonl --share 0.5 --scorer FILE.py:FUNCTION
     python recipe.py measure CONTINUED.jsonl --prompts PROMPTS.txt --continuations 25 --scorer ...
 
-The files are those of `lmcore generate --sample-output-file`.  A scorer is a function of a list of
-texts that returns a score for each, from 0 (harmless) to 1 (toxic).
+`lmcore generate --sample-output-file` writes the files.  A scorer is a function of a list of texts
+that returns a score for each, from 0 (harmless) to 1 (toxic).
 """
 
 from __future__ import annotations

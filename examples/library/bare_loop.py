@@ -1,4 +1,4 @@
-"""A training loop of its own on the device of a plugin: fit a sine with a small network.
+"""A user's own training loop on the device of a plugin: fit a sine with a small network.
 
 Try:
     python examples/library/bare_loop.py

@@ -19,7 +19,7 @@ from lmcore.accelerator.op.context import OpAttributes
 from lmcore.accelerator.op.records import OpContext, OpImpl, OpSpec, Reject, Resolution, Tolerance
 from lmcore.accelerator.op.spec import OP_SPECS
 from lmcore.accelerator.op.table import OpTable
-from lmcore.accelerator.precision import (
+from lmcore.accelerator.precision.policy import (
     PrecisionPolicy,
     autocast_policy,
     double_precision_policy,
@@ -45,9 +45,9 @@ from lmcore.accelerator.recompute import (
     standard_recompute_policies,
 )
 from lmcore.accelerator.rng import RngTracker
-from lmcore.accelerator.staging import CheckpointStager, PendingCopy, host_copy_stager
-from lmcore.accelerator.staging_buffers import buffer_stager
 from lmcore.accelerator.torch_build import TorchBuild, torch_build
+from lmcore.accelerator.transfer.staging import CheckpointStager, PendingCopy, host_copy_stager
+from lmcore.accelerator.transfer.staging_buffers import buffer_stager
 
 __all__ = [
     "API_VERSION",

@@ -48,7 +48,9 @@ class QuantizedWeight:
 
 
 Projection = Callable[["Tensor"], "Tensor"]
-"""Function of rows [M, I] in any floating-point dtype that gives [M, O]; M of several dims."""
+"""Function of rows [M, I] in any floating-point dtype that gives [M, O]; M of several dims.
+
+Rows may have gaps between them in memory."""
 
 
 @dataclass(frozen=True)

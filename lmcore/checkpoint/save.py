@@ -91,10 +91,10 @@ def save_checkpoint(
         meta: JSON values (counters, schedule, data position), returned by `read_manifest`; rank 0
             saves its own.
         model_shape: Shape of the model, which `check_shape` compares before a load.
-        keep_last: Number of checkpoints to keep, with this one; of the others, those with a true
-            `TIMED` in their *meta* are deleted first, then the oldest.  None to keep this one, the
-            one before, and all older ones without `TIMED`.  The best one is kept besides: the last
-            that has a true `BEST_KEY` in its *meta*.
+        keep_last: Number of checkpoints to keep, with this one; of the others, the ones with a
+            true `TIMED` in their *meta* are deleted first, then the oldest.  None to keep this one,
+            the one before, and all older ones without `TIMED`.  The best one is kept besides: the
+            last that has a true `BEST_KEY` in its *meta*.
         keep_every: Checkpoints of multiples of this are kept besides; None for none.
         damaged: Checkpoints that are known to be damaged: they neither count as kept nor are
             deleted.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from lmcore.accelerator.device import Device
     from lmcore.accelerator.op.table import OpTable
-    from lmcore.accelerator.precision import PrecisionPolicy
+    from lmcore.accelerator.precision.policy import PrecisionPolicy
 
 __all__ = ["SUMMARY", "ExplainSection", "ListSection", "run"]
 

@@ -236,7 +236,7 @@ def _foreign_layer(
     """Return model and tokenizer of `--load`, if it names a checkpoint of another program.
 
     Its weights are all that it has, so that the run begins at step 0; and a tokenizer in another
-    source replaces all of its own.
+    source replaces all settings of its tokenizer.
     """
     load = _highest(layers, "load")
     if reader is None or load is None:

@@ -58,7 +58,7 @@ _KEY = "lmcore.option"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 _LARGEST = 10**12
-"""Largest absolute value of an integer whose option has no bound of its own: no count, size or
+"""Largest absolute value of an integer whose option has no other bound: no count, size or
 interval of a run is larger, and products of two such values stay far from infinity."""
 
 _PATHS = frozenset({"FILE", "DIR", "PATH", "PREFIX"})

@@ -55,7 +55,7 @@ class CheckpointContent:
         notes: Differences between the checkpoint and the model of lmcore, for the user.
         tokenizer: Type of the tokenizer of another format's checkpoint; None if it has none.
         step: Number of steps of the run that wrote it; None if it is not recorded.
-        consumed_samples: Number of samples that the run saw in training; None likewise.
+        consumed_samples: Number of samples that the run saw in training; None if not recorded.
     """
 
     path: Path

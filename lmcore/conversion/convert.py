@@ -46,7 +46,7 @@ class Conversion:
         num_parameters: Number of parameters.
         optimizer: True if the optimizer's state was written, too.
         step: Number of steps of the run that wrote the source; None if it is not recorded.
-        consumed_samples: Number of samples that it saw in training; None likewise.
+        consumed_samples: Number of samples that it saw in training; None if it is not recorded.
         continue_flags: Flags that `lmcore train --continue` of the written run needs.
         longer_flag: Flag that makes the run longer, if all its steps are done; None otherwise.
         tokenizer_type: Type of the tokenizer that the source names, if its files are not known;

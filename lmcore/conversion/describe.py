@@ -1,4 +1,4 @@
-"""Description of a checkpoint whose files need torch, by a process of its own.
+"""Description of a checkpoint whose files need torch, by a separate process.
 
 `lmcore train` knows the shape of its model before it loads torch, as plugins set the environment
 that torch reads first.

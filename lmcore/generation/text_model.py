@@ -48,7 +48,7 @@ class TextCache(Protocol):
         ...
 
     def select(self, slots: Sequence[int], length: int) -> None:
-        """Replace the content of slot i by that of slot `slots[i]`."""
+        """Replace the content of slot i by the content of slot `slots[i]`."""
         ...
 
     def first_tokens(self, slots: Sequence[int], width: int) -> Any:

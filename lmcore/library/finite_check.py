@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator.async_scalars import ScalarCopier, supports_async_scalars
+from lmcore.accelerator.transfer.async_scalars import ScalarCopier, supports_async_scalars
 from lmcore.errors import RunError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lmcore.accelerator.async_scalars import AsyncScalars
     from lmcore.accelerator.device import Device
+    from lmcore.accelerator.transfer.async_scalars import AsyncScalars
 
 __all__ = ["FiniteCheck"]
 

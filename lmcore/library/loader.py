@@ -59,7 +59,7 @@ def shard_loader(
 
     Args:
         loader: A `torch.utils.data.DataLoader`, or another iterable of batches.  Its batch size is
-            that of one rank.
+            the size for one rank.
         runtime: Device and processes of this process.
         seed: Seed of the order of random samplers without a generator of the user's own, if there
             are several ranks; the same on all ranks.

@@ -121,7 +121,8 @@ class OpCalls:
 
         Args:
             op: Name of the op.
-            dtype: Name of the dtype of the op's inputs; None: that of the session's precision.
+            dtype: Name of the dtype of the op's inputs; None: the dtype of the session's
+                precision.
             attributes: Attributes of the case, by the names of `OpAttributes`; `compile=True` for
                 a call within a compiled function.
 
@@ -138,8 +139,8 @@ class OpCalls:
             op: Name of the op.
             args: Arguments of a call, whose case is explained; none: the case is given by
                 attributes.
-            dtype: Name of the dtype, if the case is given by attributes; None: that of the
-                session's precision.
+            dtype: Name of the dtype, if the case is given by attributes; None: the dtype of
+                the session's precision.
             options: Further arguments of the call, or attributes as for `bind`.
 
         Raises:

@@ -208,7 +208,7 @@ def _check_dtypes(op: str, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _check_shapes(op: str, tensors: Mapping[str, Tensor], expected: Mapping[str, str]) -> None:
-    """Refuse a dim whose size differs from that of the same letter in another tensor."""
+    """Refuse a dim whose size differs from the same letter's in another tensor."""
     sizes: dict[str, tuple[int | tuple[int, ...], str]] = {}
     for name, tensor in tensors.items():
         letters, shape = expected[name], tuple(tensor.shape)

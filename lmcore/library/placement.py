@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lmcore.accelerator.dtype import dtype_name
-from lmcore.accelerator.precision_check import without_gradients
+from lmcore.accelerator.precision.check import without_gradients
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.errors import ConfigError, DeviceError
 from lmcore.library.exchange import check_same

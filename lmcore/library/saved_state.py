@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lmcore.accelerator.staging import stage_tensors
+from lmcore.accelerator.transfer.staging import stage_tensors
 from lmcore.checkpoint import (
     WritePlanner,
     load_checkpoint,

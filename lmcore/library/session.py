@@ -305,7 +305,7 @@ class Session:
             ConfigError: *clip* is not positive, or *optimizer* has no gradients of `backward`, or
                 `rt.accumulate` has not completed them.
             RunError: Gradients overflow at the smallest loss scale, or *clip* is given and their
-                norm is not finite; on another device than the CPU, that of an earlier update.
+                norm is not finite; on another device than the CPU, the norm of an earlier update.
         """
         self._require_open("step")
         return self._updates.step(optimizer, clip=clip)

@@ -1,6 +1,6 @@
 """Key-value caches of the tokens so far, for generation.
 
-A `SlotCache` has a slot of memory for each sequence.  The sequences have lengths of their own; the
+A `SlotCache` has a slot of memory for each sequence.  The sequences have different lengths; the
 views that a forward pass takes are for the first tokens of several sequences, for further tokens of
 one, and for one token of each.
 
@@ -123,7 +123,7 @@ class SlotCache:
                 part[slot] = 0
 
     def select(self, slots: Sequence[int], length: int) -> None:
-        """Replace the content of slot i by that of slot `slots[i]`, *length* positions each."""
+        """Replace slot i by the content of slot `slots[i]`, *length* positions each."""
         index = torch.tensor(slots, device=self._device)
         for layer in self._layers:
             for part in layer:

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from lmcore.accelerator.op import reference
-from lmcore.accelerator.precision_check import (
+from lmcore.accelerator.precision.check import (
     check_products,
     module_kind,
     projection_kinds,
     without_gradients,
 )
-from lmcore.accelerator.products import HEAD, ModelProducts, ProductCounter
+from lmcore.accelerator.precision.products import HEAD, ModelProducts, ProductCounter
 from lmcore.model.protocol import Model
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from lmcore.model.recompute import KEEP_ALL, Recompute
 from lmcore.model.shape import ModelPart
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.products import ModelProducts
+    from lmcore.accelerator.precision.products import ModelProducts
     from lmcore.model.cache import SlotCache
     from lmcore.model.layers import Embedding
     from lmcore.model.op_binding import OpBinding

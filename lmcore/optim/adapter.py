@@ -43,7 +43,8 @@ class StateFacts:
     Attributes:
         steps: Number of steps after which the state is complete.
         group_numbers: Numbers of parameter groups that steps change, with an example of each.
-        attribute_numbers: Numbers among the optimizer's attributes that steps change, likewise.
+        attribute_numbers: Numbers among the optimizer's attributes that steps change, with an
+            example of each.
     """
 
     steps: int = 2

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lmcore.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.precision import PrecisionPolicy
+    from lmcore.accelerator.precision.policy import PrecisionPolicy
     from lmcore.config.section import AcceleratorSection
 
 __all__ = ["DynamicLossScale", "FixedLossScale", "LossScale", "loss_scale_of"]

@@ -16,10 +16,10 @@ from lmcore.accelerator.device import Device
 from lmcore.accelerator.op.records import OpImpl, Preference
 from lmcore.accelerator.op.spec import OP_SPECS
 from lmcore.accelerator.op.table import OpTable
-from lmcore.accelerator.precision import PrecisionPolicy, standard_precision_policies
+from lmcore.accelerator.precision.policy import PrecisionPolicy, standard_precision_policies
 from lmcore.accelerator.probe import Check, Problem
 from lmcore.accelerator.recompute import RecomputePolicy, standard_recompute_policies
-from lmcore.accelerator.staging import CheckpointStager
+from lmcore.accelerator.transfer.staging import CheckpointStager
 from lmcore.errors import DeviceError, LmcoreError, PluginError
 from lmcore.plugin.record import HookError, PluginRecord, PluginSet
 from lmcore.plugin.selection import Selection

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from lmcore.accelerator.precision import PrecisionPolicy
+from lmcore.accelerator.precision.policy import PrecisionPolicy
 from lmcore.accelerator.recompute import RecomputePolicy
-from lmcore.accelerator.staging import CheckpointStager, host_copy_stager
+from lmcore.accelerator.transfer.staging import CheckpointStager, host_copy_stager
 from lmcore.errors import ConfigError, DeviceError, LmcoreError, PluginError, suggestion
 
 __all__ = ["choose_precision", "choose_recompute", "choose_stager"]

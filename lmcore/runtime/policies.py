@@ -18,9 +18,9 @@ from lmcore.plugin import (
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
-    from lmcore.accelerator.precision import PrecisionPolicy
+    from lmcore.accelerator.precision.policy import PrecisionPolicy
     from lmcore.accelerator.recompute import RecomputePolicy
-    from lmcore.accelerator.staging import CheckpointStager
+    from lmcore.accelerator.transfer.staging import CheckpointStager
     from lmcore.config.section import Config
     from lmcore.plugin import PluginSet, Selection
 

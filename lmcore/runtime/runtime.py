@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from lmcore.accelerator.communication import CommBackend
     from lmcore.accelerator.device import Device
     from lmcore.accelerator.op.table import OpTable
-    from lmcore.accelerator.precision import PrecisionPolicy
+    from lmcore.accelerator.precision.policy import PrecisionPolicy
     from lmcore.accelerator.recompute import Placement, RecomputePolicy
     from lmcore.accelerator.rng import RngTracker
-    from lmcore.accelerator.staging import CheckpointStager
+    from lmcore.accelerator.transfer.staging import CheckpointStager
     from lmcore.config.section import Config
     from lmcore.plugin import PluginSet, Selection
     from lmcore.runtime.launch.rank import RankInfo

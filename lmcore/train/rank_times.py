@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from lmcore.accelerator.async_scalars import ScalarCopier, supports_async_scalars
+from lmcore.accelerator.transfer.async_scalars import ScalarCopier, supports_async_scalars
 from lmcore.parallel.scalar_collectives import all_gather_scalars
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.async_scalars import AsyncScalars
+    from lmcore.accelerator.transfer.async_scalars import AsyncScalars
     from lmcore.config.plan import RunPlan
     from lmcore.parallel.mesh import ParallelMesh
     from lmcore.runtime.runtime import Runtime

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.async_scalars import ScalarCopier, supports_async_scalars
+from lmcore.accelerator.transfer.async_scalars import ScalarCopier, supports_async_scalars
 from lmcore.optim.clip import clip_by_norm, clip_by_norm_on_device
 from lmcore.parallel.scalar_collectives import all_reduce_scalars_on_device
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
@@ -27,7 +27,7 @@ from lmcore.train.sophia_hessian import estimate_hessian, hessian_is_due
 from lmcore.train.step_record import PendingStep, StepRecord
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.async_scalars import AsyncScalars
+    from lmcore.accelerator.transfer.async_scalars import AsyncScalars
     from lmcore.config.plan import RunPlan
     from lmcore.data.loading.batch import Batch
     from lmcore.model.protocol import Arguments, SampleKind

@@ -95,7 +95,7 @@ def test_driver_settings_are_reported(check):
     [("1", CheckStatus.OK), ("1,8", CheckStatus.WARNING), ("8", CheckStatus.FAILED)],
 )
 def test_the_visible_devices_are_checked(check, setting, status):
-    """A wrong variable has a line of its own."""
+    """A wrong variable has a separate line."""
     assert check(FIT, CUDA_VISIBLE_DEVICES=setting)["CUDA_VISIBLE_DEVICES"].status is status
 
 

@@ -59,7 +59,7 @@ def test_peaks_are_those_of_the_data_sheets(name, dtype, teraflops):
 
 
 def test_tf32_counts_where_it_is_used():
-    """With TF32 allowed, float32's peak is that of its tensor cores, where there are any."""
+    """With TF32 allowed, float32's peak is the peak of its tensor cores, if there are any."""
     assert peak_flops("NVIDIA H100 80GB HBM3", "float32", tf32=True) == pytest.approx(494.7e12)
     assert peak_flops("NVIDIA H100 80GB HBM3", "bfloat16", tf32=True) == pytest.approx(989.4e12)
     assert peak_flops("Tesla T4", "float32", tf32=True) == pytest.approx(8.1e12)

@@ -130,7 +130,7 @@ def test_a_closed_node_beside_open_ones_is_warned_of(check):
     ],
 )  # fmt: skip
 def test_variables_that_choose_devices_are_checked(check, env, name, status, detail):
-    """A wrong variable has a line of its own."""
+    """A wrong variable has a separate line."""
     found = check(FIT, **env)[name]
     assert found.status is status
     assert detail in found.detail

@@ -100,7 +100,7 @@ def test_a_gpu_of_a_virtual_machine_is_not_ours(tree, driver):
     ],
 )
 def test_tiles_are_counted(tree, device, driver, parts, tiles):
-    """`xe` has a folder for a tile; a media unit beside the graphics unit is no tile of its own."""
+    """`xe` has a folder for a tile; a media unit beside the graphics unit is no tile."""
     (gpu,) = gpus(tree("0000:03:00.0", device, driver=driver, parts=parts))
     assert gpu.tiles == tiles
 
@@ -124,7 +124,7 @@ def test_tiles_are_counted(tree, device, driver, parts, tiles):
     ],
 )
 def test_memory_is_the_drivers_word_or_the_models(tree, device, driver, files, memory):
-    """Bytes of all tiles; a processor's GPU has none of its own."""
+    """Bytes of all tiles; a processor's GPU has no dedicated memory."""
     (gpu,) = gpus(tree("0000:03:00.0", device, driver=driver, files=files))
     assert gpu.memory == memory
 

@@ -125,7 +125,7 @@ def test_another_provider_of_the_users_is_not_tuned(provider, used):
 def test_oneccl_gets_the_launcher(env, wanted):
     """By PALS with PMIx and a module's oneCCL; not where the user or Intel MPI has begun.
 
-    Processes that lmcore starts in a single process of PALS's have no PMIx server of their own.
+    Processes that lmcore starts in a single process of PALS's have no PMIx server.
     """
     found = launch_env(env, AURORA, place(0, 24, here=12))
     assert found == ORDER | wanted

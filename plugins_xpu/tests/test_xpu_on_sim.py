@@ -41,7 +41,7 @@ def folder_of(package: str, source: Path) -> Path:
 def environment(tmp_path_factory):
     """The environment of a process in which the plugin is the only one beside the CPU's.
 
-    Packages are linked without their metadata, so that no plugin but that of the tests is found.
+    Packages are linked without their metadata, so that no plugin but the tests' plugin is found.
     """
     site = tmp_path_factory.mktemp("site")
     sim = folder_of("lmcore_sim", SIM)

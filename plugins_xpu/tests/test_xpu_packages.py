@@ -94,7 +94,7 @@ def test_an_older_extension(install: Any) -> None:
 
 @pytest.mark.parametrize("local", ["", "+cpu"])
 def test_an_extension_for_processors(install: Any, local: str) -> None:
-    """The registry's build has no GPUs; a file of its own shows it if the version does not."""
+    """The registry's build has no GPUs; one of its files shows it if the version does not."""
     folder = install("extension", EXTENSION, f"2.13.0{local}")
     file = folder / "intel_extension_for_pytorch" / "_version.py"
     file.parent.mkdir()

@@ -50,7 +50,7 @@ def test_a_tile_has_the_share_of_its_execution_units(execution_units, teraflops)
 
 
 def test_tf32_counts_where_it_is_used():
-    """With TF32 allowed, float32's peak is that of the matrix engines, where they have it."""
+    """With TF32 allowed, float32's peak is the peak of the matrix engines, if they have it."""
     assert peak_flops(_MAX_1550, "float32", tf32=True) == pytest.approx(419.4e12)
     assert peak_flops(_MAX_1550, "bfloat16", tf32=True) == pytest.approx(838.9e12)
     arc = "Intel(R) Arc(TM) A770 Graphics"

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
 from layouts.stored import store
 from layouts.worker import Samples, of_case, plan_of
 
-from lmcore.accelerator import host_copies
+from lmcore.accelerator.transfer import host_copies
 from lmcore.checkpoint import WritePlanner, synced_file
 from lmcore.config.plan import RunPlan
 from lmcore.data.loading.loader import BatchLoader

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lmcore.accelerator import host_copies
+from lmcore.accelerator.transfer import host_copies
 from lmcore.checkpoint import find_checkpoint, verify_checkpoint
 from lmcore.errors import CheckpointError
 from lmcore.optim.optimizer import Optimizer

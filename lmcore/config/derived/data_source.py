@@ -1,7 +1,7 @@
 """Data sources of a run, parsed from its flags.
 
-Megatron's three ways to name several sources: `--data-path W P W P`, a list for each part of its
-own (`--train-data-path ...`), and ranges of documents (`--train-weighted-split-paths "NAME: W
+Megatron's three ways to name several sources: `--data-path W P W P`, a separate list for each part
+(`--train-data-path ...`), and ranges of documents (`--train-weighted-split-paths "NAME: W
 START:END PATH, ..."`).  Reads no files: `lmcore.data.blend.check` fills in data file lists and
 metadata, `lmcore.data.blend.sources` opens the datasets.
 """
@@ -125,8 +125,8 @@ def read_sources(settings: DataSection) -> tuple[RunSources, list[LmcoreError]]:
     """Return the sources as far as they can be parsed, and every problem of the flags.
 
     A source whose weight or range is wrong is among them, so that its other problems are found
-    too.  `--split` divides the texts of `train_data` if validation and test have no sources of
-    their own; a malformed split is not among the problems, but the rules report it.
+    too.  `--split` divides the texts of `train_data` if validation and test have no separate
+    sources; a malformed split is not among the problems, but the rules report it.
     """
     try:
         split = parse_split(settings.split)

@@ -398,7 +398,7 @@ def _schedule(content: Mapping[str, Any], args: Mapping[str, Any]) -> SavedSched
 def _notes(
     files: DeepSpeedDirectory, ranks: Sequence[RankTensors], content: Mapping[str, Any]
 ) -> list[str]:
-    """Return a note if the weights are those with which the model computed, in 16 bits."""
+    """Return a note if the weights are the model's in 16 bits, not the optimizer's in float32."""
     described = bool(content.get("param_shapes"))
     if (files.optimizers and described) or files.universal is not None:
         return []

@@ -222,7 +222,7 @@ class _Writer:
         return self._state.vocab_size or self._state.shape.padded_vocab_size
 
     def _shares(self, name: str) -> list[Tensor]:
-        """Return the weights of all ranks, each with memory of its own."""
+        """Return the weights of all ranks, each with separate memory."""
         tensor = self._state.read(name)
         tensor = padded(name, tensor, self._shape.padded_vocab_size)
         parts = self._packing.split(name, tensor)
@@ -240,7 +240,7 @@ class _Writer:
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """Return a tensor with memory of its own: `torch.save` stores the whole memory of a view."""
+    """Return a tensor with separate memory: `torch.save` stores the whole memory of a view."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 

@@ -1,7 +1,7 @@
 """Tensor names of transformers' models, as recipes for the tensors of lmcore.
 
 GPT-2 stores the matrices of its layers transposed, [in, out]; Llama and its relatives store
-queries, keys and values, and the two projections of SwiGLU, as tensors of their own.  Rotary
+queries, keys and values, and the two projections of SwiGLU, as separate tensors.  Rotary
 channels are paired alike (i with i + half of the head), so that nothing is permuted.
 """
 

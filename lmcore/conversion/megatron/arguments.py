@@ -1,7 +1,7 @@
 """Megatron's saved arguments and the model shape of lmcore, both ways.
 
 A checkpoint has the `argparse.Namespace` of the run that wrote it.  Arguments have been renamed
-over the years, and forks have names of their own; what an older version did not have has its
+over the years, and forks have different names; what an older version did not have has its
 default.
 """
 

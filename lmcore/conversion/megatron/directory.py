@@ -36,7 +36,7 @@ FORMAT_NAME = "metadata.json"
 _INDEX_NAME = ".metadata"
 _TORCH_DIST = "torch_dist"
 APART_NAME = "model_rng.pt"
-"""Name of a rank's file of the first distributed optimizer, whose state is in files of its own."""
+"""Name of a rank's file of the first distributed optimizer, whose state is in separate files."""
 _FILES = ("model_optim_rng.pt", APART_NAME)
 """Names of a rank's file."""
 _ITERATION = re.compile(r"^(?:iter_\d{7,}|release)$")

@@ -41,7 +41,7 @@ _OPTIMIZER = re.compile(r"^optimizer\.state\.(fp32_param|param|exp_avg|exp_avg_s
 _KINDS = {"fp32_param": WEIGHT, "param": WEIGHT, "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 _MOST_LAYERS = 10_000
 _HALVES = ("_w", "_v")
-"""Endings of the names of gate and up if each has a tensor of its own."""
+"""Endings of the names of gate and up if they are separate tensors."""
 
 
 @dataclass(frozen=True)

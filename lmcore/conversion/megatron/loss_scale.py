@@ -103,7 +103,7 @@ def unknown_scale_notes(state: ModelState) -> list[str]:
 
 
 def initial_scale_note(progress: Progress | None, dtype: torch.dtype) -> list[str]:
-    """Return a note if the loss scale is not written; DeepSpeed pickles it as an object of its own.
+    """Return a note if the loss scale is not written; DeepSpeed pickles it as its class.
 
     Args:
         progress: Position of the run.

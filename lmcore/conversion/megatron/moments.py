@@ -73,7 +73,7 @@ def group_values(content: object) -> tuple[int | None, dict[str, float]]:
 def settings_of(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the settings of Adam in an optimizer's groups.
 
-    Groups of biases and gains have a weight decay of 0, so the largest one is that of the matrices.
+    Groups of biases and gains have a weight decay of 0, so the largest one belongs to the matrices.
     """
     found: dict[str, Any] = {}
     for group in groups:

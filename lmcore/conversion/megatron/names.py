@@ -1,7 +1,7 @@
 """Names of Megatron's parameters, in megatron-core and in the models before it.
 
 megatron-core has two sets.  By default a projection holds the weight of the norm before it; the
-layers of `--transformer-impl local` have norms of their own.
+layers of `--transformer-impl local` have separate norms.
 """
 
 from __future__ import annotations

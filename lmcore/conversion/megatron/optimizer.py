@@ -145,7 +145,7 @@ class _Reader:
         return found
 
     def _key(self, group: Mapping[str, Any]) -> tuple[bool, bool]:
-        """Return if a group has weight decay, and if it has a learning rate of its own."""
+        """Return if a group has weight decay, and if it has a separate learning rate."""
         scale = group.get("wd_mult", group.get("pre_wd_mult"))
         if not isinstance(scale, int | float):
             first = next(iter(group["params"]), None) if isinstance(group["params"], list) else None
@@ -157,7 +157,7 @@ class _Reader:
         return decays, self._is_decoupled(group)
 
     def _is_decoupled(self, group: Mapping[str, Any]) -> bool:
-        """Return True for a group of embeddings with a learning rate of their own.
+        """Return True for a group of embeddings with a separate learning rate.
 
         Since 2025 all groups have `is_decoupled_lr: False`, and only the rate differs.
         """

@@ -145,7 +145,7 @@ class _Rank:
         return found
 
     def _share(self, name: str, kind: str) -> Tensor:
-        """Return the rank's part of a tensor in float32, with memory of its own."""
+        """Return the rank's part of a tensor in float32, with separate memory."""
         tensor = self._state.read(name, kind).float()
         tensor = padded(name, tensor, self._shape.padded_vocab_size)
         return self._packing.split(name, tensor)[self._rank].clone(

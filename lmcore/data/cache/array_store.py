@@ -5,8 +5,8 @@ last and makes the set complete.  Computing a checksum takes as long as reading 
 file gets a modification time in the past, which `STEM.json` records: while a file has this time,
 nothing has written to it since; otherwise, as after a copy, the checksum decides.  Bits that
 change on the disk leave the time as it is: each load also verifies a few blocks, first, last and
-random ones, and so all of a small file; `--verify-data` verifies all.  The list has a checksum of
-its own.
+random ones, and so all of a small file; `--verify-data` verifies all.  The list has its own
+checksum.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class DocumentMasks:
     Attributes:
         eod: Id of the end-of-document token.
         reset_position_ids: True if position ids start at 0 in each document.
-        reset_attention_mask: True if tokens attend only to tokens of their own document.
+        reset_attention_mask: True if tokens attend only to tokens of the same document.
         eod_mask_loss: True if the first token of the next document, which the end-of-document
             token predicts, is excluded from the loss.
 

@@ -81,7 +81,7 @@ _abandoned: list[_Copy] = []
 
 
 class BatchCopier:
-    """Copies of batches on a stream of their own.
+    """Copies of batches on a separate stream.
 
     Args:
         device: Device of this process, for which `copies_ahead` is True.

@@ -23,7 +23,7 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 def token_bytes(tokenizer: Tokenizer) -> list[bytes | None] | None:
     """Return the bytes of each id in a text; None for an id that is no text.
 
-    None if the tokens of this type have no bytes of their own: the text of a WordPiece token
+    None if the bytes of tokens of this type depend on other tokens: the text of a WordPiece token
     depends on the tokens before, and a plugin's type is not known.
 
     Args:

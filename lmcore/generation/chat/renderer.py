@@ -41,7 +41,7 @@ class EveryTextError(TemplateError):
 
 
 class ChatRenderer:
-    """Rendering of templates in a process of its own, which the first one starts.
+    """Rendering of templates in a separate process, which the first one starts.
 
     Threads may share it: they wait for each other.
     """

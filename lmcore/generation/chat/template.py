@@ -98,7 +98,7 @@ class ChatTemplate:
             add_generation_prompt: True: the beginning of the model's answer follows.
             template: Name of the template; default: `tool_use` if there are tools, or `default`.
             tools: Tools that the model may call, each described by a JSON schema.
-            **variables: Further variables of the template, which replace `bos_token` and the like.
+            **variables: Further variables of the template; they replace `bos_token` and others.
 
         Raises:
             TemplateError: The template is wrong, or needs too much time or memory.

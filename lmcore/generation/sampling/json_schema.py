@@ -32,7 +32,7 @@ class JsonSchemas:
             tokenizer: Tokenizer of the model.
 
         Raises:
-            ConfigError: Its tokens have no bytes of their own.
+            ConfigError: The bytes of its tokens depend on other tokens.
             MissingPackageError: llguidance is not installed.
         """
         self._library = _imported()
@@ -79,7 +79,7 @@ class JsonSchemas:
 
 
 class JsonSchema:
-    """Compiled schema, from which each text gets a rule of its own."""
+    """Compiled schema, from which each text gets a separate rule."""
 
     def __init__(self, matcher: Any, size: int, end: int) -> None:
         """Take a schema.

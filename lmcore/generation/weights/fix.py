@@ -21,7 +21,7 @@ from lmcore.model.transformer import Attention, FeedForward
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
     from lmcore.accelerator.generation_kernels import Projection, QuantizedWeight
-    from lmcore.accelerator.precision import PrecisionPolicy
+    from lmcore.accelerator.precision.policy import PrecisionPolicy
     from lmcore.model.protocol import CausalLM
     from lmcore.runtime.runtime import Runtime
 
@@ -47,7 +47,7 @@ def fix_weights(
 
     A policy that would cast the weights of products in every pass is replaced by weights that are
     cast here: the products are the same.  The model cannot be trained afterwards, and its
-    projections have no `weight` of their own where the device has a copy in another layout.  Where
+    projections have no `weight` if the device has a copy in another layout.  Where
     the device's projection includes them, biases and GELU are computed with it, and attention of
     new tokens is the device's own if it has one.
 

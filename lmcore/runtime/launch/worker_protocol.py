@@ -83,7 +83,7 @@ def launch_info(env: Mapping[str, str]) -> LaunchInfo:
     """Return the launcher's data; the default if there is no launcher.
 
     A variable that was left by an earlier launcher, whose folder is removed, is ignored, and so is
-    that of a worker in a program that the worker started.
+    a worker's variable in a program that the worker started.
     """
     text = env.get(LAUNCHED)
     try:

@@ -109,7 +109,7 @@ def _store(
     """Yield the store of the run, and True if this process has it.
 
     lmcore's launcher has the store of the processes that it starts, and keeps it for later
-    connections of theirs, each with keys of its own.  In other runs rank 0 has it.
+    connections of theirs, each with separate keys.  In other runs rank 0 has it.
     """
     launched = launch_info(env)
     handed = launched.secret

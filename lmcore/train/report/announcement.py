@@ -18,7 +18,7 @@ from lmcore.train.compilation import compiles_blocks
 from lmcore.train.diagnose.memory_breakdown import in_units
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.products import ModelProducts
+    from lmcore.accelerator.precision.products import ModelProducts
     from lmcore.config.plan import RunPlan
     from lmcore.config.section.model import ModelSection
     from lmcore.optim.schedule import LearningRateSchedule

@@ -35,7 +35,7 @@ def check_saved_run(checkpoint: Path, manifest: Manifest, *, own_schedule: bool 
     Args:
         checkpoint: Directory of the checkpoint.
         manifest: Manifest of the checkpoint.
-        own_schedule: True if the run has a learning-rate schedule of its own
+        own_schedule: True if the run has a different learning-rate schedule
             (`--override-opt-param-scheduler`), so that the checkpoint, which may be of another
             program, needs none.
 

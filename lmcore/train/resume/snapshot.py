@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.accelerator.device_errors import first_line
-from lmcore.accelerator.staging import PendingCopy, begin_staging, stage_tensors
+from lmcore.accelerator.transfer.staging import PendingCopy, begin_staging, stage_tensors
 from lmcore.checkpoint import WritePlanner, save_checkpoint
 from lmcore.checkpoint.choice import BEST_KEY
 from lmcore.config.file.paths import absolute_paths

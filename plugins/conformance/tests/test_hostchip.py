@@ -48,6 +48,8 @@ pin_memory = "it has no pinned memory"
 profiler = "torch's profiler has no events of it"
 streams = "it has no streams"
 compile = "Inductor has no backend for it"
+constant_projection = "torch's own products are used"
+next_token_attention = "torch's own attention is used"
 """
 
 

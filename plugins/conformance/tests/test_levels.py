@@ -36,7 +36,7 @@ PARTS = {"sim": (*WITHOUT_TRAINING, *TRAINING, *PROCESSES), "cpu": WITHOUT_TRAIN
 """By plugin, groups of checks or single ones."""
 
 FULL = {("cpu", "ops")}
-"""Parts that only the full set has: the kernels of the CPU have tests of their own."""
+"""Parts that only the full set has: the kernels of the CPU have separate tests."""
 
 PATIENCE = 4.0
 """The machine has other work beside."""

@@ -107,6 +107,18 @@ def failing(results: Any) -> set[str]:
             {"train.precision-in-force"},
             "`bf16`: precision `bf16` is not applied",
         ),
+        (
+            "no-generation",
+            "extras.next-token-slots",
+            {"extras.next-token-slots"},
+            "does not offer attention of new tokens over a cache, by `next_token_attention`",
+        ),
+        (
+            "leaking-projection",
+            "extras.quantized-projection extras.projection-rows",
+            {"extras.projection-rows"},
+            "beside rows with NaN a row is finite where it should not be",
+        ),
     ],
 )
 def test_each_is_caught(run: Any, mode: str, names: str, broken: set[str], message: str) -> None:
@@ -206,6 +218,17 @@ def test_a_declared_missing_backend_is_a_gap(run: Any) -> None:
     declaration = Declaration(closed={"distributed": "one chip per machine"})
     results = run("no-backend", "distributed.*", "train.processes", declaration=declaration)
     assert {result.status for result in results.values()} == {"declared gap"}
+
+
+def test_kernels_of_generation_are_left_out_with_a_reason(run: Any) -> None:
+    """A device that declares to have none is not asked for them."""
+    reasons = {"constant_projection": "torch's are fast", "next_token_attention": "not written yet"}
+    names = ("extras.projection-rows", "extras.next-token-slots")
+    results = run("no-generation", *names, declaration=Declaration(closed=reasons))
+    assert [(result.status, result.detail) for result in results.values()] == [
+        ("declared gap", "`constant_projection` is closed: torch's are fast"),
+        ("declared gap", "`next_token_attention` is closed: not written yet"),
+    ]
 
 
 def test_the_cores_host_copy_is_a_stager(run: Any) -> None:

@@ -225,7 +225,7 @@ def test_the_processors_name_is_read(tmp_path):
     ],
 )
 def test_the_faster_product(tmp_path, monkeypatch, vendor, mkl, faster):
-    """MKL is faster than oneDNN on processors of its own vendor."""
+    """MKL is faster than oneDNN on processors of MKL's vendor."""
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"vendor_id\t: {vendor}\nmodel name\t: X\n", encoding="utf-8")
     assert not host.mkl_is_faster(tmp_path / "none")

@@ -89,6 +89,16 @@ def test_a_row_does_not_depend_on_others(bits: int) -> None:
         assert project(x[row : row + 1]).equal(together[row : row + 1])
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.usefixtures("compiled")
+def test_rows_with_gaps(bits: int) -> None:
+    """Rows of a larger tensor have the products of their copy."""
+    project = projection(quantized(64, 64, bits))
+    assert project is not None
+    x = torch.randn(3, 128, generator=torch.Generator().manual_seed(2)).bfloat16()[:, 64:]
+    assert project(x).equal(project(x.contiguous()))
+
+
 def test_a_layout_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layout of 4 bits that is not known is never expanded: all products are by the operator."""
     weight = quantized(64, 64, 4)

@@ -1,6 +1,6 @@
 """Makes the plugin importable from its sources, and skips what needs its library where it is not.
 
-Tests that load the device into this process ask for `sim`; whole runs are processes of their own.
+Tests that load the device into this process ask for `sim`; whole runs are separate processes.
 """
 
 from __future__ import annotations

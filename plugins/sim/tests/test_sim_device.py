@@ -141,7 +141,7 @@ def test_streams_are_ordered_by_events(sim: ModuleType, misbehave: Callable[[str
 
 
 def test_events_measure_time(sim: ModuleType, misbehave: Callable[[str], None]) -> None:
-    """The time between two events is that of the work between them."""
+    """The time between two events is the time of the work between them."""
     begin, end = (sim.Event(enable_timing=True) for _ in range(2))
     misbehave("slow:exp=20ms")
     begin.record()

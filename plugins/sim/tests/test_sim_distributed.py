@@ -1,4 +1,4 @@
-"""simccl: two processes, each with a device of its own."""
+"""simccl: two processes, each with its own device."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from lmcore.accelerator import buffer_stager
-from lmcore.accelerator.async_scalars import ScalarCopier
-from lmcore.accelerator.staging import begin_staging, stage_tensors
+from lmcore.accelerator.transfer.async_scalars import ScalarCopier
+from lmcore.accelerator.transfer.staging import begin_staging, stage_tensors
 
 Misbehave = Callable[[str], None]
 
@@ -227,10 +227,14 @@ def test_scalars_need_their_event(sim: ModuleType) -> None:
     from lmcore_sim.device import create_device
 
     device = create_device()
-    for new_event, right in ((device.new_event, True), (lambda: Forgets("sim"), False)):
+    # other values each time: memory that the first copier gave back may hold the first
+    for values, new_event, right in (
+        ([1.5, 2.5], device.new_event, True),
+        ([3.5, 4.5], lambda: Forgets("sim"), False),
+    ):
         copier = ScalarCopier(dataclasses.replace(device, new_event=new_event))
-        sent = copier.copy(torch.tensor([1.5, 2.5], device="sim"))
-        assert (sent.read() == [1.5, 2.5]) is right
+        sent = copier.copy(torch.tensor(values, device="sim"))
+        assert (sent.read() == values) is right
 
 
 def test_a_stager_needs_its_wait(sim: ModuleType) -> None:

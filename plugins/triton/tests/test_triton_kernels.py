@@ -170,7 +170,7 @@ def test_rows_of_any_width(width):
 
 @pytest.mark.full
 def test_random_sizes():
-    """Sizes that nobody thought of, each in a dtype of its own."""
+    """Random sizes, each in another dtype."""
     sizes = random.Random(17)
     for _ in range(4):
         dtype = sizes.choice(DTYPES)

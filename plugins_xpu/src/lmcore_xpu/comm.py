@@ -120,7 +120,7 @@ def environment_problem(env: Mapping[str, str]) -> str | None:
 def variables_problem(env: Mapping[str, str]) -> str | None:
     """Return which variable of oneCCL contradicts the way in which this process was started.
 
-    Without an MPI launcher every process is rank 0 of its own MPI, which then ends it: seen with
+    Without an MPI launcher every process is rank 0 of a separate MPI, which then ends it: seen with
     oneCCL 2021.15.2 on a CPU.
     """
     if env.get(_TRANSPORT) == "mpi" and not any(name in env for name in _MPI_RANKS):

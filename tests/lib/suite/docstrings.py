@@ -1,7 +1,7 @@
 """Lint of docstrings: each begins with what it documents, in the field's terms.
 
 Run by `tox -e lint`, beside ruff's D401.  The docstring of a module, class or property begins with
-a noun (or "True if"), that of a function with a verb in the imperative.  Tests state what holds.
+a noun (or "True if"), a function's with a verb in the imperative.  Tests state what holds.
 Text in backticks is not checked.
 """
 
@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[3]
-SOURCES = ("lmcore", "plugins", "plugins_cuda", "plugins_xpu", "tests/lib")
+SOURCES = (
+    *("lmcore", "plugins", "plugins_cuda", "plugins_xpu", "tests/lib"),
+    *("benchmarks", "docs", "examples", "native"),
+)
 
 # Phrases that a file quotes: (file, phrase as found, in lower case).
 QUOTED: frozenset[tuple[str, str]] = frozenset()
@@ -33,9 +36,9 @@ _NO_VERB = re.compile(
     re.VERBOSE,
 )
 _PHRASE = re.compile(
-    r"""\b(told|tells|hears|stands?(?!-)|mend(s|ed|ing)?|anew|whoever|go(es)?\ on
-    |of\ which|those\ (of|that)
-    |who\ errs)\b
+    r"""\b(told|tells|hears|stands?(?!-)|mend(s|ed|ing)?|anew|whoever|go(es)?\s+on|likewise
+    |of\s+(which|(its|their)\s+own)|that\s+of|those\s+(of|that|who|with)|the\s+like
+    |who\s+errs)\b
     |^\s+\w+(,\ \*{0,2}\w+)*:\s+(?-i:Of|From|Whether|What|Which|How|Where)\b""",
     re.IGNORECASE | re.VERBOSE | re.MULTILINE,
 )

@@ -1,4 +1,4 @@
-"""An environment of its own for tests that install plugins as a user does."""
+"""A separate environment for tests that install plugins as a user does."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def current_commit(root: Path) -> str:
 
 
 def test_set(env: Mapping[str, str], root: Path) -> TestSet:
-    """Return the set that the environment asks for, or that of the commit."""
+    """Return the set that the environment asks for, or the commit's."""
     text = env.get(VARIABLE, "")
     return TestSet.parse(text) if text else TestSet.of_commit(current_commit(root))
 

@@ -7,8 +7,8 @@
     wheels.py accelerators FOLDER  put the simulated device and the authors' kit into FOLDER
     wheels.py packages FOLDER NAME ...  put packages from the index into FOLDER, without their own
 
-What is stale is decided by a fingerprint of the sources, so that the environments that work in that
-of `py` cost nothing if it is up to date.  The standard library suffices to run this.
+What is stale is decided by a fingerprint of the sources, so that the environments that work in `py`
+cost nothing if it is up to date.  The standard library suffices to run this.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def install(*others: str) -> None:
 def unpinned(others: Iterable[str]) -> Path:
     """Write the constraints without some packages and Triton, and return the path.
 
-    Each torch needs a Triton of its own.
+    Each torch needs its own Triton.
     """
     free = {"triton", *(other.partition("==")[0] for other in others)}
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(keepends=True)

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from torch.nn import functional
 
 from lmcore.accelerator import torch_versions
-from lmcore.accelerator.products import ProductCounter
+from lmcore.accelerator.precision.products import ProductCounter
 from lmcore.accelerator.torch_versions import (
     ACCELERATOR_GRAPH,
     ACCELERATOR_MEMORY,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.accelerator.precision import autocast_policy, full_precision_policy
+from lmcore.accelerator.precision.policy import autocast_policy, full_precision_policy
 from lmcore.config.load import load_config
 from lmcore.errors import CheckpointError
 from lmcore.optim.loss_scale import DynamicLossScale, FixedLossScale, LossScale, loss_scale_of

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmcore.accelerator import OP_SPECS, OpTable
-from lmcore.accelerator.async_scalars import ScalarCopier
+from lmcore.accelerator.transfer.async_scalars import ScalarCopier
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import parallelize

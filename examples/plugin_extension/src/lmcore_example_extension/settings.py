@@ -11,7 +11,7 @@ __all__ = ["ExampleSection"]
 
 @dataclass(frozen=True)
 class ExampleSection:
-    """What the example plugin does in a run."""
+    """Options of the example plugin."""
 
     record_events: bool = option(
         False, "Write the run's start and end into `events.jsonl` of the run directory."

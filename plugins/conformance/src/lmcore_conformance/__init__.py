@@ -15,5 +15,5 @@ from __future__ import annotations
 __all__ = ["SUITE_VERSION"]
 
 SUITE_VERSION = "1.1"
-"""Version of the suite's checks and requirements.  The first number is that of the plugin contract
-that it tests; a check or requirement that is added raises the second."""
+"""Version of the suite's checks and requirements.  The first number is the first of the plugin
+contract that it tests; a check or requirement that is added raises the second."""

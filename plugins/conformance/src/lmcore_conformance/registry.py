@@ -56,6 +56,8 @@ _MODULES = (
     "sharding",
     "layouts",
     "extras",
+    "constant_projection",
+    "next_token_attention",
 )
 
 
@@ -112,7 +114,7 @@ class Check:
 
 
 _OTHER_PROCESSES = {"contract", "command", "compile"}
-"""Groups whose checks wait for processes that they start, which have limits of their own."""
+"""Groups whose checks wait for processes that they start, which have separate limits."""
 
 _REGISTERED: dict[str, Check] = {}
 

@@ -107,6 +107,10 @@ REQUIREMENTS = MappingProxyType(
         "fsdp": Requirement("torch's `fully_shard`"),
         "compile": Requirement("`torch.compile`"),
         "graph_capture": _ability("work that is captured and replayed", "new_graph"),
+        "constant_projection": _ability("projections by constant weights", "constant_projection"),
+        "next_token_attention": _ability(
+            "attention of new tokens over a cache", "next_token_attention"
+        ),
         "profiler": Requirement("events of the device in torch's profiler"),
         "autocast": Requirement("torch's autocast"),
     }

@@ -74,6 +74,6 @@ class TestDistributed(_Level):
 
 
 class TestExtras(_Level):
-    """Level 5: compile, graph capture, pinned memory, profiler."""
+    """Level 5: compile, graph capture, pinned memory, profiler, kernels of generation."""
 
     level = "L5"

@@ -1,7 +1,7 @@
 """Training runs of a tiny GPT in this process, by the core's own parts, on one device.
 
 A plugin's device is created once in a process, so runs that differ in policies or kernels share it:
-each gets a `Runtime` of its own around the same device.
+each gets a separate `Runtime` around the same device.
 """
 
 from __future__ import annotations

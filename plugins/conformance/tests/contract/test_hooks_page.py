@@ -64,7 +64,7 @@ def test_every_hook_says_in_its_docstring_what_an_author_must_know(hook):
 
 
 def test_the_reference_names_the_version():
-    """The page is that of the current contract."""
+    """The page describes the current contract."""
     text = (DOCS / "hooks.md").read_text(encoding="utf-8")
     assert f"`lmcore.accelerator.API_VERSION`, now {API_VERSION}." in text
 

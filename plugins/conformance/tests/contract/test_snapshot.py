@@ -88,7 +88,7 @@ def test_types_that_records_lead_to_are_described():
 
 
 def test_what_plugins_can_import_is_described():
-    """Every name of `lmcore.accelerator` is a type, a function, or a name of its own, once."""
+    """Every name of `lmcore.accelerator` is a type, a function, or another name, once."""
     functions = {
         name for name in accelerator.__all__ if inspect.isfunction(getattr(accelerator, name))
     }

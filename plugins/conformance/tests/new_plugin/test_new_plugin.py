@@ -1,4 +1,4 @@
-"""Plugins from `lmcore plugin new`: installed in an environment of their own, checked, used."""
+"""Plugins from `lmcore plugin new`: installed in a separate environment, checked, used."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class AdamW:
         epsilon: float,
         weight_decay: float,
     ) -> None:
-        """Update params and moments in place, those with equal counts together."""
+        """Update params and moments in place, all with equal counts together."""
         if not params:
             return
         groups: dict[int, list[int]] = {}

@@ -48,7 +48,7 @@ class Gpu:
         access: True if this process may read and write the node; None if the node does not exist,
             as in a container without it.
         tiles: Tiles behind the address.
-        memory: Bytes of its own memory, of all tiles; 0 if unknown.
+        memory: Bytes of dedicated memory, of all tiles; 0 if unknown.
         group: Group that may open the node.
         error: Number of the system's error if the node exists and did not open.
     """
@@ -84,7 +84,7 @@ class Facts:
         gpus: Intel display devices.
         loader, runtime: True if Level Zero's libraries can be loaded.
         torch: The installed torch.
-        kernel: Release of Linux, whose drivers carry no version of their own.
+        kernel: Release of Linux, whose drivers have no other version.
         container: True in a container, whose devices are given from outside.
     """
 

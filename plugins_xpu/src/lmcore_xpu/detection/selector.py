@@ -36,7 +36,7 @@ class Unit:
 
     @property
     def memory(self) -> int:
-        """Bytes of its own memory; 0 if unknown."""
+        """Bytes of dedicated memory; 0 if unknown."""
         return self.gpu.memory * len(self.tiles) // self.gpu.tiles
 
 

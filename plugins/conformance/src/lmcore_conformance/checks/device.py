@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lmcore.accelerator import OP_SPECS, host_copy_stager
-from lmcore.accelerator.staging import begin_staging, stage_tensors
+from lmcore.accelerator.transfer.staging import begin_staging, stage_tensors
 from lmcore.errors import LmcoreError
 from lmcore_conformance.registry import Failure, check, conclude
 from lmcore_conformance.requirements import REQUIREMENTS

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.products import ProductCounter, in_words
+from lmcore.accelerator.precision.products import ProductCounter, in_words
 from lmcore_conformance.registry import Failure, check, conclude
 from lmcore_conformance.tiny_run import tiny_runs
 

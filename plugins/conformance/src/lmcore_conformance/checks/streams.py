@@ -170,7 +170,7 @@ def _pass_back_and_forth(
 ) -> list[str]:
     """Compute on one stream, then on the other, then on the first; return wrong results.
 
-    Each has results of its own in every try (*factor*), in memory that was written before.
+    Each has different results in every try (*factor*), in memory that was written before.
     """
     first, second = streams
     one_NN, two_NN, three_NN = (products.new_result() for _ in range(3))

@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator.precision_check import check_products
-from lmcore.accelerator.products import ProductCounter
+from lmcore.accelerator.precision.check import check_products
+from lmcore.accelerator.precision.products import ProductCounter
 from lmcore.accelerator.recompute import none_policy
 from lmcore.errors import LmcoreError
 from lmcore.plugin import choose_precision

@@ -344,5 +344,5 @@ CASES: Mapping[str, tuple[Case, ...]] = {op: tuple(make()) for op, make in _MAKE
 """By op."""
 
 CALLED_OPS = tuple(CASES)
-"""Ops that return a tensor, in the order of the core's; `adamw` and `grad_norm` have checks of
-their own."""
+"""Ops that return a tensor, in the order of the core's; `adamw` and `grad_norm` have separate
+checks."""

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmcore.accelerator.communication import CommBackend
 from lmcore.accelerator.op.records import OpImpl
-from lmcore.accelerator.precision import PrecisionPolicy
+from lmcore.accelerator.precision.policy import PrecisionPolicy
 from lmcore.accelerator.probe import Check, CheckStatus, Probe, ProbeState, Problem
 from lmcore.accelerator.recompute import RecomputePolicy
-from lmcore.accelerator.staging import CheckpointStager
+from lmcore.accelerator.transfer.staging import CheckpointStager
 from lmcore.errors import LmcoreError, PluginError
 from lmcore.plugin.discovery import GROUP, discover
 from lmcore.plugin.hook_calls import DEFAULT_OFFERS, create_device, within_dtypes

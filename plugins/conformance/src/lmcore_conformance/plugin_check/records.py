@@ -18,7 +18,7 @@ from lmcore_conformance.plugin_check.torch_functions import torch_problems
 if TYPE_CHECKING:
     from lmcore.accelerator.communication import CommBackend
     from lmcore.accelerator.device import Device
-    from lmcore.accelerator.precision import PrecisionPolicy
+    from lmcore.accelerator.precision.policy import PrecisionPolicy
     from lmcore.accelerator.recompute import RecomputePolicy
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Fork server: a process that has imported torch and the checks, and forks the processes of groups.
 
-Each group then has a process of its own without importing torch again, which takes seconds.  The
+Each group then has a separate process without importing torch again, which takes seconds.  The
 server uses no plugin, initialises no device and has no threads; if it has threads or an open device
 after its imports, or if torch loads a device's package by itself, groups run in new interpreters.
 """
@@ -33,7 +33,7 @@ _OWN = {*RankInfo().to_env(), "MASTER_ADDR", "MASTER_PORT", SECRET, _THREADS}
 """Variables that may differ between the server and a forked process.
 
 They are read when ranks join, but for the number of threads: plugins divide the host's cores among
-ranks, and a forked process has torch use the number of its own.
+ranks, and a forked process has torch use the number for its rank.
 """
 
 _TORCH_LOADS = "torch.backends"

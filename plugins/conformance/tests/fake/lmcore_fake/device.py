@@ -85,6 +85,31 @@ def no_memory(device):
     return {"memory_stats": None, "missing": {**device.missing, "memory_stats": "not yet written"}}
 
 
+def no_generation(device):
+    return {"constant_projection": None, "next_token_attention": None}
+
+
+def leaking_projection(device):
+    """Let a row that is not finite spoil all others."""
+
+    def make(wanted):
+        quantized = wanted.weight_OI
+        if isinstance(quantized, torch.Tensor) or wanted.activation or wanted.bias_O is not None:
+            return None
+        if quantized.offset_OG is not None:
+            return None
+        scale = quantized.scale_OG.double().repeat_interleave(quantized.group_size, 1)
+        weight = quantized.values_OI.double() * scale
+
+        def project(x):
+            spoiled = x + 0 * x.flatten(0, -2).sum(0)
+            return torch.nn.functional.linear(spoiled.double(), weight).to(wanted.output)
+
+        return project
+
+    return {"constant_projection": make}
+
+
 def offers_closed(device):
     return {"dtypes": device.dtypes | {"float16"}}
 

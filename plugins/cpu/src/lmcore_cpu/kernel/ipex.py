@@ -1,8 +1,8 @@
 """RMS norm and rotary embedding by the operators of Intel's extension for PyTorch.
 
 The operators have no backward pass, and raise no error in one: gradients would silently be missing.
-The gradient of a rotation is the rotation by the negative angle; that of RMS norm is computed here,
-in closed form.
+The gradient of a rotation is the rotation by the negative angle; the gradient of RMS norm is
+computed here, in closed form.
 
 Shapes: B batch, S sequence, N heads, D head channels, R rotated pairs, H hidden.
 """

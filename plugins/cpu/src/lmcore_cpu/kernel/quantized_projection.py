@@ -134,7 +134,7 @@ def _of_4_bits(weight: QuantizedWeight, bias_O: Tensor | None) -> Callable[[Tens
             weight_IO = _expanded(packed, tables_GO2)
             y_MO = x_MI @ weight_IO if native else (x_MI.float() @ weight_IO.float()).to(x.dtype)
         else:
-            y_MO = product(x_MI, packed, group, tables_GO2)
+            y_MO = product(x_MI.contiguous(), packed, group, tables_GO2)
         return _shaped(y_MO, x, bias_O)
 
     return project

@@ -21,7 +21,7 @@ from lmcore.accelerator import (
     double_precision_policy,
     full_precision_policy,
 )
-from lmcore.accelerator.products import ProductCounter
+from lmcore.accelerator.precision.products import ProductCounter
 from lmcore.errors import DeviceError, PluginError
 
 

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator.host_copies import HostCopies
-from lmcore.accelerator.staging import CheckpointStager, PendingCopy
+from lmcore.accelerator.transfer.host_copies import HostCopies
+from lmcore.accelerator.transfer.staging import CheckpointStager, PendingCopy
 
 if TYPE_CHECKING:
     from torch import Tensor

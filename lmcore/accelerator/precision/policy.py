@@ -1,6 +1,6 @@
 """`PrecisionPolicy`: the dtypes of computation, weights and reductions.
 
-`lmcore.accelerator.precision_check` verifies that a policy is in force.
+`lmcore.accelerator.precision.check` verifies that a policy is in force.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class PrecisionPolicy:
         Raises:
             DeviceError: Products, weights or gradients have another dtype, or wrong numbers.
         """
-        from lmcore.accelerator.precision_check import check_device
+        from lmcore.accelerator.precision.check import check_device
 
         with device.rng_tracker().preserved():
             check_device(self, device)
@@ -136,7 +136,7 @@ class PrecisionPolicy:
 
     def verify_model(self, model: nn.Module) -> None:
         """Prove that a prepared model is kept and computed in as promised (see `apply`)."""
-        from lmcore.accelerator.precision_check import check_model
+        from lmcore.accelerator.precision.check import check_model
 
         check_model(self, model)
 

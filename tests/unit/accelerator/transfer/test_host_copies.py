@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.accelerator import host_copies
-from lmcore.accelerator.host_copies import HostCopies, copy_by_numpy, streaming_copy
+from lmcore.accelerator.transfer import host_copies
+from lmcore.accelerator.transfer.host_copies import HostCopies, copy_by_numpy, streaming_copy
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,10 @@ from lmcore.accelerator import (
     Device,
     PendingCopy,
     buffer_stager,
-    host_copies,
     host_copy_stager,
 )
-from lmcore.accelerator.staging import begin_staging, stage_tensors
+from lmcore.accelerator.transfer import host_copies
+from lmcore.accelerator.transfer.staging import begin_staging, stage_tensors
 from lmcore.errors import CheckpointError, PluginError
 
 Tensors = dict[str, Tensor]

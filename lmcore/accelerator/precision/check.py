@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lmcore.accelerator.dtype import dtype_name
 from lmcore.accelerator.op.reference import attention
-from lmcore.accelerator.products import HEAD, Product, ProductCounter, in_words, is_wider
+from lmcore.accelerator.precision.products import HEAD, Product, ProductCounter, in_words, is_wider
 from lmcore.errors import DeviceError
 
 if TYPE_CHECKING:

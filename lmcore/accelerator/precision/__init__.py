@@ -1,0 +1,1 @@
+"""Precision policies, and verification that a policy is in force."""

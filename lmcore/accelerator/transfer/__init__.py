@@ -1,0 +1,1 @@
+"""Copies between a device and the host, made while the device keeps computing."""
