@@ -5,9 +5,9 @@
 All variants run in turn inside each repeat, so that a slow moment of the disk hits all of them;
 printed are medians, the processor time of all threads, the ratio to torch's distributed save
 (load), and the ratio to writing (reading) the same bytes as one file, with fsync.  Loads read from
-the page cache, which a save has just filled, but for those named `cold`.  Conversions are of a
-model of as many bytes, from and to a Hugging Face directory.  Memory is the growth of the peak of
-a separate process, beside the size of the largest tensor; a save's peak has no state in it.
+the page cache, but for those named `cold`.  Conversions are of a model of as many bytes, from and
+to a Hugging Face directory.  Memory is the growth of the peak of a separate process, beside the
+size of the largest tensor; a save's peak has no state in it.
 """
 
 from __future__ import annotations
@@ -202,75 +202,102 @@ def convert_all(
     return {name: taken[1:] for name, taken in timings.items()}, size
 
 
-def asynchronous(
-    folder: Path, tensors: dict[str, torch.Tensor], repeats: int, num_threads: int
-) -> None:
+def asynchronous(folder: Path, megabytes: int, repeats: int, num_threads: int) -> None:
     """Print what a save costs the steps of a loop, with and without `--async-save`.
 
-    A step is products of matrices, in place of its forward and backward pass, and then a small
-    update; before this it waits, as an optimizer does, for the copy of the tensors.  What it loses
-    is the time from the call of the save to the end of the next update, less a step without a
-    save.  Steps are timed until the save is complete.
+    A step is products of matrices, which stand for its forward and backward pass, and the update of
+    float32 weights by the run's AdamW.  What it loses is the time from the call of the save to the
+    end of the next update, less a step without a save.  Steps are timed until the save is complete.
 
     Args:
         folder: Folder for the checkpoints.
-        tensors: Tensors to save.
+        megabytes: Size of weights and moments together, in 10^6 bytes.
         repeats: Number of saves of each kind.
         num_threads: Threads of a step; with fewer than the processors the writer has one.
     """
     import torch
+    from torch import nn
 
     from lmcore.accelerator import PendingCopy, buffer_stager
-    from lmcore.accelerator.transfer.staging import begin_staging
+    from lmcore.accelerator.op.records import load_target
     from lmcore.checkpoint import WritePlanner
+    from lmcore.optim.adamw import AdamW
+    from lmcore.optim.optimizer import parameter_groups
     from lmcore.runtime.process.channel import Channel
     from lmcore.train.resume.saver import Saver
-    from lmcore.train.resume.snapshot import Snapshot
+    from lmcore.train.resume.snapshot import Snapshot, begin_copy
     from lmcore_cpu.device import create_device
+    from lmcore_cpu.kernels import KERNELS
 
-    plan = WritePlanner().plan(tensors, {})
+    update = next(one.load for one in KERNELS if one.op == "adamw")
+    weights = {name: nn.Parameter(one) for name, one in model_like(megabytes // 3).items()}
+    for weight in weights.values():
+        weight.grad = torch.randn_like(weight)
+    groups = parameter_groups(weights.items(), 0.1)
+    optimizer = AdamW(groups, load_target(update), betas=(0.9, 0.95), epsilon=1e-8)
     stager = buffer_stager(create_device())
-    matrix, weight = torch.randn(2048, 2048), torch.randn(2048)
-    before_update: list[Action] = []
+    planner, matrix = WritePlanner(), torch.randn(2048, 2048)
+
+    class State:
+        """The part of a run's state that a save asks."""
+
+        def __init__(self) -> None:
+            self.optimizer = optimizer
+
+        def tensors(self) -> dict[str, torch.Tensor]:
+            state = optimizer.state_tensors()
+            found = {f"model.{name}": weight.detach() for name, weight in weights.items()}
+            return found | {f"optimizer.{name}": tensor for name, tensor in state.items()}
+
+        def changed_by_optimizer(self) -> set[str]:
+            return set(self.tensors())
+
+    state = State()
 
     def take(*, background: bool) -> Snapshot:
-        views = plan.views(tensors)
+        plan = planner.plan(state.tensors(), {})
+        views = plan.views(state.tensors())
         copy = PendingCopy(views)
         if background:
-            copy = begin_staging(stager, views, views.keys())
-            before_update.append(copy.end_reads)
+            names = {key: name for key, (name, _) in plan.own.items()}
+            copy = begin_copy(stager, state, views, names)  # type: ignore[arg-type]
         return Snapshot(folder / "async", 1, copy, {}, {}, 1, None, (), plan, Channel(None))
 
     def step() -> None:
         for _ in range(4):
             matrix @ matrix
-        while before_update:
-            before_update.pop()()
-        weight.mul_(1.0)
+        optimizer.step(1e-4)
 
+    size = sum(tensor.nbytes for tensor in state.tensors().values()) / 1e6
     torch.set_num_threads(num_threads)
-    plain = statistics.median(seconds(step)[0] for _ in range(STEPS))
-    print(f"steps of {num_threads} threads on {os.cpu_count()} processors, {plain:.3f} s each:")
+    step()
+    plain = [seconds(step)[0] for _ in range(2 * STEPS)]
+    usual = statistics.median(plain)
+    print(
+        f"{size:.0f} MB of weights and moments; steps of {num_threads} threads on "
+        f"{os.cpu_count()} processors take {usual:.3f} s without a save, the longest of "
+        f"{len(plain)} {max(plain) / usual:.2f}x of that"
+    )
     saved = [
         save_cost(
             lambda background=background: Saver(
                 functools.partial(take, background=background), background=background
             ),
             step,
-            plain,
+            usual,
             repeats,
         )
         for background in (False, True)
     ]
     for name, cost in zip(("synchronous", "asynchronous"), saved, strict=True):
         print(
-            f"{name} save: the step loses {cost.loss:.3f} s, {cost.loss / saved[0].loss:.0%} of a "
+            f"{name} save: the step loses {cost.loss:.3f} s, {cost.loss / saved[0].loss:.1%} of a "
             f"synchronous save (the call {cost.call:.3f} s); the steps after it take "
             f"{cost.slower:.2f}x of one without a save (the longest {cost.longest:.2f}x); all "
             f"together lose {cost.total:.3f} s"
         )
     print(f"it is complete after {saved[1].complete:.1f} s; ", end="")
-    print(f"a copy of the bytes takes `memmove` {memmove_seconds(tensors):.3f} s")
+    print(f"a copy of the bytes takes `memmove` {memmove_seconds(state.tensors()):.3f} s")
 
 
 class SaveCost(NamedTuple):
@@ -362,6 +389,12 @@ def drop_cache(folder: Path) -> None:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def fill_cache(folder: Path) -> None:
+    """Read the files in *folder*: a save may have passed the system's page cache."""
+    for path in folder.iterdir():
+        read_raw(path)
+
+
 def measure(
     folder: Path, tensors: dict[str, torch.Tensor], repeats: int
 ) -> dict[str, list[Timing]]:
@@ -408,6 +441,9 @@ def measure(
         for name in rotated(list(loads), repeat):
             if name.endswith("cold"):
                 drop_cache(folder / "raw" if "raw" in name else checkpoint)
+            else:
+                for path in (theirs, plain, checkpoint, folder / "raw"):
+                    fill_cache(path)
             timings[name].append(seconds(loads[name]))
     # The first round loads modules and warms the disk.
     return {name: taken[1:] for name, taken in timings.items()}
@@ -459,7 +495,7 @@ def main() -> None:
             shutil.rmtree(path)
         threads = torch.get_num_threads()
         for num_threads in sorted({threads, max(1, threads - 1)}, reverse=True):
-            asynchronous(Path(folder), tensors, arguments.repeats, num_threads)
+            asynchronous(Path(folder), arguments.megabytes, arguments.repeats, num_threads)
         torch.set_num_threads(threads)
         shutil.rmtree(Path(folder, "async"))
         disk = statistics.median(wall for wall, _ in timings["save: raw write + fsync"])

@@ -147,9 +147,9 @@ OP_SPECS: tuple[OpSpec, ...] = (
         "adamw",
         "(params, grads, exp_avgs, exp_avg_sqs, steps, *, lr, beta1, beta2, epsilon, weight_decay)"
         " -> None, in place",
-        "One AdamW step with decoupled decay; steps are float32 scalars, raised by one. A kernel may"
-        " take `new_moments` besides: two lists of tensors for the new moments, in place of which"
-        " the old ones stay; then asynchronous saves on the host copy no moments.",
+        "One AdamW step with decoupled decay; steps are float32 scalars, raised by one. A kernel"
+        " may take `new_moments` besides: two lists of tensors for the new moments, while the old"
+        " ones stay as they are; asynchronous saves on the host then copy no moments.",
         reduces=False,
     ),
     _spec(
