@@ -17,6 +17,11 @@ from torch import Tensor
 
 from lmcore.conversion.cast import cast
 from lmcore.conversion.deepspeed.directory import LATEST, LATEST_UNIVERSAL
+from lmcore.conversion.deepspeed.loss_scaler import (
+    loss_scaler,
+    loss_scaler_note,
+    save_with_scaler,
+)
 from lmcore.conversion.deepspeed.names import (
     STYLES,
     deepspeed_name,
@@ -25,7 +30,6 @@ from lmcore.conversion.deepspeed.names import (
 )
 from lmcore.conversion.megatron.directory import TRACKER_NAME
 from lmcore.conversion.megatron.layout import Layout
-from lmcore.conversion.megatron.loss_scale import initial_scale_note
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.run_arguments import (
     VERSION,
@@ -110,7 +114,7 @@ def write_deepspeed(
         write_atomically(directory / name, value.encode())
     notes = _notes(state, layout, style)
     if len(state.kinds) > 1:
-        notes += initial_scale_note(progress, dtype)
+        notes += loss_scaler_note(progress, state.settings, dtype)
     return notes
 
 
@@ -167,8 +171,9 @@ class _Writer:
             "ds_version": _VERSION,
             "param_groups": groups,
             "optimizer_state_dict": {"state": {0: {"step": counter}}, "param_groups": groups[:1]},
+            **loss_scaler(progress, self._state.settings, self._dtype),
         }
-        torch.save(saved, directory / "optimizer_state.pt")
+        save_with_scaler(saved, directory / "optimizer_state.pt")
 
     def content(self, tokenizer: Tokenizer | None) -> dict[str, Any]:
         """Return the content of a rank's file besides its weights."""
