@@ -51,7 +51,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _PickleModule:
-    """What `torch.save` takes from a module in the place of `pickle`."""
+    """Stand-in of the module `pickle` for `torch.save`."""
 
     Pickler = _Pickler
 
@@ -63,7 +63,7 @@ def loss_scaler(
 
     Args:
         progress: Position of the run.
-        settings: Settings of the run, of which the ones of the loss scale are taken.
+        settings: Settings of the run; only the ones of the loss scale are used.
         dtype: Dtype of the model's weights.
     """
     if progress is None or progress.loss_scale is None or dtype != torch.float16:

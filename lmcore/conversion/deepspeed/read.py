@@ -116,7 +116,11 @@ class MegatronDeepSpeedState(ModelState):
         self.settings = saved_precision(content) | dict(model.settings)
         self.tokenizer, self.tokenizer_type = model.tokenizer, model.tokenizer_type
         self.shape = model.shape
-        self.notes = [*model.notes, *universal_notes(files), *_notes(files, self._ranks, content)]
+        self.notes = [
+            *model.notes,
+            *universal_notes(files),
+            *_notes(files, content, self._dtypes()),
+        ]
         self.notes += self._padding_notes(files, content, args)
         self.vocab_size = self._vocab_size(content, model.vocab_size)
         version = self._version(content)
@@ -159,6 +163,11 @@ class MegatronDeepSpeedState(ModelState):
             for rank, names in zip(self._ranks, self._names, strict=True)
         ]
         return self._packing.join(name, parts).contiguous()
+
+    def _dtypes(self) -> set[torch.dtype | None]:
+        """Return the dtypes of the weights."""
+        ranks = zip(self._ranks, self._names, strict=True)
+        return {rank.tensors[name].dtype for rank, names in ranks for name in names.values()}
 
     def _named(self, rank: RankTensors, *, swiglu: bool) -> dict[str, str]:
         """Return the name in the module of each parameter of lmcore; others keep their names."""
@@ -329,7 +338,11 @@ class TransformersDeepSpeedState(HuggingFaceState):
         super().__init__(described, weights=rank)
         self.path = path
         self.settings = saved_precision(content)
-        self.notes = [*self.notes, *universal_notes(files), *_notes(files, [rank], content)]
+        self.notes = [
+            *self.notes,
+            *universal_notes(files),
+            *_notes(files, content, {rank.tensors[one].dtype for one in self._names.values()}),
+        ]
         if not weights_only:
             names = list(self._names.values())
             self.kinds, self.without_adam = _kinds(files, content, [rank], [names])
@@ -396,13 +409,12 @@ def _schedule(content: Mapping[str, Any], args: Mapping[str, Any]) -> SavedSched
 
 
 def _notes(
-    files: DeepSpeedDirectory, ranks: Sequence[RankTensors], content: Mapping[str, Any]
+    files: DeepSpeedDirectory, content: Mapping[str, Any], dtypes: set[torch.dtype | None]
 ) -> list[str]:
     """Return a note if the weights are those with which the model computed, in 16 bits."""
     described = bool(content.get("param_shapes"))
     if (files.optimizers and described) or files.universal is not None:
         return []
-    dtypes = {one.dtype for rank in ranks for one in rank.tensors.values()}
     low = sorted(
         str(one).removeprefix("torch.") for one in dtypes & {torch.float16, torch.bfloat16}
     )
@@ -412,6 +424,8 @@ def _notes(
     why = "no partitions of ZeRO in float32 were read"
     if files.optimizers:
         why = "the partitions of ZeRO are not read, as the checkpoint lacks `param_shapes`"
+    elif content.get("optimizer"):
+        why = "no weights in float32 were read"
     return [f"the weights are {dtype}: {why}"]
 
 
@@ -447,5 +461,5 @@ def _kinds(
     elif why is None and content.get("param_shapes"):
         why = "there are no `*_optim_states.pt` beside the model's files"
     elif why is None and content.get("optimizer"):
-        why = "without ZeRO DeepSpeed stores it without names"
+        why = f"`{lacking[0]}` has none in the files of the model"
     return (WEIGHT,), why
