@@ -325,14 +325,7 @@ class TransformersDeepSpeedState(HuggingFaceState):
         if files.universal is not None:
             rank = universal_tensors(files, files.universal, content, weights_only=weights_only)
         else:
-            size = content.get("mp_world_size", 1)
-            if size != 1 or set(files.models) - {0}:
-                raise CheckpointError(
-                    f"`{files.path}` cannot be read",
-                    why="its model is divided over ranks of tensor parallelism, whose rules for "
-                    "models of transformers are not saved",
-                    hint="convert it to a universal checkpoint with DeepSpeed",
-                )
+            _require_no_tensor_parallelism(files, content)
             [rank] = open_ranks(files, content, 1, 1, weights_only=weights_only)
         self._rank = rank
         super().__init__(described, weights=rank)
@@ -378,6 +371,23 @@ class TransformersDeepSpeedState(HuggingFaceState):
         recipe = self._recipes[name]
         parts = [self._rank.read(self._names[one], kind) for one in recipe.sources]
         return recipe.join([part.to(self.dtype(name, kind)) for part in parts]).contiguous()
+
+
+def _require_no_tensor_parallelism(files: DeepSpeedDirectory, content: Mapping[str, Any]) -> None:
+    """Raise a `CheckpointError` if a model of transformers is divided, as AutoTP does."""
+    ranks = set(files.models) | {rank for _, rank in files.partitions}
+    size = content.get("mp_world_size", 1)
+    if size == 1 and not ranks - {0}:
+        return
+    count = max(len(ranks), size if type(size) is int else 1)
+    source, target = files.path, files.path.with_name(f"{files.path.name}_universal")
+    raise CheckpointError(
+        f"`{files.path}` cannot be read",
+        why=f"its model is divided over {counted(count, 'rank')} of tensor parallelism by "
+        "DeepSpeed's AutoTP, whose rules lmcore does not have",
+        hint="convert it to a universal checkpoint with DeepSpeed: `python -m "
+        f"deepspeed.checkpoint.ds_to_universal --input_folder {source} --output_folder {target}`",
+    )
 
 
 def _progress(
