@@ -39,7 +39,7 @@ _SETTINGS = re.compile(GROUP + r"optimizer/")
 _SCALER = re.compile(GROUP + r"grad_scaler/")
 _KINDS = {WEIGHT: "param", **{kind: kind for kind in ADAM}}
 ALIGNMENT = 64
-"""Number of elements of which the start of a parameter is a multiple."""
+"""Number of elements that divides the start of every parameter."""
 
 Parameters = Sequence[tuple[str, tuple[int, ...]]]
 """Names and shapes on one rank, in the order of the model."""

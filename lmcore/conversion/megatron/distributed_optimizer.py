@@ -64,7 +64,7 @@ def coalesced_buffers(path: Path, saved: object) -> dict[str, Tensor]:
 
     Args:
         path: File with the buffers, for messages.
-        saved: What it has for the part.
+        saved: Content for the part.
 
     Raises:
         UnreadOptimizer: There are several buffers.
