@@ -93,16 +93,17 @@ def read_tensors(
     )
 
 
-def read_object(directory: Path, name: str, stored: StoredObject) -> Any:
+def read_object(directory: Path, name: str, stored: StoredObject, *, large: bool = False) -> Any:
     """Return an object of plain values and tensors, which names no code.
 
     Args:
         directory: Directory of the checkpoint.
         name: Name of the object, for messages.
         stored: Its position.
+        large: True for an object that may be of any size, within its file.
 
     Raises:
-        CheckpointError: It is damaged, large, or contains anything else.
+        CheckpointError: It is damaged, too large, or contains anything else.
     """
     path = directory / stored.file
     why = ""
@@ -113,7 +114,8 @@ def read_object(directory: Path, name: str, stored: StoredObject) -> Any:
                 size = sum(one.file_size for one in archive.infolist())
                 record = damaged_record(archive)
             part.seek(0)
-            if max(size, stored.length) > _MAX_OBJECT_BYTES or size > stored.length:
+            most = stored.length if large else _MAX_OBJECT_BYTES
+            if max(size, stored.length) > most or size > stored.length:
                 why = f"it is compressed or too large: {stored.length:,} bytes of {size:,}"
             elif record is not None:
                 why = f"the checksum of its record `{record}` is wrong"

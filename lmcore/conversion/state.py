@@ -51,7 +51,10 @@ TRAINING_OPTIONS = (
     *("eval_interval", "eval_iters"),
 )
 """Options of training in `ModelState.settings`, which have the names of arguments of Megatron."""
-KEPT_OPTIONS = (*TRAINING_OPTIONS, "precision")
+KEPT_OPTIONS = (
+    *(*TRAINING_OPTIONS, "precision"),
+    *("loss_scale_window", "hysteresis", "min_loss_scale"),
+)
 """All options in `ModelState.settings`."""
 
 

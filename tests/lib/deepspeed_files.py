@@ -87,7 +87,10 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of a checkpoint: ranks, stages of the pipeline (0: none), and ZeRO's stage."""
+    """Layout of a checkpoint: ranks, stages of the pipeline (0: none), and ZeRO's stage.
+
+    Without ZeRO, *form* is the one of the optimizer's state: plain, fused, unfused or named.
+    """
 
     tensor: int = 1
     stages: int = 0
@@ -96,6 +99,7 @@ class Layout:
     first_block: int = 2
     mapped: bool = True
     dtype: torch.dtype = torch.bfloat16
+    form: str = ""
 
 
 def write(state: ModelState, root: Path, layout: Layout, **arguments: Any) -> Path:
@@ -126,7 +130,12 @@ def write(state: ModelState, root: Path, layout: Layout, **arguments: Any) -> Pa
             for stage in range(stages):
                 held = {name for name in parts[WEIGHT] if stage_of(name, state, layout) == stage}
                 ours = {kind: {n: t for n, t in parts[kind].items() if n in held} for kind in parts}
-                write_rank(ours, directory, stage * layout.tensor + rank, layout, args)
+                copied = 0 < stage == stages - 1 and not args.untie_embeddings_and_output_weights
+                copy = {
+                    kind: {n: t for n, t in parts[kind].items() if copied and n[:2] == "1."}
+                    for kind in parts
+                }
+                write_rank(ours, directory, stage * layout.tensor + rank, layout, args, copy)
     return directory
 
 
@@ -179,9 +188,17 @@ def write_layers(
 
 
 def write_rank(
-    parts: Parts, directory: Path, rank: int, layout: Layout, args: argparse.Namespace
+    parts: Parts,
+    directory: Path,
+    rank: int,
+    layout: Layout,
+    args: argparse.Namespace,
+    copy: Parts,
 ) -> None:
-    """Write the files of one model-parallel rank, of all its data-parallel ranks."""
+    """Write the files of one model-parallel rank, of all its data-parallel ranks.
+
+    The last stage of a pipeline has a *copy* of a tied embedding.
+    """
     weights = {tied(name, layout, args): tensor for name, tensor in parts[WEIGHT].items()}
     groups = [
         [name for name, tensor in weights.items() if (tensor.ndim > 1) == matrices]
@@ -211,6 +228,12 @@ def write_rank(
         "iteration": 7,
         "universal_checkpoint_info": {"original_vocab_size": 23, "padded_vocab_size": 24},
     }
+    if layout.form:
+        both = {
+            kind: {tied(one, layout, args): t for one, t in {**copy[kind], **parts[kind]}.items()}
+            for kind in parts
+        }
+        content["optimizer"] = without_zero(both, layout)
     name = f"mp_rank_{rank:02d}_model_states.pt"
     for data in range(layout.data if layout.zero == 3 else 1):
         prefix = f"zero_pp_rank_{data}_" if layout.zero == 3 else ""
@@ -282,6 +305,41 @@ def stage_3(flats: Parts, groups: list[list[str]], data: int, layout: Layout) ->
         "fp32_flat_groups": saved.pop(WEIGHT),
         "optimizer_state_dict": optimizer(saved),
     }
+
+
+def without_zero(parts: Parts, layout: Layout) -> dict[str, Any]:
+    """Return the state of the optimizer as a rank's model file has it without ZeRO."""
+    weights = parts[WEIGHT]
+    groups = [
+        [name for name, tensor in weights.items() if (tensor.ndim > 1) == matrices]
+        for matrices in (True, False)
+    ]
+    if layout.form == "named":
+        flats = {
+            kind: {name: tensor.flatten() for name, tensor in tensors.items()}
+            for kind, tensors in parts.items()
+        }
+        return stage_1(flats, groups, 0, layout)
+    scale = {"dynamic_loss_scale": layout.dtype == torch.float16, "cur_scale": 4096.0}
+    scale |= {"cur_iter": 7, "last_overflow_iter": 1, "scale_factor": 2.0, "scale_window": 1000}
+    if layout.form == "fused":
+        rows = {
+            kind: [torch.cat([tensors[name].flatten() for name in group]) for group in groups]
+            for kind, tensors in parts.items()
+        }
+        flat = rows.pop(WEIGHT)
+        return {**scale, "optimizer_state_dict": optimizer(rows), "fp32_groups_flat": flat}
+    order = [name for group in groups for name in group]
+    inner = optimizer({kind: [parts[kind][name] for name in order] for kind in ADAM})
+    first = len(groups[0])
+    inner["param_groups"] = [
+        {"params": list(range(first)), "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1},
+        {"params": list(range(first, len(order))), "weight_decay": 0.0},
+    ]
+    if layout.form == "plain":
+        return inner
+    listed = [[weights[name] for name in group] for group in groups]
+    return {**scale, "optimizer_state_dict": inner, "fp32_groups": listed}
 
 
 def optimizer(saved: dict[str, list[torch.Tensor]]) -> dict[str, Any]:

@@ -17,11 +17,43 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
+from deepspeed.ops.adam import FusedAdam
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 STEPS = 3
+ADAM: dict[str, Any] = {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-6}
+
+
+class Fused(FusedAdam):
+    """Stand-in of DeepSpeed's fused Adam, whose kernels are not compiled here.
+
+    It counts the updates of each parameter by a number, as that one does, and computes as torch.
+    """
+
+    def __init__(self, groups: Any) -> None:
+        torch.optim.Optimizer.__init__(self, groups, ADAM)
+        self.set_grad_none = True
+
+    def step(self, *_args: Any, **_kwargs: Any) -> None:
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            settings = {"beta1": beta1, "beta2": beta2, "foreach": False, "amsgrad": False}
+            settings |= {key: group[key] for key in ("lr", "eps", "weight_decay")}
+            for one in group["params"]:
+                if one.grad is None:
+                    continue
+                state = self.state[one]
+                if not state:
+                    state["step"] = group.get("step", 0)
+                    state |= {key: torch.zeros_like(one) for key in ("exp_avg", "exp_avg_sq")}
+                moments = [state["exp_avg"]], [state["exp_avg_sq"]]
+                done = [torch.tensor(float(state["step"]))]
+                with torch.no_grad():
+                    adamw([one], [one.grad], *moments, [], done, **settings, maximize=False)
+                state["step"] += 1
 
 
 class Named(nn.Module):
@@ -98,18 +130,22 @@ def main(settings: dict[str, Any]) -> None:
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,
         "zero_optimization": {"stage": settings["zero"], "stage3_param_persistence_threshold": 0},
         "zero_allow_untested_optimizer": True,
         "checkpoint": {"load_universal": settings.get("universal", False)},
     }
-    if settings["dtype"] != "float32":
+    if settings["dtype"] == "bfloat16":
         config["bf16"] = {"enabled": True}
+    if settings["dtype"] == "float16":
+        get_accelerator().is_fp16_supported = lambda: True
+        config["fp16"] = {"enabled": True, "initial_scale_power": 12}
     groups = [
         {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1},
         {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.8, 0.95), eps=1e-6)
+    optimizer = Fused(groups) if settings.get("fused") else torch.optim.AdamW(groups, **ADAM)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     if "load" in settings:
         weights_only = not settings.get("universal", False)
@@ -132,14 +168,18 @@ def main(settings: dict[str, Any]) -> None:
     if args is not None:
         state["universal_checkpoint_info"] = settings.get("universal_info", {})
     engine.save_checkpoint(settings["out"], client_state=state)
+    if "more" in settings:
+        train(engine, stages, settings["more"])
+        state["iteration"] = engine.global_steps
+        engine.save_checkpoint(f"{settings['out']}-later", client_state=state)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def train(engine: Any, stages: int) -> None:
+def train(engine: Any, stages: int, steps: int = STEPS) -> None:
     """Do a few steps, each on another input."""
     dtype = next(engine.module.parameters()).dtype
-    for step in range(STEPS):
+    for step in range(steps):
         x = torch.full((1, 1), 1.0 + step, dtype=dtype)
         if stages:
             engine.train_batch(iter([(x, x)] * 8))

@@ -114,6 +114,42 @@ def compare(found: ModelState, weights: Weights, names: dict[str, str]) -> None:
         assert torch.equal(read.float(), expected), theirs
 
 
+def continued(state: ModelState, steps: int, dtype: torch.dtype) -> ModelState:
+    """Return *state* after further steps of the peer's module, alone and without a pipeline."""
+    assert state.progress is not None
+    weights = {name: state.read(name).clone().float() for name in state.parameters}
+    groups = [
+        {"params": [w for w in weights.values() if (w.ndim > 1) == matrices], "weight_decay": decay}
+        for matrices, decay in ((True, 0.1), (False, 0.0))
+    ]
+    adam = torch.optim.AdamW(groups, lr=1e-2, betas=(0.8, 0.95), eps=1e-6)
+    for name, weight in weights.items():
+        moments = {kind: state.read(name, kind).clone() for kind in state.kinds[1:]}
+        done = torch.tensor(float(state.progress.optimizer_step or 0))
+        adam.state[weight] = {"step": done, **moments}
+    scale = float((state.progress.loss_scale or {"value": 1})["value"])
+    for _ in range(steps):
+        for weight in weights.values():
+            low = weight.detach().clone().to(dtype).requires_grad_()
+            ((low**2).mean().float() * scale).backward()
+            assert low.grad is not None
+            weight.grad = low.grad.float() / scale
+        adam.step()
+    found = MemoryState(state.shape, optimizer=True)
+    for name, weight in weights.items():
+        found.tensors[name, state.kinds[0]] = weight
+        for kind in state.kinds[1:]:
+            found.tensors[name, kind] = adam.state[weight][kind]
+    return found
+
+
+def same_as(found: ModelState, expected: ModelState) -> None:
+    """Compare weights and both moments bit by bit."""
+    for name in expected.parameters:
+        for kind in expected.kinds:
+            assert torch.equal(found.read(name, kind), expected.read(name, kind)), (name, kind)
+
+
 @pytest.mark.parametrize(
     "layout, dtype, size",
     [
@@ -138,10 +174,55 @@ def test_what_it_saves_is_read(
     """Weights are the module's in float32; with ZeRO there is the state of Adam."""
     weights = run(tmp_path / "saved", size, **module_settings(GPT, layout, dtype))
     found = read_deepspeed(tmp_path / "saved")
-    assert (len(found.kinds) > 1) == bool(layout.zero)
-    step, adam = (3, SETTINGS) if layout.zero else (None, None)
-    assert found.progress == Progress(3, 12, step, adam=adam)
-    compare(found, weights, named(GPT, layout))
+    assert len(found.kinds) > 1
+    # Without ZeRO, DeepSpeed does a first update, with gradients of 0, when a run in bf16 begins.
+    step = 4 if dtype == "bfloat16" and not layout.zero else 3
+    assert found.progress == Progress(3, 12, step, adam=SETTINGS)
+    if dtype == "float32" or layout.zero:
+        compare(found, weights, named(GPT, layout))
+
+
+@pytest.mark.parametrize(
+    "dtype, fused",
+    [
+        ("bfloat16", True),
+        pytest.param("float32", False, marks=pytest.mark.full),
+        pytest.param("bfloat16", False, marks=pytest.mark.full),
+        pytest.param("float16", True, marks=pytest.mark.full),
+        pytest.param("float16", False, marks=pytest.mark.full),
+    ],
+)
+def test_a_run_without_zero_continues(dtype: str, fused: bool, run: Run, tmp_path: Path) -> None:
+    """One process goes on from what two saved without ZeRO exactly as they did."""
+    settings = module_settings(GPT, Layout(), dtype) | {"fused": fused, "more": 2}
+    run(tmp_path / "saved", 2, **settings)
+    begin, end = read_deepspeed(tmp_path / "saved"), read_deepspeed(tmp_path / "saved-later")
+    if dtype != "float16":  # DeepSpeed 0.19.8 divides gradients of a loss that it did not scale
+        same_as(end, continued(begin, 2, getattr(torch, dtype)))
+    assert begin.progress is not None
+    assert end.progress is not None
+    assert (begin.progress.iteration, end.progress.iteration) == (3, 5)
+    scale = {"value": 4096.0, "tolerance": 1}
+    for progress, good in ((begin.progress, 2), (end.progress, 4)):
+        assert progress.loss_scale == (scale | {"good_steps": good} if dtype == "float16" else None)
+
+
+@pytest.mark.full
+def test_a_pipeline_in_bfloat16_without_zero(run: Run, tmp_path: Path) -> None:
+    """Its partitions have names, and no shapes; the model's file has the first one of them, too."""
+    run(tmp_path / "saved", 4, **module_settings(GPT, Layout(stages=2), "bfloat16"))
+    state = read_deepspeed(tmp_path / "saved")
+    assert len(state.kinds) > 1
+    assert state.progress == Progress(3, 12, 3, adam=SETTINGS)
+    for name in state.parameters:
+        assert [state.dtype(name, kind) for kind in state.kinds] == [torch.float32] * 3
+        assert state.read(name, "exp_avg").any(), name
+        assert state.read(name).isfinite().all()
+    for path in (tmp_path / "saved" / "global_step3").glob("*optim_states.pt"):
+        path.unlink()
+    found = read_deepspeed(tmp_path / "saved")
+    assert len(found.kinds) == 1
+    assert any("the share of the first of 2 data-parallel ranks" in one for one in found.notes)
 
 
 @pytest.mark.parametrize(
@@ -185,32 +266,48 @@ def test_its_universal_checkpoint_is_read(zero: int, run: Run, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "layout, size",
+    "layout, size, dtype",
     [
-        (Layout(zero=1), 2),
-        (Layout(zero=1, stages=2), 2),
-        pytest.param(Layout(zero=2), 1, marks=pytest.mark.full),
-        pytest.param(Layout(zero=1, stages=1), 2, marks=pytest.mark.full),
+        (Layout(zero=1, stages=2), 2, "float32"),
+        (Layout(zero=3), 2, "float16"),
+        pytest.param(Layout(zero=1), 2, "float32", marks=pytest.mark.full),
+        pytest.param(Layout(zero=1), 2, "float16", marks=pytest.mark.full),
+        pytest.param(Layout(zero=2), 1, "float32", marks=pytest.mark.full),
+        pytest.param(Layout(zero=2), 2, "bfloat16", marks=pytest.mark.full),
+        pytest.param(Layout(zero=3), 2, "float32", marks=pytest.mark.full),
+        pytest.param(Layout(zero=1, stages=1), 2, "float32", marks=pytest.mark.full),
     ],
     ids=str,
 )
 def test_it_loads_a_universal_checkpoint(
-    layout: Layout, size: int, run: Run, tmp_path: Path
+    layout: Layout, size: int, dtype: str, run: Run, tmp_path: Path
 ) -> None:
-    """Weights, both moments and the number of updates are in what it saves then."""
-    state = MemoryState(GPT, optimizer=True, progress=Progress(7, 70, optimizer_step=6))
+    """Weights, both moments, number of updates and loss scale are its own, and it goes on alike."""
+    scale = {"value": 1024.0, "good_steps": 12, "tolerance": 1} if dtype == "float16" else None
+    progress = Progress(7, 70, optimizer_step=6, loss_scale=scale)
+    tokens = 24 if layout.stages else 21  # without a pipeline the padding is written
+    state = MemoryState(GPT, optimizer=True, progress=progress, vocab_size=tokens)
+    for name in state.parameters:
+        state.tensors[name, "exp_avg_sq"].abs_()
     style = "pipeline" if layout.stages else "legacy"
-    write_deepspeed(state, tmp_path / "ours", None, style=style)
-    settings = module_settings(GPT, layout, "float32")
+    kind = torch.float16 if scale else torch.float32
+    write_deepspeed(state, tmp_path / "ours", None, style=style, dtype=kind)
+    settings = module_settings(GPT, layout, dtype) | {"fused": layout.zero == 3}
     settings |= {"load": str(tmp_path / "ours"), "universal": True, "seed": 1}
+    settings |= {} if layout.stages else {"more": 2}
     run(tmp_path / "saved", size, **settings)
     found = read_deepspeed(tmp_path / "saved")
     assert found.progress is not None
-    assert found.progress.optimizer_step == 6
+    assert (found.progress.optimizer_step, found.progress.loss_scale) == (6, scale)
     assert found.progress.adam == SETTINGS
-    for name in state.parameters:
-        for kind in state.kinds:
-            assert torch.equal(found.read(name, kind), state.read(name, kind)), (name, kind)
+    same_as(found, state)
+    if layout.stages:
+        return
+    later = read_deepspeed(tmp_path / "saved-later")
+    assert later.progress is not None
+    assert (later.progress.iteration, later.progress.optimizer_step) == (9, 8)
+    assert later.progress.loss_scale == (scale and scale | {"good_steps": 14})
+    same_as(later, continued(found, 2, getattr(torch, dtype)))
 
 
 @pytest.mark.parametrize(

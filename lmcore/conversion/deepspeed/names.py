@@ -20,6 +20,7 @@ __all__ = [
     "legacy_names",
     "numbered_layers",
     "pipeline_place",
+    "tied_name",
     "universal_name",
     "universal_names",
 ]
@@ -106,6 +107,15 @@ def pipeline_place(name: str, num_layers: int) -> tuple[int, str]:
         _, block, parameter = inside.split(".", 2)
         return _FIRST_BLOCK + int(block), parameter
     return _FIRST_BLOCK + num_layers, inside.rpartition(".")[2]
+
+
+def tied_name(name: str) -> str:
+    """Return the name that the optimizer of a pipeline has for a parameter of a tied embedding.
+
+    Args:
+        name: Number of the embedding's layer, and the name inside of it.
+    """
+    return f"{_TIED}{name.partition('.')[2]}"
 
 
 def universal_name(name: str, num_layers: int, *, style: str, tied: bool) -> str:

@@ -6,6 +6,7 @@ layer files of a pipeline, in the precision in which the model computed.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,19 @@ from lmcore.conversion.deepspeed.directory import (
     require_ranks,
 )
 from lmcore.conversion.deepspeed.names import legacy_names
+from lmcore.conversion.deepspeed.partition_files import zero_sources
 from lmcore.conversion.deepspeed.sources import Frozen, InFile, Source, Universal, Zero
+from lmcore.conversion.deepspeed.without_zero import (
+    Held,
+    Unread,
+    WithoutZero,
+    optimizer_names,
+    optimizer_sources,
+    parameters_in,
+)
 from lmcore.conversion.deepspeed.zero import (
     ADAM_HINT,
-    Partitions,
-    optimizer_state,
-    partition_count,
+    Shapes,
 )
 from lmcore.conversion.huggingface.weights import StoredTensor
 from lmcore.conversion.megatron.rank_file import flat_tensors
@@ -34,10 +42,7 @@ from lmcore.errors import CheckpointError
 
 __all__ = ["RankTensors", "open_ranks", "universal_tensors"]
 
-_OPTIMIZER = "zero_pp_rank_{}_mp_rank_%02d_optim_states.pt"
-_ANY_PREFIX = "[bf16_]"
 _MAX_DIMS = 8
-_MAX_RANKS = 2**20
 
 
 class RankTensors:
@@ -49,7 +54,7 @@ class RankTensors:
         step: Number of updates by the optimizer; None if it is not known.
         settings: Settings of Adam, with the names of `Progress.adam`; empty if not known.
         loss_scale: Loss scale, with the names of `Progress.loss_scale`; None without one.
-        partitions: ZeRO's partitions of each model-parallel rank.
+        optimizers: State of the optimizer of each model-parallel rank.
         without_adam: Reason for which there is no state of Adam; None if there is, or if it is
             not read.
     """
@@ -82,7 +87,7 @@ class RankTensors:
         self.step = next((one.step for one in sources if one.step is not None), None)
         self.settings = next((one.settings for one in sources if one.settings), {})
         self.loss_scale = next((one.loss_scale for one in sources if one.loss_scale), None)
-        self.partitions = [one for one in sources if isinstance(one, Zero)]
+        self.optimizers = [one for one in sources if isinstance(one, Zero | WithoutZero | Unread)]
         self.without_adam = next((one.without_adam for one in sources if one.without_adam), None)
 
     def has(self, name: str, kind: str) -> bool:
@@ -184,6 +189,9 @@ def open_ranks(
     Raises:
         CheckpointError: Files are missing or damaged, or do not belong together.
     """
+    if files.models and files.partitions and not _have_shapes(files):
+        # Beside a universal checkpoint, which is gone, they have the counters alone.
+        files = dataclasses.replace(files, partitions={})
     found = set(files.models) | {rank for _, rank in files.partitions}
     if files.models and files.partitions:
         raise CheckpointError(
@@ -211,17 +219,25 @@ def open_ranks(
         _open_rank(files, content, rank, tensor_size, size, weights_only=weights_only)
         for rank in range(tensor_size)
     ]
-    partitions = [one for rank in ranks for one in rank.partitions]
-    lacking = [one.path for one in partitions if one.without_adam]
-    if 0 < len(lacking) < len(partitions):
+    optimizers = [one for rank in ranks for one in rank.optimizers]
+    lacking = [one.path for one in optimizers if one.without_adam]
+    if not files.optimizers and optimizers:
+        there = {one.path for one in optimizers}
+        lacking += [path for path in files.models.values() if path not in there]
+    if lacking and len({one.path for one in optimizers} - set(lacking)) > 0:
         raise OptimizerStateError(
             f"`{lacking[0]}` lacks the state of Adam",
             why="the files of other model-parallel ranks have it",
             hint=ADAM_HINT,
         )
-    if partitions:
-        require_one_step({one.path: one.step for one in partitions})
+    require_one_step({one.path: one.step for one in optimizers})
     return ranks
+
+
+def _have_shapes(files: DeepSpeedDirectory) -> bool:
+    """Return True if a model's file of ZeRO-3 has shapes of parameters, as DeepSpeed's own have."""
+    contents = (load_content(path, compare=files.compare) for path in files.partitions.values())
+    return any(content.get("param_shapes") for content in contents)
 
 
 def _open_rank(
@@ -247,7 +263,12 @@ def _open_rank(
         CheckpointError: Files are missing or damaged, or do not belong together.
     """
     zero: list[Source] = []
+    frozen: list[Source] = []
     modules: list[Source] = []
+    counts: list[object] = []
+    saved: list[tuple[Path, object]] = []
+    described: list[tuple[int, Shapes]] = []
+    held: list[Held] = []
     aliases: dict[str, str] = {}
     for model_rank in range(rank, size, tensor_size):
         paths = _model_files(directory, model_rank)
@@ -257,18 +278,29 @@ def _open_rank(
         ]
         steps = {path: _step(one) for path, one in zip(paths, contents, strict=True)}
         require_one_step({directory.first: _step(content), **steps})
-        zero += _zero_sources(directory, model_rank, contents, weights_only=weights_only)
         first = contents[0]
+        described.append((model_rank, _shapes(directory.path, first.get("param_shapes"))))
+        counts.append(first.get("dp_world_size"))
         if directory.partitions:
-            zero += _frozen_sources(paths[0], contents)
+            frozen += _frozen_sources(paths[0], contents)
         elif first.get("module") is not None:
-            modules.append(InFile(paths[0], dict(flat_tensors(paths[0], first["module"]))))
+            tensors = flat_tensors(paths[0], first["module"])
+            modules.append(InFile(paths[0], dict(tensors)))
+            held.append(parameters_in(tensors, first.get("buffer_names")))
+        saved.append((paths[0], first.get("optimizer")))
         aliases |= _aliases(first)
     for (layer, owner), path in sorted(directory.layers.items()):
         if owner == rank:
             tensors = flat_tensors(path, load_content(path, compare=directory.compare))
-            modules.append(InFile(path, {f"{layer}.{name}": one for name, one in tensors}))
-    return RankTensors([*zero, *modules], aliases)
+            numbered = [(f"{layer}.{name}", one) for name, one in tensors]
+            modules.append(InFile(path, dict(numbered)))
+            held.append(parameters_in(numbered, None))
+    if not (directory.partitions or directory.optimizers or weights_only):
+        zero += optimizer_sources(saved, held, pipeline=bool(directory.layers))
+    named = dict(optimizer_names(held))
+    for (model_rank, shapes), count in zip(described, counts, strict=True):
+        zero += zero_sources(directory, model_rank, shapes, named, count, weights_only=weights_only)
+    return RankTensors([*zero, *frozen, *modules], aliases)
 
 
 def _step(content: Mapping[str, Any]) -> object:
@@ -295,39 +327,6 @@ def _model_files(directory: DeepSpeedDirectory, model_rank: int) -> list[Path]:
     name = f"zero_pp_rank_{{}}_mp_rank_{model_rank:02d}_model_states.pt"
     require_ranks(directory.path, "data parallelism", set(found), max(count, *optimizers, 0), name)
     return [found[data] for data in sorted(found)]
-
-
-def _zero_sources(
-    directory: DeepSpeedDirectory,
-    model_rank: int,
-    contents: Sequence[Mapping[str, Any]],
-    *,
-    weights_only: bool,
-) -> list[Source]:
-    """Return the partitions of one model-parallel rank; none without ZeRO or its files.
-
-    Raises:
-        CheckpointError: Files of some ranks are missing; with ZeRO-3, of all ranks.
-    """
-    shapes = _shapes(directory.path, contents[0].get("param_shapes"))
-    if not shapes or not (directory.optimizers or directory.partitions):
-        return []
-    files = {
-        data: path for (data, rank), path in directory.optimizers.items() if rank == model_rank
-    }
-    known = files or directory.optimizers
-    first = next(iter(known.values())).name if known else _ANY_PREFIX + _OPTIMIZER
-    name = first[: first.index("zero_pp_rank_")] + _OPTIMIZER % model_rank
-    states = {
-        data: optimizer_state(path, compare=directory.compare) for data, path in files.items()
-    }
-    if files:
-        count = partition_count(files[min(files)], states[min(files)])
-    else:
-        saved = contents[0].get("dp_world_size")
-        count = saved if type(saved) is int and 0 < saved < _MAX_RANKS else 1
-    require_ranks(directory.path, "data parallelism", set(files), count, name)
-    return [Zero(files[0], Partitions(files, states, shapes, weights_only=weights_only))]
 
 
 def _frozen_sources(path: Path, contents: Sequence[Mapping[str, Any]]) -> list[Source]:

@@ -116,7 +116,11 @@ class MegatronDeepSpeedState(ModelState):
         self.settings = saved_precision(content) | dict(model.settings)
         self.tokenizer, self.tokenizer_type = model.tokenizer, model.tokenizer_type
         self.shape = model.shape
-        self.notes = [*model.notes, *universal_notes(files), *_notes(files, self._ranks, content)]
+        self.notes = [
+            *model.notes,
+            *universal_notes(files),
+            *_notes(files, content, self._dtypes()),
+        ]
         self.notes += self._padding_notes(files, content, args)
         self.vocab_size = self._vocab_size(content, model.vocab_size)
         version = self._version(content)
@@ -159,6 +163,11 @@ class MegatronDeepSpeedState(ModelState):
             for rank, names in zip(self._ranks, self._names, strict=True)
         ]
         return self._packing.join(name, parts).contiguous()
+
+    def _dtypes(self) -> set[torch.dtype | None]:
+        """Return the dtypes of the weights."""
+        ranks = zip(self._ranks, self._names, strict=True)
+        return {rank.tensors[name].dtype for rank, names in ranks for name in names.values()}
 
     def _named(self, rank: RankTensors, *, swiglu: bool) -> dict[str, str]:
         """Return the name in the module of each parameter of lmcore; others keep their names."""
@@ -316,20 +325,17 @@ class TransformersDeepSpeedState(HuggingFaceState):
         if files.universal is not None:
             rank = universal_tensors(files, files.universal, content, weights_only=weights_only)
         else:
-            size = content.get("mp_world_size", 1)
-            if size != 1 or set(files.models) - {0}:
-                raise CheckpointError(
-                    f"`{files.path}` cannot be read",
-                    why="its model is divided over ranks of tensor parallelism, whose rules for "
-                    "models of transformers are not saved",
-                    hint="convert it to a universal checkpoint with DeepSpeed",
-                )
+            _require_no_tensor_parallelism(files, content)
             [rank] = open_ranks(files, content, 1, 1, weights_only=weights_only)
         self._rank = rank
         super().__init__(described, weights=rank)
         self.path = path
         self.settings = saved_precision(content)
-        self.notes = [*self.notes, *universal_notes(files), *_notes(files, [rank], content)]
+        self.notes = [
+            *self.notes,
+            *universal_notes(files),
+            *_notes(files, content, {rank.tensors[one].dtype for one in self._names.values()}),
+        ]
         if not weights_only:
             names = list(self._names.values())
             self.kinds, self.without_adam = _kinds(files, content, [rank], [names])
@@ -367,6 +373,23 @@ class TransformersDeepSpeedState(HuggingFaceState):
         return recipe.join([part.to(self.dtype(name, kind)) for part in parts]).contiguous()
 
 
+def _require_no_tensor_parallelism(files: DeepSpeedDirectory, content: Mapping[str, Any]) -> None:
+    """Raise a `CheckpointError` if a model of transformers is divided, as AutoTP does."""
+    ranks = set(files.models) | {rank for _, rank in files.partitions}
+    size = content.get("mp_world_size", 1)
+    if size == 1 and not ranks - {0}:
+        return
+    count = max(len(ranks), size if type(size) is int else 1)
+    source, target = files.path, files.path.with_name(f"{files.path.name}_universal")
+    raise CheckpointError(
+        f"`{files.path}` cannot be read",
+        why=f"its model is divided over {counted(count, 'rank')} of tensor parallelism by "
+        "DeepSpeed's AutoTP, whose rules lmcore does not have",
+        hint="convert it to a universal checkpoint with DeepSpeed: `python -m "
+        f"deepspeed.checkpoint.ds_to_universal --input_folder {source} --output_folder {target}`",
+    )
+
+
 def _progress(
     content: Mapping[str, Any], args: Mapping[str, Any], rank: RankTensors, *, adam: bool
 ) -> Progress | None:
@@ -396,13 +419,12 @@ def _schedule(content: Mapping[str, Any], args: Mapping[str, Any]) -> SavedSched
 
 
 def _notes(
-    files: DeepSpeedDirectory, ranks: Sequence[RankTensors], content: Mapping[str, Any]
+    files: DeepSpeedDirectory, content: Mapping[str, Any], dtypes: set[torch.dtype | None]
 ) -> list[str]:
     """Return a note if the weights are the model's in 16 bits, not the optimizer's in float32."""
     described = bool(content.get("param_shapes"))
     if (files.optimizers and described) or files.universal is not None:
         return []
-    dtypes = {one.dtype for rank in ranks for one in rank.tensors.values()}
     low = sorted(
         str(one).removeprefix("torch.") for one in dtypes & {torch.float16, torch.bfloat16}
     )
@@ -412,6 +434,8 @@ def _notes(
     why = "no partitions of ZeRO in float32 were read"
     if files.optimizers:
         why = "the partitions of ZeRO are not read, as the checkpoint lacks `param_shapes`"
+    elif content.get("optimizer"):
+        why = "no weights in float32 were read"
     return [f"the weights are {dtype}: {why}"]
 
 
@@ -447,5 +471,5 @@ def _kinds(
     elif why is None and content.get("param_shapes"):
         why = "there are no `*_optim_states.pt` beside the model's files"
     elif why is None and content.get("optimizer"):
-        why = "without ZeRO DeepSpeed stores it without names"
+        why = f"`{lacking[0]}` has none in the files of the model"
     return (WEIGHT,), why

@@ -3,6 +3,9 @@
 Weights are in the files that a run loads by default.  The state of Adam is in a universal
 checkpoint in the same directory, with the weights in float32, which a run of any layout loads with
 `--universal-checkpoint`.
+
+With ZeRO-3, which has no pipeline, DeepSpeed looks for a model's file of another name, takes the
+number of updates from another place, and adds no rows to the vocabulary.
 """
 
 from __future__ import annotations
@@ -17,6 +20,11 @@ from torch import Tensor
 
 from lmcore.conversion.cast import cast
 from lmcore.conversion.deepspeed.directory import LATEST, LATEST_UNIVERSAL
+from lmcore.conversion.deepspeed.loss_scaler import (
+    loss_scaler,
+    loss_scaler_note,
+    save_with_scaler,
+)
 from lmcore.conversion.deepspeed.names import (
     STYLES,
     deepspeed_name,
@@ -25,7 +33,6 @@ from lmcore.conversion.deepspeed.names import (
 )
 from lmcore.conversion.megatron.directory import TRACKER_NAME
 from lmcore.conversion.megatron.layout import Layout
-from lmcore.conversion.megatron.loss_scale import initial_scale_note
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.run_arguments import (
     VERSION,
@@ -53,6 +60,8 @@ _WHOLE = Layout()
 _VERSION = "0.19.8"
 """Version of DeepSpeed whose files these are; it refuses files without one."""
 _UNIVERSAL_VERSION = 0.2
+_STAGE_3 = "zero_pp_rank_0_mp_rank_00_model_states.pt"
+"""File from which DeepSpeed takes the counters of a universal checkpoint with ZeRO-3."""
 _GROUPS = 64
 """Number of groups of parameters for which the optimizer's settings are written.
 
@@ -105,12 +114,14 @@ def write_deepspeed(
     pointers = {LATEST: checkpoint.name, TRACKER_NAME: str(iteration)}
     if len(state.kinds) > 1:
         writer.write_universal(checkpoint / "zero")
+        if style == "legacy":
+            torch.save({"module": None, **content}, checkpoint / _STAGE_3)
         pointers[LATEST_UNIVERSAL] = checkpoint.name
     for name, value in pointers.items():
         write_atomically(directory / name, value.encode())
     notes = _notes(state, layout, style)
     if len(state.kinds) > 1:
-        notes += initial_scale_note(progress, dtype)
+        notes += loss_scaler_note(progress, state.settings, dtype)
     return notes
 
 
@@ -156,7 +167,9 @@ class _Writer:
             place.mkdir(parents=True)
             for kind in (WEIGHT, *ADAM):
                 tensor = self._state.read(name, kind).float()
-                if name in ROW_FOR_EACH_TOKEN:
+                if self._style == "legacy":
+                    tensor = padded(name, tensor, self._shape.padded_vocab_size)
+                elif name in ROW_FOR_EACH_TOKEN:
                     tensor = tensor[: self._tokens]
                 content = {"param": _own(packing.split(name, tensor)[0]), **self._joined(name)}
                 torch.save(content, place / f"{'fp32' if kind == WEIGHT else kind}.pt")
@@ -166,9 +179,12 @@ class _Writer:
         saved = {
             "ds_version": _VERSION,
             "param_groups": groups,
-            "optimizer_state_dict": {"state": {0: {"step": counter}}, "param_groups": groups[:1]},
+            # With ZeRO-3 this is the count of all groups: as a tensor they would share it, and each
+            # would increase it.
+            "optimizer_state_dict": {"state": {0: {"step": step}}, "param_groups": groups[:1]},
+            **loss_scaler(progress, self._state.settings, self._dtype),
         }
-        torch.save(saved, directory / "optimizer_state.pt")
+        save_with_scaler(saved, directory / "optimizer_state.pt")
 
     def content(self, tokenizer: Tokenizer | None) -> dict[str, Any]:
         """Return the content of a rank's file besides its weights."""
@@ -276,15 +292,22 @@ def _check(shape: ModelShape, layout: Layout, style: str) -> None:
 def _notes(state: ModelState, layout: Layout, style: str) -> list[str]:
     notes = activation_notes(state.shape, program="Megatron-DeepSpeed")
     notes += vocabulary_notes(state, layout.tensor, program="Megatron-DeepSpeed")
+    optimizer = len(state.kinds) > 1
     padding = state.shape.padded_vocab_size - (state.vocab_size or state.shape.padded_vocab_size)
-    if len(state.kinds) > 1 and padding:
+    _, rows = vocabulary_rows(state, layout.tensor)
+    if optimizer and style == "legacy" and rows > (state.vocab_size or rows):
+        notes.append(
+            f"the universal checkpoint has {rows} rows of the vocabulary: Megatron-DeepSpeed has "
+            "to pad it to as many, with ZeRO 1 or 2 to as many or more"
+        )
+    elif optimizer and padding:
         left_out = counted(padding, "row")
         notes.append(
             f"the universal checkpoint has no padding of the vocabulary ({left_out}), as "
             "DeepSpeed's own: Megatron-DeepSpeed pads it with 0"
         )
     pipeline = "" if style == "pipeline" else " --no-pipeline-parallel"
-    if len(state.kinds) > 1:
+    if optimizer:
         notes.append(
             f"start Megatron-DeepSpeed with `--universal-checkpoint --no-load-rng{pipeline}`; "
             f"without the state of Adam, with `--finetune{pipeline}`"

@@ -31,6 +31,7 @@ from lmcore.errors import CheckpointError
 __all__ = [
     "ADAM_HINT",
     "Partitions",
+    "Shapes",
     "join_pieces",
     "optimizer_state",
     "partition_count",

@@ -30,21 +30,23 @@ from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError
 from lmcore.model.parameters import parameter_shapes
 from lmcore.model.shape import ModelShape
 
-__all__ = ["BucketState", "has_buckets"]
+__all__ = ["ALIGNMENT", "GROUP", "BucketState", "Parameters", "Place", "has_buckets"]
 
-_GROUP = r"^((?:chained_\d+\.)?)optimizer\.distributed\.dp_group_idx_(\d+)\."
-_KEY = re.compile(_GROUP + r"gbuf_idx_(\d+)\.dtype_\(.+\)\.bucket_idx_(\d+)\.param$")
-_SETTINGS = re.compile(_GROUP + r"optimizer/")
-_SCALER = re.compile(_GROUP + r"grad_scaler/")
+GROUP = r"^((?:chained_\d+\.)?)optimizer\.distributed\.dp_group_idx_(\d+)\."
+"""Beginning of the names of what a distributed optimizer saves, with the model-parallel rank."""
+_KEY = re.compile(GROUP + r"gbuf_idx_(\d+)\.dtype_\(.+\)\.bucket_idx_(\d+)\.param$")
+_SETTINGS = re.compile(GROUP + r"optimizer/")
+_SCALER = re.compile(GROUP + r"grad_scaler/")
 _KINDS = {WEIGHT: "param", **{kind: kind for kind in ADAM}}
-_ALIGNMENT = 64
+ALIGNMENT = 64
+"""Number of elements that divides the start of every parameter."""
 
 Parameters = Sequence[tuple[str, tuple[int, ...]]]
 """Names and shapes on one rank, in the order of the model."""
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """Position of a parameter.
 
     Attributes:
@@ -90,7 +92,7 @@ class BucketState:
         Raises:
             OptimizerStateError: The buckets do not fit the model.
         """
-        self._stored = stored
+        self._stored, self._shape, self._weight_of = stored, shape, weight_of
         buffers = self._buffers()
         size = args.get("tensor_model_parallel_size", 1)
         if type(size) is not int or size < 1 or len(buffers) % size:
@@ -131,7 +133,7 @@ class BucketState:
         """
         return self._packing.join(name, [self._part(rank[name], kind) for rank in self._ranks])
 
-    def _part(self, place: _Place, kind: str) -> Tensor:
+    def _part(self, place: Place, kind: str) -> Tensor:
         count = math.prod(place.shape)
         name = f"{place.bucket}.{_KINDS[kind]}"
         return self._stored.read_range(name, place.start, count).view(place.shape)
@@ -147,16 +149,22 @@ class BucketState:
                 if int(match[4]) in buffer:
                     raise self._unfit(f"`{name}` is there in two dtypes")
                 buffer[int(match[4])] = name.removesuffix(".param")
-        if found.keys() != set(range(len(found))):
-            raise self._unfit(f"it has the model-parallel ranks {sorted(found)[:50]} only")
+        self._require_ranks(found)
         return [
             [[buckets[i] for i in sorted(buckets)] for _, buckets in sorted(found[rank].items())]
             for rank in range(len(found))
         ]
 
-    def _check_ranks(self, buffers: Sequence[Sequence[Sequence[str]]]) -> None:
+    def _require_ranks(self, found: Mapping[int, object]) -> None:
+        if found.keys() != set(range(len(found))):
+            raise self._unfit(f"it has the model-parallel ranks {sorted(found)[:50]} only")
+
+    def _require_parts(self, buffers: Sequence[Sequence[Sequence[str]]]) -> None:
         if len({len(rank) for rank in buffers}) != 1:
             raise self._unfit("its model-parallel ranks have different numbers of buffers")
+
+    def _check_ranks(self, buffers: Sequence[Sequence[Sequence[str]]]) -> None:
+        self._require_parts(buffers)
         for bucket in (name for rank in buffers for buffer in rank for name in buffer):
             shapes = set()
             for kind in _KINDS.values():
@@ -188,14 +196,14 @@ class BucketState:
 
     def _places(
         self, ranks: Sequence[Sequence[Sequence[str]]], units: Sequence[Parameters]
-    ) -> dict[str, _Place]:
+    ) -> dict[str, Place]:
         """Return the positions of one rank of tensor parallelism; empty if the sizes do not fit.
 
         Args:
             ranks: Buckets of each buffer of each stage.
             units: Parameters of the whole model.
         """
-        found: dict[str, _Place] = {}
+        found: dict[str, Place] = {}
         first = 0
         for part in range(len(ranks[0])):
             for stage in ranks:
@@ -206,13 +214,13 @@ class BucketState:
                 count, positions = filled
                 parameters = [one for unit in units[first : first + count] for one in unit]
                 for (name, size), (bucket, start) in zip(parameters, positions, strict=True):
-                    found[name] = _Place(stage[part][bucket], start, size)
+                    found[name] = Place(stage[part][bucket], start, size)
                 first += count
         return found if first == len(units) else {}
 
     def _is_at(
         self,
-        ranks: Sequence[Mapping[str, _Place]],
+        ranks: Sequence[Mapping[str, Place]],
         shape: ModelShape,
         weight_of: Callable[[str], Tensor],
     ) -> bool:
@@ -262,7 +270,7 @@ def _fill(
     whole = sum(sizes)
     total = count = 0
     for number in range(len(units) + 1):
-        if total <= whole <= total + _ALIGNMENT * (count + len(sizes)):
+        if total <= whole <= total + ALIGNMENT * (count + len(sizes)):
             parameters = [one for unit in units[:number] for one in unit]
             positions = _positions([math.prod(shape) for _, shape in parameters], sizes)
             if positions is not None:
@@ -293,4 +301,4 @@ def _positions(counts: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, i
 
 
 def _aligned(end: int) -> int:
-    return -(-end // _ALIGNMENT) * _ALIGNMENT
+    return -(-end // ALIGNMENT) * ALIGNMENT

@@ -21,7 +21,7 @@ from lmcore.conversion.megatron.rank_file import Part, RankFile
 from lmcore.conversion.megatron.records import load_content
 from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError
 
-__all__ = ["read_distributed"]
+__all__ = ["coalesced_buffers", "read_distributed", "starts_in"]
 
 _NAME = "distrib_optim.pt"
 _ALIGNMENT = 64
@@ -50,7 +50,7 @@ def read_distributed(rank: RankFile, content: Mapping[str, Any]) -> Moments:
         raise UnreadOptimizer("it was distributed by a version of Megatron before 2024")
     tensors: dict[str, list[Tensor]] = {kind: [] for kind in (WEIGHT, *ADAM)}
     for number, part in enumerate(rank.parts):
-        buffers = _buffers(path, saved.get(number))
+        buffers = coalesced_buffers(path, saved.get(number))
         for kind, found in _parameters(path, part, buffers).items():
             tensors[kind] += found
     if len(rank.parts) in saved:
@@ -59,8 +59,17 @@ def read_distributed(rank: RankFile, content: Mapping[str, Any]) -> Moments:
     return Moments(tensors, step, settings)
 
 
-def _buffers(path: Path, saved: object) -> dict[str, Tensor]:
-    """Return the buffer of each kind of one part of the model."""
+def coalesced_buffers(path: Path, saved: object) -> dict[str, Tensor]:
+    """Return the buffer of each kind of one part of the model.
+
+    Args:
+        path: File with the buffers, for messages.
+        saved: Content for the part.
+
+    Raises:
+        UnreadOptimizer: There are several buffers.
+        OptimizerStateError: A buffer is missing or damaged.
+    """
     if not isinstance(saved, dict) or len(saved) != 1:
         raise UnreadOptimizer("it has several buffers for one part of the model")
     (held,) = saved.values()
@@ -77,7 +86,7 @@ def _buffers(path: Path, saved: object) -> dict[str, Tensor]:
 
 def _parameters(path: Path, part: Part, buffers: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
     """Return the state of each parameter of one part, in the order of the file."""
-    starts = _starts(path, part, buffers[WEIGHT])
+    starts = starts_in(path, part.order, buffers[WEIGHT])
     sizes = [weight.shape for _, weight in part.order]
     return {
         kind: [
@@ -88,9 +97,18 @@ def _parameters(path: Path, part: Part, buffers: Mapping[str, Tensor]) -> dict[s
     }
 
 
-def _starts(path: Path, part: Part, main: Tensor) -> Sequence[int]:
-    """Return the first element of each parameter, in the order of the file."""
-    order = part.order[::-1]
+def starts_in(path: Path, parameters: Sequence[tuple[str, Tensor]], main: Tensor) -> Sequence[int]:
+    """Return the first element of each parameter in a buffer, in the order of the parameters.
+
+    Args:
+        path: File with the buffer, for messages.
+        parameters: Names and weights of a part of the model, in its order.
+        main: Buffer of the main parameters.
+
+    Raises:
+        OptimizerStateError: The parameters are not in the buffer.
+    """
+    order = parameters[::-1]
     starts: list[int] = []
     bucket, end, furthest = 0, 0, 0
     others: list[tuple[int, int]] = []  # place and number of parameters before it, to go back to

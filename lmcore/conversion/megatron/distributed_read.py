@@ -22,8 +22,9 @@ from lmcore.conversion.cast import FLOAT_DTYPES
 from lmcore.conversion.megatron.arguments import read_model
 from lmcore.conversion.megatron.buckets import BucketState, has_buckets
 from lmcore.conversion.megatron.directory import COMMON_NAME, require_checkpoint
+from lmcore.conversion.megatron.gathered import GatheredState, has_gathered
 from lmcore.conversion.megatron.loss_scale import megatron_loss_scale, unknown_scale_notes
-from lmcore.conversion.megatron.moments import group_values, other_optimizer
+from lmcore.conversion.megatron.moments import UnreadOptimizer, group_values, other_optimizer
 from lmcore.conversion.megatron.names import UNUSED, parameter_of
 from lmcore.conversion.megatron.optimizer import require_rounded
 from lmcore.conversion.megatron.packing import Packing
@@ -121,6 +122,8 @@ class DistributedState(ModelState):
         elif not weights_only and has_buckets(self._stored):
             self._buckets = BucketState(self._stored, self.shape, args, self._weight)
             self.kinds = (WEIGHT, *ADAM)
+        elif not weights_only and has_gathered(self._stored):
+            self._gathered(args)
         elif not weights_only:
             self._places = self._with_optimizer(stored)
             self.kinds = tuple(self._places)
@@ -231,13 +234,22 @@ class DistributedState(ModelState):
         mains = {name: stored["main"].get(name, place) for name, place in weights.items()}
         return {WEIGHT: mains, **{kind: stored[kind] for kind in ADAM}}
 
+    def _gathered(self, args: Mapping[str, Any]) -> None:
+        """Open the state of an optimizer that was gathered."""
+        try:
+            self._buckets = GatheredState(self._stored, self.shape, args, self._weight)
+            self.kinds = (WEIGHT, *ADAM)
+        except UnreadOptimizer as reason:
+            self._leave_adam_out(str(reason))
+
     def _leave_adam_out(self, reason: str) -> None:
         """Note why the state of the optimizer is not read."""
         self.without_adam = reason
         self.notes = [*self.notes, f"the state of its optimizer is not read: {reason}"]
 
     def _has_optimizer(self) -> bool:
-        return any(name.startswith(("optimizer.", "chained_")) for name in self._entries)
+        held = (*self._entries, *self._stored.objects)
+        return any(name.startswith(("optimizer.", "chained_")) for name in held)
 
     def _require_state(self, problems: Sequence[str]) -> None:
         """Raise an `OptimizerStateError` that lists problems of the optimizer's tensors."""

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = [
     "deepspeed_loss_scale",
     "grad_scaler",
-    "initial_scale_note",
     "megatron_loss_scale",
     "unknown_scale_notes",
 ]
@@ -98,22 +97,5 @@ def unknown_scale_notes(state: ModelState) -> list[str]:
     note = (
         "no dynamic loss scale is read: a run that continues begins with `--initial-loss-scale`, "
         "and skips steps until the scale fits"
-    )
-    return [note]
-
-
-def initial_scale_note(progress: Progress | None, dtype: torch.dtype) -> list[str]:
-    """Return a note if the loss scale is not written; DeepSpeed pickles it as its class.
-
-    Args:
-        progress: Position of the run.
-        dtype: Dtype of the model's weights.
-    """
-    if progress is None or progress.loss_scale is None or dtype != torch.float16:
-        return []
-    value = progress.loss_scale["value"]
-    note = (
-        f"the loss scale, {value:g}, is not written: begin with `initial_scale_power` "
-        f"{max(math.floor(math.log2(value)), 0)} in the `fp16` of DeepSpeed's configuration"
     )
     return [note]

@@ -71,16 +71,17 @@ class StoredTensors:
         """
         return self._part(name, (count,), (start,))
 
-    def read_object(self, name: str) -> Any:
+    def read_object(self, name: str, *, large: bool = False) -> Any:
         """Return an object of plain values.
 
         Args:
             name: Name of the object.
+            large: True for an object that may have all of a rank's tensors.
 
         Raises:
             CheckpointError: It is damaged, or contains anything else.
         """
-        return read_object(self.path, name, self.objects[name])
+        return read_object(self.path, name, self.objects[name], large=large)
 
     def _part(self, name: str, size: tuple[int, ...], first: tuple[int, ...]) -> Tensor:
         entry = self.entries[name]

@@ -126,16 +126,6 @@ def test_lost_files_of_the_optimizer(tmp_path: Path) -> None:
     )
 
 
-def test_an_optimizer_without_zero(tmp_path: Path) -> None:
-    """Its state, which has no names, is left out with a note."""
-    write(MemoryState(GPT), tmp_path, Layout(dtype=torch.float32))
-    saved = {"state": {0: {"step": 1}}, "param_groups": []}
-    path = tmp_path / "global_step7" / "mp_rank_00_model_states.pt"
-    edit(path, lambda content: content.update(optimizer=saved))
-    [note] = read_deepspeed(tmp_path).notes
-    assert note == ("the state of Adam is not read: without ZeRO DeepSpeed stores it without names")
-
-
 @pytest.fixture
 def universal(tmp_path: Path) -> Path:
     """Return the parameters of a universal checkpoint in `tmp_path`, with the state of Adam."""

@@ -49,7 +49,7 @@ def test_weights_without_zero(shape: ModelShape, layout: Layout, tmp_path: Path)
 
 def test_partitions_without_shapes_are_reported(tmp_path: Path) -> None:
     """The weights are the model's, in 16 bits: nothing gives the order of ZeRO's parameters."""
-    directory = write(MemoryState(GPT, optimizer=True), tmp_path, Layout(zero=1))
+    directory = write(MemoryState(GPT, optimizer=True), tmp_path, Layout(zero=1, mapped=False))
     path = directory / "mp_rank_00_model_states.pt"
     torch.save(torch.load(path, weights_only=False) | {"param_shapes": None}, path)
     found = read_deepspeed(tmp_path)

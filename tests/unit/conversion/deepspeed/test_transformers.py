@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from deepspeed_files import Layout, edit, importable, stage_1, stage_3
+from deepspeed_files import Layout, edit, importable, stage_1, stage_3, without_zero
 from megatron_models import LLAMA, MemoryState, assert_same
 
 from lmcore.checkpoint import read_manifest
@@ -56,6 +56,10 @@ def write(root: Path, shape: ModelShape, layout: Layout, *, tied: bool = False) 
     flats = {
         kind: {name: one.flatten() for name, one in held.items()} for kind, held in parts.items()
     }
+    if layout.form:
+        content |= {"param_shapes": None, "optimizer": without_zero(parts, layout)}
+        torch.save(content, directory / "mp_rank_00_model_states.pt")
+        return state
     with importable():
         for data in range(layout.data):
             rank = f"zero_pp_rank_{data}_mp_rank_00"
@@ -169,3 +173,34 @@ def test_a_directory_of_a_trainer(tmp_path: Path) -> None:
     (note,) = found.notes
     assert "`--source-format megatron-deepspeed`" in note
     assert_same(read_state(tmp_path, "megatron-deepspeed"), state)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("form", ["plain", "fused", "unfused"])
+def test_a_run_without_zero(form: str, tied: bool, tmp_path: Path) -> None:
+    """The state in the model's file is read; a tied output is no parameter of the optimizer."""
+    shape = replace(LLAMA, untie_embeddings_and_output_weights=not tied)
+    dtype = torch.float32 if form == "plain" else torch.bfloat16
+    state = write(tmp_path, shape, Layout(form=form, dtype=dtype), tied=tied)
+    config = config_of(shape, dtype="bfloat16", eos=None, bos=None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = read_deepspeed(tmp_path)
+    assert_same(found, state)
+    assert found.progress is not None
+    assert found.progress.optimizer_step == 6
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize("known", [True, False], ids=["recorded", "by files"])
+def test_a_model_that_is_divided(zero: int, known: bool, tmp_path: Path) -> None:
+    """AutoTP's ranks are refused, with the command that makes a universal checkpoint of them."""
+    write(tmp_path, LLAMA, Layout(zero=zero))
+    config = config_of(LLAMA, dtype="bfloat16", eos=None, bos=None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for path in sorted((tmp_path / "global_step5").iterdir()):
+        edit(path, lambda content: content.update(mp_world_size=2 if known else 1))
+        path.with_name(path.name.replace("mp_rank_00", "mp_rank_01")).write_bytes(path.read_bytes())
+    with pytest.raises(CheckpointError, match="cannot be read") as caught:
+        read_deepspeed(tmp_path)
+    assert "divided over 2 ranks of tensor parallelism" in str(caught.value.why)
+    assert "deepspeed.checkpoint.ds_to_universal" in str(caught.value.hint)

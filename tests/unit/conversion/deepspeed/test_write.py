@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,19 +54,45 @@ def test_weights_come_back(shape: ModelShape, layout: Layout, style: str, tmp_pa
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
 def test_the_state_of_adam_is_universal(shape: ModelShape, style: str, tmp_path: Path) -> None:
-    """Weights in float32 and both moments are parameter by parameter, without padding rows."""
+    """Weights in float32 and both moments are parameter by parameter."""
     progress = Progress(7, 70, optimizer_step=6, schedule=SCHEDULE, scheduled_samples=60)
     state = MemoryState(shape, optimizer=True, progress=progress, vocab_size=23)
     layout = Layout(2, 2 if style == "pipeline" else 1)
     notes = write_deepspeed(state, tmp_path, None, layout=layout, style=style, dtype=torch.bfloat16)
     found = read_deepspeed(tmp_path)
     assert (found.kinds, found.progress) == (state.kinds, progress)
-    assert found.shape == replace(shape, padded_vocab_size=23)
+    # The padding, of which a pipeline's has none, is what ZeRO-3 needs.
+    assert found.shape == replace(shape, padded_vocab_size=23 if style == "pipeline" else 24)
     for name, size in found.parameters.items():
         for kind in state.kinds:
             assert torch.equal(found.read(name, kind), state.read(name, kind)[: size[0]]), name
     assert (tmp_path / "latest_universal").read_text() == "global_step7"
     assert any("--universal-checkpoint" in note for note in notes)
+
+
+def test_what_zero_3_needs(tmp_path: Path) -> None:
+    """Without a pipeline there are its name of a model's file, a number of updates and all rows."""
+    progress = Progress(7, 70, optimizer_step=6)
+    state = MemoryState(GPT, optimizer=True, progress=progress, vocab_size=21)
+    notes = write_deepspeed(state, tmp_path, None, style="legacy")
+    assert any("has 24 rows of the vocabulary" in note for note in notes)
+    checkpoint = tmp_path / "global_step7"
+    [path] = checkpoint.glob("zero_pp_rank_*")
+    assert path.name == "zero_pp_rank_0_mp_rank_00_model_states.pt"
+    saved = torch.load(path, weights_only=False)
+    assert (saved["module"], saved["global_steps"], saved["param_shapes"]) == (None, 7, None)
+    optimizer = torch.load(checkpoint / "zero" / "optimizer_state.pt")["optimizer_state_dict"]
+    assert type(optimizer["state"][0]["step"]) is int
+    embedding = "language_model.embedding.word_embeddings.weight"
+    content = torch.load(checkpoint / "zero" / embedding / "exp_avg.pt")
+    assert content["param"].shape[0] == 24
+    assert_same(read_deepspeed(tmp_path), state)
+    # The other files are read without the universal part.
+    shutil.rmtree(checkpoint / "zero")
+    found = read_deepspeed(tmp_path)
+    assert found.kinds == (WEIGHT,)
+    for name in state.parameters:
+        assert torch.equal(found.read(name), state.read(name)), name
 
 
 def test_files_of_a_parameter(tmp_path: Path) -> None:

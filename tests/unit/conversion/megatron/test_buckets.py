@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from megatron_buckets import KEYS, SETTINGS, buckets_of, save
 from megatron_models import GPT, LLAMA, MemoryState, assert_same
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from lmcore.conversion.convert import convert
 from lmcore.conversion.formats import read_state
-from lmcore.conversion.megatron.arguments import architecture_arguments
 from lmcore.conversion.megatron.distributed_read import DistributedState
 from lmcore.conversion.megatron.layout import Layout
-from lmcore.conversion.megatron.names import foreign_name
-from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.native import LmcoreState
 from lmcore.conversion.state import WEIGHT, Progress
 from lmcore.conversion.weights import WeightReader
@@ -32,88 +27,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # in torch 2.8 itself
 ]
-
-KEYS = {"param": WEIGHT, "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
-SETTINGS = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
-Vectors = dict[str, torch.Tensor]
-
-
-def buckets_of(
-    parameters: list[tuple[str, str]], state: MemoryState, layout: Layout, rank: int, limit: int
-) -> list[Vectors]:
-    """Return the buckets of one part of the model, as the optimizer fills them.
-
-    A bucket ends when it has *limit* elements, and round an embedding that two stages share.
-    """
-    packing = Packing(state.shape, layout.tensor)
-    made: list[list[str]] = [[]]
-    ends = [0]
-    for _, name in reversed(parameters):
-        count = math.prod(packing.part_shape(name))
-        shared = state.shape.tied and layout.pipeline > 1 and name == "token_embedding.weight"
-        if shared and made[-1]:
-            ends[-1] = math.ceil(ends[-1] / 64) * 64
-            made, ends = [*made, []], [*ends, 0]
-        made[-1].append(name)
-        ends[-1] = math.ceil(ends[-1] / 64) * 64 + count
-        if shared or ends[-1] >= limit:
-            made, ends = [*made, []], [*ends, 0]
-    found = []
-    for names, end in zip(made, ends, strict=True):
-        vectors = {key: torch.full((end,), torch.nan) for key in KEYS}
-        start = 0
-        for name in names:
-            for key, kind in KEYS.items():
-                part = packing.split(name, state.read(name, kind))[rank].reshape(-1)
-                vectors[key][start : start + part.numel()] = part
-            start = math.ceil((start + part.numel()) / 64) * 64
-        found.append(vectors)
-    return [vectors for vectors in found if vectors["param"].numel()]
-
-
-def save(
-    directory: Path,
-    state: MemoryState,
-    layout: Layout,
-    *,
-    limit: int = 10**9,
-    style: str = "core",
-    dtype: torch.dtype = torch.bfloat16,
-    **changes: Any,
-) -> None:
-    """Save *state* as Megatron saves it with `dp_reshardable`."""
-    whole = Packing(state.shape, 1)
-    tensors: dict[str, Any] = {
-        foreign_name(name, "core"): whole.split(name, state.read(name))[0].to(dtype).contiguous()
-        for name in state.parameters
-    }
-    for stage in range(layout.pipeline):
-        for rank in range(layout.tensor):
-            group = f"optimizer.distributed.dp_group_idx_{stage * layout.tensor + rank}"
-            values = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "step": 5.0}
-            tensors[f"{group}.optimizer/shard_0_1"] = [{"param_groups": [values]}]
-            for part in range(layout.virtual):
-                parameters = layout.parameters(state.shape, stage, part, style)
-                held = buckets_of(parameters, state, layout, rank, limit)
-                for number, vectors in enumerate(held):
-                    name = f"{group}.gbuf_idx_{part}.dtype_(torch.bfloat16, torch.float32)"
-                    for key, vector in vectors.items():
-                        tensors[f"{name}.bucket_idx_{number}.{key}"] = vector
-    tensors |= changes
-    dcp.save(
-        {name: one for name, one in tensors.items() if one is not None},
-        checkpoint_id=directory,
-        no_dist=True,
-        planner=DefaultSavePlanner(flatten_state_dict=False),  # objects keep their names
-    )
-    args = architecture_arguments(state.shape) | {
-        "tensor_model_parallel_size": layout.tensor,
-        "transformer_impl": "local" if style == "core-local" else "transformer_engine",
-        "consumed_train_samples": 12,
-    }
-    content = {"args": argparse.Namespace(**args), "iteration": 5, "optimizer": {}}
-    torch.save(content, directory / "common.pt")
-    (directory / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
 
 
 @pytest.mark.parametrize("limit", [10**9, 900], ids=["one bucket", "buckets"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from deepspeed_files import DynamicLossScaler, edit, importable
+from deepspeed_files import DynamicLossScaler, edit
 from deepspeed_files import Layout as DeepSpeedLayout
 from deepspeed_files import write as write_by_hand
 from megatron_models import GPT, MemoryState
@@ -16,12 +16,10 @@ from megatron_models import GPT, MemoryState
 from lmcore.checkpoint import read_manifest
 from lmcore.conversion.convert import convert
 from lmcore.conversion.deepspeed.read import read_deepspeed
-from lmcore.conversion.deepspeed.write import write_deepspeed
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.megatron.distributed_write import write_distributed
 from lmcore.conversion.megatron.loss_scale import (
     deepspeed_loss_scale,
-    initial_scale_note,
     megatron_loss_scale,
 )
 from lmcore.conversion.megatron.write import write_megatron
@@ -110,20 +108,3 @@ def test_deepspeed(overflows: tuple[int, ...], rest: str, tmp_path: Path) -> Non
         scaler.update_scale(rest == "overflows")
         continued.update(overflow=rest == "overflows")
         assert continued.value == scaler.cur_scale, step
-
-
-def test_universal_checkpoints(tmp_path: Path) -> None:
-    """DeepSpeed's own has its object; lmcore does not write one, and names the setting."""
-    notes = write_deepspeed(state_of(), tmp_path, None, dtype=torch.float16)
-    assert any("65536" in note and "`initial_scale_power` 16" in note for note in notes)
-    found = read_deepspeed(tmp_path)
-    assert any("loss scale" in note for note in found.training_notes)
-    path = tmp_path / "global_step7" / "zero" / "optimizer_state.pt"
-    with importable():
-        content = torch.load(path, weights_only=False)
-        torch.save(content | {"loss_scaler": DynamicLossScaler(4096.0, 8, 2)}, path)
-    found = read_deepspeed(tmp_path)
-    assert scale_of(found) == {"value": 4096.0, "good_steps": 0, "tolerance": 2}
-    assert found.training_notes == []
-    assert initial_scale_note(state_of().progress, torch.bfloat16) == []
-    assert initial_scale_note(None, torch.float16) == []

@@ -42,13 +42,17 @@ Tensors = dict[tuple[str, str], torch.Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """Run of megatron-core: model, layout, data-parallel ranks, dtype, elements of a bucket."""
+    """Run of megatron-core: model, layout, data-parallel ranks, dtype, elements of a bucket.
+
+    The last one is how it saves the state.
+    """
 
     model: str
     layout: tuple[int, int, int] = (1, 1, 1)
     data: int = 1
     dtype: str = "bfloat16"
     bucket: int | None = None
+    sharding: str = "dp_reshardable"
 
     @property
     def shape(self) -> ModelShape:
@@ -73,7 +77,7 @@ class Case:
             "world": tensor * pipeline * self.data,
             "dtype": self.dtype,
             "bucket": self.bucket,
-            "sharding": "dp_reshardable",
+            "sharding": self.sharding,
         }
 
 
@@ -84,6 +88,10 @@ CASES = [
     Case("gpt", layout=(1, 2, 2), data=2, dtype="float16"),
     Case("llama", layout=(2, 1, 1), data=2, bucket=900),
     Case("llama", layout=(2, 2, 2), bucket=1500),
+    Case("gpt", data=2, sharding="dp_zero_gather_scatter"),
+    Case("gpt", layout=(1, 2, 2), data=2, dtype="float16", sharding="dp_zero_gather_scatter"),
+    Case("llama", layout=(2, 1, 1), data=2, bucket=900, sharding="dp_zero_gather_scatter"),
+    Case("llama", layout=(2, 2, 2), dtype="float32", sharding="dp_zero_gather_scatter"),
 ]
 
 
