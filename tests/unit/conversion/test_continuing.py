@@ -167,6 +167,9 @@ def test_samples_that_are_not_recorded(tmp_path: Path) -> None:
 
     done = convert(megatron(tmp_path / "source", older), tmp_path / "run", "lmcore")
     assert (done.step, done.consumed_samples) == (7, None)
+    uncounted = "the checkpoint does not record how many samples the run consumed: 0 is written"
+    assert f"{uncounted}, and a run that continues begins with its first" in done.notes
+    assert uncounted in convert(tmp_path / "source", tmp_path / "again", "megatron").notes
 
 
 @pytest.mark.parametrize(
