@@ -24,6 +24,7 @@ from lmcore.conversion.megatron.names import TIED
 from lmcore.conversion.megatron.optimizer import read_moments, require_rounded
 from lmcore.conversion.megatron.packing import Packing, require_order
 from lmcore.conversion.megatron.rank_file import Part, RankFile
+from lmcore.conversion.megatron.saved_run import saved_layout, saved_precision
 from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
 from lmcore.conversion.problems import require_no_problems
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
@@ -83,6 +84,9 @@ class MegatronState(ModelState):
         self._number_layers()
         model = read_model(args, checkpoint, self._rows())
         self.settings = model.settings
+        self.precision = saved_precision(args)
+        sizes = {"tensor": files.tensor_size, "pipeline": files.pipeline_size}
+        self.layout = saved_layout(args, **sizes)
         self.tokenizer, self.tokenizer_type = model.tokenizer, model.tokenizer_type
         self.shape, self.vocab_size, self.notes = model.shape, model.vocab_size, model.notes
         version = self._files[0][0].version
