@@ -93,6 +93,9 @@ class LiveDisplay:
             self._drawn = time.monotonic()
             self._live.refresh()
 
+    def last_step(self, row: StepRecord, progress: Progress) -> None:
+        """Do nothing: the last view remains, and has this step."""
+
     def validation(self, step: int, loss: float, perplexity: float) -> None:
         """Show a validation."""
         self.validations.append((step, loss, perplexity))
