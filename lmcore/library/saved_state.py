@@ -380,7 +380,7 @@ def _require_class(checkpoint: Path, name: str, optimizer: Optimizer, saved: Any
     groups, own_groups = len(saved["groups"]), len(optimizer.param_groups)
     if groups != own_groups:
         raise CheckpointArgumentError(
-            f"`{name}` of checkpoint `{checkpoint}` has {groups} parameter groups, and "
+            f"`{name}` of checkpoint `{checkpoint}` has {counted(groups, 'parameter group')}, and "
             f"{type(optimizer).__name__} has {own_groups}",
             hint="make the optimizer with the groups that it had when it was saved",
         )

@@ -152,13 +152,13 @@ def _run_lines(manifest: Manifest) -> Iterator[str]:
     counters = _mapping(meta.get("counters"))
     if counters:
         samples, tokens = counters.get("consumed_samples"), counters.get("consumed_tokens")
-        yield f"  consumed    {_number(samples)} samples, {_number(tokens)} tokens"
+        yield f"  consumed    {_number(samples, 'sample')}, {_number(tokens, 'token')}"
     data = _mapping(meta.get("data"))
     for source in data.get("sources") or ():
         one = _mapping(source)
         if one:
-            consumed = _number(one.get("consumed"))
-            yield f"  source      {one.get('name')}: {consumed} samples consumed"
+            consumed = _number(one.get("consumed"), "sample")
+            yield f"  source      {one.get('name')}: {consumed} consumed"
     converted = _mapping(meta.get("converted_from"))
     if converted:
         yield f"  converted   from {converted.get('format')}, `{converted.get('name')}`"
@@ -237,5 +237,5 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _number(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else "?"
+def _number(value: object, word: str) -> str:
+    return counted(value, word) if isinstance(value, int) else f"? {word}s"

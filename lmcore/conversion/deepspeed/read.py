@@ -201,9 +201,9 @@ class MegatronDeepSpeedState(ModelState):
         padded, rows = saved.get("padded_vocab_size"), self.shape.padded_vocab_size
         if files.universal is None or type(padded) is not int or padded <= rows:
             return []
-        missing = counted(padded - rows, "row")
+        missing, are = counted(padded - rows, "row"), "is" if padded - rows == 1 else "are"
         note = (
-            f"{missing} of padding of the vocabulary are missing, as a universal checkpoint has "
+            f"{missing} of padding of the vocabulary {are} missing, as a universal checkpoint has "
             f"none: losses differ, since the softmax included all {padded} rows"
         )
         return [note]
