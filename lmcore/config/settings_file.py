@@ -28,7 +28,7 @@ class SettingsFile:
     """One YAML file and the settings read from it.
 
     Attributes:
-        damage: What it lacks as a run's file; None if it is complete.
+        damage: Missing part of a run's file, in words; None if it is complete.
         is_readable: False if nothing could be read because of what it has.
     """
 
