@@ -107,7 +107,10 @@ class CheckpointError(LmcoreError):
 
 
 class CheckpointArgumentError(CheckpointError):
-    """A `--load` that names no checkpoint, or settings that do not fit the checkpoint."""
+    """A `--load` that names no checkpoint, or settings that do not fit the checkpoint.
+
+    It may lack a part that a run without a certain flag needs, such as the optimizer's state.
+    """
 
     exit_status = 2
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lmcore.checkpoint.layout import Survey, survey
 from lmcore.checkpoint.manifest import Manifest
-from lmcore.config.checkpoint_step import BEST, checkpoint_step
+from lmcore.config.checkpoint_step import BEST, checkpoint_step, steps_in_words
 from lmcore.errors import CheckpointArgumentError, CheckpointError
 
 __all__ = ["BEST_KEY", "best_of", "chosen_checkpoint"]
@@ -43,7 +43,7 @@ def chosen_checkpoint(path: Path, choice: str) -> Path:
     steps = sorted(manifest.iteration for _, manifest in found.readable)
     raise CheckpointArgumentError(
         f"no checkpoint of step {step} in `{found.path}`",
-        why=f"there are checkpoints of {_listed(steps)}" if steps else "it has no checkpoints",
+        why=steps_in_words(steps) if steps else "it has no checkpoints",
         hint=f"use `--ckpt-step {min(steps, key=lambda other: abs(other - step))}`, or leave it "
         "out for the newest"
         if steps
@@ -90,10 +90,3 @@ def _best(found: Survey) -> Path:
         why="no run with `--save-best` has validated there",
         hint=f"leave `--ckpt-step {BEST}` out for the newest, or give a step",
     )
-
-
-def _listed(steps: list[int]) -> str:
-    """Return steps in words, the last ones if there are many."""
-    shown = ", ".join(f"{step}" for step in steps[-_SHOWN:])
-    more = f"{len(steps) - _SHOWN} earlier ones and " if len(steps) > _SHOWN else ""
-    return f"{more}step{'s' if len(steps) > 1 else ''} {shown}"

@@ -183,10 +183,15 @@ def _require_files(directory: Path, records: Iterable[Any], sizes: Mapping[str, 
 
 def _content(path: Path) -> bytes:
     try:
-        return read_bounded_file(path, MAX_METADATA_BYTES)
+        content = read_bounded_file(path, MAX_METADATA_BYTES)
     except OSError as error:
         why = error.strerror or str(error)
         raise CheckpointError(f"cannot read `{path}`", why=why) from error
+    if not content.startswith(pickle.PROTO):
+        why = f"it is {'another file' if content else 'empty'} instead of the index of the tensors"
+        hint = "copy the checkpoint again, or use an earlier one"
+        raise CheckpointError(f"`{path}` is damaged", why=why, hint=hint)
+    return content
 
 
 @contextmanager

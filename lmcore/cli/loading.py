@@ -20,7 +20,7 @@ from lmcore.config.option import option
 from lmcore.config.section.accelerator import MAX_THREADS, plugin_off_option
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, counted
 from lmcore.generation.weights.options import QUANTIZATIONS, precision_of
 from lmcore.runtime.device_choice import prepare_environment, select_device
 
@@ -177,9 +177,13 @@ def plan_processes(section: LoadingSection, plugins: PluginSet) -> ProcessPlan:
         available = default_process_count(plugins, selection, rank)
         if available < number:
             logger.warning(
-                "one process generates, and loads the whole model: for %s processes there are %d "
-                "devices; `--nproc-per-node %d` starts them all the same",
-                *(product, available, number),
+                "one process generates, and loads the whole model: for %s processes there %s; "
+                "`--nproc-per-node %d` starts them all the same",
+                *(
+                    product,
+                    f"{'is' if available == 1 else 'are'} {counted(available, 'device')}",
+                    number,
+                ),
             )
             layout = ParallelLayout()
     return ProcessPlan(rank, layout, selection)

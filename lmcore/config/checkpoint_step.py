@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, counted
 
-__all__ = ["BEST", "checkpoint_step"]
+__all__ = ["BEST", "checkpoint_step", "steps_in_words"]
+
+_SHOWN = 20
 
 BEST = "best"
 _STEP = re.compile(r"(?:iter_|global_step)?(\d{1,15})")
@@ -32,3 +35,19 @@ def checkpoint_step(text: str) -> int | None:
             "the lowest validation loss",
         )
     return int(found[1])
+
+
+def steps_in_words(steps: Sequence[int], others: Sequence[str] = ()) -> str:
+    """Return which checkpoints there are, for a message: the last ones if there are many.
+
+    Args:
+        steps: Steps of the checkpoints, in their order; empty only if there are others.
+        others: Names of checkpoints without a step.
+    """
+    shown = ", ".join(map(str, steps[-_SHOWN:]))
+    if len(steps) + len(others) == 1:
+        return f"there is one checkpoint, {f'of step {shown}' if steps else others[0]}"
+    earlier = len(steps) - _SHOWN
+    more = f"{counted(earlier, 'earlier one')} and " if earlier > 0 else ""
+    listed = [f"{more}{'steps' if len(steps) > 1 else 'step'} {shown}"] if steps else []
+    return f"there are checkpoints of {' and '.join([*listed, *others[:_SHOWN]])}"

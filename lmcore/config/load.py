@@ -194,12 +194,12 @@ def _continued_layers(
     own: _Layer = {}
     if run.settings_file is not None:
         own, *layers = layers
-        record = files[0].run_file
-        if not (own if record is None else record.is_complete):
+        hint = "remove it: without it the settings come from the checkpoint"
+        if not files[0].is_readable:
+            problems.append(ConfigError(f"`{run.settings_file}` is damaged", hint=hint))
+        elif files[0].damage is not None:
             what = f"`{run.settings_file}` is empty or cut off"
-            why = "it has no setting, or not the last lines that lmcore writes"
-            hint = "remove it: without it the settings come from the checkpoint"
-            problems.append(ConfigError(what, why=why, hint=hint))
+            problems.append(ConfigError(what, why=files[0].damage, hint=hint))
     elif saved_settings is not None:
         step = _highest(layers, "ckpt_step")
         own = saved_settings(run.load, step).layer(options, problems)

@@ -9,7 +9,7 @@ from typing import Any
 
 from lmcore.config.file.moved import follow_moved_paths
 from lmcore.config.file.paths import map_paths, path_exists
-from lmcore.config.file.run_file import RunFile
+from lmcore.config.file.run_file import RunFile, damage
 from lmcore.config.file.yaml_file import Entry, read_file
 from lmcore.config.foreign.megatron_flags import train_flags
 from lmcore.config.option import OUTPUT_PATH, Option
@@ -25,7 +25,12 @@ _CORE_OPTIONS = run_options()
 
 
 class SettingsFile:
-    """One YAML file and the settings read from it."""
+    """One YAML file and the settings read from it.
+
+    Attributes:
+        damage: Missing part of a run's file, in words; None if it is complete.
+        is_readable: False if nothing could be read because of what it has.
+    """
 
     def __init__(self, path: str, options: Mapping[str, Option], plugins: PluginSections) -> None:
         self.path = path
@@ -38,11 +43,15 @@ class SettingsFile:
         self.notices: list[str] = []
         self.run_directories: list[Path] = []
         self.run_file: RunFile | None = None
+        self.damage: str | None = None
+        self.is_readable = True
 
     def read(self, problems: list[LmcoreError]) -> None:
         """Fill layer, preset and notices; add every problem to *problems*."""
         names = (*self.sections, *self.left_out, *self.options, PRESET_OPTION.name)
+        known = len(problems)
         file = read_file(self.path, problems, names)
+        self.is_readable = bool(file.entries) or len(problems) == known
         self.run_file = run_file = RunFile.of(file.text)
         for entry in file.entries:
             where = f"{self.path}:{entry.line}"
@@ -64,6 +73,7 @@ class SettingsFile:
             except ConfigError as problem:
                 problems.append(problem)
         self._follow_moved(run_file)
+        self.damage = damage(file.text, len(self.layer))
 
     def _follow_moved(self, run_file: RunFile | None) -> None:
         """Find files that were moved together with the run directory that has this file."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lmcore.config.checkpoint_step import BEST, checkpoint_step
+from lmcore.config.checkpoint_step import BEST, checkpoint_step, steps_in_words
 from lmcore.conversion.deepspeed import directory as deepspeed
 from lmcore.conversion.detect import MATCHES
 from lmcore.conversion.megatron import directory as megatron
@@ -15,7 +15,6 @@ from lmcore.errors import CheckpointArgumentError, ConfigError
 __all__ = ["foreign_checkpoint"]
 
 _STEP = re.compile(r"(?:iter_|global_step)(\d+)")
-_SHOWN = 20
 
 
 def foreign_checkpoint(path: Path, choice: str, name: str | None = None) -> Path | None:
@@ -78,10 +77,7 @@ def _no_such_step(
     path: Path, step: int | None, steps: list[int], others: list[str]
 ) -> CheckpointArgumentError:
     """Return the error that lists the steps that are there."""
-    shown = ", ".join(map(str, steps[-_SHOWN:]))
-    more = f"{len(steps) - _SHOWN} earlier ones and " if len(steps) > _SHOWN else ""
-    listed = [f"{more}step{'s' if len(steps) > 1 else ''} {shown}"] if steps else []
-    why = f"there are checkpoints of {' and '.join([*listed, *others[:_SHOWN]])}"
+    why = steps_in_words(steps, others)
     hint = "name the directory of the checkpoint instead of its step"
     if steps:
         nearest = steps[-1] if step is None else min(steps, key=lambda one: abs(one - step))

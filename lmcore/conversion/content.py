@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,8 @@ class CheckpointContent:
         manifest: Manifest of a checkpoint of lmcore; None for another format.
         notes: Differences between the checkpoint and the model of lmcore, for the user.
         tokenizer: Type of the tokenizer of another format's checkpoint; None if it has none.
+        precision: Precision of the run of another program; None if it is not recorded.
+        layout: Sizes of the parallel axes of the run of another program; see `ModelState`.
         step: Number of steps of the run that wrote it; None if it is not recorded.
         consumed_samples: Number of samples that the run saw in training; None if not recorded.
     """
@@ -66,6 +68,8 @@ class CheckpointContent:
     manifest: Manifest | None = None
     notes: tuple[str, ...] = ()
     tokenizer: str | None = None
+    precision: str | None = None
+    layout: Mapping[str, int] = field(default_factory=dict)
     step: int | None = None
     consumed_samples: int | None = None
 
@@ -126,6 +130,8 @@ def content_of(path: Path, *, verify: bool = False) -> CheckpointContent:
         state.shape.to_dict(),
         notes=(*state.notes, *state.training_notes),
         tokenizer=state.tokenizer_type or tokenizer,
+        precision=state.precision,
+        layout=state.layout,
         step=state.progress.iteration if state.progress is not None else None,
         consumed_samples=recorded_samples(state),
     )

@@ -32,6 +32,7 @@ _RUN_LEFT_OUT = (
     "directory keeps them"
 )
 _ABSENT = "the checkpoint has no optimizer state: its weights alone are written"
+_NOT_COUNTED = "the checkpoint does not record how many samples the run consumed: 0 is written"
 _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
 
 
@@ -118,6 +119,9 @@ def convert(
         left_out += state.training_notes
         if lacks_optimizer(state):
             left_out.append(_ABSENT)
+        if state.progress is not None and recorded_samples(state) is None:
+            first = ", and a run that continues begins with its first" if to == "lmcore" else ""
+            left_out.append(_NOT_COUNTED + first)
     flags: Mapping[str, str] = {}
     if to == "lmcore":
         if isinstance(state, LmcoreState):

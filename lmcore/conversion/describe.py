@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lmcore.errors import CheckpointError, LmcoreError
+from lmcore.errors import CheckpointArgumentError, CheckpointError, LmcoreError
 from lmcore.plugin.isolation.subprocess_call import call_isolated
 
 __all__ = ["describe", "describe_isolated"]
@@ -27,6 +27,7 @@ def describe_isolated(directory: Path, name: str) -> dict[str, Any]:
 
     Raises:
         CheckpointError: It is damaged, or lmcore does not have the model.
+        CheckpointArgumentError: It is not a checkpoint of that format.
     """
     if "torch" in sys.modules:
         found = describe(str(directory), name)
@@ -36,7 +37,8 @@ def describe_isolated(directory: Path, name: str) -> dict[str, Any]:
             raise CheckpointError(f"`{directory}` cannot be read", why=outcome.fault)
         found = outcome.value
     if "error" in found:
-        raise CheckpointError(**found["error"])
+        kind = CheckpointArgumentError if found["is_argument"] else CheckpointError
+        raise kind(**found["error"])
     return found
 
 
@@ -56,7 +58,9 @@ def describe(directory: str, name: str) -> dict[str, Any]:
     try:
         state = WeightReader(Path(directory), name, compare=False).state
     except LmcoreError as error:
-        return {"error": {"what": error.what, "why": error.why, "hint": error.hint}}
+        parts = {"what": error.what, "why": error.why, "hint": error.hint}
+        is_argument = error.exit_status == CheckpointArgumentError.exit_status
+        return {"error": parts, "is_argument": is_argument}
     progress = state.progress if len(state.kinds) > 1 else None
     rows = state.shape.padded_vocab_size
     # Rows without a token are a part of the vocabulary in a model of transformers.

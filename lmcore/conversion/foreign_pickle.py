@@ -26,6 +26,12 @@ __all__ = ["load_tensors", "only_allowed"]
 
 _ZIP = b"PK\x03\x04"
 """Beginning of torch's zip format, whose index is at the end."""
+_MAGIC = b"l\xfc\x9cF\xf9 j\xa8P\x19"
+"""Number at the beginning of torch's older format, a sequence of pickles."""
+_CONTENT = "data.pkl"
+"""Name of the record of torch's zip format that every file has."""
+_LFS = b"version https://git-lfs"
+_BEGIN, _SHOWN = 64, 40
 _HINT = "lmcore runs no code of a checkpoint; convert it with the program that wrote it"
 
 
@@ -39,10 +45,11 @@ def load_tensors(path: Path, *, allowed: Iterable[Any] = (), compare: bool = Tru
         compare: True to compare torch's checksums, which reads the whole file.
 
     Raises:
-        CheckpointError: The file is damaged, compressed, or names anything that is not allowed.
+        CheckpointError: The file is damaged, compressed, or names anything that is not allowed; or
+            `torch.save` did not write it.
     """
     try:
-        os.close(open_regular(path))
+        _require_format(path)
         mapped = _is_zip(path, compare=compare)
         with only_allowed(allowed), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -80,18 +87,55 @@ def only_allowed(names: Iterable[Any]) -> Iterator[None]:
         torch.serialization.add_safe_globals(before)
 
 
+def _require_format(path: Path) -> None:
+    """Raise a `CheckpointError` unless a file begins as one of torch's; an empty one is damaged.
+
+    torch's unpickler takes any bytes for a program, and fails at one of them.
+    """
+    with os.fdopen(open_regular(path), "rb") as stream:
+        begin = stream.read(_BEGIN)
+    if not begin or begin.startswith(_ZIP) or _MAGIC in begin:
+        return
+    if begin.startswith(_LFS):
+        raise CheckpointError(
+            f"`{path}` is not a file of `torch.save`",
+            why="it is a pointer of Git LFS, which names the file that it replaces",
+            hint="`git lfs pull` in the repository gets the file",
+        )
+    raise _other_format(path, f"it begins with {_shown(begin)}")
+
+
+def _other_format(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"`{path}` is not a file of `torch.save`",
+        why=why,
+        hint="it should hold tensors and settings as PyTorch saves them: copy the file again from "
+        "the checkpoint, or convert it with the program that wrote it",
+    )
+
+
+def _shown(begin: bytes) -> str:
+    """Return the beginning of a file for a message: its first line of text, or its first bytes."""
+    line = begin.splitlines()[0].decode(errors="replace")[:_SHOWN]
+    if line.isprintable() and line.strip() and "\N{REPLACEMENT CHARACTER}" not in line:
+        return f"the text `{line}`"
+    return f"the bytes `{begin[:8].hex(' ')}`"
+
+
 def _is_zip(path: Path, *, compare: bool) -> bool:
     """Return True for torch's zip format, which can be mapped; False for the older one.
 
     Raises:
-        CheckpointError: It is compressed, which could unpack to a thousand times its size, or a
-            checksum in it is wrong.
+        CheckpointError: It is compressed, which could unpack to a thousand times its size, of
+            another program, or a checksum in it is wrong.
     """
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
         if any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
             raise CheckpointError(f"`{path}` is refused", why="it is compressed")
+        if not any(name.endswith(_CONTENT) for name in archive.namelist()):
+            raise _other_format(path, f"it is a zip archive without `{_CONTENT}`")
         record = damaged_record(archive) if compare else None
     if record is not None:
         raise _damaged(path, f"the checksum of its record `{record}` is wrong")

@@ -148,6 +148,9 @@ class ModelState(ABC):
         tokenizer_type: Type of the tokenizer in the arguments of another program's run, which
             have its name and not its files; None if they have none.
         settings: Settings of its run by the names of lmcore's options, without the shape.
+        precision: Precision of another program's run by lmcore's name; None if it is not recorded.
+        layout: Sizes of the parallel axes of another program's run, by the names of
+            `ParallelLayout`; empty if they are not recorded.
         notes: Differences between the checkpoint and the model of lmcore, for the user.
         training_notes: Differences in training that only a run that continues has.
         without_adam: Reason for which a state of an optimizer is not read, to follow a name; None
@@ -163,6 +166,8 @@ class ModelState(ABC):
     tokenizer: TokenizerSettings | None = None
     tokenizer_type: str | None = None
     settings: Mapping[str, Any] = MappingProxyType({})
+    precision: str | None = None
+    layout: Mapping[str, int] = MappingProxyType({})
     notes: Sequence[str] = ()
     training_notes: Sequence[str] = ()
     without_adam: str | None = None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lmcore.errors import RunError
+from lmcore.errors import RunError, counted
 from lmcore.runtime.launch.rank import named_ranks
 from lmcore.runtime.process.collective_trace import count_operations, hanging_collectives
 from lmcore.runtime.process.rendezvous import end_key
@@ -125,7 +125,7 @@ def _place(sign: Mapping[str, Any]) -> str:
 
 
 def _waits_for_ended(me: int, updates: int, signs: dict[int, Any]) -> RunError:
-    lines = [f"rank {me} has ended after {updates} updates of weights"]
+    lines = [f"rank {me} has ended after {counted(updates, 'update')} of weights"]
     lines += [f"rank {rank} {_place(sign)}" for rank, sign in signs.items()]
     return RunError(
         f"rank {me} has ended, and {named_ranks(list(signs))} waits for it",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lmcore.accelerator.dtype import dtype_name
-from lmcore.errors import LmcoreError
+from lmcore.errors import LmcoreError, counted
 
 __all__ = ["case_attributes", "case_dtype", "check_arguments", "signature_key"]
 
@@ -217,7 +217,8 @@ def _check_shapes(op: str, tensors: Mapping[str, Tensor], expected: Mapping[str,
         if len(shape) < len(named) or (len(shape) > len(named) and not leading):
             least = "at least " if leading else ""
             raise LmcoreError(
-                f"`{op}`: `{name}` has {len(shape)} dims, and {least}{len(named)} are needed",
+                f"`{op}`: `{name}` has {counted(len(shape), 'dim')}, and {least}{len(named)} "
+                f"{'is' if len(named) == 1 else 'are'} needed",
                 why=f"its shape is {list(shape)}, and [{', '.join(letters)}] is needed",
             )
         start = len(shape) - len(named)

@@ -25,7 +25,13 @@ from lmcore.checkpoint import (
     save_checkpoint,
     survey,
 )
-from lmcore.errors import CheckpointError, ConfigError, LmcoreError, counted, suggestion
+from lmcore.errors import (
+    CheckpointArgumentError,
+    ConfigError,
+    LmcoreError,
+    counted,
+    suggestion,
+)
 from lmcore.library.exchange import check_same
 from lmcore.library.saved_replicas import SavedReplicas
 from lmcore.library.saved_tensors import SavedTensors
@@ -278,7 +284,7 @@ def _value_of(found: Any) -> Any:
 def _values(checkpoint: Path, manifest: Manifest) -> dict[str, Any]:
     values = manifest.meta.get("values")
     if not isinstance(values, dict):
-        raise CheckpointError(
+        raise CheckpointArgumentError(
             f"`{checkpoint}` was not saved by `Session.save`",
             why="`lmcore train` saved it, or another program",
             hint="`lmcore train --load` continues its run",
@@ -319,14 +325,14 @@ def _require(
         if saved.get(name) == kind or (isinstance(each, nn.Module) and not each.state_dict()):
             continue
         if name in saved:
-            raise CheckpointError(
+            raise CheckpointArgumentError(
                 f"`{name}` of checkpoint `{checkpoint}` is {saved[name]}, not {kind}",
                 why=f"`load` was given {type(each).__name__}",
                 hint="give each object by the name that it has in `save`",
             )
         listed = ", ".join(f"`{other}`" for other in sorted(saved))
         left = [other for other in saved if saved[other] == kind and other not in objects]
-        raise CheckpointError(
+        raise CheckpointArgumentError(
             f"checkpoint `{checkpoint}` has no `{name}`",
             why=f"it has {listed}" if saved else "it is empty",
             hint=f"did you mean `{left[0]}`? `load` takes the names of `save`"
@@ -353,7 +359,7 @@ def _require_all(
     lacking = [f"`{each}`" for each in saved if each not in own]
     if lacking:
         more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
-        raise CheckpointError(
+        raise CheckpointArgumentError(
             f"`{name}` of checkpoint `{checkpoint}` has {counted(len(lacking), 'tensor')} that "
             f"this {type(found).__name__} has not",
             why=", ".join(lacking[:_SHOWN]) + more,
@@ -373,14 +379,14 @@ def _require_class(checkpoint: Path, name: str, optimizer: Optimizer, saved: Any
     """
     groups, own_groups = len(saved["groups"]), len(optimizer.param_groups)
     if groups != own_groups:
-        raise CheckpointError(
-            f"`{name}` of checkpoint `{checkpoint}` has {groups} parameter groups, and "
+        raise CheckpointArgumentError(
+            f"`{name}` of checkpoint `{checkpoint}` has {counted(groups, 'parameter group')}, and "
             f"{type(optimizer).__name__} has {own_groups}",
             hint="make the optimizer with the groups that it had when it was saved",
         )
     own = type(optimizer).__name__
     if saved.get("class", own) != own:
-        raise CheckpointError(
+        raise CheckpointArgumentError(
             f"`{name}` of checkpoint `{checkpoint}` is {saved['class']}, not {own}",
             why="the state of one kind of optimizer does not fit another",
             hint=f"leave `{name}` out of `load` to begin with a new state",

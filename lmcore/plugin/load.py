@@ -17,7 +17,7 @@ import pluggy
 
 from lmcore import hookspecs
 from lmcore.accelerator.probe import API_VERSION, PluginInfo, Probe, ProbeState
-from lmcore.errors import LmcoreError, PluginError, nearest
+from lmcore.errors import LmcoreError, PluginError, counted, nearest
 from lmcore.plugin.record import PluginRecord, PluginState, describe, located
 from lmcore.plugin.version_range import is_range, within
 
@@ -204,7 +204,7 @@ def _faults(probe: Any) -> Iterator[str]:
         yield f"`count` {probe.count!r} and `priority` {probe.priority!r} are not both integers"
     counts = {ProbeState.PRESENT: probe.count > 0, ProbeState.ABSENT: probe.count == 0}
     if not counts.get(probe.state, probe.count >= 0):
-        yield f"it is {probe.state} with {probe.count} devices"
+        yield f"it is {probe.state} with {counted(probe.count, 'device')}"
     if not _are_lines(probe.evidence):
         yield f"`evidence` is {probe.evidence!r:.200}, not a tuple of lines"
     if not isinstance(probe.fix, str | None):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import uvicorn
 
-from lmcore.errors import ConfigError, RunError
+from lmcore.errors import ConfigError, RunError, counted
 from lmcore.serving.app import create_app
 
 if TYPE_CHECKING:
@@ -198,7 +198,9 @@ class _Server(uvicorn.Server):
         """End what is generated, and give the replies a moment."""
         self._texts_ended = True
         if count := sum(service.end_all() for service in self._services):
-            logger.warning("ending %d texts that are not complete", count)
+            logger.warning(
+                "ending %s not complete", counted(count, "text that is", "texts that are")
+            )
         self._after(_REPLY_SECONDS, self._cut)
 
     def _cut(self) -> None:

@@ -97,6 +97,7 @@ def train(
             garbage_collection.on_step(step)
         for record in queue.completed(wait=True):  # left if the run exits early
             report.step(record)
+    report.end_steps()
     if state.iteration > last_saved:
         _save(state, saver, report, queue, replicas)
     profile.on_step(state.iteration, ends=True)

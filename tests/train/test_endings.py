@@ -67,3 +67,26 @@ def test_advice_after_nan(train: Any) -> None:
     )
     assert later.status == 1, later.err
     assert f"continue from `{base.directory}/checkpoints/iter_0000002`" in later.err
+
+
+def test_the_last_line_of_a_run_that_ends_early(train: Any) -> None:
+    """Steps after the last training line, or before the first one, have a line at the end."""
+    flags = "--train-iters 9 --exit-interval 5"
+    for interval, shown in ((3, [3, 5]), (5, [5]), (100, [5])):
+        run = train(f"every {interval}", f"{flags} --log-interval {interval}")
+        lines = [line for line in run.err.splitlines() if line.startswith(" iteration ")]
+        assert [int(line.split()[1].rstrip("/")) for line in lines] == shown
+        since = run.rows[shown[-2] if len(shown) > 1 else 0 : 5]
+        mean = sum(row["loss"] for row in since) / len(since)
+        assert f"lm loss: {mean:.6E}" in lines[-1]
+
+
+def test_a_run_of_one_step(train: Any) -> None:
+    """Its decay to 0 ends with its only step: a warning says that nothing is learned."""
+    warning = "the only step of the run has learning rate 0"
+    assert warning in train("run", "--train-iters 1").err
+    for name, flags in (("two", "--train-iters 2"), ("low", "--train-iters 1 --min-lr 1e-5")):
+        assert warning not in train(name, flags).err
+    first = train("early", "--train-iters 3 --exit-interval 2")
+    again = train("early", f"--train-iters 3 --load {first.directory}")
+    assert (again.status, warning in again.err) == (0, False), "the last step of a decay to 0"

@@ -36,6 +36,7 @@ def test_it_changes_nothing(train: Any, train_once: Any, copy_of: Any, more: str
         f"nothing is left to train: `{first.directory}` is complete at step 4; nothing changed; "
         f"`lmcore train --continue {first.directory} --train-iters N` trains longer\n"
     )
+    assert "device " not in again.err, "the header is of a run that trains and writes"
     assert files_of(first.directory) == before
     assert again.summary["loss"] == first.rows[-1]["loss"]
 

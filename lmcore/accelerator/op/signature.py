@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from inspect import Parameter
 from typing import Any
 
+from lmcore.errors import counted
+
 __all__ = ["readable_signature", "signature_problem"]
 
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -59,7 +61,7 @@ def _positional_problems(
     takes_any = any(parameter.kind is Parameter.VAR_POSITIONAL for parameter in remaining)
     if len(first) < len(wanted) and not takes_any:
         names = ", ".join(f"`{parameter.name}`" for parameter in wanted)
-        count = f"{len(first)} argument{'' if len(first) == 1 else 's'}"
+        count = counted(len(first), "argument")
         yield f"it takes {count} by position, the op passes {len(wanted)}: {names}"
         return
     stems = [_stem(parameter.name) for parameter in wanted]

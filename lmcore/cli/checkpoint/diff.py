@@ -81,7 +81,7 @@ def _missing(names: Sequence[str], where: str, other: str) -> Iterator[str]:
                 set(level) for level in zip(*(name.split(".") for name in found), strict=False)
             )
             common = ".".join(min(one) for one in takewhile(lambda one: len(one) == 1, parts))
-            yield f"only in {where}, not in {other}  {len(found)} tensors `{common}.*`"
+            yield f"only in {where}, not in {other}  {counted(len(found), 'tensor')} `{common}.*`"
         else:
             yield from (f"only in {where}, not in {other}  {name}" for name in found)
 

@@ -80,7 +80,11 @@ def _as_json(
     manifest = content.manifest
     known: dict[str, Any] = {}
     if manifest is None:
-        known = {"tokenizer": content.tokenizer}
+        known = {
+            "tokenizer": content.tokenizer,
+            "precision": content.precision,
+            "layout": dict(content.layout),
+        }
     else:
         known = {
             "lmcore_version": manifest.lmcore_version,
@@ -122,8 +126,12 @@ def _description(content: CheckpointContent) -> Iterator[str]:
             yield f"  consumed    {counted(content.consumed_samples, 'sample')}"
     if content.tokenizer is not None:
         yield f"  tokenizer   {content.tokenizer}"
+    if content.precision is not None:
+        yield f"  training    precision {content.precision}"
+    if content.layout:
+        yield f"  layout      {_listed(content.layout)}"
     yield f"  model       {content.num_parameters:,} parameters"
-    yield f"  shape       {', '.join(f'{name} {value}' for name, value in shape.items())}"
+    yield f"  shape       {_listed(shape)}"
     kinds = sorted({name.split(".")[0] for name in content.tensors})
     numbers = [sum(name.split(".")[0] == kind for name in content.tensors) for kind in kinds]
     counts = ", ".join(f"{kind} {count:,}" for kind, count in zip(kinds, numbers, strict=True))
@@ -144,13 +152,13 @@ def _run_lines(manifest: Manifest) -> Iterator[str]:
     counters = _mapping(meta.get("counters"))
     if counters:
         samples, tokens = counters.get("consumed_samples"), counters.get("consumed_tokens")
-        yield f"  consumed    {_number(samples)} samples, {_number(tokens)} tokens"
+        yield f"  consumed    {_number(samples, 'sample')}, {_number(tokens, 'token')}"
     data = _mapping(meta.get("data"))
     for source in data.get("sources") or ():
         one = _mapping(source)
         if one:
-            consumed = _number(one.get("consumed"))
-            yield f"  source      {one.get('name')}: {consumed} samples consumed"
+            consumed = _number(one.get("consumed"), "sample")
+            yield f"  source      {one.get('name')}: {consumed} consumed"
     converted = _mapping(meta.get("converted_from"))
     if converted:
         yield f"  converted   from {converted.get('format')}, `{converted.get('name')}`"
@@ -173,7 +181,11 @@ def _run_lines(manifest: Manifest) -> Iterator[str]:
     layout = {k: v for k, v in _mapping(meta.get("layout")).items() if v not in {0, 1}}
     layout.pop("schedule", None)
     if layout:
-        yield f"  layout      {', '.join(f'{name} {value}' for name, value in layout.items())}"
+        yield f"  layout      {_listed(layout)}"
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def _disk_size(manifest: Manifest) -> str:
@@ -225,5 +237,5 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _number(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else "?"
+def _number(value: object, word: str) -> str:
+    return counted(value, word) if isinstance(value, int) else f"? {word}s"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lmcore.accelerator.probe import Check, CheckStatus
 from lmcore.cli.text.terminal import output_width, wrapped
-from lmcore.errors import printable
+from lmcore.errors import counted, printable
 
 __all__ = ["ReportText"]
 
@@ -58,4 +58,4 @@ class ReportText:
             status: sum(check.status is status for check in self.checks) for status in CheckStatus
         }
         totals = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-        self.console.print(f"\n{len(self.checks)} checks: {totals}")
+        self.console.print(f"\n{counted(len(self.checks), 'check')}: {totals}")

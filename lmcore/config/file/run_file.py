@@ -20,7 +20,7 @@ from lmcore.config.option import Option
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
 
-__all__ = ["RunFile", "write_run_file"]
+__all__ = ["RunFile", "damage", "write_run_file"]
 
 _HEADER = "# Settings of a run, written by lmcore; "
 _EARLIER_HEADER = "# The settings of a run; `lmcore train"
@@ -103,6 +103,31 @@ def _digest(option: Option, value: Any) -> str:
     return f"{zlib.crc32(f'{option.name}: {written_value(value)}'.encode()):08x}"
 
 
+def damage(text: str, settings: int) -> str | None:
+    """Return what a run's `config.yaml` lacks as a whole; None if it is complete.
+
+    A file with settings that lmcore did not write is complete as it is.
+
+    Args:
+        text: Content of the file.
+        settings: Number of settings that were read from it.
+    """
+    record = RunFile.of(text)
+    if record is not None:
+        return None if record.is_complete else "it lacks the last lines that lmcore writes"
+    if not text.strip():
+        return "it is empty"
+    written = len(_digests(text))
+    if 0 < settings < written:
+        return f"it has {settings} of the {written} settings that lmcore wrote"
+    return None if settings else f"it has no setting; lmcore begins it with `{_HEADER}...`"
+
+
+def _digests(text: str) -> frozenset[str]:
+    """Return the digests of settings at the end of a file's text; none without them."""
+    return frozenset(text.partition(_DIGESTS)[2].replace("#", " ").split())
+
+
 @dataclass(frozen=True)
 class RunFile:
     """Origins of settings that the comments of a run's `config.yaml` record.
@@ -126,12 +151,11 @@ class RunFile:
         earlier = text.startswith(_EARLIER_HEADER)
         if not earlier and not text.startswith(_HEADER):
             return None
-        _, end, digests = text.partition(_DIGESTS)
         lines = text.split("\n", _HEADER_LINES)[:_HEADER_LINES]
         found = [line.removeprefix(_DIRECTORY) for line in lines if line.startswith(_DIRECTORY)]
         directory = found[0] if found and os.path.isabs(found[0]) else None  # noqa: PTH117
-        recorded = frozenset(digests.replace("#", " ").split())
-        return cls(earlier, recorded, directory, is_complete=earlier or bool(end))
+        is_complete = earlier or _DIGESTS in text
+        return cls(earlier, _digests(text), directory, is_complete=is_complete)
 
     def origin(self, option: Option, value: Any, comment: str) -> str:
         """Return where a setting came from when the file was written; empty if it was edited."""

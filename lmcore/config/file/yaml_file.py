@@ -38,6 +38,7 @@ _FILES_OF_A_RUN = {
 _DEEPSPEED_KEYS = {"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"}
 _HUGGING_FACE_KEYS = {"architectures", "model_type"}
 _MANY_KEYS = 3
+_SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,16 @@ def read_file(path: str, problems: list[LmcoreError], sections: Collection[str] 
     else:
         foreign = ConfigError(
             f"`{path}` does not hold sections",
-            why="the top level is not a mapping",
+            why=f"it begins with `{_first_line(text)}`, and the top level is not a mapping",
             hint="write a section's name and below it, indented, its settings: `training:`",
         )
     problems.append(foreign)
     return nothing
+
+
+def _first_line(text: str) -> str:
+    """Return the first line of a file that is not blank, for a message."""
+    return next((line.strip()[:_SHOWN] for line in text.split("\n") if line.strip()), "")
 
 
 def _file_of_a_run(path: str) -> ConfigError | None:
@@ -208,7 +214,25 @@ def _not_yaml(path: str, text: str, error: yaml.YAMLError) -> ConfigError:
             why, hint = "the line is indented by a tab", "indent with spaces"
         elif "another document" in why:
             why, hint = "a second document begins here", "keep one document per file"
+        elif "document start" in why:
+            return _no_section_first(path, text)
     return ConfigError(f"{where}: not YAML", why=why, hint=hint)
+
+
+def _no_section_first(path: str, text: str) -> ConfigError:
+    """Return the error for text before the first section, or for an indented first section.
+
+    YAML takes either for a whole document, and reports the next section as what is wrong.
+    """
+    lines = enumerate(text.split("\n"), 1)
+    number, line = next((n, one) for n, one in lines if one.strip() and one.lstrip()[0] != "#")
+    if line[0] == " ":
+        why = f"the first section, `{line.strip()[:_SHOWN]}`, is indented, and others are not"
+        hint = "begin each section at the start of its line"
+    else:
+        why = f"the line `{line.strip()[:_SHOWN]}` is before the first section, such as `model:`"
+        hint = "remove the line, or begin it with `#` as a comment"
+    return ConfigError(f"{path}:{number}: not YAML", why=why, hint=hint)
 
 
 class _Reader:

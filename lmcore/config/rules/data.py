@@ -124,7 +124,7 @@ def _split(loaded: LoadedConfig) -> Problems:
     if divides and split.shares[1] == 0 and _evaluates(loaded):
         yield ConfigError(
             f"{loaded.shown('split')} leaves no validation documents",
-            why=f"validation runs every {loaded.config.training.eval_interval} steps",
+            why=f"validation runs {_interval(loaded)}",
             hint="use `--eval-iters 0`, or give validation a share: `--split 969,30,1`",
         )
 
@@ -137,7 +137,7 @@ def _validation(loaded: LoadedConfig) -> Problems:
         own = train[0].replace("train", "valid")
         yield ConfigError(
             f"{loaded.shown(train[0])} leaves no validation data",
-            why=f"validation runs every {loaded.config.training.eval_interval} steps",
+            why=f"validation runs {_interval(loaded)}",
             hint=f"add `{flag_of(own)}`, or use `--eval-iters 0`",
         )
 
@@ -178,3 +178,8 @@ def _own(loaded: LoadedConfig, part: Part) -> list[str]:
 def _evaluates(loaded: LoadedConfig) -> bool:
     training = loaded.config.training
     return bool(training.eval_interval and training.eval_iters)
+
+
+def _interval(loaded: LoadedConfig) -> str:
+    interval = loaded.config.training.eval_interval
+    return "after every step" if interval == 1 else f"every {interval} steps"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lmcore.config.rules import Problems
 from lmcore.config.settings import LoadedConfig
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, counted
 
 __all__ = ["profile_problems"]
 
@@ -43,9 +43,8 @@ def profile_problems(
         )
     beyond = [rank for rank in profile.profile_ranks if world_size and rank >= world_size]
     if beyond:
-        processes = "1 process" if world_size == 1 else f"{world_size} processes"
         yield ConfigError(
             f"{loaded.shown('profile_ranks')}: there is no rank {beyond[0]}",
-            why=f"the run has {processes}, counted from 0",
+            why=f"the run has {counted(world_size or 0, 'process', 'processes')}, counted from 0",
             hint="use `--profile-ranks 0`",
         )

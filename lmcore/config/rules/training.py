@@ -5,7 +5,7 @@ from __future__ import annotations
 from lmcore.config.option import flag_of
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
-from lmcore.errors import ConfigError, host_memory
+from lmcore.errors import ConfigError, counted, host_memory
 
 __all__ = ["DEFAULT_TRAIN_ITERS", "TRAINING_RULES", "batch_size_problems", "train_iters"]
 
@@ -40,7 +40,7 @@ def _length(loaded: LoadedConfig) -> Problems:
     if training.train_samples is not None and training.train_samples < first_batch:
         yield ConfigError(
             f"{loaded.shown('train_samples')} is less than one step",
-            why=f"a step takes {first_batch} samples",
+            why=f"a step takes {counted(first_batch, 'sample')}",
             hint=f"use `--train-samples {first_batch}` or more, or a smaller batch",
         )
 
@@ -147,7 +147,8 @@ def batch_size_problems(loaded: LoadedConfig, data_parallel_size: int) -> Proble
         yield ConfigError(
             f"global batch size ({final}) is not divisible by micro batch size ({micro}) "
             f"times data parallel size ({data_parallel_size})",
-            why=f"every process runs the same number of micro-batches, {each} samples together",
+            why="every process runs the same number of micro-batches, "
+            f"{counted(each, 'sample')} together",
             hint=" or ".join(f"`--global-batch-size {size}`" for size in sizes),
         )
     yield from _ramp_up(loaded, data_parallel_size)
@@ -162,7 +163,7 @@ def _ramp_up(loaded: LoadedConfig, data_parallel_size: int) -> Problems:
     shown = loaded.shown("rampup_batch_size")
     if len(ramp) != 3:
         yield ConfigError(
-            f"{shown} has {len(ramp)} number{'s' if len(ramp) > 1 else ''}",
+            f"{shown} has {counted(len(ramp), 'number')}",
             why="a ramp has three: the first batch size, the increment, and the number of samples "
             "over which the batch size grows",
             hint="use `--rampup-batch-size START INCREMENT SAMPLES`",
@@ -198,8 +199,8 @@ def _ramp_up(loaded: LoadedConfig, data_parallel_size: int) -> Problems:
         yield ConfigError(
             f"{shown} has sizes that {each} does not divide, such as "
             f"{start if start % each else start + increment}",
-            why=f"a batch consists of micro-batches of {micro} samples, times the data-parallel "
-            f"size ({data_parallel_size})",
+            why=f"a batch consists of micro-batches of {counted(micro, 'sample')}, times the "
+            f"data-parallel size ({data_parallel_size})",
             hint=f"use `--rampup-batch-size {near[0]} {near[1]} {samples}`, or smaller "
             "micro-batches",
         )
@@ -215,7 +216,7 @@ def _accumulation_steps(loaded: LoadedConfig, data_parallel_size: int) -> Proble
         yield ConfigError(
             f"{loaded.shown('global_batch_size')} is not {loaded.shown('micro_batch_size')} times "
             f"`gradient_accumulation_steps: {steps}` of {loaded.shown('deepspeed_config')} times "
-            f"{data_parallel_size} processes, which is {product}",
+            f"{counted(data_parallel_size, 'process', 'processes')}, which is {product}",
             why="every process runs the same number of micro-batches in a step",
             hint=f"use `--global-batch-size {product}`, or leave `gradient_accumulation_steps` "
             "out of the file: it follows from the other sizes",

@@ -262,10 +262,13 @@ def _pointed(pointer: Path) -> str:
         why = error.strerror or str(error)
         raise CheckpointError(f"cannot read `{pointer}`", why=why) from error
     if not name or name in {".", ".."} or Path(name).name != name or "\0" in name:
+        inside = checkpoints_at(pointer.parent)
         raise CheckpointError(
             f"`{pointer}` is damaged",
-            why=f"it has `{name[:80]}` instead of the name of a directory beside it",
-            hint="name a checkpoint in the directory",
+            why=(f"it has `{name[:80]}`" if name else "it is empty")
+            + " instead of the name of a directory beside it",
+            hint="name a checkpoint in the directory"
+            + (f", such as `{inside[-1]}`" if inside else ""),
         )
     return name
 

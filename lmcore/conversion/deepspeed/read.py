@@ -23,7 +23,7 @@ from lmcore.conversion.deepspeed.missing_files import (
     weight_files,
 )
 from lmcore.conversion.deepspeed.names import legacy_names
-from lmcore.conversion.deepspeed.precision import saved_precision
+from lmcore.conversion.deepspeed.precision import recorded_precision, saved_precision
 from lmcore.conversion.deepspeed.rank_tensors import RankTensors, open_ranks, universal_tensors
 from lmcore.conversion.foreign_pickle import load_tensors
 from lmcore.conversion.huggingface.config import CONFIG_NAME
@@ -35,6 +35,7 @@ from lmcore.conversion.megatron.moments import other_optimizer
 from lmcore.conversion.megatron.names import TIED, UNUSED, parameter_of
 from lmcore.conversion.megatron.packing import Packing, require_order
 from lmcore.conversion.megatron.records import load_content, values_of
+from lmcore.conversion.megatron.saved_run import saved_layout
 from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
 from lmcore.conversion.problems import require_no_problems
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
@@ -114,6 +115,8 @@ class MegatronDeepSpeedState(ModelState):
         self._names = [self._named(rank, swiglu=swiglu) for rank in self._ranks]
         model = read_model(args, self.checkpoint, self._rows(files, args))
         self.settings = saved_precision(content) | dict(model.settings)
+        self.precision = recorded_precision(content, args)
+        self.layout = saved_layout(args, data=content.get("dp_world_size"))
         self.tokenizer, self.tokenizer_type = model.tokenizer, model.tokenizer_type
         self.shape = model.shape
         self.notes = [
@@ -207,9 +210,9 @@ class MegatronDeepSpeedState(ModelState):
         padded, rows = saved.get("padded_vocab_size"), self.shape.padded_vocab_size
         if files.universal is None or type(padded) is not int or padded <= rows:
             return []
-        missing = counted(padded - rows, "row")
+        missing, are = counted(padded - rows, "row"), "is" if padded - rows == 1 else "are"
         note = (
-            f"{missing} of padding of the vocabulary are missing, as a universal checkpoint has "
+            f"{missing} of padding of the vocabulary {are} missing, as a universal checkpoint has "
             f"none: losses differ, since the softmax included all {padded} rows"
         )
         return [note]
@@ -331,6 +334,9 @@ class TransformersDeepSpeedState(HuggingFaceState):
         super().__init__(described, weights=rank)
         self.path = path
         self.settings = saved_precision(content)
+        self.precision = recorded_precision(content)
+        sizes = {"tensor": "mp_world_size", "data": "dp_world_size"}
+        self.layout = saved_layout({}, **{axis: content.get(name) for axis, name in sizes.items()})
         self.notes = [
             *self.notes,
             *universal_notes(files),

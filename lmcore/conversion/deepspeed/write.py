@@ -44,7 +44,7 @@ from lmcore.conversion.megatron.run_arguments import (
 )
 from lmcore.conversion.megatron.schedule import schedule_content
 from lmcore.conversion.megatron.write import nested
-from lmcore.conversion.state import ADAM, WEIGHT
+from lmcore.conversion.state import ADAM, WEIGHT, recorded_samples
 from lmcore.durable import write_atomically
 from lmcore.errors import CheckpointArgumentError, CheckpointError, counted
 from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
@@ -192,7 +192,7 @@ class _Writer:
         samples = progress.consumed_samples if progress else 0
         schedule = schedule_content(progress).get("opt_param_scheduler")
         iteration = progress.iteration if progress else 0
-        tokens = samples * shape.max_position_embeddings
+        tokens = samples * _sample_length(self._state)
         args = vars(run_arguments(self._state, shape, tokenizer, self._layout, self._dtype)) | {
             "normalization": shape.normalization.lower(),
             "num_key_value_heads": shape.num_query_groups,
@@ -289,6 +289,26 @@ def _check(shape: ModelShape, layout: Layout, style: str) -> None:
     layout.check(shape)
 
 
+def _sample_length(state: ModelState) -> int:
+    """Return the number of tokens of a training sample; the model's positions if not recorded."""
+    length = state.settings.get("seq_length")
+    return length if isinstance(length, int) else state.shape.max_position_embeddings
+
+
+def _token_notes(state: ModelState) -> list[str]:
+    """Return a note if the number of tokens that the run consumed is not known for sure."""
+    if state.progress is None or not state.progress.iteration:
+        return []
+    what, length = "the number of consumed tokens is not known", _sample_length(state)
+    if recorded_samples(state) is None:
+        where = "where it counts them (`--train-tokens`, `--lr-decay-tokens`)"
+        return [f"{what}: 0 is written, from which Megatron-DeepSpeed counts on {where}"]
+    if "seq_length" in state.settings:
+        return []
+    why = "as the checkpoint does not record `--seq-length`"
+    return [f"{what}, {why}: it is written for samples of {length:,} tokens, the model's positions"]
+
+
 def _notes(state: ModelState, layout: Layout, style: str) -> list[str]:
     notes = activation_notes(state.shape, program="Megatron-DeepSpeed")
     notes += vocabulary_notes(state, layout.tensor, program="Megatron-DeepSpeed")
@@ -306,6 +326,7 @@ def _notes(state: ModelState, layout: Layout, style: str) -> list[str]:
             f"the universal checkpoint has no padding of the vocabulary ({left_out}), as "
             "DeepSpeed's own: Megatron-DeepSpeed pads it with 0"
         )
+    notes += _token_notes(state)
     pipeline = "" if style == "pipeline" else " --no-pipeline-parallel"
     if optimizer:
         notes.append(

@@ -26,7 +26,7 @@ from lmcore.conversion.megatron.loss_scale import deepspeed_loss_scale
 from lmcore.conversion.megatron.moments import group_values, step_of
 from lmcore.conversion.megatron.records import load_content, values_of
 from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointError, counted
 
 __all__ = [
     "ADAM_HINT",
@@ -247,7 +247,9 @@ class Partitions:
     def _require_groups(self, shapes: Shapes) -> None:
         found = len(self._vectors[WEIGHT][0])
         if found != len(shapes):
-            raise self._damaged(f"it has {found} groups of parameters instead of {len(shapes)}")
+            raise self._damaged(
+                f"it has {counted(found, 'group')} of parameters instead of {len(shapes)}"
+            )
 
     def _damaged(self, why: str, rank: int = 0) -> CheckpointError:
         return CheckpointError(f"`{self._paths[rank]}` does not fit the model", why=why, hint=_HINT)

@@ -22,6 +22,7 @@ from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.recipes import recipes_of
 from lmcore.conversion.huggingface.safetensors_writer import SafetensorsWriter, shards
 from lmcore.conversion.huggingface.tokenizer_files import write_tokenizer
+from lmcore.errors import counted
 from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
 from lmcore.threads import read_ahead
 
@@ -105,11 +106,9 @@ def write_huggingface(
     if rows != state.shape.padded_vocab_size:
         left = state.shape.padded_vocab_size - rows
         notes.append(
-            f"{left} rows that pad the vocabulary are left out: the softmax of transformers has "
-            f"{rows} tokens"
-            if left != 1
-            else "1 row that pads the vocabulary is left out: the softmax of transformers has "
-            f"{rows} tokens"
+            f"{counted(left, 'row that pads', 'rows that pad')} the vocabulary "
+            f"{'is' if left == 1 else 'are'} left out: the softmax of transformers has "
+            f"{counted(rows, 'token')}"
         )
     return notes
 

@@ -253,7 +253,7 @@ def is_distributed(path: Path) -> bool:
 
 
 def incomplete_distributed(path: Path) -> CheckpointError | None:
-    """Return the error for a distributed checkpoint that lacks a file, or is not `torch_dist`.
+    """Return the error for a distributed checkpoint that is incomplete, or not `torch_dist`.
 
     Args:
         path: Directory that Megatron saved to, or one checkpoint in it.
@@ -268,6 +268,14 @@ def incomplete_distributed(path: Path) -> CheckpointError | None:
                 f"`{checkpoint}` has a format that is not read",
                 why=f"`{FORMAT_NAME}` names the backend `{backend}` of Megatron",
                 hint=f"save it by Megatron with `--ckpt-format {_TORCH_DIST}`",
+            )
+        if not missing and backend is None:
+            empty = (checkpoint / FORMAT_NAME).stat().st_size == 0
+            return CheckpointError(
+                f"`{checkpoint / FORMAT_NAME}` is damaged",
+                why=f"it is {'empty' if empty else 'something else'} instead of JSON with "
+                "`sharded_backend`, which names the format of the other files",
+                hint="copy the file again",
             )
         if len(missing) == 1:
             return CheckpointError(
@@ -307,10 +315,17 @@ def _tracked(tracker: Path) -> str:
     if not content.isascii() or not content.isdigit():
         raise CheckpointError(
             f"`{tracker}` is damaged",
-            why=f"it has `{content[:80]}` instead of an iteration or `release`",
-            hint="name a checkpoint in the directory",
+            why=(f"it has `{content[:80]}`" if content else "it is empty")
+            + " instead of an iteration or `release`",
+            hint=_name_one(tracker.parent),
         )
     return f"iter_{int(content):07d}"
+
+
+def _name_one(directory: Path) -> str:
+    """Return the hint to name a checkpoint, with the last one in *directory* if there is any."""
+    found = checkpoints_at(directory)
+    return "name a checkpoint in the directory" + (f", such as `{max(found)}`" if found else "")
 
 
 def _entries(path: Path) -> list[Path]:

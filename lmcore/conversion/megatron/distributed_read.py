@@ -29,6 +29,7 @@ from lmcore.conversion.megatron.names import UNUSED, parameter_of
 from lmcore.conversion.megatron.optimizer import require_rounded
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.records import load_content, values_of
+from lmcore.conversion.megatron.saved_run import saved_layout, saved_precision
 from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
 from lmcore.conversion.megatron.stored_tensors import StoredTensors
 from lmcore.conversion.problems import require_no_problems
@@ -106,6 +107,7 @@ class DistributedState(ModelState):
             raise CheckpointError(f"`{checkpoint}` has no token embedding")
         model = read_model(args, checkpoint, self._entries[embedding.name].shape[0])
         self.settings = model.settings
+        self.precision, self.layout = saved_precision(args), saved_layout(args)
         self.tokenizer, self.tokenizer_type = model.tokenizer, model.tokenizer_type
         self.shape, self.vocab_size = model.shape, model.vocab_size
         self._packing = Packing(self.shape, 1)

@@ -32,6 +32,7 @@ from lmcore.conversion.megatron.moments import (
 )
 from lmcore.conversion.megatron.rank_file import RankFile
 from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError, Progress
+from lmcore.errors import counted
 
 __all__ = [
     "group_contents",
@@ -114,8 +115,10 @@ class _Reader:
             places = expected.pop(keys[number], [])
             numbers = group["params"]
             if not isinstance(numbers, list) or len(numbers) != len(places):
-                found = len(numbers) if isinstance(numbers, list) else "no list of"
-                raise self._unfit(f"a group has {found} parameters, the model {len(places)}")
+                found = (
+                    counted(len(numbers), "parameter") if isinstance(numbers, list) else "no list"
+                )
+                raise self._unfit(f"a group has {found}, the model {len(places)}")
             mains = self._mains(number, places)
             for place, key in zip(places, numbers, strict=True):
                 held = self._state.get(key) if isinstance(key, int) else None
@@ -173,7 +176,7 @@ class _Reader:
             return found
         saved = self._main[group] if isinstance(self._main, list) else None
         if not isinstance(saved, list) or len(saved) != len(half):
-            raise self._unfit(f"it lacks float32 parameters for {len(half)} weights")
+            raise self._unfit(f"it lacks float32 parameters for {counted(len(half), 'weight')}")
         return found | dict(zip(half, saved, strict=True))
 
     def _check(self, place: int, kind: str, tensor: object) -> None:

@@ -24,10 +24,11 @@ from lmcore.conversion.megatron.names import TIED
 from lmcore.conversion.megatron.optimizer import read_moments, require_rounded
 from lmcore.conversion.megatron.packing import Packing, require_order
 from lmcore.conversion.megatron.rank_file import Part, RankFile
+from lmcore.conversion.megatron.saved_run import saved_layout, saved_precision
 from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
 from lmcore.conversion.problems import require_no_problems
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointError, counted
 from lmcore.model.parameters import parameter_shapes
 
 __all__ = ["MegatronState"]
@@ -83,6 +84,9 @@ class MegatronState(ModelState):
         self._number_layers()
         model = read_model(args, checkpoint, self._rows())
         self.settings = model.settings
+        self.precision = saved_precision(args)
+        sizes = {"tensor": files.tensor_size, "pipeline": files.pipeline_size}
+        self.layout = saved_layout(args, **sizes)
         self.tokenizer, self.tokenizer_type = model.tokenizer, model.tokenizer_type
         self.shape, self.vocab_size, self.notes = model.shape, model.vocab_size, model.notes
         version = self._files[0][0].version
@@ -142,8 +146,8 @@ class MegatronState(ModelState):
                     if len(rank.parts) != len(self._files[0][0].parts):
                         raise CheckpointError(
                             f"`{rank.path}` is not of this checkpoint",
-                            why=f"it has {len(rank.parts)} parts of the model, others have "
-                            f"{len(self._files[0][0].parts)}",
+                            why=f"it has {counted(len(rank.parts), 'part')} of the model, others "
+                            f"have {len(self._files[0][0].parts)}",
                         )
                     rank.parts[part].first_layer = first
                 first += ranks[0].parts[part].layers
@@ -183,7 +187,7 @@ class MegatronState(ModelState):
                     problems.append(f"{foreign} has dtype {tensor.dtype}")
         for name, parts in found.items():
             if len(parts) != self._packing.ranks:
-                count = "is missing" if not parts else f"is there {len(parts)} times"
+                count = "is missing" if not parts else f"is there {counted(len(parts), 'time')}"
                 problems.append(f"`{name}` {count}")
         require_no_problems(self.checkpoint, problems)
         return found

@@ -98,7 +98,11 @@ def load_content(path: Path, *, compare: bool = True) -> Mapping[str, Any]:
     allowed.append((_member, "builtins.getattr"))
     content = load_tensors(path, allowed=allowed, compare=compare)
     if not isinstance(content, dict):
-        raise CheckpointError(f"`{path}` is damaged", why="it is no mapping")
+        raise CheckpointError(
+            f"`{path}` is damaged",
+            why=f"it has `{type(content).__name__}` instead of a mapping of names to values",
+            hint="copy the file again from the checkpoint",
+        )
     return content
 
 

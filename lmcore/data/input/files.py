@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from lmcore.data.input.compression import BOM, STDIN, open_text
-from lmcore.errors import ConfigError, DataError, suggestion
+from lmcore.errors import ConfigError, DataError, counted, suggestion
 
 __all__ = [
     "FORMATS",
@@ -173,7 +173,9 @@ def _files_below(directory: str, chosen: Format | None) -> list[str]:
     if len(files) < len(everything):
         passed = next(path for path in everything if path not in set(files))
         left = len(everything) - len(files)
-        _log.warning("`%s`: skipped %d files of other formats (`%s`)", directory, left, passed)
+        _log.warning(
+            "`%s`: skipped %s of other formats (`%s`)", directory, counted(left, "file"), passed
+        )
     return files
 
 
@@ -240,7 +242,8 @@ def _nothing_below(directory: str, everything: Sequence[str], chosen: Format | N
         return DataError(what, why="the directory is empty", hint="check the path")
     return DataError(
         what,
-        why=f"it contains {len(everything)} files such as `{everything[0]}`; known: {endings}",
+        why=f"it contains {counted(len(everything), 'file')} such as `{everything[0]}`; "
+        f"known: {endings}",
         hint="give their format with `--input-format`, or a pattern",
     )
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lmcore.accelerator.generation_kernels import ConstantProjection
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, counted
 from lmcore.generation.weights.quantization import GROUP, expanded_projection, quantize
 from lmcore.model.layers import Embedding, Linear
 from lmcore.model.transformer import Attention, FeedForward
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _BITS = {"int8": 8, "int4": 4}
+_HEAD = "head"
 _HEAD_BITS = 8
 """Fewest bits of the head: it decides between tokens, and 4 bits cost the most there."""
 
@@ -82,7 +83,7 @@ def fix_weights(
             _cast_table(module, dtype)
     if model.part.head:
         _fix_head(model, fixed)
-    fixed.report()
+    fixed.report(policy.name, runtime.rank.world_size)
     _shorten_lookups(model)
     return policy.context if dtype is None else nullcontext
 
@@ -121,7 +122,7 @@ class _Fixed:
         dtype: Dtype that the factors of products are cast to; None: they are not cast.
         rows: Usual number of rows.
         quantization: Kind of integers; None: weights are not quantized.
-        quantized_bytes: Bytes of each quantized weight.
+        quantized: Bits and bytes of each quantized weight, by its name.
         expanded: Number of quantized weights that the device has no products for.
         kept: Names of weights that are not quantized.
     """
@@ -130,7 +131,7 @@ class _Fixed:
     dtype: torch.dtype | None
     rows: int
     quantization: str | None
-    quantized_bytes: list[int] = field(default_factory=list)
+    quantized: dict[str, tuple[int, int]] = field(default_factory=dict)
     expanded: int = 0
     kept: list[str] = field(default_factory=list)
 
@@ -160,11 +161,12 @@ class _Fixed:
         if self.quantization is None:
             return self._offered(weight.to(compute), bias, output, activation)
         bits = _BITS[self.quantization]
-        quantized = quantize(weight, max(bits, _HEAD_BITS) if name == "head" else bits, compute)
+        bits = max(bits, _HEAD_BITS) if name == _HEAD else bits
+        quantized = quantize(weight, bits, compute)
         if quantized is None:
             self.kept.append(name)
             return self._offered(weight.to(compute), bias, output, activation)
-        self.quantized_bytes.append(quantized.num_bytes)
+        self.quantized[name] = bits, quantized.num_bytes
         made = self._offered(quantized, bias, output, activation)
         if made is None:
             self.expanded += 1
@@ -189,22 +191,36 @@ class _Fixed:
                 return _Made(project, included)
         return None
 
-    def report(self) -> None:
-        """Log what was quantized, and what was not."""
+    def report(self, precision: str, processes: int) -> None:
+        """Log what was quantized, and what was not.
+
+        Args:
+            precision: Name of the policy in which the products are computed.
+            processes: Number of processes that the model is divided over.
+        """
         if self.quantization is None:
             return
-        count, size = len(self.quantized_bytes), sum(self.quantized_bytes) / 1e6
-        logger.info("quantized %d matrices to %s: %.1f MB", count, self.quantization, size)
+        words = []
+        for bits in sorted({bits for bits, _ in self.quantized.values()}):
+            names = [name for name, (width, _) in self.quantized.items() if width == bits]
+            what = "the head" if names == [_HEAD] else counted(len(names), "matrix", "matrices")
+            words.append(f"{what} to int{bits}")
+        size = sum(size for _, size in self.quantized.values()) / 1e6
+        where = f" in this process, one of {processes}" if processes > 1 else ""
+        logger.info(
+            "quantized %s: %.1f MB%s; products are computed in %s",
+            *(" and ".join(words) or "nothing", size, where, precision),
+        )
         if self.kept:
             logger.warning(
-                "%d matrices are not quantized, because their inputs are no multiple of %d: %s",
-                *(len(self.kept), GROUP, ", ".join(self.kept[:4])),
+                "not quantized, because the number of inputs is no multiple of %d: %s, %s",
+                *(GROUP, counted(len(self.kept), "matrix", "matrices"), ", ".join(self.kept[:4])),
             )
         if self.expanded:
             logger.warning(
-                "device `%s` has no kernel for %d of the %s weights in this dtype and size: "
-                "they are expanded for each product, which saves memory but takes longer",
-                *(self.device.type, self.expanded, self.quantization),
+                "device `%s` has no kernel for %d of the %d quantized weights in this dtype and "
+                "size: they are expanded for each product, which saves memory but takes longer",
+                *(self.device.type, self.expanded, len(self.quantized)),
             )
 
 
@@ -264,7 +280,7 @@ def _replace(module: Linear, fixed: _Fixed, made: _Made | None) -> None:
 
 def _fix_head(model: CausalLM, fixed: _Fixed) -> None:
     """Fix the product with the head's weight, which may be the table of the token embedding."""
-    made = fixed.projection("head", model.head_weight, None)
+    made = fixed.projection(_HEAD, model.head_weight, None)
     owners = [
         module
         for module in model.modules()

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lmcore.bounded_file import open_regular
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, counted
 
 __all__ = ["expand_nodelist", "tasks_on_node", "translate"]
 
@@ -128,8 +128,9 @@ def _ranks_among(size: str, env: Mapping[str, str]) -> dict[str, str]:
         if not ranks:
             continue
         if ranks["WORLD_SIZE"] != size:
+            started = counted(int(ranks["WORLD_SIZE"]), "process", "processes")
             raise ConfigError(
-                f"`WORLD_SIZE={size}`: a launcher started {stated} processes",
+                f"`WORLD_SIZE={size}`: a launcher started {started}",
                 why=f"`{dialect.world_size[0]}` says so",
                 hint="leave `WORLD_SIZE` to the launcher",
             )

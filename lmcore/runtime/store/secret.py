@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lmcore.bounded_file import read_bounded_file
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, counted
 
 __all__ = ["SECRET", "SECRET_FILE", "local_run_env", "new_secret", "run_secret"]
 
@@ -61,7 +61,7 @@ def run_secret(env: Mapping[str, str]) -> bytes:
         source, content = f"`{path}`", _read(path, make=not env.get(SECRET_FILE))
     if len(content) < _LEAST_BYTES:
         raise ConfigError(
-            f"the secret in {source} has {len(content)} bytes",
+            f"the secret in {source} has {counted(len(content), 'byte')}",
             why=f"the processes of a run recognize each other by it; {_LEAST_BYTES} bytes at least",
             hint=f"make one with `openssl rand -hex 32`, or leave `{SECRET}` unset",
         )

@@ -76,9 +76,9 @@ def announcement(
     yield f"schedule  {_schedule(plan, schedule)}"
     yield f"writing   {directory}{os.sep}"
     saving = plan.config.checkpoint
-    times = [f"every {saving.save_interval} steps"] if saving.save_interval else []
+    times = [_every(str(saving.save_interval), "step")] if saving.save_interval else []
     if saving.save_interval_mins:
-        times.append(f"every {saving.save_interval_mins:g} minutes")
+        times.append(_every(f"{saving.save_interval_mins:g}", "minute"))
     kept = ""
     if saving.save_interval_mins and saving.keep_last is None:
         weights = in_units(plan.parameter_count * getattr(torch, runtime.precision.keep).itemsize)
@@ -86,6 +86,10 @@ def announcement(
         which = "those by steps and the newest two" if saving.save_interval else "two"
         kept = f"; {which} are kept, each {weights}{state}"
     yield f"saving    {', '.join(times)}{' and ' if times else 'only '}at the end{kept}"
+
+
+def _every(number: str, unit: str) -> str:
+    return f"every {unit}" if number == "1" else f"every {number} {unit}s"
 
 
 def header_lines(line: str, width: int) -> str:

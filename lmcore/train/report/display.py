@@ -65,6 +65,9 @@ class Display(Protocol):
     def step(self, row: StepRecord, progress: Progress) -> None:
         """Show a step; see `StepRecord` and `Progress`."""
 
+    def last_step(self, row: StepRecord, progress: Progress) -> None:
+        """Show once more the last step of a run that ended between two training lines."""
+
     def validation(self, step: int, loss: float, perplexity: float) -> None:
         """Show a validation."""
 
@@ -125,6 +128,10 @@ class PlainDisplay:
         """Print a training line when one is due."""
         if progress.ends_line:
             self.say(training_line(row, progress))
+
+    def last_step(self, row: StepRecord, progress: Progress) -> None:
+        """Print a training line."""
+        self.say(training_line(row, progress))
 
     def validation(self, step: int, loss: float, perplexity: float) -> None:
         """Print a validation line."""

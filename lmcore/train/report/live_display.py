@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lmcore.errors import printable
+from lmcore.errors import counted, printable
 from lmcore.train.report.display import duration
 
 if TYPE_CHECKING:
@@ -93,6 +93,9 @@ class LiveDisplay:
             self._drawn = time.monotonic()
             self._live.refresh()
 
+    def last_step(self, row: StepRecord, progress: Progress) -> None:
+        """Do nothing: the last view remains, and has this step."""
+
     def validation(self, step: int, loss: float, perplexity: float) -> None:
         """Show a validation."""
         self.validations.append((step, loss, perplexity))
@@ -166,6 +169,7 @@ class LiveDisplay:
         rate = f"learning rate {row.learning_rate:.2e}, {norm}"
         body.add_row("", "", Text(rate, style="dim"))
         if row.skipped_iterations:
-            scale = f"loss scale {row.loss_scale:g}, {row.skipped_iterations} steps skipped so far"
+            skipped = counted(row.skipped_iterations, "step")
+            scale = f"loss scale {row.loss_scale:g}, {skipped} skipped so far"
             body.add_row("", "", Text(scale, style="dim"))
         return Group(head, body)

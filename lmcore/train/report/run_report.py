@@ -271,6 +271,9 @@ class RunReport:
         save_tokenizer(datasets.tokenizer, directory.tokenizer, replace=replace)
 
     def _announce(self, datasets: RunDatasets, checkpoint: Path | None, state: TrainState) -> None:
+        """Show what the run is; nothing of a finished one, which trains and writes nothing."""
+        if self._finished is not None:
+            return
         plan, runtime = self.plan, self.runtime
         note = note_without_effect(
             plan, layout=plan.layout, loss_scaling=runtime.precision.loss_scaling
@@ -292,7 +295,7 @@ class RunReport:
         ):
             width = self.display.width
             self.display.say(line if width is None else header_lines(line, width))
-        if state.iteration >= plan.train_iters and self.is_main_rank and self._finished is None:
+        if state.iteration >= plan.train_iters and self.is_main_rank:
             logger.warning(
                 "nothing is left to train: the checkpoint is of step %d, the run ends at step %d",
                 state.iteration,
@@ -352,6 +355,13 @@ class RunReport:
         self.display.step(record, self._speed.progress(record))
         if validation is not None:
             self.display.validation(record.step, validation.loss, validation.perplexity)
+
+    def end_steps(self) -> None:
+        """Show a training line of the steps since the last one, if the run ended between two."""
+        if self.record is not None:
+            progress = self._speed.last_progress(self.record)
+            if progress is not None:
+                self.display.last_step(self.record, progress)
 
     def _keep_directory(self) -> None:
         """Create the run directory again, with its files, if it was removed or renamed.

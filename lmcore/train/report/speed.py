@@ -56,8 +56,18 @@ class Speed:
 
     def progress(self, record: StepRecord) -> Progress:
         """Return the progress of the run after a step, and means since the last training line."""
+        self._since_line.append(record)
+        return self._progress(record, ends_line=self._schedule.due(record.step).log)
+
+    def last_progress(self, record: StepRecord) -> Progress | None:
+        """Return the progress after the last step of a session; None if its line was due itself.
+
+        A run that ends early may end between two training lines, or before its first.
+        """
+        return self._progress(record, ends_line=True) if self._since_line else None
+
+    def _progress(self, record: StepRecord, *, ends_line: bool) -> Progress:
         plan, records = self.plan, self._since_line
-        records.append(record)
         seconds = sum(each.step_time_ms for each in records) / 1e3
         samples = sum(each.global_batch_size for each in records)
         losses = [each.loss for each in records if each.loss is not None and not each.skipped]
@@ -73,7 +83,7 @@ class Speed:
             mean_step_ms=seconds / len(records) * 1e3,
             mean_tokens_per_second=samples * plan.config.model.seq_length / seconds,
             mean_mfu=self.mfu(samples, seconds),
-            ends_line=self._schedule.due(record.step).log,
+            ends_line=ends_line,
         )
         if progress.ends_line:
             records.clear()

@@ -16,7 +16,7 @@ from lmcore.checkpoint import WritePlanner, load_checkpoint
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.conversion.native import WITHOUT_OPTIMIZER
 from lmcore.conversion.state import LEFT_OUT
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointArgumentError
 from lmcore.log import ALL_RANKS
 from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
 from lmcore.parallel.random_states import (
@@ -238,7 +238,7 @@ def _check_presence(
         name for name in tensors if name.startswith("optimizer.") and name not in manifest.tensors
     ]
     if lacking and any(name.startswith("optimizer.") for name in manifest.tensors):
-        raise CheckpointError(
+        raise CheckpointArgumentError(
             "the optimizer's state in the checkpoint has other tensors than this run's",
             why=f"it lacks `{lacking[0]}`: settings of the optimizer differ",
             hint="give the first run's, or add `--no-load-optim` to continue with a new optimizer",
@@ -246,14 +246,14 @@ def _check_presence(
     if lacking:
         raise _without_optimizer(manifest)
     if any(name not in manifest.tensors for name in states):
-        raise CheckpointError(
+        raise CheckpointArgumentError(
             "the checkpoint has no random states for this device",
             why="it was saved with `--no-save-rng`, on another device, or left out by an edit",
             hint="add `--no-load-rng` to continue with new ones",
         )
 
 
-def _without_optimizer(manifest: Manifest) -> CheckpointError:
+def _without_optimizer(manifest: Manifest) -> CheckpointArgumentError:
     """Return the error for a checkpoint without the state of an optimizer; it names the cause."""
     hint = "add `--no-load-optim` to continue with a new optimizer"
     converted = part_of(manifest.meta, "converted_from")
@@ -268,4 +268,4 @@ def _without_optimizer(manifest: Manifest) -> CheckpointError:
     else:
         why = "it was saved with `--no-save-optim`, or left out by `lmcore checkpoint edit` or "
         why += "`convert`"
-    return CheckpointError("the checkpoint has no optimizer state", why=why, hint=hint)
+    return CheckpointArgumentError("the checkpoint has no optimizer state", why=why, hint=hint)

@@ -289,6 +289,8 @@ def check_learning_rate(
 ) -> None:
     """Refuse a run whose remaining steps all have learning rate 0; warn of a part of them.
 
+    A run of one step, which tries whether training works, is not refused.
+
     Args:
         plan: The run.
         schedule: Learning-rate schedule in force.
@@ -304,6 +306,12 @@ def check_learning_rate(
     # After warm-up the rate never rises: the first step with rate 0 divides the rest.
     after = steps[bisect.bisect_right(steps, schedule.warmup_samples) :]
     count = len(after) - bisect.bisect_left(after, 1, key=lambda samples: schedule(samples) == 0)
+    if count == len(steps) == 1 and not iteration:
+        logger.warning(
+            "the only step of the run has learning rate 0, at which no weight changes: the decay "
+            "to 0 ends with it; `--min-lr` or `--lr-decay-style constant` keeps the rate above 0",
+            extra=ALL_RANKS,
+        )
     if count <= 1:  # the last step of a decay to 0
         return
     ended = f"the decay ends after {schedule.decay_samples:,} samples, at rate 0"

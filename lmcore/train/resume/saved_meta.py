@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.file.paths import absolute_paths
 from lmcore.config.section.data import BLEND_RULES, OLDER_RULES, SPLIT_RULES
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointArgumentError, CheckpointError
 from lmcore.optim.schedule import LearningRateSchedule
 
 if TYPE_CHECKING:
@@ -52,14 +52,14 @@ def check_saved_run(checkpoint: Path, manifest: Manifest, *, own_schedule: bool 
         origin = f"it was converted from {converted.get('format')}, and `{converted.get('name')}`"
     if converted and "counters" not in manifest.meta:
         run = shlex.quote(str(checkpoint.parent.parent))
-        raise CheckpointError(
+        raise CheckpointArgumentError(
             f"no run can continue from checkpoint `{checkpoint}`",
             why=f"{origin} has weights alone, without step and optimizer",
             hint=f"`lmcore train --load {run} --use-checkpoint-args --finetune` starts a run with "
             "them",
         )
     if not has_schedule and all(name.startswith("schedule.") for name in wrong):
-        raise CheckpointError(
+        raise CheckpointArgumentError(
             f"checkpoint `{checkpoint}` has no learning-rate schedule to continue",
             why=f"{origin} had none that is read",
             hint="`--override-opt-param-scheduler`, instead of `--schedule`, continues with the "

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.config.file.saved_settings import SavedSettings
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointArgumentError
 from lmcore.train.resume.saved_meta import part_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def read_saved_settings(path: Path, step: str | None) -> SavedSettings:
     checkpoint, manifest = survey(path).newest()
     config, sources = (part_of(manifest.meta, "config", name) for name in ("config", "sources"))
     if not config:
-        raise CheckpointError(
+        raise CheckpointArgumentError(
             f"checkpoint `{checkpoint}` does not record the settings of its run",
             why="its manifest has no `meta.config`",
             hint="give the settings as flags or in a file, and the checkpoint by `--load`",

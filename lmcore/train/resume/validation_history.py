@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from lmcore.errors import counted
 from lmcore.train.resume.saved_meta import part_of, setting_pair
 
 if TYPE_CHECKING:
@@ -105,10 +106,8 @@ class ValidationHistory:
         if training.early_stop_delta:
             below -= training.early_stop_delta
             flags += f" --early-stop-delta {training.early_stop_delta:g}"
-        return (
-            f"{STOPPED_EARLY}: {self.without_improvement} validations without a loss below "
-            f"{below:.4f} ({flags})"
-        )
+        validations = counted(self.without_improvement, "validation")
+        return f"{STOPPED_EARLY}: {validations} without a loss below {below:.4f} ({flags})"
 
     def to_dict(self) -> Mapping[str, Any]:
         """Return the fields, for a checkpoint's `meta`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,33 @@ def test_a_file_of_a_run_that_is_cut_off(run: Path) -> None:
     )
     path.write_text(plain)
     assert load_config(["--continue", "runs/a"]).config.checkpoint.load == "runs/a"
+
+
+@pytest.mark.parametrize(
+    "change, what, why",
+    [
+        (lambda text: "Hello world\n" + text, ":1: not YAML", "`Hello world` is before the first"),
+        (lambda text: text.replace("\nmodel:", "\n model:"), "not YAML", "`model:`, is indented"),
+        (lambda _text: "hello\n", "does not hold sections", "it begins with `hello`"),
+        (lambda _text: "", "is empty or cut off", "it is empty"),
+        (lambda _text: "# only\n", "is empty or cut off", "lmcore begins it with `# Settings of"),
+        (lambda text: text[text.index("\ntraining:") :], "cut off", "1 of the 2 settings"),
+    ],
+    ids=["text first", "indented", "text", "empty", "comment", "beginning"],
+)
+def test_a_broken_file_of_a_run(
+    change: Callable[[str], str], what: str, why: str, run: Path
+) -> None:
+    """The error names the line and what is expected; the checkpoint has the settings, too."""
+    argv = ["--num-layers", "2", "--train-iters", "9"]
+    plan = resolve(validate(load_config(argv)), tokenizer=TokenizerIdentity(257))
+    (run / "config.yaml").write_text(change(write_run_file(plan, run)))
+    with pytest.raises(ConfigError) as caught:
+        load_config(["--continue", "runs/a"])
+    text = caught.value.render()
+    assert what in text
+    assert why in text
+    assert text.endswith("hint: remove it: without it the settings come from the checkpoint")
 
 
 def test_the_command_is_quoted() -> None:

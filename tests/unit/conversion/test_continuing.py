@@ -167,6 +167,9 @@ def test_samples_that_are_not_recorded(tmp_path: Path) -> None:
 
     done = convert(megatron(tmp_path / "source", older), tmp_path / "run", "lmcore")
     assert (done.step, done.consumed_samples) == (7, None)
+    uncounted = "the checkpoint does not record how many samples the run consumed: 0 is written"
+    assert f"{uncounted}, and a run that continues begins with its first" in done.notes
+    assert uncounted in convert(tmp_path / "source", tmp_path / "again", "megatron").notes
 
 
 @pytest.mark.parametrize(
@@ -190,7 +193,7 @@ def test_the_run_continues_with_the_flags(
     command = ["train", "--continue", run, "--micro-batch-size", "4", "--exit-interval", "8"]
     command += ["--device", "cpu", "--sample-tokens", "0", "--eval-iters", "0"]
     command += ["--corpus", "shakespeare"]
-    assert main(command) == 1
+    assert main(command) == 2
     said = capsys.readouterr().err
     assert f"has no {what}" in said
     assert "it was converted from Megatron-LM" in said

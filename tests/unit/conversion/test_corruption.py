@@ -6,13 +6,16 @@ These formats have no checksums, so that a changed value of a weight cannot be s
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import re
 import shutil
+import zipfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from damage import TO_A_FILE, time_limit
 from model_states import GPT2, RandomState
 
@@ -76,6 +79,39 @@ def test_a_pipe_instead_of_a_file(name: str, tmp_path: Path) -> None:
     os.mkfifo(largest)
     with time_limit(), pytest.raises(LmcoreError, match=re.escape(str(tmp_path))):
         read_state(tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    "content, why",
+    [
+        (b"hello", "it begins with the text `hello`"),
+        (b"some text\nof two lines\n", "it begins with the text `some text`"),
+        (b"\n", "it begins with the bytes `0a`"),
+        (pickle.dumps({"a": 1}), "it begins with the bytes `80 04 95"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "it is a pointer of Git LFS"),
+    ],
+    ids=["word", "text", "empty line", "pickle", "lfs"],
+)
+def test_another_file_in_the_place_of_tensors(content: bytes, why: str, tmp_path: Path) -> None:
+    """It is named with what it has and what it should have; nothing of it is run."""
+    path = tmp_path / "model_optim_rng.pt"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model_optim_rng\.pt` is not a file of") as caught:
+        load_tensors(path)
+    assert str(caught.value.why).startswith(why)
+    assert caught.value.hint
+
+
+def test_another_archive_in_the_place_of_tensors(tmp_path: Path) -> None:
+    """A zip archive of another program is refused; the older format of torch is none."""
+    path = tmp_path / "model_optim_rng.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.txt", "a")
+    with pytest.raises(CheckpointError, match="is not a file of") as caught:
+        load_tensors(path)
+    assert caught.value.why == "it is a zip archive without `data.pkl`"
+    torch.save([1, 2], path, _use_new_zipfile_serialization=False)
+    assert load_tensors(path) == [1, 2]
 
 
 def test_a_named_pipe_in_the_place_of_a_file(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from lmcore.config.section import CheckpointSection
 from lmcore.conversion import foreign_model, foreign_pickle
 from lmcore.conversion.content import content_of
 from lmcore.conversion.deepspeed.write import write_deepspeed
-from lmcore.conversion.describe import describe
+from lmcore.conversion.describe import describe, describe_isolated
 from lmcore.conversion.detect import format_of
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.megatron.distributed_write import write_distributed
@@ -123,11 +123,11 @@ def test_one_description_of_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """The settings of a run and its starting point are of the same description."""
     path = written("megatron", tmp_path / "in")
     calls = []
-    describe_isolated = foreign_model.describe_isolated
+    original = foreign_model.describe_isolated
 
     def counted(*arguments: object) -> dict[str, object]:
         calls.append(arguments)
-        return describe_isolated(*arguments)  # type: ignore[arg-type]
+        return original(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(foreign_model, "describe_isolated", counted)
     models = ForeignModels()
@@ -139,3 +139,15 @@ def test_one_description_of_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert settings.config["model"]["make_vocab_size_divisible_by"] == rows
     assert len(calls) == 1
     assert models.settings(tmp_path / "absent") is None
+
+
+def test_the_kind_of_an_error(tmp_path: Path) -> None:
+    """A wrong argument and a damaged file keep their exit status behind another process."""
+    with pytest.raises(CheckpointError, match="has no checkpoint of Megatron") as caught:
+        describe_isolated(tmp_path, "megatron")
+    assert caught.value.exit_status == 2
+    path = written("megatron", tmp_path / "in")
+    next(path.rglob("model_optim_rng.pt")).write_text("no weights")
+    with pytest.raises(CheckpointError, match="is not a file of") as caught:
+        describe_isolated(path, "megatron")
+    assert caught.value.exit_status == 1

@@ -65,7 +65,7 @@ WRONG: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
         lambda rt, path, model, optimizer: rt.load(
             path, model=model, optimizer=torch.optim.Adam(parameter_groups(model))
         ),
-        ("has 1 parameter groups, and Adam has 2",),
+        ("has 1 parameter group, and Adam has 2",),
     ),
     "no optimizer": (
         lambda rt, path, model, optimizer: rt.load(path, model=model, epoch=optimizer),

@@ -37,6 +37,8 @@ class Watcher:
     def step(self, row: Any, progress: Any) -> None:
         self.steps.append((row, progress))
 
+    def last_step(self, row: Any, progress: Any) -> None: ...
+
     def validation(self, step: int, loss: float, perplexity: float) -> None:
         self.validations.append((step, loss))
 

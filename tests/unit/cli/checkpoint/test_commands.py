@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from deepspeed_files import Layout as DeepSpeedLayout
+from deepspeed_files import write as write_deepspeed_files
+from megatron_models import GPT, MemoryState
 from model_states import GPT2, RandomState
 
 from lmcore.checkpoint import save_checkpoint
@@ -16,6 +19,7 @@ from lmcore.cli.main import main
 from lmcore.conversion.deepspeed.write import write_deepspeed
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.megatron.distributed_write import write_distributed
+from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.write import write_megatron
 from lmcore.conversion.native import write_lmcore
 from lmcore.conversion.state import ADAM, WEIGHT
@@ -73,6 +77,34 @@ def test_inspect_another_programs_tokenizer(tmp_path: Path, capsys: Capsys) -> N
         assert ("is not part of the checkpoint" in text) is note
         assert main(["checkpoint", "inspect", str(tmp_path / name), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["tokenizer"] == name
+
+
+def test_inspect_another_programs_run(tmp_path: Path, capsys: Capsys) -> None:
+    """Its precision and its layout; a model of Hugging Face has neither."""
+    state = MemoryState(GPT)
+    write_megatron(state, tmp_path / "rank files", None, layout=Layout(2), dtype=torch.bfloat16)
+    write_distributed(state, tmp_path / "distributed", None)
+    write_deepspeed_files(state, tmp_path / "deepspeed", DeepSpeedLayout(2, zero=1, data=4))
+    write_deepspeed_files(
+        state, tmp_path / "float16", DeepSpeedLayout(zero=1, data=2), fp16=True, bf16=False
+    )
+    (tmp_path / "model").mkdir()
+    write_huggingface(state, tmp_path / "model", None)
+    for name, precision, layout in (
+        ("rank files", "bf16", {"tensor": 2, "pipeline": 1, "data": 1}),
+        ("distributed", "fp32", {"tensor": 1, "pipeline": 1, "data": 1}),
+        ("deepspeed", None, {"tensor": 2, "pipeline": 1, "data": 4}),
+        ("float16", "fp16", {"tensor": 1, "pipeline": 1, "data": 2}),
+        ("model", None, {}),
+    ):
+        assert main(["checkpoint", "inspect", str(tmp_path / name)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert (f"  training    precision {precision}" in lines) == (precision is not None)
+        sizes = ", ".join(f"{axis} {size}" for axis, size in layout.items())
+        assert (f"  layout      {sizes}" in lines) == bool(layout)
+        assert main(["checkpoint", "inspect", str(tmp_path / name), "--json"]) == 0
+        record = json.loads(capsys.readouterr().out)
+        assert (record["precision"], record["layout"]) == (precision, layout)
 
 
 def test_names_with_control_characters(tmp_path: Path, capsys: Capsys) -> None:

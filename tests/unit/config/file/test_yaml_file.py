@@ -61,7 +61,7 @@ def test_null(tmp_path: Path, scalar: str) -> None:
         ("a:\n\tb: 1\n", "run.yaml:2: not YAML | the line is indented by a tab"),
         ("<!DOCTYPE html>\n<p>a: b</p>\n", "`run.yaml` is not a file of settings | it begins with"),
         ('{"architectures": ["X"], "model_type": "x"}', "`run.yaml` is not a file of lmcore's"),
-        ("- a\n", "`run.yaml` does not hold sections | the top level is not a mapping"),
+        ("- a\n", "`run.yaml` does not hold sections | it begins with `- a`, and the top"),
         ("a:\n  b: 1\n  b: 2\n", "run.yaml:3: `b` is given twice | first on line 2"),
         ("a:\n  b: {c: 1}\n", "run.yaml:2: `b` takes a value or a list of values | "),
         ("a:\n  b: [[1]]\n", "run.yaml:2: `b` takes a value or a list of values | "),

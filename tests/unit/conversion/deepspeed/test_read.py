@@ -296,6 +296,9 @@ def test_pointers(tmp_path: Path) -> None:
     assert "`latest` names `global_step11`" in refusal(tmp_path)
     (tmp_path / "latest").write_text("../global_step9")
     assert "instead of the name of a directory beside it" in refusal(tmp_path)
+    (tmp_path / "latest").write_text("\n")
+    assert "it is empty instead of the name" in refusal(tmp_path)
+    assert f"such as `{tmp_path / 'global_step9'}`" in refusal(tmp_path)
     assert "has no checkpoint of DeepSpeed" in refusal(tmp_path / "nothing")
     assert not is_deepspeed(tmp_path / "nothing")
 

@@ -114,23 +114,28 @@ def test_settings_of_adam(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "config,expected",
+    "config,precision,expected",
     [
-        ({"bf16": {"enabled": True}, "fp16": {"enabled": False}}, {"precision": "bf16"}),
-        ({"fp16": {"enabled": True, "loss_scale": 0}}, {"precision": "fp16"}),
-        ({"bf16": {"enabled": False}}, {}),
-        ({"bf16": "auto", "fp16": None}, {}),
-        (None, {}),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": False}}, "bf16", {"precision": "bf16"}),
+        ({"fp16": {"enabled": True, "loss_scale": 0}}, "fp16", {"precision": "fp16"}),
+        ({"bf16": {"enabled": False}}, "fp32", {}),
+        ({"train_batch_size": 8}, "fp32", {}),
+        ({"bf16": "auto", "fp16": None}, None, {}),
+        (None, None, {}),
     ],
-    ids=["bf16", "fp16", "off", "others", "none"],
+    ids=["bf16", "fp16", "off", "absent", "others", "none"],
 )
-def test_precision_of_the_run(config: object, expected: dict[str, str], tmp_path: Path) -> None:
+def test_precision_of_the_run(
+    config: object, precision: str | None, expected: dict[str, str], tmp_path: Path
+) -> None:
     """The configuration of DeepSpeed says it; a run that was converted keeps it."""
     write(tmp_path, LLAMA, Layout(zero=1))
     describe(tmp_path, LLAMA)
     (path,) = (tmp_path / "global_step5").glob("mp_rank*")
     edit(path, lambda content: content.update(ds_config=config))
-    assert read_deepspeed(tmp_path).settings == expected
+    found = read_deepspeed(tmp_path)
+    assert (found.settings, found.precision) == (expected, precision)
+    assert found.layout == {"tensor": 1, "data": 1}
     convert(tmp_path, tmp_path / "out", "lmcore")
     # The default length of a sample exceeds the model's positions.
     assert LmcoreState(tmp_path / "out").settings == {"seq_length": 12, **expected}

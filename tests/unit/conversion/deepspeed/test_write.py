@@ -95,6 +95,31 @@ def test_what_zero_3_needs(tmp_path: Path) -> None:
         assert torch.equal(found.read(name), state.read(name)), name
 
 
+@pytest.mark.parametrize(
+    "samples, settings, tokens, note",
+    [
+        (70, {"seq_length": 8}, 560, ""),
+        (70, {}, 840, "for samples of 12 tokens, the model's positions"),
+        (0, {"seq_length": 8}, 0, "tokens is not known: 0 is written"),
+    ],
+    ids=["known", "no length", "no samples"],
+)
+def test_consumed_tokens(
+    samples: int, settings: dict[str, int], tokens: int, note: str, tmp_path: Path
+) -> None:
+    """They are the samples times the length of one; a note says what is not recorded."""
+    state = MemoryState(GPT, progress=Progress(7, samples))
+    state.settings = settings
+    notes = write_deepspeed(state, tmp_path, None)
+    content = torch.load(
+        tmp_path / "global_step7" / "mp_rank_00_model_states.pt", weights_only=False
+    )
+    assert (content["tokens"], content["args"].consumed_train_tokens) == (tokens, tokens)
+    found = [one for one in notes if "consumed tokens" in one]
+    assert len(found) == bool(note)
+    assert all(note in one for one in found)
+
+
 def test_files_of_a_parameter(tmp_path: Path) -> None:
     """Each says how ranks of tensor parallelism divide it, as DeepSpeed's own conversion does."""
     state = MemoryState(LLAMA, optimizer=True, progress=Progress(7, 70, 6), vocab_size=23)

@@ -269,6 +269,23 @@ def test_a_checkpoint_without_one_of_its_files(name: str, tracker: bool, tmp_pat
         assert f"lacks `{name}`" in str(caught.value.why)
 
 
+@pytest.mark.parametrize("content", ["", "some text", "{}"], ids=["empty", "text", "object"])
+def test_damaged_descriptions_are_named(content: str, tmp_path: Path) -> None:
+    """The file that names the format, and the index of the tensors, are damaged, not missing."""
+    write_distributed(MemoryState(GPT, progress=Progress(3, 24)), tmp_path, None)
+    path = tmp_path / "iter_0000003" / "metadata.json"
+    whole = path.read_bytes()
+    path.write_text(content)
+    with pytest.raises(CheckpointError, match=r"metadata\.json` is damaged") as caught:
+        read_state(tmp_path)
+    assert f"it is {'something else' if content else 'empty'} instead" in str(caught.value.why)
+    path.write_bytes(whole)
+    (tmp_path / "iter_0000003" / ".metadata").write_text(content)
+    with pytest.raises(CheckpointError, match=r"\.metadata` is damaged") as caught:
+        read_state(tmp_path)
+    assert f"it is {'another file' if content else 'empty'} instead" in str(caught.value.why)
+
+
 def test_another_backend_is_named(tmp_path: Path) -> None:
     """Megatron's other distributed formats are not read."""
     write_distributed(MemoryState(GPT, progress=Progress(3, 24)), tmp_path, None)

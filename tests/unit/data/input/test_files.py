@@ -85,7 +85,7 @@ def test_directory_is_read_recursively_and_sorted(tmp_path, caplog):
         found = find_inputs([str(tmp_path / "in")])
     ends = [file.path.removeprefix(f"{tmp_path}/in/") for file in found]
     assert ends == ["a.jsonl", "b/1.jsonl", "b/2.jsonl.gz", "link/z.jsonl"]
-    assert "skipped 1 files of other formats" in caplog.text
+    assert "skipped 1 file of other formats" in caplog.text
     assert "LICENSE" in caplog.text
 
 

@@ -195,13 +195,26 @@ def test_what_is_kept(model: GPT, runtime: Runtime, caplog: pytest.LogCaptureFix
     before = {name: one.shape for name, one in model.named_parameters()}
     with caplog.at_level(logging.INFO):
         fix_weights(model, runtime, 1, "int4")
-    assert "quantized 9 matrices to int4" in caplog.text
-    assert ("expanded for each product" in caplog.text) == (runtime.precision.name == "fp32")
-    for name, parameter in model.named_parameters():
-        if "norm" in name or "bias" in name or "token_embedding" in name:
-            assert parameter.shape == before[name]
-        elif "position" not in name:
-            assert parameter.numel() == 0, name
+    name = runtime.precision.name
+    assert "quantized 8 matrices to int4 and the head to int8: " in caplog.text
+    assert f" MB; products are computed in {name}" in caplog.text
+    assert ("9 of the 9 quantized weights" in caplog.text) == (name == "fp32")
+    for parameter_name, parameter in model.named_parameters():
+        if any(kind in parameter_name for kind in ("norm", "bias", "token_embedding")):
+            assert parameter.shape == before[parameter_name]
+        elif "position" not in parameter_name:
+            assert parameter.numel() == 0, parameter_name
+
+
+def test_the_log_of_one_of_several_processes(
+    model: GPT, runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its numbers are its own; with 8 bits the head is as the other matrices."""
+    rank = dataclasses.replace(runtime.rank, world_size=2)
+    with caplog.at_level(logging.INFO):
+        fix_weights(model, dataclasses.replace(runtime, rank=rank), 1, "int8")
+    assert "quantized 9 matrices to int8: " in caplog.text
+    assert " MB in this process, one of 2; products" in caplog.text
 
 
 def test_a_width_without_groups(runtime: Runtime, caplog: pytest.LogCaptureFixture) -> None:
@@ -210,7 +223,7 @@ def test_a_width_without_groups(runtime: Runtime, caplog: pytest.LogCaptureFixtu
     odd = GPT(shape, OpBinding(OpTable(OP_SPECS), "cpu", "float32"), masked=True)
     odd.initialize(7)
     context = fix_weights(odd.eval(), runtime, 1, "int4")
-    assert "2 matrices are not quantized" in caplog.text
+    assert "no multiple of 32: 2 matrices, " in caplog.text
     assert "blocks.0.feed_forward.down" in caplog.text
     assert [len(one.tokens) for one in run(odd, context)] == [8] * 4
 

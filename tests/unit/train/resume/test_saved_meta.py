@@ -132,6 +132,7 @@ def test_a_run_with_a_schedule_of_its_own() -> None:
     with pytest.raises(CheckpointError, match="has no learning-rate schedule") as caught:
         check_saved_run(Path("c"), without)
     assert "`--override-opt-param-scheduler`" in str(caught.value.hint)
+    assert caught.value.exit_status == 2
     origin = {"converted_from": {"format": "DeepSpeed", "name": "gpt"}}
     with pytest.raises(CheckpointError, match="has no learning-rate schedule") as caught:
         check_saved_run(Path("c"), manifest(changed("schedule", ...) | origin))
@@ -140,6 +141,7 @@ def test_a_run_with_a_schedule_of_its_own() -> None:
     with pytest.raises(CheckpointError) as caught:
         check_saved_run(Path("c"), wrong, own_schedule=True)
     assert "--override" not in str(caught.value.hint)
+    assert caught.value.exit_status == 1, "a damaged manifest is no wrong argument"
 
 
 def test_weights_alone_cannot_continue() -> None:
@@ -147,6 +149,7 @@ def test_weights_alone_cannot_continue() -> None:
     meta = {"converted_from": {"format": "Hugging Face", "name": "gpt2"}}
     with pytest.raises(CheckpointError, match="no run can continue") as caught:
         check_saved_run(Path("runs/a b/checkpoints/iter_0000000"), manifest(meta))
+    assert caught.value.exit_status == 2
     assert caught.value.why == (
         "it was converted from Hugging Face, and `gpt2` has weights alone, without step and "
         "optimizer"

@@ -243,6 +243,7 @@ def test_saved_without_optimizer(trained: Any, resume: Any) -> None:
     with pytest.raises(CheckpointError, match="no optimizer state") as caught:
         resume(folder, order)
     assert "--no-load-optim" in str(caught.value.hint)
+    assert caught.value.exit_status == 2
     assert resume(folder, order, "--no-load-optim")[0].iteration == 3
 
 
@@ -252,6 +253,7 @@ def test_saved_without_random_states(trained: Any, resume: Any) -> None:
     with pytest.raises(CheckpointError, match="no random states") as caught:
         resume(folder, order)
     assert "--no-load-rng" in str(caught.value.hint)
+    assert caught.value.exit_status == 2
     assert resume(folder, order, "--no-load-rng")[0].iteration == 3
 
 
