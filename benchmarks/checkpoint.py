@@ -234,7 +234,9 @@ def asynchronous(folder: Path, megabytes: int, repeats: int, num_threads: int) -
     for weight in weights.values():
         weight.grad = torch.randn_like(weight)
     groups = parameter_groups(weights.items(), 0.1)
-    optimizer = AdamW(groups, load_target(update), betas=(0.9, 0.95), epsilon=1e-8)
+    optimizer = AdamW(
+        groups, load_target(update), betas=(0.9, 0.95), epsilon=1e-8, owns_weights=True
+    )
     stager = buffer_stager(create_device())
     planner, matrix = WritePlanner(), torch.randn(2048, 2048)
 

@@ -8,11 +8,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lmcore.optim.optimizer import Optimizer, ParameterGroup
+from lmcore.optim.optimizer import Optimizer, ParameterGroup, Released
 
 __all__ = ["AdamW"]
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+Tensors = list[Tensor]
 
 
 class AdamW(Optimizer):
@@ -25,15 +26,17 @@ class AdamW(Optimizer):
         *,
         betas: tuple[float, float],
         epsilon: float,
+        owns_weights: bool = False,
     ) -> None:
         """Allocate both moments.
 
         Args:
             groups: Parameters to train, from `parameter_groups`.
-            update: Bound `adamw` op.  If it takes `new_moments`, two lists of tensors to which it
-                writes the new moments, the state on the host can be released.
+            update: Bound `adamw` op.
             betas: Decay of the first and second moment.
             epsilon: Added to the root of the second moment.
+            owns_weights: True if nothing else keeps the memory of a parameter, so that it can be
+                exchanged.
         """
         super().__init__(groups)
         self.update = update
@@ -45,56 +48,62 @@ class AdamW(Optimizer):
         self._steps = self._create(
             "step", lambda parameter: torch.zeros((), dtype=torch.float32, device=parameter.device)
         )
-
         on_host = all(
             weight.device.type == "cpu" for group in groups for weight in group.parameters
         )
-        self._can_release = on_host and "new_moments" in inspect.signature(update).parameters
+        takes_results = "results" in inspect.signature(update).parameters
+        self._can_release = owns_weights and on_host and takes_results
         self._released = False
-        self._spare: tuple[list[list[Tensor]], list[list[Tensor]]] | None = None
+        self._spare: list[tuple[Tensors, Tensors, Tensors]] = []
 
-    def release_state(self) -> set[str]:
-        """Leave the present moments as they are: the next step writes the new ones elsewhere.
+    def release_state(self) -> Released:
+        """Leave parameters and moments as they are: the next step writes its results elsewhere.
 
-        The moments of the call before this one are that memory, so that it is allocated once.
+        Their memory is used again after the next call, so that it is allocated once.
         """
         self._released = self._can_release
         if not self._released:
-            return set()
-        return {f"{kind}.{name}" for kind in _MOMENTS for name in self._state[kind]}
+            return Released()
+        names = [name for group in self.groups for name in group.names]
+        return Released(
+            frozenset(names), frozenset(f"{kind}.{name}" for kind in _MOMENTS for name in names)
+        )
 
     @torch.no_grad()
     def _step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
-        old = self._first, self._second
-        if self._released:
-            self._first, self._second = self._spare or _empty_like(old)
-        state = zip(self.groups, *old, self._first, self._second, self._steps, strict=True)
-        for group, first, second, new_first, new_second, steps in state:
+        for at, group in enumerate(self.groups):
+            old = ([weight.data for weight in group.parameters], self._first[at], self._second[at])
+            if self._released and len(self._spare) == at:
+                self._spare.append(_empty_like(old))
             self.update(
                 list(group.parameters),
                 group.gradients(),
-                first,
-                second,
-                steps,
+                self._first[at],
+                self._second[at],
+                self._steps[at],
                 lr=lr,
                 beta1=self.beta1,
                 beta2=self.beta2,
                 epsilon=self.epsilon,
                 weight_decay=group.weight_decay,
-                **({"new_moments": (new_first, new_second)} if self._released else {}),
+                **({"results": self._spare[at]} if self._released else {}),
             )
-        if self._released:
-            self._released, self._spare = False, old
-            for kind, lists in zip(_MOMENTS, (self._first, self._second), strict=True):
-                moments = [moment for of_group in lists for moment in of_group]
-                self._state[kind] = dict(zip(self._state[kind], moments, strict=True))
+            if self._released:
+                self._exchange(at, self._spare[at])
+                self._spare[at] = old
+        self._released = False
+
+    def _exchange(self, at: int, results: tuple[Tensors, Tensors, Tensors]) -> None:
+        """Put *results* in the place of a group's weights and moments."""
+        group = self.groups[at]
+        for weight, data in zip(group.parameters, results[0], strict=True):
+            weight.data = data
+        self._first[at], self._second[at] = results[1:]
+        for kind, moments in zip(_MOMENTS, results[1:], strict=True):
+            self._state[kind].update(zip(group.names, moments, strict=True))
 
 
-def _empty_like(
-    moments: tuple[list[list[Tensor]], list[list[Tensor]]],
-) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    first, second = (
-        [[torch.empty_like(one) for one in group] for group in kind] for kind in moments
-    )
-    return first, second
+def _empty_like(old: tuple[Tensors, Tensors, Tensors]) -> tuple[Tensors, Tensors, Tensors]:
+    weights, first, second = ([torch.empty_like(one) for one in part] for part in old)
+    return weights, first, second

@@ -28,6 +28,7 @@ def create_optimizer(
     bind: Bind,
     sum_over_shards: SumOverShards | None = None,
     warns: bool = True,
+    owns_weights: bool = False,
 ) -> Optimizer:
     """Return the optimizer of a run, with initial state.
 
@@ -39,6 +40,7 @@ def create_optimizer(
         sum_over_shards: Sum of numbers over the processes that hold shards of a parameter; None
             if every parameter is whole.
         warns: True to log warnings about an imported class; one rank of a run is enough.
+        owns_weights: True if nothing else keeps the memory of a parameter; see `AdamW`.
     """
     named: Named = tuple(named_parameters)
     if settings.optimizer == "lamb":
@@ -60,18 +62,17 @@ def create_optimizer(
             elementwise=settings.optimizer_elementwise,
             warns=warns,
         )
+    if settings.optimizer == "adam":
+        from lmcore.optim.adamw import AdamW
+
+        return AdamW(
+            parameter_groups(named, settings.weight_decay),
+            bind("adamw"),
+            betas=(settings.adam_beta1, settings.adam_beta2),
+            epsilon=settings.adam_eps,
+            owns_weights=owns_weights,
+        )
     return _MAKERS[settings.optimizer](settings, named, bind)
-
-
-def _adam(settings: OptimizerSection, named: Named, bind: Bind) -> Optimizer:
-    from lmcore.optim.adamw import AdamW
-
-    return AdamW(
-        parameter_groups(named, settings.weight_decay),
-        bind("adamw"),
-        betas=(settings.adam_beta1, settings.adam_beta2),
-        epsilon=settings.adam_eps,
-    )
 
 
 def _adam8bit(settings: OptimizerSection, named: Named, bind: Bind) -> Optimizer:
@@ -153,7 +154,6 @@ def _shampoo(settings: OptimizerSection, named: Named, bind: Bind) -> Optimizer:
 
 
 _MAKERS: dict[str, Callable[[OptimizerSection, Named, Bind], Optimizer]] = {
-    "adam": _adam,
     "sgd": _sgd,
     "muon": _muon,
     "sophia": _sophia,

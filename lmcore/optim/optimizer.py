@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 __all__ = [
     "Optimizer",
     "ParameterGroup",
+    "Released",
     "SumOverShards",
     "parameter_groups",
     "raise_counts",
@@ -81,6 +83,18 @@ def split_matrices(
     return parameter_groups(matrices, weight_decay), parameter_groups(others, weight_decay)
 
 
+class Released(NamedTuple):
+    """Names of tensors that an optimizer leaves as they are.
+
+    Attributes:
+        parameters: Names of parameters, whose data is other memory after the next step.
+        state: Names in `Optimizer.state_tensors`.
+    """
+
+    parameters: frozenset[str] = frozenset()
+    state: frozenset[str] = frozenset()
+
+
 class Optimizer(ABC):
     """Interface of an optimizer.
 
@@ -123,14 +137,14 @@ class Optimizer(ABC):
         while self._before_change:
             self._before_change.pop()()
 
-    def release_state(self) -> set[str]:
-        """Leave state tensors as they are from now on, and return their names in `state_tensors`.
+    def release_state(self) -> Released:
+        """Leave tensors as they are from now on, and return their names.
 
         The next step puts other tensors in their place, with the new values.  So a checkpoint is
         written from them without a copy.  They are the caller's until it calls this again.  An
-        optimizer that updates all of its state in place returns no names.
+        optimizer that updates everything in place returns no names.
         """
-        return set()
+        return Released()
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the live state by name, KIND.PARAMETER."""

@@ -65,6 +65,7 @@ class TrainState:
             bind=runtime.bind_for_weights,
             sum_over_shards=ShardSums(parallel),
             warns=runtime.rank.rank == 0,
+            owns_weights=not plan.layout.zero_stage,  # `fully_shard` keeps the shards' memory
         )
         scale = loss_scale_of(plan.config.accelerator, runtime.precision)
         return cls(parallel, optimizer, LearningRateSchedule.from_plan(plan), scale)

@@ -34,64 +34,67 @@ inline void put(float *to, Lanes::Vector values) {
   }
 }
 
-// Updates Lanes::kCount elements.
+// Updates Lanes::kCount elements from an index on.
 template <bool kStream>
-inline void adamw_vector(const AdamwFactors &by, float *weight, const float *gradient,
-                         const float *first, const float *second, float *new_first,
-                         float *new_second) {
-  const Lanes::Vector g = Lanes::load(gradient);
-  Lanes::Vector m = Lanes::load(first);
+inline void adamw_vector(const AdamwFactors &by, const float *const *from, float *const *to,
+                         std::int64_t at) {
+  const Lanes::Vector g = Lanes::load(from[3] + at);
+  Lanes::Vector m = Lanes::load(from[1] + at);
   m = Lanes::multiply_add(by.first, Lanes::subtract(g, m), by.toward_gradient ? g : m);
-  const Lanes::Vector kept = Lanes::multiply(Lanes::load(second), by.second);
+  const Lanes::Vector kept = Lanes::multiply(Lanes::load(from[2] + at), by.second);
   const Lanes::Vector v = Lanes::multiply_add(Lanes::multiply(by.gradient, g), g, kept);
   const Lanes::Vector root = Lanes::add(Lanes::divide(Lanes::square_root(v), by.root), by.epsilon);
   const Lanes::Vector change = Lanes::divide(Lanes::multiply(by.rate, m), root);
-  Lanes::store(weight, Lanes::add(Lanes::multiply(Lanes::load(weight), by.decay), change));
-  put<kStream>(new_first, m);
-  put<kStream>(new_second, v);
+  const Lanes::Vector weight = Lanes::multiply(Lanes::load(from[0] + at), by.decay);
+  put<kStream>(to[0] + at, Lanes::add(weight, change));
+  put<kStream>(to[1] + at, m);
+  put<kStream>(to[2] + at, v);
 }
 
 // The last elements, fewer than a vector, by the same instructions: the result of an element does not
 // depend on its place.
-inline void adamw_rest(const AdamwFactors &by, const AdamwTensor &at, std::int64_t start,
+inline void adamw_rest(const AdamwFactors &by, const AdamwTensor &tensor, std::int64_t start,
                        std::int64_t count) {
   float values[4][Lanes::kCount] = {};
-  const float *const from[4] = {at.weight, at.gradient, at.first, at.second};
+  const float *const from[] = {values[0], values[1], values[2], values[3]};
+  float *const to[] = {values[0], values[1], values[2]};
   for (int i = 0; i < 4; ++i) {
-    std::copy_n(from[i] + start, count, values[i]);
+    std::copy_n(tensor.from[i] + start, count, values[i]);
   }
-  adamw_vector<false>(by, values[0], values[1], values[2], values[3], values[2], values[3]);
-  std::copy_n(values[0], count, at.weight + start);
-  std::copy_n(values[2], count, at.new_first + start);
-  std::copy_n(values[3], count, at.new_second + start);
+  adamw_vector<false>(by, from, to, 0);
+  for (int i = 0; i < 3; ++i) {
+    std::copy_n(values[i], count, tensor.to[i] + start);
+  }
 }
 
-inline bool is_aligned(const float *at) {
-  return reinterpret_cast<std::uintptr_t>(at) % (sizeof(float) * Lanes::kCount) == 0;
-}
-
-template <bool kStream>
-inline void adamw_vectors(const AdamwFactors &by, const AdamwTensor &at, std::int64_t start,
-                          std::int64_t end) {
-  for (std::int64_t i = start; i < end; i += Lanes::kCount) {
-    adamw_vector<kStream>(by, at.weight + i, at.gradient + i, at.first + i, at.second + i,
-                          at.new_first + i, at.new_second + i);
+// New memory is written past the caches: it would be read first otherwise.
+inline bool streams(const AdamwTensor &tensor) {
+  for (int i = 0; i < 3; ++i) {
+    const auto address = reinterpret_cast<std::uintptr_t>(tensor.to[i]);
+    if (tensor.to[i] == tensor.from[i] || address % (sizeof(float) * Lanes::kCount) != 0) {
+      return false;
+    }
   }
+  return true;
 }
 
 // start is a multiple of Lanes::kCount.
-void adamw(const AdamwStep &step, const AdamwTensor &at, std::int64_t start, std::int64_t end) {
+void adamw(const AdamwStep &step, const AdamwTensor &tensor, std::int64_t start,
+           std::int64_t end) {
   const AdamwFactors by(step);
   const std::int64_t whole = end - (end - start) % Lanes::kCount;
-  // New memory is written past the caches: it would be read first otherwise.
-  if (at.new_first != at.first && is_aligned(at.new_first) && is_aligned(at.new_second)) {
-    adamw_vectors<true>(by, at, start, whole);
+  if (streams(tensor)) {
+    for (std::int64_t at = start; at < whole; at += Lanes::kCount) {
+      adamw_vector<true>(by, tensor.from, tensor.to, at);
+    }
     Lanes::fence();
   } else {
-    adamw_vectors<false>(by, at, start, whole);
+    for (std::int64_t at = start; at < whole; at += Lanes::kCount) {
+      adamw_vector<false>(by, tensor.from, tensor.to, at);
+    }
   }
   if (whole < end) {
-    adamw_rest(by, at, whole, end - whole);
+    adamw_rest(by, tensor, whole, end - whole);
   }
 }
 

@@ -47,14 +47,10 @@ struct NextToken {
   float scale;  // of scores
 };
 
-// Arrays of a weight; the moments are written in place if the new ones are the same.
+// Arrays of a weight.
 struct AdamwTensor {
-  float *weight;
-  const float *gradient;
-  const float *first;
-  const float *second;
-  float *new_first;
-  float *new_second;
+  const float *from[4];  // weight, first and second moment, gradient
+  float *to[3];          // new weight, first and second moment; in place if they are the same
   std::int64_t size;
 };
 

@@ -160,7 +160,7 @@ struct AdamwPart {
 
 // Takes for each weight the addresses of the arrays of AdamwTensor, its size and the factors of AdamwStep.
 void adamw(const std::string &instructions,
-           const std::vector<std::array<std::uintptr_t, 7>> &tensors,
+           const std::vector<std::array<std::uintptr_t, 8>> &tensors,
            const std::vector<std::array<double, 7>> &steps, int threads) {
   const Kernels *const kernels = required(instructions);
   if (tensors.size() != steps.size()) {
@@ -172,10 +172,15 @@ void adamw(const std::string &instructions,
   std::vector<AdamwPart> parts;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto &at = tensors[i];
-    all.push_back({reinterpret_cast<float *>(at[0]), reinterpret_cast<const float *>(at[1]),
-                   reinterpret_cast<const float *>(at[2]), reinterpret_cast<const float *>(at[3]),
-                   reinterpret_cast<float *>(at[4]), reinterpret_cast<float *>(at[5]),
-                   static_cast<std::int64_t>(at[6])});
+    AdamwTensor one{};
+    for (int k = 0; k < 4; ++k) {
+      one.from[k] = reinterpret_cast<const float *>(at[k]);
+    }
+    for (int k = 0; k < 3; ++k) {
+      one.to[k] = reinterpret_cast<float *>(at[4 + k]);
+    }
+    one.size = static_cast<std::int64_t>(at[7]);
+    all.push_back(one);
     const auto &by = steps[i];
     factors.push_back({static_cast<float>(by[0]), static_cast<float>(by[1]),
                        static_cast<float>(by[2]), static_cast<float>(by[3]),

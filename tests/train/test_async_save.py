@@ -147,7 +147,7 @@ def test_failed_copy(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         raise MemoryError("no page is left")
 
     monkeypatch.setattr(host_copies, "copy_piece", fail)
-    run = train("run", "--train-iters 400 --save-interval 3 --async-save")
+    run = train("run", "--optimizer sgd --train-iters 400 --save-interval 3 --async-save")
     assert run.status == 1
     assert "could not save the checkpoint of iteration 3" in run.err
     assert "its tensors could not be copied to the host: no page is left" in run.err
@@ -177,7 +177,7 @@ def test_failed_write(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         return plain(directory, iteration, *args, **options)
 
     monkeypatch.setattr(saving, "save_checkpoint", full)
-    run = train("run", "--train-iters 400 --save-interval 3 --async-save")
+    run = train("run", "--optimizer sgd --train-iters 400 --save-interval 3 --async-save")
     assert run.status == 1
     assert "could not save the checkpoint of iteration 6" in run.err
     assert "Traceback" not in run.err

@@ -148,8 +148,8 @@ OP_SPECS: tuple[OpSpec, ...] = (
         "(params, grads, exp_avgs, exp_avg_sqs, steps, *, lr, beta1, beta2, epsilon, weight_decay)"
         " -> None, in place",
         "One AdamW step with decoupled decay; steps are float32 scalars, raised by one. A kernel"
-        " may take `new_moments` besides: two lists of tensors for the new moments, while the old"
-        " ones stay as they are; asynchronous saves on the host then copy no moments.",
+        " may take `results` besides: three lists of tensors for the new weights and moments, while"
+        " the old ones stay as they are; asynchronous saves on the host then copy nothing.",
         reduces=False,
     ),
     _spec(

@@ -191,9 +191,9 @@ def begin_copy(
         views: Views of its tensors, and other tensors, by key.
         names: Names of the state's tensors, by key.
     """
-    released: set[str] = set()
-    if any(name.startswith("optimizer.") for name in names.values()):
-        released = {f"optimizer.{name}" for name in state.optimizer.release_state()}
+    found = state.optimizer.release_state()
+    released = {f"model.{name}" for name in found.parameters}
+    released |= {f"optimizer.{name}" for name in found.state}
     kept = {key: view for key, view in views.items() if names.get(key) in released}
     copied = {key: view for key, view in views.items() if key not in kept}
     lasting = state.changed_by_optimizer()

@@ -91,27 +91,28 @@ def test_an_element_does_not_depend_on_its_place(threads: int) -> None:
 
 
 @pytest.mark.usefixtures("instructions")
-def test_new_moments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Moments go to other tensors, aligned or not, with the same bits; the old ones stay."""
+def test_results_in_other_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results go to other tensors, aligned or not, with the same bits; the old ones stay."""
     for shift in (0, 1):
         inside, outside = state_of((3, 4099), (16,)), state_of((3, 4099), (16,))
         before = copy_of(outside)
-        new = tuple(
+        new: Any = tuple(
             [torch.zeros(one.numel() + shift)[shift:].view(one.shape) for one in part]
-            for part in outside[2:4]
+            for part in (outside[0], *outside[2:4])
         )
         adamw(*inside, **SETTINGS)
-        adamw(*outside, **SETTINGS, new_moments=new)  # type: ignore[arg-type]
-        for some, others in zip([*new, outside[0]], [*inside[2:4], inside[0]], strict=True):
+        adamw(*outside, **SETTINGS, results=new)
+        for some, others in zip(new, (inside[0], *inside[2:4]), strict=True):
             assert all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
-        for some, others in zip(outside[1:4], before[1:4], strict=True):
+        for some, others in zip(outside[:4], before[:4], strict=True):
             assert all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
     # Without compiled code torch's kernel does it, after a copy.
     monkeypatch.setattr(module, "kernels", lambda: None)
     state = copy_of(before)
-    adamw(*state, **SETTINGS, new_moments=new)  # type: ignore[arg-type]
-    assert all(torch.equal(one, other) for one, other in zip(new[0], inside[2], strict=True))
-    assert all(torch.equal(one, other) for one, other in zip(state[2], before[2], strict=True))
+    adamw(*state, **SETTINGS, results=new)
+    assert all(torch.equal(one, other) for one, other in zip(new[1], inside[2], strict=True))
+    for some, others in zip(state[:4], before[:4], strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
 
 
 @pytest.mark.usefixtures("instructions")

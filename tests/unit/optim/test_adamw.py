@@ -41,8 +41,11 @@ def gradients(step: int) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) * scale for name, shape in SHAPES.items()}
 
 
-def make(named: dict[str, nn.Parameter], update: Callable[..., None]) -> AdamW:
-    return AdamW(parameter_groups(named.items(), 0.1), update, betas=(0.9, 0.95), epsilon=1e-8)
+def make(
+    named: dict[str, nn.Parameter], update: Callable[..., None], *, owns_weights: bool = False
+) -> AdamW:
+    groups = parameter_groups(named.items(), 0.1)
+    return AdamW(groups, update, betas=(0.9, 0.95), epsilon=1e-8, owns_weights=owns_weights)
 
 
 def advance(named: dict[str, nn.Parameter], optimizer: AdamW, steps: range) -> None:
@@ -115,37 +118,40 @@ def test_state_round_trip(update: Callable[..., None]) -> None:
     )
 
 
-def test_released_moments_stay_as_they_are(update: Callable[..., None]) -> None:
+def test_what_is_released_stays_as_it_is(update: Callable[..., None]) -> None:
     """After `release_state` a step writes elsewhere, with the bits of a step in place."""
     plain, named = weights(), weights()
-    in_place, optimizer = make(plain, update), make(named, update)
-    memory = set()
+    in_place, optimizer = make(plain, update), make(named, update, owns_weights=True)
+    can = "results" in inspect.signature(update).parameters
+    places = set()
     for step in range(0, 12, 2):
         released = optimizer.release_state()
-        can = "new_moments" in inspect.signature(update).parameters
         kinds = ("exp_avg", "exp_avg_sq") if can else ()
-        assert released == {f"{kind}.{name}" for kind in kinds for name in SHAPES}
+        assert released.parameters == (set(SHAPES) if can else set())
+        assert released.state == {f"{kind}.{name}" for kind in kinds for name in SHAPES}
         state = optimizer.state_tensors()
-        before = {name: state[name].clone() for name in released}
+        live = {name: state[name] for name in released.state}
+        live |= {name: named[name].detach() for name in released.parameters}
+        before = {name: tensor.clone() for name, tensor in live.items()}
         advance(named, optimizer, range(step, step + 2))
         advance(plain, in_place, range(step, step + 2))
-        assert all(torch.equal(state[name], before[name]) for name in released)
+        assert all(torch.equal(live[name], before[name]) for name in live)
         for name, tensor in in_place.state_tensors().items():
             assert torch.equal(optimizer.state_tensors()[name], tensor)
-        memory |= {optimizer.state_tensors()[name].data_ptr() for name in released}
         assert all(torch.equal(named[name], plain[name]) for name in SHAPES)
-    assert len(memory) == (4 * len(SHAPES) if can else 0)  # two tensors a moment, by turns
+        places |= {tensor.data_ptr() for tensor in live.values()}
+    assert len(places) == (6 * len(SHAPES) if can else 0)  # two tensors of each, by turns
 
 
-def test_moments_of_a_device_are_not_released() -> None:
-    """Where memory is dearer than a copy, moments stay in place."""
+def test_what_is_not_released() -> None:
+    """On a device memory is dearer than a copy; what something else keeps is not exchanged."""
 
-    def update(*arguments: Any, new_moments: Any = None) -> None: ...
+    def update(*arguments: Any, results: Any = None) -> None: ...
 
-    named = {"w": nn.Parameter(torch.zeros(3, device="meta"))}
-    assert make(named, update).release_state() == set()
-    named = {"w": nn.Parameter(torch.zeros(3))}
-    assert make(named, update).release_state() == {"exp_avg.w", "exp_avg_sq.w"}
+    for device, owns in (("meta", True), ("cpu", False), ("cpu", True)):
+        named = {"w": nn.Parameter(torch.zeros(3, device=device))}
+        released = make(named, update, owns_weights=owns).release_state()
+        assert bool(released.parameters) is bool(released.state) is (owns and device == "cpu")
 
 
 def test_state_names() -> None:

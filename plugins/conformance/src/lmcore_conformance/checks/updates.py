@@ -86,25 +86,27 @@ def _stepped(
                 return
     if any(step.dtype != torch.float32 for step in state[4]):
         yield f"`{kernel.id}`: the step counts are {state[4][0].dtype} afterwards"
-    if "new_moments" in signature(kernel.function).parameters:
+    if "results" in signature(kernel.function).parameters:
         yield from _written_elsewhere(bench, kernel, dtype, settings, **how)
 
 
 def _written_elsewhere(
     bench: Bench, kernel: Kernel, dtype: str, settings: dict[str, float], **how: bool
 ) -> Iterator[str]:
-    """Yield how a step that writes the moments to other tensors differs from one in place."""
+    """Yield how a step that writes its results to other tensors differs from one in place."""
     state, right = (_state(bench, getattr(torch, dtype), **how) for _ in range(2))
     kernel.function(*right, **settings)
     before = [[tensor.clone() for tensor in part] for part in state]
-    new = tuple([torch.full_like(tensor, -1) for tensor in part] for part in state[2:4])
-    kernel.function(*state, **settings, new_moments=new)
-    found = [state[0], before[1], *new, state[4], *state[2:4]]
-    wanted = [*right, *before[2:4]]
-    kept = ("old first moments", "old second moments")
+    results = tuple(
+        [torch.full_like(tensor, -1) for tensor in part] for part in (state[0], *state[2:4])
+    )
+    kernel.function(*state, **settings, results=results)
+    found = [results[0], before[1], *results[1:], state[4], state[0], *state[2:4]]
+    wanted = [*right, before[0], *before[2:4]]
+    kept = ("old weights", "old first moments", "old second moments")
     for name, some, others in zip((*_PARTS, *kept), found, wanted, strict=True):
         if not all(torch.equal(one, other) for one, other in zip(some, others, strict=True)):
-            yield f"`{kernel.id}`, {dtype}, with `new_moments`: the {name} differ"
+            yield f"`{kernel.id}`, {dtype}, with `results`: the {name} differ"
 
 
 def _each_kernel(

@@ -504,11 +504,12 @@ def _(q, k, v, *, causal, dropout=0.0, mask=None):
 
 
 @misfit("adamw", "update")
-def _(params, grads, exp_avgs, exp_avg_sqs, steps, *, new_moments=None, **settings):
+def _(params, grads, exp_avgs, exp_avg_sqs, steps, *, results=None, **settings):
     reference.adamw(params, grads, exp_avgs, exp_avg_sqs, steps, **settings)
-    if new_moments is not None:
-        for target, source in zip(new_moments[0], exp_avgs, strict=True):
-            target.copy_(source)
+    if results is not None:
+        for new, old in zip(results, (params, exp_avgs, exp_avg_sqs), strict=True):
+            for target, source in zip(new, old, strict=True):
+                target.copy_(source)
 
 
 del globals()["k_adamw_update"].__wrapped__  # its signature is not the reference's

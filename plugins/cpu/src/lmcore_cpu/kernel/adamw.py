@@ -1,8 +1,8 @@
-"""AdamW in float32 by `lmcore_cpu._kernels`, whose new moments may go to other memory.
+"""AdamW in float32 by `lmcore_cpu._kernels`, whose results may go to other memory.
 
 Elements have the values of torch's fused kernel to the bit, apart from the last few of a weight, in
-which that kernel rounds in another way.  335 MB of weights took 0.048 s, by torch 0.051 s; with
-other memory for the moments 0.051 s, where a copy of the moments would take 0.035 s besides.
+which that kernel rounds in another way.  335 MB of weights took 0.048 s, by torch 0.051 s, and with
+results in other memory 0.051 s.
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ def adamw(
     beta2: float,
     epsilon: float,
     weight_decay: float,
-    new_moments: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None,
+    results: tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]] | None = None,
 ) -> None:
-    """Update params in place, and moments in place or to *new_moments*.
+    """Update params and moments in place, or write all of them to *results*.
 
     torch's fused kernel updates what is not in float32 and contiguous, and everything without
     compiled code.
     """
     found = kernels()
-    firsts, seconds = new_moments or (exp_avgs, exp_avg_sqs)
-    rows = list(zip(params, grads, exp_avgs, exp_avg_sqs, firsts, seconds, strict=True))
+    state = params, exp_avgs, exp_avg_sqs
+    new = results or state
+    rows = list(zip(*state, grads, *new, strict=True))
     if found is None or not all(_is_plain(tensor) for row in rows for tensor in row):
-        if new_moments is not None:
-            _copy(exp_avgs, firsts)
-            _copy(exp_avg_sqs, seconds)
+        for row in rows:
+            for old, target in zip(row[:3], row[4:], strict=True):
+                if target is not old:
+                    target.copy_(old)
         torch_kernels.adamw(
-            *(params, grads, firsts, seconds, steps),
+            *(new[0], grads, new[1], new[2], steps),
             lr=lr,
             beta1=beta1,
             beta2=beta2,
@@ -60,7 +62,7 @@ def adamw(
         [_factors(step.item(), lr, beta1, beta2, epsilon, weight_decay) for step in steps],
         torch.get_num_threads(),
     )
-    torch.autograd.graph.increment_version([*params, *firsts, *seconds])
+    torch.autograd.graph.increment_version([tensor for part in new for tensor in part])
 
 
 def _factors(
@@ -81,8 +83,3 @@ def _factors(
 def _is_plain(tensor: Tensor) -> bool:
     plain = type(tensor) in {Tensor, nn.Parameter} and tensor.dtype == torch.float32
     return plain and tensor.is_contiguous() and not tensor.is_neg()
-
-
-def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    for source, target in zip(sources, targets, strict=True):
-        target.copy_(source)

@@ -76,8 +76,8 @@ class Kernels(Protocol):
 
         Args:
             instructions: Instruction set.
-            tensors: For each weight: addresses of weight, gradient, first and second moment, new
-                first and second moment, and number of elements.
+            tensors: For each weight: addresses of weight, first and second moment, gradient, new
+                weight, new first and second moment; and number of elements.
             steps: For each weight: factors of the step, `AdamwStep` in `native/cpu/kernels.hpp`.
             threads: Number of threads.
         """
