@@ -205,7 +205,7 @@ def convert_all(
 def asynchronous(folder: Path, megabytes: int, repeats: int, num_threads: int) -> None:
     """Print what a save costs the steps of a loop, with and without `--async-save`.
 
-    A step is products of matrices, which stand for its forward and backward pass, and the update of
+    A step is products of matrices, in the place of forward and backward pass, and the update of
     float32 weights by the run's AdamW.  What it loses is the time from the call of the save to the
     end of the next update, less a step without a save.  Steps are timed until the save is complete.
 

@@ -7,8 +7,8 @@ fp16, bf16 with a fused Adam | a vector of all its parameters, with float32 weig
 fp16, bf16 with another Adam | of each parameter, by its number, with float32 weights alike
 bf16, in a pipeline | a partition as ZeRO's, with the names of the parameters
 
-Parameters without names are in the order in which the model makes them, which is the order of its
-own files.  There is one group, or one of matrices and one of the others, which have no weight
+Parameters without names are in the order in which the model makes them, as in the model's
+files.  There is one group, or one of matrices and one of the others, which have no weight
 decay.  The mapping is checked by shapes and sizes; float32 weights are also compared with the
 model's when they are read.
 """
@@ -212,7 +212,7 @@ def optimizer_sources(
 def optimizer_names(held: Sequence[Held]) -> Held:
     """Return the parameters of a pipeline with the names that its optimizer has for them.
 
-    An embedding has two, as only a tied one has a name of its own there.
+    An embedding has two, as only a tied one is named separately there.
 
     Args:
         held: Parameters of each layer.
