@@ -13,7 +13,6 @@ size of the largest tensor; a save's peak has no state in it.
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import shutil
 import statistics
@@ -24,7 +23,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parent))
 from installed import check, parse
@@ -32,12 +31,8 @@ from installed import check, parse
 if TYPE_CHECKING:
     import torch
 
-    from lmcore.train.resume.saver import Saver
 
 Action = Callable[[], object]
-
-STEPS = 20
-"""Number of steps that are timed without a save, and at least after one."""
 
 
 def model_like(megabytes: int) -> dict[str, torch.Tensor]:
@@ -202,176 +197,6 @@ def convert_all(
     return {name: taken[1:] for name, taken in timings.items()}, size
 
 
-def asynchronous(folder: Path, megabytes: int, repeats: int, num_threads: int) -> None:
-    """Print what a save costs the steps of a loop, with and without `--async-save`.
-
-    A step is products of matrices, in the place of forward and backward pass, and the update of
-    float32 weights by the run's AdamW.  What it loses is the time from the call of the save to the
-    end of the next update, less a step without a save.  Steps are timed until the save is complete.
-
-    Args:
-        folder: Folder for the checkpoints.
-        megabytes: Size of weights and moments together, in 10^6 bytes.
-        repeats: Number of saves of each kind.
-        num_threads: Threads of a step; with fewer than the processors the writer has one.
-    """
-    import torch
-    from torch import nn
-
-    from lmcore.accelerator import PendingCopy, buffer_stager
-    from lmcore.accelerator.op.records import load_target
-    from lmcore.checkpoint import WritePlanner
-    from lmcore.optim.adamw import AdamW
-    from lmcore.optim.optimizer import parameter_groups
-    from lmcore.runtime.process.channel import Channel
-    from lmcore.train.resume.saver import Saver
-    from lmcore.train.resume.snapshot import Snapshot, begin_copy
-    from lmcore_cpu.device import create_device
-    from lmcore_cpu.kernels import KERNELS
-
-    update = next(one.load for one in KERNELS if one.op == "adamw")
-    weights = {name: nn.Parameter(one) for name, one in model_like(megabytes // 3).items()}
-    for weight in weights.values():
-        weight.grad = torch.randn_like(weight)
-    groups = parameter_groups(weights.items(), 0.1)
-    optimizer = AdamW(
-        groups, load_target(update), betas=(0.9, 0.95), epsilon=1e-8, owns_weights=True
-    )
-    stager = buffer_stager(create_device())
-    planner, matrix = WritePlanner(), torch.randn(2048, 2048)
-
-    class State:
-        """The part of a run's state that a save asks."""
-
-        def __init__(self) -> None:
-            self.optimizer = optimizer
-
-        def tensors(self) -> dict[str, torch.Tensor]:
-            state = optimizer.state_tensors()
-            found = {f"model.{name}": weight.detach() for name, weight in weights.items()}
-            return found | {f"optimizer.{name}": tensor for name, tensor in state.items()}
-
-        def changed_by_optimizer(self) -> set[str]:
-            return set(self.tensors())
-
-    state = State()
-
-    def take(*, background: bool) -> Snapshot:
-        plan = planner.plan(state.tensors(), {})
-        views = plan.views(state.tensors())
-        copy = PendingCopy(views)
-        if background:
-            names = {key: name for key, (name, _) in plan.own.items()}
-            copy = begin_copy(stager, state, views, names)  # type: ignore[arg-type]
-        return Snapshot(folder / "async", 1, copy, {}, {}, 1, None, (), plan, Channel(None))
-
-    def step() -> None:
-        for _ in range(4):
-            matrix @ matrix
-        optimizer.step(1e-4)
-
-    size = sum(tensor.nbytes for tensor in state.tensors().values()) / 1e6
-    torch.set_num_threads(num_threads)
-    step()
-    plain = [seconds(step)[0] for _ in range(2 * STEPS)]
-    usual = statistics.median(plain)
-    print(
-        f"{size:.0f} MB of weights and moments; steps of {num_threads} threads on "
-        f"{os.cpu_count()} processors take {usual:.3f} s without a save, the longest of "
-        f"{len(plain)} {max(plain) / usual:.2f}x of that"
-    )
-    saved = [
-        save_cost(
-            lambda background=background: Saver(
-                functools.partial(take, background=background), background=background
-            ),
-            step,
-            usual,
-            repeats,
-        )
-        for background in (False, True)
-    ]
-    for name, cost in zip(("synchronous", "asynchronous"), saved, strict=True):
-        print(
-            f"{name} save: the step loses {cost.loss:.3f} s, {cost.loss / saved[0].loss:.1%} of a "
-            f"synchronous save (the call {cost.call:.3f} s); the steps after it take "
-            f"{cost.slower:.2f}x of one without a save (the longest {cost.longest:.2f}x); all "
-            f"together lose {cost.total:.3f} s"
-        )
-    print(f"it is complete after {saved[1].complete:.1f} s; ", end="")
-    print(f"a copy of the bytes takes `memmove` {memmove_seconds(state.tensors()):.3f} s")
-
-
-class SaveCost(NamedTuple):
-    """Cost of a save for a loop.
-
-    Attributes:
-        call: Seconds of the call.
-        loss: Seconds that the step after it ends later than without a save.
-        slower: Time of the later steps, in steps without a save.
-        longest: Time of the longest of them, in steps without a save.
-        total: Seconds that all steps lose until the save is complete.
-        complete: Seconds from the call until then.
-    """
-
-    call: float
-    loss: float
-    slower: float
-    longest: float
-    total: float
-    complete: float
-
-
-def save_cost(
-    make_saver: Callable[[], Saver], step: Callable[[], None], plain: float, repeats: int
-) -> SaveCost:
-    """Return the medians of the cost of saves.
-
-    Args:
-        make_saver: Returns a saver whose checkpoint is absent.
-        step: A step, with its update.
-        plain: Time of a step without a save.
-        repeats: Number of saves; one more comes first, which takes the memory.
-    """
-    costs = []
-    for _ in range(repeats + 1):
-        os.sync()
-        saver = make_saver()
-        start = time.perf_counter()
-        target = saver.save()
-        call = time.perf_counter() - start
-        step()
-        loss = time.perf_counter() - start - plain
-        steps = [seconds(step)[0] for _ in range(STEPS)]
-        while not target.exists():
-            steps.append(seconds(step)[0])
-        costs.append(
-            SaveCost(
-                call,
-                loss,
-                statistics.median(steps) / plain,
-                max(steps) / plain,
-                loss + sum(steps) - len(steps) * plain,
-                time.perf_counter() - start,
-            )
-        )
-        saver.wait()
-        shutil.rmtree(target)
-    return SaveCost(*map(statistics.median, zip(*costs[1:], strict=True)))
-
-
-def memmove_seconds(tensors: dict[str, torch.Tensor]) -> float:
-    """Return the time of a copy of as many bytes in memory, without torch; the median of five."""
-    source = bytearray(sum(tensor.nbytes for tensor in tensors.values()))
-    target = bytearray(len(source))
-    taken = []
-    for _ in range(5):
-        start = time.perf_counter()
-        memoryview(target)[:] = source
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
-
-
 Timing = tuple[float, float]
 """Seconds by the clock, and of processor time."""
 
@@ -485,6 +310,7 @@ def main() -> None:
     arguments = parse(parser, megabytes=1, repeats=1)
     check(arguments)
     import torch
+    from async_saves import report_saves
 
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     tensors = model_like(arguments.megabytes)
@@ -497,7 +323,7 @@ def main() -> None:
             shutil.rmtree(path)
         threads = torch.get_num_threads()
         for num_threads in sorted({threads, max(1, threads - 1)}, reverse=True):
-            asynchronous(Path(folder), arguments.megabytes, arguments.repeats, num_threads)
+            report_saves(Path(folder), arguments.megabytes, arguments.repeats, num_threads)
         torch.set_num_threads(threads)
         shutil.rmtree(Path(folder, "async"))
         disk = statistics.median(wall for wall, _ in timings["save: raw write + fsync"])

@@ -148,7 +148,7 @@ def test_help_shows_it(extension, capsys) -> None:
     text = capsys.readouterr().out
     assert "\nplugin example:\n  example-exercises Print arithmetic exercises" in text
     assert main(["train", "--help"]) == 0
-    assert "\nplugin example: What the example plugin does in a run.\n" in capsys.readouterr().out
+    assert "\nplugin example: Options of the example plugin.\n" in capsys.readouterr().out
     assert main(["data", "corpora", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["arithmetic"]["plugin"] == "example"

@@ -171,9 +171,13 @@ def test_what_has_no_kernel() -> None:
     [
         pytest.param(None, "installed without a C++ compiler", id="absent"),
         pytest.param({"INTERFACE": 0}, "of another version of lmcore", id="old"),
-        pytest.param({"INTERFACE": 1, "blocks": dict}, "neither AVX-512 nor AVX2", id="processor"),
         pytest.param(
-            {"INTERFACE": 1, "blocks": lambda: {"avx2": 16}, "has_threads": bool},
+            {"INTERFACE": native._INTERFACE, "blocks": dict},
+            "neither AVX-512 nor AVX2",
+            id="processor",
+        ),
+        pytest.param(
+            {"INTERFACE": native._INTERFACE, "blocks": lambda: {"avx2": 16}, "has_threads": bool},
             "no OpenMP threads",
             id="threads",
         ),

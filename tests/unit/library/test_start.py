@@ -44,7 +44,7 @@ _HEAVY = (
 )
 """Modules that one process without a checkpoint does not need."""
 
-_LARGEST_NUMBER = 95
+_LARGEST_NUMBER = 100
 """Bound of the number of lmcore's modules: each takes half a millisecond or more."""
 
 _LOADED = """
