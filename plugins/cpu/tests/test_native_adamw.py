@@ -71,6 +71,13 @@ def test_any_size(settings: dict[str, float]) -> None:
 
 
 @pytest.mark.usefixtures("instructions")
+def test_no_weights() -> None:
+    """A step of a rank without weights does nothing."""
+    adamw([], [], [], [], [], **SETTINGS)
+    adamw([], [], [], [], [], **SETTINGS, results=([], [], []))
+
+
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_an_element_does_not_depend_on_its_place(threads: int) -> None:
     """The parts of a weight have the bits of the whole: shards are updated as one process does."""

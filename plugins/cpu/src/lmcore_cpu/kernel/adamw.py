@@ -55,6 +55,8 @@ def adamw(
             weight_decay=weight_decay,
         )
         return
+    if not rows:
+        return
     torch._foreach_add_(list(steps), 1)
     found.adamw(
         instructions()[0],
