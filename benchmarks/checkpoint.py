@@ -92,7 +92,7 @@ def written_model(folder: Path, megabytes: int) -> Path:
     """Write a Llama of about as many bytes as a run directory and return it."""
     import torch
 
-    from lmcore.conversion.native import write_lmcore
+    from lmcore.conversion.native.write import write_lmcore
     from lmcore.conversion.state import ModelState
     from lmcore.model.shape import ModelShape
 

@@ -335,9 +335,8 @@ def require_checkpoint(path: Path, step: str | None) -> Path:
         CheckpointError, ConfigError: There is no such checkpoint.
     """
     from lmcore.checkpoint import chosen_checkpoint, find_checkpoint
-    from lmcore.conversion.choice import foreign_checkpoint
-    from lmcore.conversion.detect import format_of
-    from lmcore.conversion.unrecognized import unrecognized
+    from lmcore.conversion.detection.format import format_of, unrecognized
+    from lmcore.conversion.detection.step import foreign_checkpoint
 
     if step is not None and (chosen := foreign_checkpoint(path, step)) is not None:
         return chosen

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lmcore.conversion.continuing import continue_flags, continue_notes, longer_flag
 from lmcore.conversion.formats import FORMATS, WriteOptions, read_state
-from lmcore.conversion.native import LmcoreState
+from lmcore.conversion.loading.tokenizer import NO_CHOICE, tokenizer_of
+from lmcore.conversion.native.continuing import continue_flags, continue_notes, longer_flag
+from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.new_directory import new_directory, require_absent
 from lmcore.conversion.state import lacks_optimizer, notes_beside, recorded_samples
-from lmcore.conversion.tokenizer import NO_CHOICE, tokenizer_of
 
 if TYPE_CHECKING:
     from lmcore.config.tokenizer import TokenizerSettings

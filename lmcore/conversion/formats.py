@@ -13,7 +13,7 @@ from lmcore.checkpoint import survey
 from lmcore.conversion.deepspeed.names import STYLES as DEEPSPEED_STYLES
 from lmcore.conversion.deepspeed.read import read_deepspeed
 from lmcore.conversion.deepspeed.write import write_deepspeed
-from lmcore.conversion.detect import MATCHES, format_of
+from lmcore.conversion.detection.format import MATCHES, format_of, unrecognized
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import LARGEST_FILE, write_huggingface
 from lmcore.conversion.megatron.distributed_read import DistributedState
@@ -22,9 +22,9 @@ from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.names import STYLES
 from lmcore.conversion.megatron.read import MegatronState
 from lmcore.conversion.megatron.write import write_megatron
-from lmcore.conversion.native import LmcoreState, write_lmcore
+from lmcore.conversion.native.read import LmcoreState
+from lmcore.conversion.native.write import write_lmcore
 from lmcore.conversion.state import LEFT_OUT, WEIGHT, ModelState
-from lmcore.conversion.unrecognized import unrecognized
 from lmcore.errors import CheckpointArgumentError
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ FORMATS = {
         optimizer=True,
     ),
 }
-"""Every format by the name that `lmcore checkpoint convert` takes; see `detect.MATCHES`."""
+"""Every format by the name that `lmcore checkpoint convert` takes, as in `detection.format`."""
 
 
 def read_state(

@@ -33,6 +33,7 @@ __all__ = [
     "lacks_optimizer",
     "notes_beside",
     "recorded_samples",
+    "require_no_problems",
 ]
 
 WEIGHT = "weight"
@@ -41,7 +42,8 @@ ADAM = ("exp_avg", "exp_avg_sq")
 """Kinds of tensor: the state of Adam, with the shape of the weights."""
 LEFT_OUT = "`--weights-only` leaves it out"
 """Value of `ModelState.without_adam` by the user's choice."""
-
+_SHOWN = 10
+"""Number of problems that an error lists, at most."""
 
 TRAINING_OPTIONS = (
     *("seq_length", "micro_batch_size", "global_batch_size", "train_iters", "train_samples"),
@@ -131,6 +133,33 @@ class OptimizerStateError(CheckpointError):
 
     No file is missing or damaged that has the model's own weights, so that these can be read.
     """
+
+
+def require_no_problems(
+    checkpoint: Path,
+    problems: Sequence[str],
+    *,
+    description: str = "its arguments",
+    hint: str = "copy all of its files again",
+    error: type[CheckpointError] = CheckpointError,
+) -> None:
+    """Raise a `CheckpointError` that lists the first of *problems*, if there are any.
+
+    Args:
+        checkpoint: Directory of the checkpoint.
+        problems: Sentences about single tensors.
+        description: Name of the part of the checkpoint that describes the tensors.
+        hint: Hint of the error.
+        error: Class of the error.
+    """
+    if not problems:
+        return
+    more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+    raise error(
+        f"the tensors of `{checkpoint}` do not fit {description}",
+        why="\n".join([*problems[:_SHOWN], *more]),
+        hint=hint,
+    )
 
 
 class ModelState(ABC):

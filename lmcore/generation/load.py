@@ -18,10 +18,11 @@ import torch
 
 from lmcore.checkpoint import Manifest, load_checkpoint, num_bytes
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.conversion.native import WEIGHT_PREFIX, LmcoreState, require_weights
+from lmcore.conversion.loading.tokenizer import NO_CHOICE, no_tokenizer, tokenizer_of
+from lmcore.conversion.loading.weights import WeightReader
+from lmcore.conversion.native.manifest import WEIGHT_PREFIX, require_weights
+from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import notes_beside
-from lmcore.conversion.tokenizer import NO_CHOICE, no_tokenizer, tokenizer_of
-from lmcore.conversion.weights import WeightReader
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
 from lmcore.errors import CheckpointError
 from lmcore.generation.weights.fix import fix_weights

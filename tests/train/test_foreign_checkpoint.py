@@ -19,7 +19,8 @@ from lmcore.conversion.formats import WriteOptions, read_state
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.megatron.write import write_megatron
-from lmcore.conversion.native import LmcoreState, write_lmcore
+from lmcore.conversion.native.read import LmcoreState
+from lmcore.conversion.native.write import write_lmcore
 from lmcore.conversion.state import ADAM, WEIGHT
 from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import ByteTokenizer, GPT2BPETokenizer, Tokenizer, tokenizer_from

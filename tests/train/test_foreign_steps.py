@@ -12,7 +12,8 @@ from model_states import GPT2, RandomState
 
 from lmcore.cli.main import main
 from lmcore.conversion.convert import convert
-from lmcore.conversion.native import LmcoreState, write_lmcore
+from lmcore.conversion.native.read import LmcoreState
+from lmcore.conversion.native.write import write_lmcore
 from lmcore.conversion.state import WEIGHT, Progress
 from lmcore.data.tokenizer import ByteTokenizer
 

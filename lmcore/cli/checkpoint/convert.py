@@ -157,8 +157,8 @@ def _source(section: ConvertSection) -> Path:
         CheckpointError, ConfigError: It has no checkpoint of that step.
     """
     from lmcore.checkpoint import chosen_checkpoint
-    from lmcore.conversion.choice import foreign_checkpoint
-    from lmcore.conversion.detect import format_of
+    from lmcore.conversion.detection.format import format_of
+    from lmcore.conversion.detection.step import foreign_checkpoint
 
     source, step = Path(section.source), section.ckpt_step
     if step is None:

@@ -13,7 +13,7 @@ from lmcore.config.options.command_line import parse_section
 from lmcore.errors import counted, printable
 
 if TYPE_CHECKING:
-    from lmcore.conversion.difference import Difference
+    from lmcore.conversion.tensors.difference import Difference
 
 __all__ = ["DiffSection", "run"]
 
@@ -54,8 +54,8 @@ def run(argv: list[str]) -> int:
         epilog=_EPILOG,
     )
     from lmcore.cli.checkpoint.paths import checkpoint_at
-    from lmcore.conversion.content import content_of
-    from lmcore.conversion.difference import compare
+    from lmcore.conversion.tensors.content import content_of
+    from lmcore.conversion.tensors.difference import compare
 
     found = compare(
         content_of(checkpoint_at(section.first), verify=True),

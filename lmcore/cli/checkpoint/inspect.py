@@ -15,7 +15,7 @@ from lmcore.errors import CheckpointError, counted, printable
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
-    from lmcore.conversion.content import CheckpointContent, TensorStatistics
+    from lmcore.conversion.tensors.content import CheckpointContent, TensorStatistics
 
 __all__ = ["InspectSection", "run"]
 
@@ -59,7 +59,7 @@ def run(argv: list[str]) -> int:
         epilog=_EPILOG,
     )
     from lmcore.cli.checkpoint.paths import checkpoint_at
-    from lmcore.conversion.content import content_of, matching, statistics_of
+    from lmcore.conversion.tensors.content import content_of, matching, statistics_of
 
     path = checkpoint_at(section.path, section.ckpt_step)
     content = content_of(path, verify=section.norms)

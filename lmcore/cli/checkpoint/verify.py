@@ -64,8 +64,7 @@ def _verified(path: Path) -> Iterator[dict[str, Any]]:
     import torch  # noqa: F401 - its import is not part of the time
 
     from lmcore.checkpoint import survey, verify_checkpoint
-    from lmcore.conversion.detect import format_of
-    from lmcore.conversion.unrecognized import unrecognized
+    from lmcore.conversion.detection.format import format_of, unrecognized
 
     name = format_of(path) if path.is_dir() else None
     if (problem := unrecognized(path)) is not None:

@@ -34,9 +34,9 @@ from lmcore.conversion.deepspeed.zero import (
     ADAM_HINT,
     Shapes,
 )
+from lmcore.conversion.foreign_pickle.records import load_content
 from lmcore.conversion.huggingface.weights import StoredTensor
 from lmcore.conversion.megatron.rank_file import flat_tensors
-from lmcore.conversion.megatron.records import load_content
 from lmcore.conversion.state import WEIGHT, OptimizerStateError
 from lmcore.errors import CheckpointError
 

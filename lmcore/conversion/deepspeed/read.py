@@ -25,7 +25,8 @@ from lmcore.conversion.deepspeed.missing_files import (
 from lmcore.conversion.deepspeed.names import legacy_names
 from lmcore.conversion.deepspeed.precision import recorded_precision, saved_precision
 from lmcore.conversion.deepspeed.rank_tensors import RankTensors, open_ranks, universal_tensors
-from lmcore.conversion.foreign_pickle import load_tensors
+from lmcore.conversion.foreign_pickle.load import load_tensors
+from lmcore.conversion.foreign_pickle.records import load_content, values_of
 from lmcore.conversion.huggingface.config import CONFIG_NAME
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.megatron.arguments import read_model
@@ -34,11 +35,9 @@ from lmcore.conversion.megatron.loss_scale import unknown_scale_notes
 from lmcore.conversion.megatron.moments import other_optimizer
 from lmcore.conversion.megatron.names import TIED, UNUSED, parameter_of
 from lmcore.conversion.megatron.packing import Packing, require_order
-from lmcore.conversion.megatron.records import load_content, values_of
 from lmcore.conversion.megatron.saved_run import saved_layout
 from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
-from lmcore.conversion.problems import require_no_problems
-from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
+from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress, require_no_problems
 from lmcore.errors import CheckpointError, counted
 from lmcore.model.parameters import parameter_shapes
 

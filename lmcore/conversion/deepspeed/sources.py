@@ -15,11 +15,11 @@ from torch import Tensor
 
 from lmcore.conversion.cast import FLOAT_DTYPES
 from lmcore.conversion.deepspeed.zero import Partitions, Shapes, join_pieces, saved_step
-from lmcore.conversion.foreign_pickle import load_tensors
+from lmcore.conversion.foreign_pickle.load import load_tensors
+from lmcore.conversion.foreign_pickle.records import load_content
 from lmcore.conversion.huggingface.weights import StoredTensor
 from lmcore.conversion.megatron.loss_scale import deepspeed_loss_scale
 from lmcore.conversion.megatron.moments import group_values, step_of
-from lmcore.conversion.megatron.records import load_content
 from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError
 from lmcore.errors import CheckpointError, counted
 

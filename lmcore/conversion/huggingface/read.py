@@ -13,8 +13,7 @@ from lmcore.conversion.huggingface.config import CONFIG_NAME, read_config, unrea
 from lmcore.conversion.huggingface.recipes import UNUSED, recipes_of
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.huggingface.weights import WeightFiles, Weights
-from lmcore.conversion.problems import require_no_problems
-from lmcore.conversion.state import WEIGHT, ModelState
+from lmcore.conversion.state import WEIGHT, ModelState, require_no_problems
 
 if TYPE_CHECKING:
     from torch import Tensor

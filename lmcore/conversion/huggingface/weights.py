@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmcore.bounded_file import open_regular, read_bounded_file
-from lmcore.conversion.foreign_pickle import load_tensors
+from lmcore.conversion.foreign_pickle.load import load_tensors
 from lmcore.conversion.huggingface.config import WEIGHT_FILES
 from lmcore.errors import CheckpointError
 

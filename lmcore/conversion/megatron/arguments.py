@@ -14,7 +14,7 @@ from typing import Any
 
 from lmcore.config.section import run_options
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.conversion.megatron.records import Record
+from lmcore.conversion.foreign_pickle.records import Record
 from lmcore.conversion.state import NO_TOKENIZER, TRAINING_OPTIONS
 from lmcore.errors import CheckpointError, ConfigError
 from lmcore.model.saved_shape import read_shape

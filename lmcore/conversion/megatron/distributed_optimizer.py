@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.conversion.foreign_pickle.records import load_content
 from lmcore.conversion.megatron.moments import Moments, UnreadOptimizer, group_values
 from lmcore.conversion.megatron.rank_file import Part, RankFile
-from lmcore.conversion.megatron.records import load_content
 from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError
 
 __all__ = ["coalesced_buffers", "read_distributed", "starts_in"]

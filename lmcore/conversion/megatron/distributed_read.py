@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lmcore.checkpoint.dcp_metadata import dtype_of
 from lmcore.conversion.cast import FLOAT_DTYPES
+from lmcore.conversion.foreign_pickle.records import load_content, values_of
 from lmcore.conversion.megatron.arguments import read_model
 from lmcore.conversion.megatron.buckets import BucketState, has_buckets
 from lmcore.conversion.megatron.directory import COMMON_NAME, require_checkpoint
@@ -28,12 +29,17 @@ from lmcore.conversion.megatron.moments import UnreadOptimizer, group_values, ot
 from lmcore.conversion.megatron.names import UNUSED, parameter_of
 from lmcore.conversion.megatron.optimizer import require_rounded
 from lmcore.conversion.megatron.packing import Packing
-from lmcore.conversion.megatron.records import load_content, values_of
 from lmcore.conversion.megatron.saved_run import saved_layout, saved_precision
 from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
 from lmcore.conversion.megatron.stored_tensors import StoredTensors
-from lmcore.conversion.problems import require_no_problems
-from lmcore.conversion.state import ADAM, WEIGHT, ModelState, OptimizerStateError, Progress
+from lmcore.conversion.state import (
+    ADAM,
+    WEIGHT,
+    ModelState,
+    OptimizerStateError,
+    Progress,
+    require_no_problems,
+)
 from lmcore.errors import CheckpointError
 
 __all__ = ["DistributedState"]

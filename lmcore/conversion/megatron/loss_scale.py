@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.conversion.megatron.records import values_of
+from lmcore.conversion.foreign_pickle.records import values_of
 
 if TYPE_CHECKING:
     from lmcore.conversion.state import ModelState, Progress

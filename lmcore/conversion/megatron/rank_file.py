@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from lmcore.conversion.foreign_pickle.records import load_content, values_of
 from lmcore.conversion.megatron.names import TIED, UNUSED, parameter_of
-from lmcore.conversion.megatron.records import load_content, values_of
 from lmcore.errors import CheckpointError
 
 __all__ = ["Part", "RankFile", "flat_tensors"]

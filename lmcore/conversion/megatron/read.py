@@ -26,8 +26,7 @@ from lmcore.conversion.megatron.packing import Packing, require_order
 from lmcore.conversion.megatron.rank_file import Part, RankFile
 from lmcore.conversion.megatron.saved_run import saved_layout, saved_precision
 from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
-from lmcore.conversion.problems import require_no_problems
-from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
+from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress, require_no_problems
 from lmcore.errors import CheckpointError, counted
 from lmcore.model.parameters import parameter_shapes
 

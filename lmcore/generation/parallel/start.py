@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lmcore.checkpoint.load import load_checkpoint
-from lmcore.conversion.native import WEIGHT_PREFIX, LmcoreState
+from lmcore.conversion.native.manifest import WEIGHT_PREFIX
+from lmcore.conversion.native.read import LmcoreState
 from lmcore.generation.load import LoadedModel, allocate, described_model, open_checkpoint
 from lmcore.generation.parallel.driver import ParallelModel
 from lmcore.generation.parallel.layout import divided_shape
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from lmcore.config.derived.layout import ParallelLayout
     from lmcore.config.tokenizer import TokenizerSettings
-    from lmcore.conversion.weights import WeightReader
+    from lmcore.conversion.loading.weights import WeightReader
     from lmcore.data.tokenizer import TokenizerFactory
     from lmcore.model.protocol import CausalLM
     from lmcore.model.shape import ModelShape

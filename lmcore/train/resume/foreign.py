@@ -17,7 +17,7 @@ from lmcore.model.parameters import parameter_shapes
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lmcore.conversion.foreign_model import ForeignModel
+    from lmcore.conversion.loading.foreign_model import ForeignModel
     from lmcore.parallel.tensor_layout import TensorLayout
     from lmcore.runtime.process.channel import Channel
 
@@ -88,7 +88,7 @@ def load_foreign(
         CheckpointError: The checkpoint is damaged.
         OtherRankError: The same for another process, with its text.
     """
-    from lmcore.conversion.weights import WeightReader
+    from lmcore.conversion.loading.weights import WeightReader
     from lmcore.parallel.tensor_layout import box
 
     def fill() -> None:

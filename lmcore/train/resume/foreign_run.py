@@ -25,7 +25,7 @@ def not_a_run(path: Path, step: str | None = None) -> ConfigError | None:
         step: Value of `--ckpt-step`; None if it is not given.
     """
     from lmcore.conversion.deepspeed.directory import is_deepspeed  # only if needed: it is slow
-    from lmcore.conversion.detect import format_of
+    from lmcore.conversion.detection.format import format_of
 
     if not path.is_dir():
         return None

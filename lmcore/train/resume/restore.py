@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint import WritePlanner, load_checkpoint
 from lmcore.config.derived.layout import ParallelLayout
-from lmcore.conversion.native import WITHOUT_OPTIMIZER
+from lmcore.conversion.native.manifest import WITHOUT_OPTIMIZER
 from lmcore.conversion.state import LEFT_OUT
 from lmcore.errors import CheckpointArgumentError
 from lmcore.log import ALL_RANKS

@@ -18,7 +18,7 @@ from lmcore.train.resume.saved_settings import ForeignModels
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.config.section import CheckpointSection
-    from lmcore.conversion.foreign_model import ForeignModel
+    from lmcore.conversion.loading.foreign_model import ForeignModel
     from lmcore.runtime.process.rendezvous import Rendezvous
 
 __all__ = ["find_resume_point", "refuse_fewer_steps", "unknown_tokenizer", "verify_resume_point"]
@@ -57,7 +57,7 @@ def find_resume_point(
         return None
     # Only if needed: they take time.
     from lmcore.checkpoint import chosen_checkpoint, survey
-    from lmcore.conversion.unrecognized import unrecognized
+    from lmcore.conversion.detection.format import unrecognized
     from lmcore.train.resume.foreign import foreign_resume_point
 
     path = Path(settings.load)
@@ -103,8 +103,8 @@ def unknown_tokenizer(
     """
     if resume is None or settings.change_tokenizer or "tokenizer" in resume.manifest.meta:
         return None
-    from lmcore.conversion.native import recorded_type
-    from lmcore.conversion.tokenizer import no_tokenizer
+    from lmcore.conversion.loading.tokenizer import no_tokenizer
+    from lmcore.conversion.native.manifest import recorded_type
 
     path = resume.checkpoint if resume.foreign else resume.checkpoint.parent.parent
     error = no_tokenizer(path, recorded_type(resume.manifest.meta))

@@ -17,7 +17,7 @@ from lmcore.checkpoint import check_shape
 from lmcore.config.continued import CONTINUE_OPTION, continue_command
 from lmcore.config.derived.data_source import BUNDLED
 from lmcore.config.option import DROPOUT, flag_of
-from lmcore.conversion.native import UNKNOWN_ORDER
+from lmcore.conversion.native.manifest import UNKNOWN_ORDER
 from lmcore.errors import CheckpointError, ConfigError, LmcoreError
 from lmcore.log import ALL_RANKS
 from lmcore.optim.schedule import LearningRateSchedule

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint.layout import CHECKPOINTS_NAME
 from lmcore.config.tokenizer import TokenizerIdentity, TokenizerSettings
-from lmcore.conversion.native import recorded_type
+from lmcore.conversion.native.manifest import recorded_type
 from lmcore.data.tokenizer import tokenizer_from
 from lmcore.data.tokenizer.recorded_type import may_be_same
 from lmcore.data.tokenizer.saved import saved_tokenizer_settings

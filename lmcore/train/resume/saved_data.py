@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lmcore.conversion.native import UNKNOWN_ORDER
+from lmcore.conversion.native.manifest import UNKNOWN_ORDER
 from lmcore.data.blend.dataset import BlendRecord
 from lmcore.errors import ConfigError
 from lmcore.train.resume.saved_meta import check_saved_run

@@ -10,7 +10,7 @@ from lmcore.errors import CheckpointArgumentError
 from lmcore.train.resume.saved_meta import part_of
 
 if TYPE_CHECKING:
-    from lmcore.conversion.foreign_model import ForeignModel
+    from lmcore.conversion.loading.foreign_model import ForeignModel
 
 __all__ = ["ForeignModels", "read_saved_settings"]
 
@@ -68,7 +68,9 @@ class ForeignModels:
                 model.
             ConfigError: The checkpoint has no steps.
         """
-        from lmcore.conversion.foreign_model import describe_foreign  # only if needed: it is slow
+        from lmcore.conversion.loading.foreign_model import (
+            describe_foreign,  # only if needed: it is slow
+        )
 
         key = path.absolute(), step
         if key not in self._described:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.conversion.native import write_lmcore
+from lmcore.conversion.native.write import write_lmcore
 from lmcore.conversion.state import ModelState
 from lmcore.data.tokenizer import ByteTokenizer
 

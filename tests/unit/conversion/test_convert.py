@@ -19,10 +19,10 @@ from lmcore.cli.checkpoint.convert import FORMAT_NAMES
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion import new_directory as module
 from lmcore.conversion.convert import convert
-from lmcore.conversion.detect import MATCHES, format_of
-from lmcore.conversion.foreign_model import describe_foreign
+from lmcore.conversion.detection.format import MATCHES, format_of
 from lmcore.conversion.formats import FORMATS, WriteOptions, read_state
-from lmcore.conversion.native import LmcoreState
+from lmcore.conversion.loading.foreign_model import describe_foreign
+from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState
 from lmcore.errors import CheckpointError
 

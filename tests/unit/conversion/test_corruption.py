@@ -19,7 +19,7 @@ import torch
 from damage import TO_A_FILE, time_limit
 from model_states import GPT2, RandomState
 
-from lmcore.conversion.foreign_pickle import load_tensors
+from lmcore.conversion.foreign_pickle.load import load_tensors
 from lmcore.conversion.formats import FORMATS, WriteOptions, read_state
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.errors import CheckpointError, LmcoreError

@@ -16,13 +16,13 @@ from lmcore.conversion.convert import convert
 from lmcore.conversion.deepspeed.write import write_deepspeed
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.huggingface.write import write_huggingface
+from lmcore.conversion.loading.weights import WeightReader
 from lmcore.conversion.megatron.distributed_read import DistributedState
 from lmcore.conversion.megatron.distributed_write import write_distributed
 from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.write import write_megatron
-from lmcore.conversion.native import LmcoreState
+from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import WEIGHT, ModelState, Progress
-from lmcore.conversion.weights import WeightReader
 from lmcore.errors import CheckpointError
 
 NAME = "blocks.0.feed_forward.up.weight"

@@ -21,7 +21,7 @@ from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.megatron.distributed_write import write_distributed
 from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.write import write_megatron
-from lmcore.conversion.native import write_lmcore
+from lmcore.conversion.native.write import write_lmcore
 from lmcore.conversion.state import ADAM, WEIGHT
 from lmcore.data.tokenizer import ByteTokenizer
 

@@ -15,12 +15,12 @@ from megatron_models import LLAMA, MemoryState, assert_same
 from lmcore.checkpoint import read_manifest
 from lmcore.conversion.convert import convert
 from lmcore.conversion.deepspeed.read import read_deepspeed
-from lmcore.conversion.detect import format_of
+from lmcore.conversion.detection.format import format_of
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.huggingface.config import config_of
 from lmcore.conversion.huggingface.recipes import recipes_of
 from lmcore.conversion.huggingface.write import write_huggingface
-from lmcore.conversion.native import LmcoreState
+from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import WEIGHT, Progress
 from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape

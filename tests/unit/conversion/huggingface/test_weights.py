@@ -13,9 +13,9 @@ import torch
 from model_states import GPT2, LLAMA, RandomState, same_state
 from safetensors.torch import load_file, save_file
 
-from lmcore.conversion.foreign_model import describe_foreign
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import write_huggingface
+from lmcore.conversion.loading.foreign_model import describe_foreign
 from lmcore.errors import CheckpointError
 
 SINGLE = "model.safetensors"

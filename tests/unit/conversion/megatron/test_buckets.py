@@ -14,11 +14,11 @@ from megatron_models import GPT, LLAMA, MemoryState, assert_same
 
 from lmcore.conversion.convert import convert
 from lmcore.conversion.formats import read_state
+from lmcore.conversion.loading.weights import WeightReader
 from lmcore.conversion.megatron.distributed_read import DistributedState
 from lmcore.conversion.megatron.layout import Layout
-from lmcore.conversion.native import LmcoreState
+from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import WEIGHT, Progress
-from lmcore.conversion.weights import WeightReader
 from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape
 

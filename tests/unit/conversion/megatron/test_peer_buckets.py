@@ -22,7 +22,7 @@ from lmcore.conversion.megatron.distributed_read import DistributedState
 from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.names import parameter_of
 from lmcore.conversion.megatron.packing import Packing
-from lmcore.conversion.native import LmcoreState
+from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import ADAM, WEIGHT
 from lmcore.model.shape import ModelShape
 

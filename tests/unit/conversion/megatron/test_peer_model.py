@@ -11,12 +11,12 @@ import torch
 from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
 
 from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.conversion.foreign_pickle.records import load_content
 from lmcore.conversion.megatron.arguments import architecture_arguments
 from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.names import parameter_of
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.read import MegatronState
-from lmcore.conversion.megatron.records import load_content
 from lmcore.conversion.megatron.write import write_megatron
 from lmcore.conversion.state import Progress
 from lmcore.model import gpt

@@ -15,14 +15,15 @@ import torch
 from damage import time_limit
 from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
 
-from lmcore.conversion.megatron import records
+from lmcore.conversion.foreign_pickle import records
 from lmcore.conversion.megatron.directory import is_megatron
 from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.names import STYLES
 from lmcore.conversion.megatron.packing import Packing
 from lmcore.conversion.megatron.read import MegatronState
 from lmcore.conversion.megatron.write import write_megatron
-from lmcore.conversion.native import LmcoreState, write_lmcore
+from lmcore.conversion.native.read import LmcoreState
+from lmcore.conversion.native.write import write_lmcore
 from lmcore.conversion.state import Progress
 from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape

@@ -12,11 +12,11 @@ from model_states import GPT2, RandomState
 from lmcore.checkpoint import read_manifest
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.convert import convert
-from lmcore.conversion.foreign_model import describe_foreign
 from lmcore.conversion.formats import read_state
+from lmcore.conversion.loading.foreign_model import describe_foreign
+from lmcore.conversion.loading.tokenizer import NO_CHOICE, tokenizer_of
 from lmcore.conversion.megatron.write import write_megatron
-from lmcore.conversion.native import LmcoreState
-from lmcore.conversion.tokenizer import NO_CHOICE, tokenizer_of
+from lmcore.conversion.native.read import LmcoreState
 from lmcore.data.tokenizer import ByteTokenizer, GPT2BPETokenizer, NullTokenizer
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
 from lmcore.errors import ConfigError

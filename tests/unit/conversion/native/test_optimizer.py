@@ -13,7 +13,8 @@ from torch import nn
 from lmcore.checkpoint import read_manifest, save_checkpoint
 from lmcore.config.section import OptimizerSection
 from lmcore.conversion.convert import convert
-from lmcore.conversion.native import LmcoreState, write_lmcore
+from lmcore.conversion.native.read import LmcoreState
+from lmcore.conversion.native.write import write_lmcore
 from lmcore.conversion.state import ADAM, WEIGHT, Progress
 from lmcore.model.shape import ModelShape
 from lmcore.optim.create import create_optimizer

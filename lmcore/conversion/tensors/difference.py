@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lmcore.conversion.content import matching
+from lmcore.conversion.tensors.content import matching
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lmcore.conversion.content import CheckpointContent
+    from lmcore.conversion.tensors.content import CheckpointContent
 
 __all__ = ["Difference", "TensorDifference", "compare"]
 

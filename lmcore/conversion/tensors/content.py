@@ -21,9 +21,9 @@ from lmcore.checkpoint import (
     verify_checkpoint,
 )
 from lmcore.checkpoint.verify import damaged
-from lmcore.conversion.detect import format_of
+from lmcore.conversion.detection.format import format_of
 from lmcore.conversion.formats import FORMATS, read_state
-from lmcore.conversion.native import stored_name
+from lmcore.conversion.native.manifest import stored_name
 from lmcore.conversion.state import recorded_samples
 from lmcore.errors import ConfigError, nearest
 

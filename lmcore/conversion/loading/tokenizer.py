@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings, example_flags
-from lmcore.conversion.native import LmcoreState
+from lmcore.conversion.native.read import LmcoreState
 from lmcore.data.tokenizer import (
     Tokenizer,
     TokenizerFactory,

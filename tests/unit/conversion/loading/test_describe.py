@@ -13,17 +13,18 @@ from megatron_models import GPT, MemoryState
 
 from lmcore.checkpoint import dcp_reader
 from lmcore.config.section import CheckpointSection
-from lmcore.conversion import foreign_model, foreign_pickle
-from lmcore.conversion.content import content_of
 from lmcore.conversion.deepspeed.write import write_deepspeed
-from lmcore.conversion.describe import describe, describe_isolated
-from lmcore.conversion.detect import format_of
+from lmcore.conversion.detection.format import format_of
+from lmcore.conversion.foreign_pickle import load as foreign_pickle
 from lmcore.conversion.huggingface.write import write_huggingface
+from lmcore.conversion.loading import foreign_model
+from lmcore.conversion.loading.describe import describe, describe_isolated
+from lmcore.conversion.loading.weights import WeightReader
 from lmcore.conversion.megatron.distributed_write import write_distributed
 from lmcore.conversion.megatron.layout import Layout
 from lmcore.conversion.megatron.write import write_megatron
 from lmcore.conversion.state import Progress
-from lmcore.conversion.weights import WeightReader
+from lmcore.conversion.tensors.content import content_of
 from lmcore.errors import CheckpointError
 from lmcore.train.resume.resume_point import find_resume_point
 from lmcore.train.resume.saved_settings import ForeignModels

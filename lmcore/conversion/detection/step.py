@@ -7,9 +7,8 @@ from pathlib import Path
 
 from lmcore.config.checkpoint_step import BEST, checkpoint_step, steps_in_words
 from lmcore.conversion.deepspeed import directory as deepspeed
-from lmcore.conversion.detect import MATCHES
+from lmcore.conversion.detection.format import MATCHES, unrecognized
 from lmcore.conversion.megatron import directory as megatron
-from lmcore.conversion.unrecognized import unrecognized
 from lmcore.errors import CheckpointArgumentError, ConfigError
 
 __all__ = ["foreign_checkpoint"]

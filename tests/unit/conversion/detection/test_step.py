@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.conversion.choice import foreign_checkpoint
+from lmcore.conversion.detection.step import foreign_checkpoint
 from lmcore.conversion.formats import read_state
 from lmcore.errors import CheckpointArgumentError, CheckpointError, ConfigError
 

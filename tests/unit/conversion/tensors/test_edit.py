@@ -18,9 +18,9 @@ from lmcore.checkpoint import (
     verify_checkpoint,
 )
 from lmcore.conversion.cast import cast
-from lmcore.conversion.edit import Changes, edit
-from lmcore.conversion.native import LmcoreState
+from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState
+from lmcore.conversion.tensors.edit import Changes, edit
 from lmcore.errors import CheckpointError, ConfigError
 
 RunOf = Callable[[ModelState], Path]

@@ -18,8 +18,8 @@ from lmcore.checkpoint.dcp_metadata import dtype_of
 from lmcore.checkpoint.layout import CHECKPOINTS_NAME
 from lmcore.config.derived.model_math import vocabulary_multiple
 from lmcore.conversion.cast import cast
-from lmcore.conversion.content import name_hint
-from lmcore.conversion.native import require_weights
+from lmcore.conversion.native.manifest import require_weights
+from lmcore.conversion.tensors.content import name_hint
 from lmcore.errors import CheckpointError, ConfigError
 from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
 from lmcore.model.saved_shape import read_shape

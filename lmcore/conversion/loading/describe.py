@@ -53,7 +53,7 @@ def describe(directory: str, name: str) -> dict[str, Any]:
         name: Name of its format.
     """
     from lmcore.conversion.huggingface.read import HuggingFaceState
-    from lmcore.conversion.weights import WeightReader
+    from lmcore.conversion.loading.weights import WeightReader
 
     try:
         state = WeightReader(Path(directory), name, compare=False).state

@@ -1,8 +1,8 @@
-"""Rank files of Megatron, read with inert records in the place of every object of a program.
+"""Files of Megatron and DeepSpeed, in which every object of a program is read as an inert record.
 
-Beside tensors a rank file holds the command's `argparse.Namespace`, members of Megatron's enums and
-the states of random generators.  A name of a program that the file may contain becomes a `Record`,
-which keeps what was stored and runs nothing; any other name is refused.
+Beside tensors such a file holds the command's `argparse.Namespace`, members of Megatron's enums and
+the states of random generators.  Each name of a program that the file may contain becomes a
+`Record`, which keeps what was stored and runs nothing; any other name is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 
 from lmcore.bounded_file import open_regular
-from lmcore.conversion.foreign_pickle import load_tensors, only_allowed
+from lmcore.conversion.foreign_pickle.load import load_tensors, only_allowed
 from lmcore.errors import CheckpointError
 
 __all__ = ["Record", "load_content", "values_of"]
@@ -81,7 +81,7 @@ def values_of(record: object) -> Mapping[str, Any] | None:
 
 
 def load_content(path: Path, *, compare: bool = True) -> Mapping[str, Any]:
-    """Return the content of a file that Megatron wrote, tensors memory-mapped.
+    """Return the content of a file of Megatron or DeepSpeed, with its tensors memory-mapped.
 
     Args:
         path: Path of the file.

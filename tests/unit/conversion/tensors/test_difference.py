@@ -12,10 +12,10 @@ import torch
 from model_states import GPT2, RandomState
 
 from lmcore.checkpoint import find_checkpoint, save_checkpoint
-from lmcore.conversion.content import content_of, matching, statistics_of
 from lmcore.conversion.convert import convert
-from lmcore.conversion.difference import compare
 from lmcore.conversion.state import ModelState
+from lmcore.conversion.tensors.content import content_of, matching, statistics_of
+from lmcore.conversion.tensors.difference import compare
 from lmcore.errors import ConfigError
 
 

@@ -1,19 +1,29 @@
-"""Explanation of a directory without a checkpoint of a known format: what it has, what it lacks."""
+"""Recognition of a checkpoint's format by its files, without torch.
+
+`format_of` names the format of a directory; `unrecognized` explains what a directory lacks if it
+has only a part of a checkpoint.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
-from lmcore.conversion.detect import format_of
-from lmcore.conversion.huggingface.config import CONFIG_NAME, WEIGHT_FILES
+from lmcore.checkpoint.layout import CHECKPOINTS_NAME
+from lmcore.checkpoint.manifest import MANIFEST_NAME
+from lmcore.conversion.deepspeed.directory import is_deepspeed
+from lmcore.conversion.huggingface.config import CONFIG_NAME, WEIGHT_FILES, is_huggingface
 from lmcore.conversion.megatron.directory import (
     TRACKER_NAME,
     incomplete_distributed,
+    is_megatron,
+    is_megatron_dist,
     require_checkpoint,
 )
 from lmcore.errors import CheckpointArgumentError, CheckpointError
 
-__all__ = ["unrecognized"]
+__all__ = ["MATCHES", "format_of", "unrecognized"]
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _MAX_ENTRIES = 1000
@@ -30,6 +40,29 @@ _OTHER_FORMS = (
     ),
 )
 """File that shows another form of a model, the form, and a hint."""
+
+
+def _is_lmcore(directory: Path) -> bool:
+    inside = directory / CHECKPOINTS_NAME
+    folders = (directory, *directory.glob("iter_*"), *inside.glob("iter_*"))
+    return any((folder / MANIFEST_NAME).is_file() for folder in folders)
+
+
+MATCHES: Mapping[str, Callable[[Path], bool]] = MappingProxyType(
+    {
+        "lmcore": _is_lmcore,
+        "huggingface": is_huggingface,
+        "megatron": is_megatron,
+        "megatron-dist": is_megatron_dist,
+        "megatron-deepspeed": is_deepspeed,
+    }
+)
+"""Function that recognizes each format, by the format's name."""
+
+
+def format_of(directory: Path) -> str | None:
+    """Return the name of the format of the checkpoint in *directory*; None if none matches."""
+    return next((name for name, matches in MATCHES.items() if matches(directory)), None)
 
 
 def unrecognized(directory: Path) -> CheckpointError | None:

@@ -1,0 +1,1 @@
+"""Detection of a checkpoint in a directory, without torch: its format, and its steps."""

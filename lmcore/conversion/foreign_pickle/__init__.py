@@ -1,0 +1,1 @@
+"""Pickle files of other programs, read without running code from them."""

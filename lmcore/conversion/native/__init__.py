@@ -1,0 +1,1 @@
+"""lmcore's own checkpoints and run directories, read and written as a `ModelState`."""

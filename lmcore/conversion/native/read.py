@@ -1,0 +1,149 @@
+"""`LmcoreState`: one of lmcore's own checkpoints as a `ModelState`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmcore.checkpoint import CheckpointReader, newest_verified, survey
+from lmcore.conversion.native.manifest import (
+    ADAM_NAME,
+    ADAM_OPTIONS,
+    OPTIMIZER_PREFIX,
+    recorded_type,
+    require_weights,
+    stored_name,
+)
+from lmcore.conversion.state import ADAM, KEPT_OPTIONS, WEIGHT, ModelState, Progress
+from lmcore.model.parameters import has_known_parameters
+from lmcore.model.saved_shape import read_shape
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["LmcoreState"]
+
+logger = logging.getLogger(__name__)
+
+
+class LmcoreState(ModelState):
+    """State in a checkpoint of lmcore, of any parallel layout; see `ModelState`.
+
+    Attributes:
+        checkpoint: Directory of the checkpoint, `iter_XXXXXXX`.
+        manifest: Manifest of the checkpoint.
+    """
+
+    format = "lmcore"
+
+    def __init__(self, path: Path, *, weights_only: bool = False) -> None:
+        """Choose and verify the checkpoint; a warning names damaged ones that are passed over.
+
+        Args:
+            path: Run directory, its `checkpoints`, or one `iter_XXXXXXX`.
+            weights_only: True to leave the state of Adam out.
+
+        Raises:
+            CheckpointError: There is no checkpoint, it is damaged, or its model is not known.
+        """
+        found = newest_verified(survey(path))
+        warning = found.warning()
+        if warning is not None:
+            logger.warning("%s", warning)
+        self.path, self.checkpoint, self.manifest = path, found.path, found.manifest
+        self.shape = read_shape(self.manifest.model_shape, self.checkpoint)
+        self._reader = CheckpointReader(self.checkpoint, self.manifest)
+        if has_known_parameters(self.shape):
+            require_weights(self.shape, self.manifest, self.checkpoint)
+        meta = self.manifest.meta
+        derived = _mapping(_mapping(meta.get("config")).get("derived"))
+        size = derived.get("vocab_size")
+        known = isinstance(size, int) and 0 < size <= self.shape.padded_vocab_size
+        self.vocab_size = size if known else None
+        if has_known_parameters(self.shape) and not weights_only:
+            self.kinds, self.without_adam = self._read_kinds()
+            reasons = [self.without_adam] if self.without_adam is not None else []
+            left_out = "the state of its optimizer is left out"
+            self.training_notes = [f"{left_out}: {reason}" for reason in reasons]
+        self.tokenizer_type = recorded_type(meta)
+        self.progress = self._progress()
+        sections = _mapping(_mapping(meta.get("config")).get("config")).values()
+        saved = {name: value for section in sections for name, value in _mapping(section).items()}
+        self.settings = {name: saved[name] for name in KEPT_OPTIONS if saved.get(name) is not None}
+
+    def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
+        """Return the dtype of a tensor; see `ModelState`."""
+        from lmcore.checkpoint.dcp_metadata import dtype_of
+
+        return dtype_of(self.manifest.tensors[stored_name(name, kind)].dtype)
+
+    def read(self, name: str, kind: str = WEIGHT) -> Tensor:
+        """Return a whole tensor; see `ModelState`."""
+        return self._reader.read(stored_name(name, kind))
+
+    def _read_kinds(self) -> tuple[tuple[str, ...], str | None]:
+        """Return the kinds of tensors, and why the state of the optimizer is left out, if it is."""
+        if not any(name.startswith(OPTIMIZER_PREFIX) for name in self.manifest.tensors):
+            return (WEIGHT,), None
+        reason = self._not_adam()
+        return ((WEIGHT, *ADAM) if reason is None else (WEIGHT,)), reason
+
+    def _not_adam(self) -> str | None:
+        """Return why the state of the optimizer is not Adam's; None if it is."""
+        from lmcore.checkpoint.dcp_metadata import dtype_of
+
+        held = self.manifest.tensors
+        optimizer = _saved_section(self.manifest.meta, "optimizer").get("optimizer")
+        # Other optimizers have state of the same names: quantized, or averages of something else.
+        if optimizer not in {None, ADAM_NAME}:
+            return f"it is that of `{optimizer}`, and only Adam's is converted"
+        for name, size in self.parameters.items():
+            for stored in (stored_name(name, kind) for kind in ADAM):
+                entry = held.get(stored)
+                if entry is None:
+                    return f"it lacks `{stored}`"
+                if entry.shape != size or not dtype_of(entry.dtype).is_floating_point:
+                    found = f"{entry.dtype} {list(entry.shape)}"
+                    return f"`{stored}` is {found}, and its parameter {list(size)}"
+        return None
+
+    def _progress(self) -> Progress | None:
+        counters = _mapping(self.manifest.meta.get("counters"))
+        values = [counters.get(name) for name in ("iteration", "consumed_samples")]
+        if not all(type(value) is int and value >= 0 for value in values):
+            return None
+        steps = None
+        if len(self.kinds) > 1:
+            first = next(iter(self.parameters))
+            if f"optimizer.step.{first}" in self.manifest.tensors:
+                steps = int(self._reader.read(f"optimizer.step.{first}"))
+        schedule = _mapping(self.manifest.meta.get("schedule")) or None
+        adam, scale = None, None
+        if len(self.kinds) > 1:
+            adam = _adam(self.manifest.meta)
+            saved = _mapping(self.manifest.meta.get("loss_scale"))
+            scale = saved if "value" in saved else None  # a fixed one has no value
+        position = counters.get("scheduled_samples")
+        scheduled = position if type(position) is int and position >= 0 else None
+        iteration, samples = (int(value or 0) for value in values)
+        return Progress(iteration, samples, steps, schedule, adam, scheduled, scale)
+
+
+def _adam(meta: Mapping[str, Any]) -> dict[str, float] | None:
+    """Return the settings of Adam of the run that wrote a checkpoint."""
+    saved = _saved_section(meta, "optimizer")
+    found = {name: saved.get(option) for name, option in ADAM_OPTIONS.items()}
+    known = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    return known or None
+
+
+def _saved_section(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a section of the settings of the run that wrote a checkpoint."""
+    return _mapping(_mapping(_mapping(meta.get("config")).get("config")).get(name))
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return dict(value) if isinstance(value, dict) else {}
