@@ -16,12 +16,12 @@ from lmcore.conversion.deepspeed.write import write_deepspeed
 from lmcore.conversion.detection.format import MATCHES, format_of, unrecognized
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import LARGEST_FILE, write_huggingface
-from lmcore.conversion.megatron.distributed_read import DistributedState
-from lmcore.conversion.megatron.distributed_write import write_distributed
-from lmcore.conversion.megatron.layout import Layout
-from lmcore.conversion.megatron.names import STYLES
-from lmcore.conversion.megatron.read import MegatronState
-from lmcore.conversion.megatron.write import write_megatron
+from lmcore.conversion.megatron.parameters.layout import Layout
+from lmcore.conversion.megatron.parameters.names import STYLES
+from lmcore.conversion.megatron.rank_files.read import MegatronState
+from lmcore.conversion.megatron.rank_files.write import write_megatron
+from lmcore.conversion.megatron.torch_dist.read import DistributedState
+from lmcore.conversion.megatron.torch_dist.write import write_distributed
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.native.write import write_lmcore
 from lmcore.conversion.state import LEFT_OUT, WEIGHT, ModelState
@@ -41,8 +41,8 @@ class WriteOptions:
         dtype: Dtype of the weights.
         largest_file: Largest size of a file in bytes.
         layout: Parallel layout of the run that will load the checkpoint.
-        names: Set of parameter names, one of `lmcore.conversion.megatron.names.STYLES` or
-            `lmcore.conversion.deepspeed.names.STYLES`; None: the format's first.
+        names: Set of parameter names, one of `STYLES` in `megatron.parameters.names` or in
+            `deepspeed.names`; None: the format's first.
     """
 
     dtype: torch.dtype = torch.float32

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from lmcore.conversion.megatron.arguments import architecture_arguments
-from lmcore.conversion.megatron.packing import Packing
+from lmcore.conversion.megatron.parameters.packing import Packing
+from lmcore.conversion.megatron.run.written_arguments import architecture_arguments
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState
 
 KINDS = (WEIGHT, *ADAM)

@@ -13,10 +13,10 @@ import torch.distributed.checkpoint as dcp
 from megatron_models import MemoryState
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from lmcore.conversion.megatron.arguments import architecture_arguments
-from lmcore.conversion.megatron.layout import Layout
-from lmcore.conversion.megatron.names import foreign_name
-from lmcore.conversion.megatron.packing import Packing
+from lmcore.conversion.megatron.parameters.layout import Layout
+from lmcore.conversion.megatron.parameters.names import foreign_name
+from lmcore.conversion.megatron.parameters.packing import Packing
+from lmcore.conversion.megatron.run.written_arguments import architecture_arguments
 from lmcore.conversion.state import WEIGHT
 
 KEYS = {"param": WEIGHT, "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}

@@ -21,8 +21,8 @@ from lmcore.conversion.deepspeed.read import read_deepspeed
 from lmcore.conversion.deepspeed.write import write_deepspeed
 from lmcore.conversion.huggingface.config import config_of
 from lmcore.conversion.huggingface.recipes import recipes_of
-from lmcore.conversion.megatron.arguments import architecture_arguments
-from lmcore.conversion.megatron.packing import Packing
+from lmcore.conversion.megatron.parameters.packing import Packing
+from lmcore.conversion.megatron.run.written_arguments import architecture_arguments
 from lmcore.conversion.state import ModelState, Progress
 from lmcore.model.shape import ModelShape
 

@@ -18,7 +18,7 @@ from lmcore.conversion.convert import convert
 from lmcore.conversion.formats import WriteOptions, read_state
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.huggingface.write import write_huggingface
-from lmcore.conversion.megatron.write import write_megatron
+from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.native.write import write_lmcore
 from lmcore.conversion.state import ADAM, WEIGHT

@@ -123,7 +123,7 @@ def run(argv: list[str]) -> int:
     from lmcore.checkpoint.dcp_metadata import dtype_of
     from lmcore.conversion.convert import convert
     from lmcore.conversion.formats import WriteOptions
-    from lmcore.conversion.megatron.layout import Layout
+    from lmcore.conversion.megatron.parameters.layout import Layout
     from lmcore.data.tokenizer.build import registered_types
 
     with clean_termination():

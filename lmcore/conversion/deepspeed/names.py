@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from lmcore.conversion.megatron.names import foreign_name
+from lmcore.conversion.megatron.parameters.names import foreign_name
 
 __all__ = [
     "EMBEDDING_LAYER",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lmcore.conversion.megatron import saved_run
+from lmcore.conversion.megatron.run import saved_arguments
 
 __all__ = ["recorded_precision", "saved_precision"]
 
@@ -38,7 +38,7 @@ def recorded_precision(
         content: Content of the first rank's file.
         args: Arguments of the run, which decide if they have it; None without any.
     """
-    known = saved_run.saved_precision(args or {})
+    known = saved_arguments.saved_precision(args or {})
     if known is not None:
         return known
     half, config = saved_precision(content).get("precision"), content.get("ds_config")

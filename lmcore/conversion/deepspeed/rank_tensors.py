@@ -36,7 +36,7 @@ from lmcore.conversion.deepspeed.zero import (
 )
 from lmcore.conversion.foreign_pickle.records import load_content
 from lmcore.conversion.huggingface.weights import StoredTensor
-from lmcore.conversion.megatron.rank_file import flat_tensors
+from lmcore.conversion.megatron.rank_files.rank_file import flat_tensors
 from lmcore.conversion.state import WEIGHT, OptimizerStateError
 from lmcore.errors import CheckpointError
 

@@ -29,14 +29,13 @@ from lmcore.conversion.foreign_pickle.load import load_tensors
 from lmcore.conversion.foreign_pickle.records import load_content, values_of
 from lmcore.conversion.huggingface.config import CONFIG_NAME
 from lmcore.conversion.huggingface.read import HuggingFaceState
-from lmcore.conversion.megatron.arguments import read_model
 from lmcore.conversion.megatron.directory import rank_count
-from lmcore.conversion.megatron.loss_scale import unknown_scale_notes
-from lmcore.conversion.megatron.moments import other_optimizer
-from lmcore.conversion.megatron.names import TIED, UNUSED, parameter_of
-from lmcore.conversion.megatron.packing import Packing, require_order
-from lmcore.conversion.megatron.saved_run import saved_layout
-from lmcore.conversion.megatron.schedule import SavedSchedule, read_schedule
+from lmcore.conversion.megatron.optimizer.loss_scale import unknown_scale_notes
+from lmcore.conversion.megatron.optimizer.moments import other_optimizer
+from lmcore.conversion.megatron.parameters.names import TIED, UNUSED, parameter_of
+from lmcore.conversion.megatron.parameters.packing import Packing, require_order
+from lmcore.conversion.megatron.run.saved_arguments import read_model, saved_layout
+from lmcore.conversion.megatron.run.schedule import SavedSchedule, read_schedule
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress, require_no_problems
 from lmcore.errors import CheckpointError, counted
 from lmcore.model.parameters import parameter_shapes

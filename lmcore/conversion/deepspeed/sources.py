@@ -18,8 +18,8 @@ from lmcore.conversion.deepspeed.zero import Partitions, Shapes, join_pieces, sa
 from lmcore.conversion.foreign_pickle.load import load_tensors
 from lmcore.conversion.foreign_pickle.records import load_content
 from lmcore.conversion.huggingface.weights import StoredTensor
-from lmcore.conversion.megatron.loss_scale import deepspeed_loss_scale
-from lmcore.conversion.megatron.moments import group_values, step_of
+from lmcore.conversion.megatron.optimizer.groups import group_values, step_of
+from lmcore.conversion.megatron.optimizer.loss_scale import deepspeed_loss_scale
 from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError
 from lmcore.errors import CheckpointError, counted
 

@@ -33,9 +33,9 @@ from lmcore.conversion.deepspeed.zero import (
     saved_step,
 )
 from lmcore.conversion.huggingface.weights import StoredTensor
-from lmcore.conversion.megatron.loss_scale import deepspeed_loss_scale
-from lmcore.conversion.megatron.moments import group_values
-from lmcore.conversion.megatron.names import UNUSED, parameter_of
+from lmcore.conversion.megatron.optimizer.groups import group_values
+from lmcore.conversion.megatron.optimizer.loss_scale import deepspeed_loss_scale
+from lmcore.conversion.megatron.parameters.names import UNUSED, parameter_of
 from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError
 from lmcore.errors import counted
 

@@ -32,18 +32,20 @@ from lmcore.conversion.deepspeed.names import (
     universal_name,
 )
 from lmcore.conversion.megatron.directory import TRACKER_NAME
-from lmcore.conversion.megatron.layout import Layout
-from lmcore.conversion.megatron.packing import Packing
-from lmcore.conversion.megatron.run_arguments import (
-    VERSION,
-    activation_notes,
+from lmcore.conversion.megatron.parameters.layout import Layout
+from lmcore.conversion.megatron.parameters.packing import Packing
+from lmcore.conversion.megatron.parameters.vocabulary import (
     padded,
-    run_arguments,
     vocabulary_notes,
     vocabulary_rows,
 )
-from lmcore.conversion.megatron.schedule import schedule_content
-from lmcore.conversion.megatron.write import nested
+from lmcore.conversion.megatron.rank_files.write import nested
+from lmcore.conversion.megatron.run.schedule import schedule_content
+from lmcore.conversion.megatron.run.written_arguments import (
+    VERSION,
+    activation_notes,
+    run_arguments,
+)
 from lmcore.conversion.state import ADAM, WEIGHT, recorded_samples
 from lmcore.durable import write_atomically
 from lmcore.errors import CheckpointArgumentError, CheckpointError, counted

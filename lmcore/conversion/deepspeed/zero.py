@@ -23,8 +23,8 @@ from torch import Tensor
 
 from lmcore.conversion.deepspeed.directory import require_one_step
 from lmcore.conversion.foreign_pickle.records import load_content, values_of
-from lmcore.conversion.megatron.loss_scale import deepspeed_loss_scale
-from lmcore.conversion.megatron.moments import group_values, step_of
+from lmcore.conversion.megatron.optimizer.groups import group_values, step_of
+from lmcore.conversion.megatron.optimizer.loss_scale import deepspeed_loss_scale
 from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError
 from lmcore.errors import CheckpointError, counted
 

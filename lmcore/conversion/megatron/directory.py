@@ -7,9 +7,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lmcore.bounded_file import read_bounded_file
 from lmcore.errors import CheckpointArgumentError, CheckpointError, counted
+
+if TYPE_CHECKING:
+    from lmcore.conversion.state import ModelState
 
 __all__ = [
     "APART_NAME",
@@ -18,6 +22,7 @@ __all__ = [
     "TRACKER_NAME",
     "MegatronDirectory",
     "checkpoints_at",
+    "directory_name",
     "find_checkpoint",
     "incomplete_distributed",
     "is_distributed",
@@ -28,6 +33,7 @@ __all__ = [
     "rank_name",
     "require_checkpoint",
     "require_ranks",
+    "tracked_name",
 ]
 
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
@@ -79,6 +85,26 @@ def rank_name(tensor: int, stage: int, *, pipeline: bool) -> str:
         pipeline: True if there is more than one stage.
     """
     return f"mp_rank_{tensor:02d}_{stage:03d}" if pipeline else f"mp_rank_{tensor:02d}"
+
+
+def directory_name(state: ModelState) -> str:
+    """Return the name of the checkpoint's directory, `iter_XXXXXXX` or `release`.
+
+    Args:
+        state: Model to write.
+    """
+    progress = state.progress
+    return "release" if progress is None else f"iter_{progress.iteration:07d}"
+
+
+def tracked_name(state: ModelState) -> bytes:
+    """Return the content of `latest_checkpointed_iteration.txt`.
+
+    Args:
+        state: Model to write.
+    """
+    progress = state.progress
+    return b"release" if progress is None else str(progress.iteration).encode()
 
 
 def checkpoints_at(path: Path) -> list[Path]:

@@ -17,10 +17,10 @@ from lmcore.conversion.deepspeed.write import write_deepspeed
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.loading.weights import WeightReader
-from lmcore.conversion.megatron.distributed_read import DistributedState
-from lmcore.conversion.megatron.distributed_write import write_distributed
-from lmcore.conversion.megatron.layout import Layout
-from lmcore.conversion.megatron.write import write_megatron
+from lmcore.conversion.megatron.parameters.layout import Layout
+from lmcore.conversion.megatron.rank_files.write import write_megatron
+from lmcore.conversion.megatron.torch_dist.read import DistributedState
+from lmcore.conversion.megatron.torch_dist.write import write_distributed
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import WEIGHT, ModelState, Progress
 from lmcore.errors import CheckpointError

@@ -18,9 +18,9 @@ from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.main import main
 from lmcore.conversion.deepspeed.write import write_deepspeed
 from lmcore.conversion.huggingface.write import write_huggingface
-from lmcore.conversion.megatron.distributed_write import write_distributed
-from lmcore.conversion.megatron.layout import Layout
-from lmcore.conversion.megatron.write import write_megatron
+from lmcore.conversion.megatron.parameters.layout import Layout
+from lmcore.conversion.megatron.rank_files.write import write_megatron
+from lmcore.conversion.megatron.torch_dist.write import write_distributed
 from lmcore.conversion.native.write import write_lmcore
 from lmcore.conversion.state import ADAM, WEIGHT
 from lmcore.data.tokenizer import ByteTokenizer

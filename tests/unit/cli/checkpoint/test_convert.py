@@ -11,7 +11,7 @@ from model_states import GPT2, RandomState, same_state
 from lmcore.cli.main import main
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import write_huggingface
-from lmcore.conversion.megatron.write import write_megatron
+from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import ADAM, NO_TOKENIZER, WEIGHT, Progress, notes_beside
 from lmcore.data.tokenizer import ByteTokenizer

@@ -13,7 +13,7 @@ from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
 from lmcore.conversion.deepspeed.names import STYLES
 from lmcore.conversion.deepspeed.read import read_deepspeed
 from lmcore.conversion.deepspeed.write import write_deepspeed
-from lmcore.conversion.megatron.layout import Layout
+from lmcore.conversion.megatron.parameters.layout import Layout
 from lmcore.conversion.state import WEIGHT, Progress
 from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape

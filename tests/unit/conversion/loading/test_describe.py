@@ -20,9 +20,9 @@ from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.loading import foreign_model
 from lmcore.conversion.loading.describe import describe, describe_isolated
 from lmcore.conversion.loading.weights import WeightReader
-from lmcore.conversion.megatron.distributed_write import write_distributed
-from lmcore.conversion.megatron.layout import Layout
-from lmcore.conversion.megatron.write import write_megatron
+from lmcore.conversion.megatron.parameters.layout import Layout
+from lmcore.conversion.megatron.rank_files.write import write_megatron
+from lmcore.conversion.megatron.torch_dist.write import write_distributed
 from lmcore.conversion.state import Progress
 from lmcore.conversion.tensors.content import content_of
 from lmcore.errors import CheckpointError

@@ -15,7 +15,7 @@ from lmcore.conversion.convert import convert
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.loading.foreign_model import describe_foreign
 from lmcore.conversion.loading.tokenizer import NO_CHOICE, tokenizer_of
-from lmcore.conversion.megatron.write import write_megatron
+from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.data.tokenizer import ByteTokenizer, GPT2BPETokenizer, NullTokenizer
 from lmcore.data.tokenizer.bpe_files import byte_alphabet

@@ -10,11 +10,11 @@ import pytest
 import torch
 from megatron_models import BIASED_LLAMA, MemoryState
 
-from lmcore.conversion.megatron.distributed_read import DistributedState
-from lmcore.conversion.megatron.distributed_write import write_distributed
-from lmcore.conversion.megatron.layout import Layout
-from lmcore.conversion.megatron.read import MegatronState
-from lmcore.conversion.megatron.write import write_megatron
+from lmcore.conversion.megatron.parameters.layout import Layout
+from lmcore.conversion.megatron.rank_files.read import MegatronState
+from lmcore.conversion.megatron.rank_files.write import write_megatron
+from lmcore.conversion.megatron.torch_dist.read import DistributedState
+from lmcore.conversion.megatron.torch_dist.write import write_distributed
 from lmcore.conversion.state import ModelState, Progress
 from lmcore.errors import LmcoreError
 

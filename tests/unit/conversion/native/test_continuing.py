@@ -17,7 +17,7 @@ from model_states import GPT2, RandomState
 from lmcore.cli.main import main
 from lmcore.conversion.convert import convert
 from lmcore.conversion.huggingface.write import write_huggingface
-from lmcore.conversion.megatron.write import write_megatron
+from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.native.continuing import continue_notes
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.native.write import write_lmcore

@@ -1,0 +1,1 @@
+"""Parameters of Megatron's models: names, parallel layout, tensor-parallel parts, vocabulary."""

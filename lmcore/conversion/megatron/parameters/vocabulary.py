@@ -1,0 +1,71 @@
+"""Vocabulary rows of a checkpoint for Megatron, padded so that all ranks have equally many."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lmcore.config.derived.model_math import (
+    USUAL_MULTIPLE,
+    pad_vocab_size,
+    vocabulary_multiple,
+)
+from lmcore.errors import counted
+from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
+
+if TYPE_CHECKING:
+    from lmcore.conversion.state import ModelState
+
+__all__ = ["padded", "vocabulary_notes", "vocabulary_rows"]
+
+
+def padded(name: str, tensor: Tensor, rows: int) -> Tensor:
+    """Return a tensor, with further rows of 0 if it is an embedding.
+
+    Args:
+        name: Name of the parameter in lmcore.
+        tensor: Tensor of the parameter.
+        rows: Number of rows of the embeddings.
+    """
+    missing = rows - tensor.shape[0] if name in ROW_FOR_EACH_TOKEN else 0
+    return torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])]) if missing else tensor
+
+
+def vocabulary_rows(state: ModelState, ranks: int) -> tuple[int, int]:
+    """Return Megatron's `--make-vocab-size-divisible-by` and the number of rows for *ranks*.
+
+    The rows of the checkpoint are kept if they can be divided; otherwise there are more.
+
+    Args:
+        state: Model to write.
+        ranks: Number of ranks of tensor parallelism.
+    """
+    rows = state.shape.padded_vocab_size
+    tokens = state.vocab_size or rows
+    if rows % ranks:
+        rows = pad_vocab_size(rows, divisible_by=USUAL_MULTIPLE, tensor_parallel_size=ranks)
+    return vocabulary_multiple(tokens, rows, tensor_parallel_size=ranks), rows
+
+
+def vocabulary_notes(state: ModelState, ranks: int, *, program: str = "Megatron") -> list[str]:
+    """Return what the user of Megatron should know of the rows of the vocabulary.
+
+    Args:
+        state: Model that was written.
+        ranks: Number of ranks of tensor parallelism.
+        program: Name of the program that loads the checkpoint.
+    """
+    multiple, rows = vocabulary_rows(state, ranks)
+    notes = []
+    added = rows - state.shape.padded_vocab_size
+    if added:
+        are = "is" if added == 1 else "are"
+        notes.append(
+            f"{counted(added, 'row')} of 0 {are} added to the vocabulary, for {ranks} ranks: "
+            "losses differ, since the softmax includes them"
+        )
+    if multiple != USUAL_MULTIPLE:
+        notes.append(f"start {program} with `--make-vocab-size-divisible-by {multiple}`")
+    return notes

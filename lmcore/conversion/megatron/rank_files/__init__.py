@@ -1,0 +1,1 @@
+"""Megatron's `torch` format, a file for each model-parallel rank, read and written."""

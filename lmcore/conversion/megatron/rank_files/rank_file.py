@@ -1,0 +1,155 @@
+"""One rank's file of Megatron: the parts of the model that it holds, under lmcore's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lmcore.conversion.foreign_pickle.records import load_content, values_of
+from lmcore.conversion.megatron.parameters.names import TIED, UNUSED, parameter_of
+from lmcore.errors import CheckpointError
+
+__all__ = ["Part", "RankFile", "flat_tensors"]
+
+_VERSIONS = (0, 1.0, 2.0, 3.0, 4.0)
+_MAX_DEPTH = 32
+"""Number of mappings around a tensor, at most; models have five."""
+
+
+class Part:
+    """One part of the model in a rank file: a stage, or one of several with a virtual pipeline.
+
+    Attributes:
+        tensors: Tensors by lmcore's names, with the number of their layer in this part.
+        order: Names of all parameters in the order of the file; `TIED` for the tied copy.
+        foreign: Names in the file.
+        surplus: Names in the file that no model of lmcore has.
+        layers: Number of layers.
+        first_layer: Number of the first one in the whole model.
+    """
+
+    def __init__(self, path: Path, content: object, *, swiglu: bool, tied: bool) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.order: list[tuple[str, Tensor]] = []
+        self.foreign: dict[str, str] = {}
+        self.surplus: list[str] = []
+        self.first_layer = 0
+        for name, tensor in flat_tensors(path, content):
+            ours = parameter_of(name, swiglu=swiglu)
+            if tied and ours == "output_embedding.weight":
+                ours = TIED
+            if ours == UNUSED:
+                continue
+            if ours is None:
+                self.surplus.append(name)
+                continue
+            self.order.append((ours, tensor))
+            if ours == TIED:
+                continue
+            if ours in self.tensors:
+                raise CheckpointError(
+                    f"`{path}` has a parameter twice",
+                    why=f"`{self.foreign[ours]}` and `{name}` are the same",
+                )
+            self.tensors[ours], self.foreign[ours] = tensor, name
+        numbers = {int(name.split(".")[1]) for name in self.tensors if name.startswith("blocks.")}
+        if numbers != set(range(len(numbers))):
+            raise CheckpointError(
+                f"`{path}` does not have all of its layers",
+                why=f"layers {sorted(numbers)[:50]} are there",
+            )
+        self.layers = len(numbers)
+
+    def global_name(self, name: str) -> str:
+        """Return a name with the number of its layer in the whole model."""
+        if not name.startswith("blocks."):
+            return name
+        _, layer, inside = name.split(".", 2)
+        return f"blocks.{self.first_layer + int(layer)}.{inside}"
+
+    def global_names(self) -> Sequence[tuple[str, str]]:
+        """Return the name in the whole model and the name in this part of each tensor."""
+        return [(self.global_name(name), name) for name in self.tensors]
+
+
+class RankFile:
+    """File of one rank.
+
+    Attributes:
+        path: Path of the file.
+        compare: True if the checksums of files of this rank are compared.
+        content: Content of the file.
+        args: Arguments of the run that wrote it.
+        version: Version of the checkpoint.
+        iteration: Number of steps done; None if the file does not say.
+        parts: Parts of the model.
+    """
+
+    def __init__(self, path: Path, *, compare: bool = True) -> None:
+        """Open the file, and compare its checksums if *compare* is true."""
+        self.path, self.compare = path, compare
+        self.content = load_content(path, compare=compare)
+        args = values_of(self.content.get("args"))
+        if args is None:
+            raise CheckpointError(
+                f"`{path}` does not say which model it has",
+                why="it lacks the arguments of the run that wrote it",
+            )
+        self.args = args
+        version = self.content.get("checkpoint_version", 0)
+        if not isinstance(version, int | float) or version not in _VERSIONS:
+            raise CheckpointError(
+                f"`{path}` is of a version that lmcore does not know",
+                why=f"`checkpoint_version` is `{version}`",
+            )
+        self.version = float(version)
+        iteration = self.content.get("iteration", args.get("iteration"))
+        self.iteration = iteration if type(iteration) is int and iteration >= 0 else None
+        swiglu = bool(args.get("swiglu"))
+        tied = not args.get("untie_embeddings_and_output_weights")
+        keys = ["model"] if "model" in self.content else []
+        while not keys or f"model{len(keys)}" in self.content:
+            key = f"model{len(keys)}"
+            if key not in self.content:
+                raise CheckpointError(f"`{path}` has no model")
+            keys.append(key)
+        self.parts = [Part(path, self.content[key], swiglu=swiglu, tied=tied) for key in keys]
+
+
+def flat_tensors(path: Path, content: object) -> list[tuple[str, Tensor]]:
+    """Return the tensors of nested mappings in their order, with their names joined by dots.
+
+    Args:
+        path: Path of the file, for messages.
+        content: Mapping of names to tensors and further mappings.
+
+    Raises:
+        CheckpointError: It is no mapping, or it is nested as no model is.
+    """
+    if not isinstance(content, dict):
+        raise CheckpointError(f"`{path}` is damaged", why="its model is no mapping")
+    return list(_flat(path, content, (), set()))
+
+
+def _flat(
+    path: Path, content: Mapping[Any, Any], outer: tuple[str, ...], seen: set[int]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a mapping that has the names *outer* in the mappings around it.
+
+    In a file, a mapping can contain itself, or another one many times; *seen* are the known ones.
+    """
+    if id(content) in seen or len(outer) > _MAX_DEPTH:
+        place = ".".join(outer)
+        raise CheckpointError(
+            f"`{path}` is damaged",
+            why=f"its model is nested as no model is: `{place:.80}` is there twice, or too deep",
+        )
+    seen.add(id(content))
+    for name, value in content.items():
+        if isinstance(value, dict):
+            yield from _flat(path, value, (*outer, str(name)), seen)
+        elif isinstance(value, Tensor):
+            yield ".".join((*outer, str(name))), value.detach()

@@ -1,0 +1,1 @@
+"""Megatron's `torch_dist` format, a distributed checkpoint of torch, read and written."""

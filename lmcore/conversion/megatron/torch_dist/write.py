@@ -1,0 +1,213 @@
+"""Writing of a model in Megatron's `torch_dist` format, one tensor of one layer at a time.
+
+The state of Adam is kept by parameters, each with the shape of its weight, so that any layout
+loads it.  Megatron's plain optimizer calls the main parameters `fp32_param`, the distributed one
+`param`; both names refer to the same bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lmcore.accelerator.dtype import dtype_name
+from lmcore.checkpoint.chunks import ChunkBounds
+from lmcore.checkpoint.dcp_index import write_index
+from lmcore.checkpoint.dcp_writer import ByteRange, write_streamed
+from lmcore.checkpoint.manifest import TensorEntry
+from lmcore.conversion.cast import cast
+from lmcore.conversion.megatron.directory import (
+    COMMON_NAME,
+    FORMAT_NAME,
+    TRACKER_NAME,
+    directory_name,
+    tracked_name,
+)
+from lmcore.conversion.megatron.optimizer.groups import group_contents, updates
+from lmcore.conversion.megatron.optimizer.loss_scale import grad_scaler
+from lmcore.conversion.megatron.parameters.layout import Layout
+from lmcore.conversion.megatron.parameters.names import foreign_name
+from lmcore.conversion.megatron.parameters.packing import Packing
+from lmcore.conversion.megatron.parameters.vocabulary import padded, vocabulary_rows
+from lmcore.conversion.megatron.run.schedule import schedule_content
+from lmcore.conversion.megatron.run.written_arguments import VERSION, run_arguments, start_notes
+from lmcore.conversion.state import ADAM, WEIGHT
+from lmcore.durable import write_atomically
+from lmcore.parallel.tensor_layout import Chunk
+
+if TYPE_CHECKING:
+    from lmcore.conversion.state import ModelState, Progress
+    from lmcore.data.tokenizer import Tokenizer
+
+__all__ = ["write_distributed"]
+
+_WHOLE = Layout()
+_LAYERS = "decoder.layers."
+_OBJECTS_NAME = "__0_1.distcp"
+_STATES = (
+    "self_attention.core_attention",
+    "self_attention.linear_proj",
+    "self_attention.linear_qkv",
+    "mlp.linear_fc1",
+    "mlp.linear_fc2",
+)
+"""Modules of a layer for which Megatron looks for a state beside the weights; here it is empty."""
+
+_OPTIMIZER = "optimizer.state."
+_SHARDING = "fully_reshardable"
+"""Megatron's name for a state of its distributed optimizer that is kept by parameters."""
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Tensor of the checkpoint: one kind of one parameter.
+
+    Attributes:
+        name: Name of the parameter in lmcore.
+        kind: Kind of the tensor; see `ModelState`.
+        prefixes: Beginnings of its names in the files, which all refer to the same bytes.
+        dtype: Dtype in the files.
+    """
+
+    name: str
+    kind: str
+    prefixes: tuple[str, ...]
+    dtype: torch.dtype
+
+
+def write_distributed(
+    state: ModelState,
+    directory: Path,
+    tokenizer: Tokenizer | None,
+    *,
+    layout: Layout = _WHOLE,
+    dtype: torch.dtype = torch.float32,
+    step_of_parameters: bool = False,
+) -> list[str]:
+    """Write a model as `torch_dist`, with the state of Adam; return what the user should know.
+
+    Args:
+        state: Model to write.
+        directory: Empty directory.
+        tokenizer: Tokenizer of the model, whose name is recorded; None: it is not known.
+        layout: Parallel layout that the arguments have; another one can load the checkpoint, too.
+        dtype: Dtype of the weights: float32, float16 or bfloat16.
+        step_of_parameters: True if the plain optimizer counts updates for each parameter, as
+            torch's Adam does; fused ones count them in the groups.
+
+    Raises:
+        CheckpointError: The model cannot be divided so, or *state* is damaged.
+        OSError: The file system refuses.
+    """
+    layout.check(state.shape)
+    _, rows = vocabulary_rows(state, layout.tensor)
+    shape = dataclasses.replace(state.shape, padded_vocab_size=rows)
+    packing = Packing(shape, 1)
+    checkpoint = directory / directory_name(state)
+    checkpoint.mkdir(parents=True)
+    members = {f"{one.prefixes[0]}{one.name}": one for one in _members(state, dtype)}
+    pieces: dict[str, TensorEntry] = {}
+    tensors: dict[str, TensorEntry] = {}
+    for key, one in members.items():
+        foreign, layer = _place(one.name)
+        size = packing.part_shape(one.name)
+        stacked = layer is not None
+        pieces[key] = TensorEntry(dtype_name(one.dtype), (1, *size) if stacked else size)
+        whole = (shape.num_layers, *size) if stacked else size
+        for prefix in one.prefixes:
+            tensors[prefix + foreign] = TensorEntry(dtype_name(one.dtype), whole)
+
+    def read(key: str) -> Tensor:
+        one = members[key]
+        tensor = padded(one.name, state.read(one.name, one.kind), rows)
+        (piece,) = packing.split(one.name, tensor)
+        return cast(one.name, piece, one.dtype).reshape(pieces[key].shape)
+
+    zeros = {key: (0,) * len(piece.shape) for key, piece in pieces.items()}
+    chunks = {
+        key: (key, Chunk(zeros[key], zeros[key], piece.shape)) for key, piece in pieces.items()
+    }
+    written = write_streamed(checkpoint, chunks, pieces, read)
+    stored = []
+    for key, found in zip(chunks, written.ranges, strict=True):
+        foreign, layer = _place(members[key].name)
+        offset = zeros[key] if layer is None else (layer, *zeros[key][1:])
+        bounds = ChunkBounds(offset, pieces[key].shape)
+        stored += [(prefix + foreign, bounds, found) for prefix in members[key].prefixes]
+    write_index(checkpoint, tensors, stored, _write_objects(checkpoint, shape.num_layers))
+    progress = state.progress
+    optimizer = len(state.kinds) > 1
+    content = {
+        "args": run_arguments(state, shape, tokenizer, layout, dtype),
+        "checkpoint_version": VERSION,
+        "iteration": progress.iteration if progress else 0,
+        **schedule_content(progress),
+    }
+    if optimizer:
+        content |= _optimizer_content(progress, dtype, step_of_parameters=step_of_parameters)
+    torch.save(content, checkpoint / COMMON_NAME)
+    described = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
+    described |= {"common_backend": "torch", "common_backend_version": 1}
+    write_atomically(checkpoint / FORMAT_NAME, json.dumps(described).encode())
+    write_atomically(directory / TRACKER_NAME, tracked_name(state))
+    return start_notes(state, layout, "--ckpt-format torch_dist", optimizer=optimizer)
+
+
+def _members(state: ModelState, dtype: torch.dtype) -> list[_Stored]:
+    """Return what is stored: weights, and the main parameters and moments of Adam in float32."""
+    mains = (f"{_OPTIMIZER}fp32_param.", f"{_OPTIMIZER}param.")
+    half = dtype != torch.float32
+    found = []
+    for name in state.parameters:
+        if len(state.kinds) == 1:
+            found.append(_Stored(name, WEIGHT, ("",), dtype))
+            continue
+        found.append(_Stored(name, WEIGHT, ("",) if half else ("", *mains), dtype))
+        if half:
+            found.append(_Stored(name, WEIGHT, mains, torch.float32))
+        found += [_Stored(name, kind, (f"{_OPTIMIZER}{kind}.",), torch.float32) for kind in ADAM]
+    return found
+
+
+def _optimizer_content(
+    progress: Progress | None, dtype: torch.dtype, *, step_of_parameters: bool
+) -> dict[str, Any]:
+    """Return the settings of Adam for Megatron's plain and its distributed optimizer."""
+    inner: dict[str, Any] = {"param_groups": group_contents(progress), "state": {}}
+    if step_of_parameters:
+        inner["state"]["common_step"] = torch.tensor(float(updates(progress)))
+    content: dict[str, Any] = {"optimizer": inner, "param_state_sharding_type": _SHARDING}
+    content |= grad_scaler(progress, dtype)
+    if dtype == torch.float32:  # the plain optimizer of a model in float32 is torch's own
+        content |= {**inner, "param_groups": group_contents(progress)}
+    sharding = {"distrib_optim_sharding_type": _SHARDING, "chained_optim_avoid_prefix": True}
+    return {"optimizer": content, "content_metadata": {**sharding, "singleton_local_shards": False}}
+
+
+def _place(name: str) -> tuple[str, int | None]:
+    """Return the name of a parameter in the files, and its number in a stack of layers."""
+    foreign = foreign_name(name, "core")
+    if not foreign.startswith(_LAYERS):
+        return foreign, None
+    layer, _, inside = foreign.removeprefix(_LAYERS).partition(".")
+    return f"{_LAYERS}{inside}", int(layer)
+
+
+def _write_objects(checkpoint: Path, layers: int) -> dict[str, ByteRange]:
+    """Write the empty state of modules and return the bytes of each by its name."""
+    stream = io.BytesIO()
+    torch.save([None], stream)
+    write_atomically(checkpoint / _OBJECTS_NAME, stream.getvalue())
+    found = ByteRange(_OBJECTS_NAME, 0, len(stream.getvalue()))
+    return {
+        f"{_LAYERS}{module}._extra_state/shard_{layer}_{layers}": found
+        for module in _STATES
+        for layer in range(layers)
+    }

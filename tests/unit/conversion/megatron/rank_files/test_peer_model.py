@@ -1,0 +1,174 @@
+"""Written files against megatron-core: its own model loads them and computes the same logits."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
+
+from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.conversion.foreign_pickle.records import load_content
+from lmcore.conversion.megatron.parameters.layout import Layout
+from lmcore.conversion.megatron.parameters.names import parameter_of
+from lmcore.conversion.megatron.parameters.packing import Packing
+from lmcore.conversion.megatron.rank_files.read import MegatronState
+from lmcore.conversion.megatron.rank_files.write import write_megatron
+from lmcore.conversion.megatron.run.written_arguments import architecture_arguments
+from lmcore.conversion.state import Progress
+from lmcore.model import gpt
+from lmcore.model.op_binding import OpBinding
+from lmcore.model.recompute import KEEP_ALL
+from lmcore.model.shape import ModelShape
+
+MakeModel = Callable[[ModelShape], torch.nn.Module]
+
+pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.mark.parametrize("shape", [GPT, LLAMA, BIASED_LLAMA], ids=["gpt", "llama", "biased"])
+def test_logits(core_model: MakeModel, shape: ModelShape, tmp_path: Path) -> None:
+    """Its strict loader takes every tensor and no other, and its logits are lmcore's."""
+    state = MemoryState(shape)
+    write_megatron(state, tmp_path, None, layout=Layout(), style="core-local")
+    content = load_content(tmp_path / "release/mp_rank_00/model_optim_rng.pt")
+    theirs = core_model(shape)
+    missing = theirs.load_state_dict(content["model"], strict=False)
+    assert not missing.unexpected_keys
+    assert all(name.endswith("_extra_state") for name in missing.missing_keys)
+    assert [name for name, _ in theirs.named_parameters()] == list(content["model"])
+    ours = gpt.GPT(shape, OpBinding(OpTable(OP_SPECS), "cpu", "float32"), KEEP_ALL)
+    ours.load_state_dict({name: state.read(name) for name in state.parameters})
+    length = shape.max_position_embeddings
+    tokens = torch.randint(0, shape.padded_vocab_size, (2, length))
+    mask = torch.ones(1, 1, length, length, dtype=torch.bool).triu(1)
+    with torch.no_grad():
+        expected = theirs(tokens, torch.arange(length).expand_as(tokens), mask)
+        found = ours.logits(ours(tokens))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_optimizer(
+    core_model: MakeModel,
+    shape: ModelShape,
+    dtype: torch.dtype,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its optimizer takes the state; each parameter has its own; what it saves is read back."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    half = dtype == torch.bfloat16
+    name_of = torch.Tensor.type
+    if half:  # it asks for the type of a tensor on its accelerator
+        monkeypatch.setattr(
+            torch.Tensor,
+            "type",
+            lambda tensor, *to: name_of(tensor, *to) if to else "torch.cuda.BFloat16Tensor",
+        )
+    progress = Progress(6, 48, 5, adam={"beta1": 0.85, "beta2": 0.95, "eps": 1e-6})
+    state = MemoryState(shape, optimizer=True, progress=progress)
+    write_megatron(state, tmp_path, None, style="core-local", dtype=dtype)
+    path = tmp_path / "iter_0000006/mp_rank_00/model_optim_rng.pt"
+    content = torch.load(path, weights_only=False)
+    model = core_model(shape).to(dtype)
+    model.load_state_dict(content["model"], strict=False)
+    model.ddp_config = DistributedDataParallelConfig()
+    config = OptimizerConfig(optimizer="adam", lr=1e-3, bf16=half, params_dtype=dtype)
+    optimizer = get_megatron_optimizer(config, [model])
+    optimizer.load_state_dict(content["optimizer"])
+    names = Layout().parameters(shape, 0, 0, "core-local")
+    packing = Packing(shape, 1)
+    parameters = dict(model.named_parameters())
+    for foreign, name in names:
+        main = parameters[foreign].main_param if half else parameters[foreign]
+        held = optimizer.chained_optimizers[0].optimizer.state[main]
+        for kind in ("exp_avg", "exp_avg_sq"):
+            (expected,) = packing.split(name, state.read(name, kind))
+            assert torch.equal(held[kind], expected), (name, kind)
+        (expected,) = packing.split(name, state.read(name))
+        assert torch.equal(main.data, expected)
+        assert held["step"] == 5
+    content["model"] = model.state_dict()
+    content["optimizer"] = optimizer.state_dict()
+    torch.save(content, path)
+    found = MegatronState(tmp_path)
+    assert_same(found, state)
+    assert found.progress is not None
+    assert found.progress.optimizer_step == 5
+
+
+@pytest.mark.parametrize("bucket", [None, 1500], ids=["one bucket", "buckets"])
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_distributed_optimizer(
+    core_model: MakeModel,
+    shape: ModelShape,
+    bucket: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The buffers that its distributed optimizer saves are read parameter by parameter."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    kinds, name_of = {torch.bfloat16: "BFloat16Tensor"}, torch.Tensor.type
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
+    monkeypatch.setattr(
+        torch.Tensor,
+        "type",
+        lambda tensor, *to: (
+            name_of(tensor, *to) if to else f"torch.cuda.{kinds.get(tensor.dtype, 'FloatTensor')}"
+        ),
+    )
+    model = core_model(shape).bfloat16()
+    settings = DistributedDataParallelConfig(
+        use_distributed_optimizer=True,
+        grad_reduce_in_fp32=True,
+        bucket_size=bucket,
+        overlap_grad_reduce=bucket is not None,
+    )
+    model.config.bf16, model.config.params_dtype = True, torch.bfloat16
+    replica = DistributedDataParallel(model.config, settings, model)
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=1e-3,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        use_distributed_optimizer=True,
+    )
+    optimizer = get_megatron_optimizer(config, [replica])
+    for parameter in model.parameters():
+        parameter.main_grad.copy_(torch.randn_like(parameter.main_grad))
+    (inner,) = optimizer.chained_optimizers
+    inner.prepare_grads()
+    inner.step_with_ready_grads()
+    directory = tmp_path / "iter_0000001" / "mp_rank_00"
+    directory.mkdir(parents=True)
+    optimizer.save_parameter_state(str(directory / "distrib_optim.pt"))
+    content = {
+        "args": argparse.Namespace(**architecture_arguments(shape)),
+        "checkpoint_version": 3.0,
+        "iteration": 1,
+        "model": replica.state_dict_for_save_checkpoint(),
+        "optimizer": optimizer.state_dict(),
+    }
+    torch.save(content, directory / "model_optim_rng.pt")
+    found = MegatronState(tmp_path / "iter_0000001")
+    assert found.kinds == ("weight", "exp_avg", "exp_avg_sq")
+    packing = Packing(shape, 1)
+    for foreign, parameter in model.named_parameters():
+        name = parameter_of(foreign, swiglu=shape.swiglu)
+        held = inner._get_main_param_and_optimizer_states(parameter)
+        for kind, key in {
+            "weight": "param",
+            "exp_avg": "exp_avg",
+            "exp_avg_sq": "exp_avg_sq",
+        }.items():
+            expected = packing.join(name, [held[key].view(parameter.shape)])
+            assert torch.equal(found.read(name, kind), expected), (name, kind)
