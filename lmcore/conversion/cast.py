@@ -1,4 +1,4 @@
-"""Casts of tensors that refuse to make values infinite."""
+"""Casts of tensors, refused if values would become infinite."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lmcore.errors import CheckpointError
 __all__ = ["FLOAT_DTYPES", "cast"]
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-"""Dtypes of weights and states of optimizers that are read."""
+"""Dtypes in which weights and states of optimizers are read."""
 
 
 def cast(name: str, tensor: Tensor, dtype: torch.dtype, *, option: str = "--dtype") -> Tensor:

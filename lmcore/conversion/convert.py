@@ -47,14 +47,14 @@ class Conversion:
         num_parameters: Number of parameters.
         optimizer: True if the optimizer's state was written, too.
         step: Number of steps of the run that wrote the source; None if it is not recorded.
-        consumed_samples: Number of samples that it saw in training; None if it is not recorded.
+        consumed_samples: Number of samples that this run saw in training; None if not recorded.
         continue_flags: Flags that `lmcore train --continue` of the written run needs.
         longer_flag: Flag that makes the run longer, if all its steps are done; None otherwise.
         tokenizer_type: Type of the tokenizer that the source names, if its files are not known;
             None otherwise.
         size: Size of the written files in bytes.
-        seconds: Time it took.
-        notes: Differences that the user should know.
+        seconds: Duration of the conversion.
+        notes: Notes for the user about differences between the two.
     """
 
     source: str

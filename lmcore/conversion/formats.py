@@ -53,11 +53,11 @@ class WriteOptions:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Settings of the reading of a checkpoint.
+    """Settings for reading a checkpoint.
 
     Attributes:
-        weights_only: True to leave the optimizer's state out, so that it is not looked at as far
-            as the weights are elsewhere.
+        weights_only: True to leave the optimizer's state out; its files are not opened if the
+            weights are in others.
         compare: True to compare the checksums of files that are read; False to open a checkpoint
             for its description, without its tensors.
     """
@@ -72,9 +72,9 @@ class CheckpointFormat:
 
     Attributes:
         title: Name of the format in messages.
-        read: Returns the state in a directory.
-        write: Writes a state with its tokenizer, if there is one, into an empty directory; returns
-            what the user should know.
+        read: Function that returns the state in a directory.
+        write: Function that writes a state, with its tokenizer if there is one, into an empty
+            directory and returns notes for the user.
         optimizer: True if the optimizer's state is written, too.
     """
 

@@ -1,4 +1,4 @@
-"""New directories of a result: complete or absent, and nothing is replaced."""
+"""New directory for a result, which is complete or absent and replaces nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def new_directory(target: Path, needed: int = 0) -> Iterator[Path]:
 
     Args:
         target: Directory of the result; its parents are made.
-        needed: Number of bytes that the result takes at least.
+        needed: Smallest size of the result in bytes.
 
     Raises:
         CheckpointError: *target* exists, the disk is full or refuses, or the block failed to read a
@@ -60,7 +60,7 @@ def new_directory(target: Path, needed: int = 0) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _reported(temporary: Path, target: Path, needed: int) -> Iterator[None]:
-    """Report failed reads as such, and a failed save without its advice for a run."""
+    """Report a failed read as one, and a failed write without the hint that is meant for runs."""
     try:
         yield
     except (OSError, CheckpointError) as error:

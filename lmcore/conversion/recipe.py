@@ -1,4 +1,4 @@
-"""`Recipe`: rule by which one tensor of lmcore is made from tensors of another format, and back.
+"""`Recipe`: rule that joins tensors of another format to one of lmcore, and splits it again.
 
 lmcore packs projections along their output dim: queries, keys and values as [q; k; v], the two
 projections of a SwiGLU layer as [gate; up].  Each foreign order is one recipe, which applies to a
@@ -26,8 +26,8 @@ class Recipe:
 
     Attributes:
         sources: Shapes of the foreign tensors, by name, in the order of `join` and `split`.
-        join: Returns the tensor of lmcore from the foreign tensors.
-        split: Returns the foreign tensors from the tensor of lmcore.
+        join: Function that returns the tensor of lmcore from the foreign tensors.
+        split: Function that returns the foreign tensors from the tensor of lmcore.
     """
 
     sources: Mapping[str, Shape]
@@ -36,7 +36,7 @@ class Recipe:
 
 
 def same(name: str, shape: Shape) -> Recipe:
-    """Return the recipe of a tensor that the other format has as it is.
+    """Return the recipe of a tensor that is the same in the other format.
 
     Args:
         name: Name in the other format.

@@ -41,7 +41,7 @@ WEIGHT = "weight"
 ADAM = ("exp_avg", "exp_avg_sq")
 """Kinds of tensor: the state of Adam, with the shape of the weights."""
 LEFT_OUT = "`--weights-only` leaves it out"
-"""Value of `ModelState.without_adam` by the user's choice."""
+"""Value of `ModelState.without_adam` if the user chose to leave the state out."""
 _SHOWN = 10
 """Number of problems that an error lists, at most."""
 
@@ -86,7 +86,7 @@ class Progress:
 
     @property
     def position(self) -> int:
-        """Position in the schedule, in samples; those consumed if no other is known."""
+        """Position in the schedule, in samples; the consumed samples if it is not known."""
         known = self.scheduled_samples
         return self.consumed_samples if known is None else known
 
@@ -96,7 +96,7 @@ NO_TOKENIZER = "is not part of the checkpoint"
 
 
 def notes_beside(notes: Sequence[str], tokenizer: Tokenizer | None) -> list[str]:
-    """Return the notes of a checkpoint without the one that a given tokenizer answers.
+    """Return the notes of a checkpoint without the note that a given tokenizer makes obsolete.
 
     Args:
         notes: Notes of the checkpoint.
@@ -131,7 +131,7 @@ def recorded_samples(state: ModelState) -> int | None:
 class OptimizerStateError(CheckpointError):
     """State of an optimizer that does not fit the model beside it, or is not complete.
 
-    No file is missing or damaged that has the model's own weights, so that these can be read.
+    The files with the model's own weights are complete and intact, so that these can be read.
     """
 
 
@@ -182,8 +182,8 @@ class ModelState(ABC):
             `ParallelLayout`; empty if they are not recorded.
         notes: Differences between the checkpoint and the model of lmcore, for the user.
         training_notes: Differences in training that only a run that continues has.
-        without_adam: Reason for which a state of an optimizer is not read, to follow a name; None
-            if it is read, or if there is none.
+        without_adam: Reason for which a state of an optimizer is not read, as text that follows a
+            name; None if it is read, or if there is none.
     """
 
     format: str

@@ -1,7 +1,7 @@
-"""Loss scale of float16 in a universal checkpoint: a pickled object of a class of DeepSpeed's.
+"""Loss scale of float16 in a universal checkpoint: a pickled object of DeepSpeed's class.
 
 DeepSpeed replaces the object of its run by the one in `optimizer_state.pt`, so that the window, the
-hysteresis and the smallest scale are the file's, too, and not the ones of its configuration.
+hysteresis and the smallest scale also come from the file, and not from its configuration.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ __all__ = ["loss_scaler", "loss_scaler_note", "save_with_scaler"]
 
 _GLOBAL = pickle.GLOBAL + b"deepspeed.runtime.fp16.loss_scaler\nDynamicLossScaler\n"
 _DEFAULTS = {"loss_scale_window": 1000, "hysteresis": 2, "min_loss_scale": 1.0}
-"""Settings of the loss scale where the checkpoint has none: defaults of lmcore and DeepSpeed."""
+"""Settings of the loss scale if the checkpoint has none: defaults of lmcore and DeepSpeed."""
 
 
 class DynamicLossScaler:
-    """Object that is written as one of the class of this name in DeepSpeed, which is not imported.
+    """Object that is pickled under the name of DeepSpeed's class, which is not imported.
 
-    It has the attributes that DeepSpeed's class has.
+    It has the attributes of that class.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        """Take the values of all attributes."""
+        """Set all attributes."""
         self.__dict__.update(values)
 
 
 class _Pickler(pickle.Pickler):
-    """Pickler that writes DeepSpeed's name of the class above."""
+    """Pickler that writes the name of DeepSpeed's class for the one above."""
 
     def __init__(self, stream: BinaryIO, protocol: int) -> None:
         self._stream, self._written = stream, io.BytesIO()

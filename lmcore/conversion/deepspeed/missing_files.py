@@ -1,7 +1,7 @@
 """Names of files that a checkpoint lacks: of a pipeline's layers, and of a universal checkpoint.
 
-Both are numbered by layer, in one of two ways, so that the numbers that are there tell the others;
-see `names`.
+Both are numbered by layer, in one of two ways, so that the numbers that exist determine the missing
+ones; see `names`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def universal_file(universal: Path, name: str) -> str:
 def embedding_files(
     files: DeepSpeedDirectory, found: Iterable[str], ranks: int, *, tied: bool
 ) -> list[str]:
-    """Return the missing files of the token embedding; empty if none is, or if it is unclear.
+    """Return the missing files of the token embedding; empty if there are none, or if unclear.
 
     Args:
         files: Files of the checkpoint.
@@ -94,12 +94,12 @@ def weight_files(
     ranks: int,
     shape: ModelShape,
 ) -> list[str]:
-    """Return the missing files of weights; empty if none is, or if it is unclear.
+    """Return the missing files of weights; empty if there are none, or if unclear.
 
     Args:
         files: Files of the checkpoint.
         found: Names of the tensors that are there.
-        lacking: Names in lmcore of the parameters that are not.
+        lacking: Names in lmcore of the parameters that are missing.
         ranks: Number of ranks of tensor parallelism.
         shape: Shape of the model.
     """
@@ -143,7 +143,7 @@ def require_files(checkpoint: Path, names: Sequence[str], *, hint: str = _COPY) 
 
 
 def _fewest(held: set[_Key], ways: Sequence[set[_Key]]) -> set[_Key]:
-    """Return what *held* lacks, by the way of numbering that lacks least; empty if two do."""
+    """Return the keys that *held* lacks of the numbering that lacks fewest; empty for a tie."""
     fitting = sorted((keys - held for keys in ways if held <= keys), key=len)
     clear = len(fitting) == 1 or (len(fitting) > 1 and len(fitting[0]) < len(fitting[1]))
     return fitting[0] if clear else set()

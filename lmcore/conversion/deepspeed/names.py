@@ -1,9 +1,9 @@
-"""Names of Megatron-DeepSpeed's parameters, as Megatron's own of the models before megatron-core.
+"""Names of Megatron-DeepSpeed's parameters, as names of Megatron's models before megatron-core.
 
 Without a pipeline they are the same.  A pipeline numbers everything that the model does, functions
 too, so that a name begins with the number of a layer: in Microsoft's and Argonne's repositories 1
 is the embedding and 2 the first block, in BigScience's 3; the final norm follows the last block.
-An embedding that is also the output's is `tied_modules.embed`.
+An embedding that the output shares is `tied_modules.embed`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EMBEDDING_LAYER = 1
 _FIRST_BLOCK = 2
 """Number of the first block if no function is between it and the embedding."""
 _FUNCTIONS = (0, 1)
-"""Number of functions of a pipeline between embedding and blocks, and again after these."""
+"""Number of functions of a pipeline between embedding and blocks, and again after the blocks."""
 _NUMBERED = re.compile(r"^(\d+)\.(.+)$")
 _TIED = "tied_modules.embed."
 _BLOCK = ("attention.", "self_attention.", "mlp.", "input_layernorm.", "post_attention_layernorm.")
@@ -44,7 +44,7 @@ _OLDER = {
     ".post_attention_norm.": ".post_attention_layernorm.",
     ".final_norm.": ".final_layernorm.",
 }
-"""Names of norms in Megatron-DeepSpeed, by the ones of later versions of Megatron."""
+"""Names of norms in Megatron-DeepSpeed, by their names in later versions of Megatron."""
 
 
 def legacy_names(names: Iterable[str]) -> dict[str, str]:

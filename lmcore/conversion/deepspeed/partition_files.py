@@ -37,8 +37,8 @@ def zero_sources(
     Args:
         directory: Files of the checkpoint.
         model_rank: Number of the rank.
-        shapes: Shapes of its parameters; empty if its file has none, as of a pipeline in bfloat16
-            without ZeRO, whose partitions have the names.
+        shapes: Shapes of its parameters; empty if its file has none, such as for a pipeline in
+            bfloat16 without ZeRO, whose partitions have the names.
         named: Weights of the model by the names that the optimizer has for them.
         saved_count: Number of data-parallel ranks, if the rank's file has it.
         weights_only: True to leave the state of Adam out.

@@ -1,6 +1,6 @@
-"""Tensors of one rank of tensor parallelism, whatever the files that hold them.
+"""Tensors of one rank of tensor parallelism, from all kinds of files.
 
-Weights in float32 are in ZeRO's partitions; what these lack is in the module's weights, or in the
+Weights in float32 are in ZeRO's partitions; weights that these lack are in the module's, or in the
 layer files of a pipeline, in the precision in which the model computed.
 """
 
@@ -50,7 +50,7 @@ class RankTensors:
 
     Attributes:
         tensors: Dtype, shape and file of each tensor.
-        aliases: Name of the parameter that a shared one is, by its name in the module.
+        aliases: Name of the original of each shared parameter, by its name in the module.
         step: Number of updates by the optimizer; None if it is not known.
         settings: Settings of Adam, with the names of `Progress.adam`; empty if not known.
         loss_scale: Loss scale, with the names of `Progress.loss_scale`; None without one.
@@ -309,7 +309,7 @@ def _step(content: Mapping[str, Any]) -> object:
 
 
 def _aliases(content: Mapping[str, Any]) -> dict[str, str]:
-    """Return the name of the parameter that each shared one is."""
+    """Return the name of the original of each shared parameter."""
     shared = content.get("shared_params")
     pairs = shared if isinstance(shared, dict) else {}
     return {str(one): str(other) for one, other in pairs.items()}

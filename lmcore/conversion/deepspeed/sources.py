@@ -1,4 +1,4 @@
-"""Sources of a rank's tensors: files with whole ones, ZeRO's partitions, universal checkpoints."""
+"""Sources of a rank's tensors: whole tensors in files, ZeRO's partitions, universal checkpoints."""
 
 from __future__ import annotations
 

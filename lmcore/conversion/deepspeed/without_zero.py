@@ -3,9 +3,9 @@
 run | state of a group of parameters
 --- | ---
 fp32 | of each parameter, by its number; the weights are the model's
-fp16, bf16 with a fused Adam | a vector of all its parameters, with float32 weights alike
-fp16, bf16 with another Adam | of each parameter, by its number, with float32 weights alike
-bf16, in a pipeline | a partition as ZeRO's, with the names of the parameters
+fp16, bf16 with a fused Adam | a vector of all its parameters, and one of float32 weights
+fp16, bf16 with another Adam | of each parameter, by its number, with float32 weights
+bf16, in a pipeline | a partition like ZeRO's, with the names of the parameters
 
 Parameters without names are in the order in which the model makes them, as in the model's
 files.  There is one group, or one of matrices and one of the others, which have no weight
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 Held = list[tuple[str, Tensor]]
-"""Parameters in the order in which a model makes them; the name "" is of a copy's."""
+"""Parameters in the order in which a model makes them; a copy has the name ""."""
 
 _PARTITION, _MAPPINGS = "single_partition_of_fp32_groups", "param_slice_mappings"
 _FLAT, _LISTED = "fp32_groups_flat", "fp32_groups"
@@ -169,7 +169,7 @@ class Unread(Source):
     """
 
     def __init__(self, path: Path, reason: str) -> None:
-        """Keep the reason, to follow a name."""
+        """Keep the reason, as text that follows a name."""
         self.path, self.tensors, self.without_adam = path, {}, reason
 
     def read(self, name: str, kind: str) -> Tensor:
@@ -212,7 +212,7 @@ def optimizer_sources(
 def optimizer_names(held: Sequence[Held]) -> Held:
     """Return the parameters of a pipeline with the names that its optimizer has for them.
 
-    An embedding has two, as only a tied one is named separately there.
+    An embedding has two names, as only a tied one is named separately there.
 
     Args:
         held: Parameters of each layer.

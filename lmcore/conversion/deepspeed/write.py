@@ -80,7 +80,7 @@ def write_deepspeed(
     style: str = STYLES[0],
     dtype: torch.dtype = torch.float32,
 ) -> list[str]:
-    """Write a model into *directory* for Megatron-DeepSpeed; return what the user should know.
+    """Write a model into *directory* for Megatron-DeepSpeed; return notes for the user.
 
     Memory is bounded by one layer, without a pipeline by one rank's share of the model.
 
@@ -93,8 +93,8 @@ def write_deepspeed(
         dtype: Dtype of the weights in layer files and rank files.
 
     Raises:
-        CheckpointError: The model cannot be divided so, Megatron-DeepSpeed has no such model, or
-            *state* is damaged.
+        CheckpointError: The layout cannot divide the model, Megatron-DeepSpeed has no such model,
+            or *state* is damaged.
         OSError: The file system refuses.
     """
     _check(state.shape, layout, style)

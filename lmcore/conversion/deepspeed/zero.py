@@ -196,7 +196,7 @@ class Partitions:
         self._require_whole()
 
     def _find_in_order(self, shapes: Shapes) -> None:
-        """Divide the vectors of each group, one rank's after the other's, in the saved order."""
+        """Divide the vectors of each group, rank after rank, in the saved order."""
         self._require_groups(shapes)
         ranks = len(self._paths)
         for group, names in enumerate(shapes):
@@ -325,7 +325,7 @@ def _adam_states(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _inner_optimizer(state: Mapping[str, Any]) -> object:
-    """Return what ZeRO's own optimizer saved of the one that it wraps."""
+    """Return the state of the optimizer that ZeRO's own wraps."""
     return state.get("base_optimizer_state", state.get("optimizer_state_dict"))
 
 

@@ -39,7 +39,7 @@ _OTHER_FORMS = (
         f"give the directory with transformers' `{CONFIG_NAME}` and `{WEIGHT_FILES[0][0]}`",
     ),
 )
-"""File that shows another form of a model, the form, and a hint."""
+"""Files that show another form of a model, with the form and a hint."""
 
 
 def _is_lmcore(directory: Path) -> bool:
@@ -57,7 +57,7 @@ MATCHES: Mapping[str, Callable[[Path], bool]] = MappingProxyType(
         "megatron-deepspeed": is_deepspeed,
     }
 )
-"""Function that recognizes each format, by the format's name."""
+"""Functions that recognize a format, by the format's name."""
 
 
 def format_of(directory: Path) -> str | None:
@@ -97,7 +97,7 @@ def unrecognized(directory: Path) -> CheckpointError | None:
 
 
 def _parts(directory: Path) -> tuple[str, str] | None:
-    """Return the parts of a model in *directory* with what they lack, and a hint; None without."""
+    """Return what an incomplete model in *directory* lacks, and a hint; None if there is none."""
     for name, why, hint in _OTHER_FORMS:
         if (directory / name).is_file():
             return f"{why} (`{name}`)", hint

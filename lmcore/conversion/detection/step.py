@@ -28,7 +28,7 @@ def foreign_checkpoint(path: Path, choice: str, name: str | None = None) -> Path
         Directory of the checkpoint; None if *path* has no checkpoint of another program.
 
     Raises:
-        CheckpointArgumentError: There is none of that step.
+        CheckpointArgumentError: There is no checkpoint of that step.
         ConfigError: *choice* is no step, or *path* has one model, without steps.
     """
     if not path.is_dir() or name == "lmcore" or (name is None and MATCHES["lmcore"](path)):
@@ -75,7 +75,7 @@ def _incomplete(path: Path, step: int) -> CheckpointArgumentError | None:
 def _no_such_step(
     path: Path, step: int | None, steps: list[int], others: list[str]
 ) -> CheckpointArgumentError:
-    """Return the error that lists the steps that are there."""
+    """Return the error that lists the existing steps."""
     why = steps_in_words(steps, others)
     hint = "name the directory of the checkpoint instead of its step"
     if steps:

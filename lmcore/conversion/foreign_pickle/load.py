@@ -88,9 +88,10 @@ def only_allowed(names: Iterable[Any]) -> Iterator[None]:
 
 
 def _require_format(path: Path) -> None:
-    """Raise a `CheckpointError` unless a file begins as one of torch's; an empty one is damaged.
+    """Raise a `CheckpointError` unless a file is empty or begins like a file of torch.
 
-    torch's unpickler takes any bytes for a program, and fails at one of them.
+    An empty file is reported as damaged later.  torch's unpickler would take any bytes for a
+    program, and fail at one of them.
     """
     with os.fdopen(open_regular(path), "rb") as stream:
         begin = stream.read(_BEGIN)

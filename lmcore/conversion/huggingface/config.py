@@ -1,7 +1,7 @@
-"""`config.json` of a Hugging Face directory and the model shape of lmcore, both ways.
+"""Conversion between the `config.json` of Hugging Face and lmcore's model shape.
 
 Values come from the configuration classes of transformers (`GPT2Config`, `LlamaConfig`,
-`MistralConfig`, `Qwen2Config`); what a file leaves out has their default.
+`MistralConfig`, `Qwen2Config`); values that a file leaves out have their defaults.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def is_huggingface(directory: Path) -> bool:
 def unread_notes(directory: Path) -> tuple[str, ...]:
     """Return notes that name files of *directory* which a user may expect to be read.
 
-    Trainers save the optimizer's state beside the model; weights in two forms may be of two models.
+    Trainers save the optimizer's state beside the model; weights in two formats may belong to two
+    models.
     """
     notes = []
     for single, index in WEIGHT_FILES:
@@ -344,7 +345,7 @@ def model_type_of(shape: ModelShape) -> str:
 
 
 def _differences(shape: ModelShape) -> dict[str, list[str]]:
-    """Return what a model has that each architecture of transformers does not compute."""
+    """Return the features of a model that each architecture of transformers lacks."""
     positions = {"learned_absolute": "learned", "rope": "rotary", "none": "no"}
     encoding = f"{positions[shape.position_embedding_type]} positions"
     keys = counted(shape.num_query_groups, "key head")

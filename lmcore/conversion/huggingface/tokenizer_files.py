@@ -69,7 +69,7 @@ def _add_bos_token(directory: Path) -> object:
 
 
 def write_tokenizer(tokenizer: Tokenizer, directory: Path, shape: ModelShape) -> list[str]:
-    """Write the files of a tokenizer into *directory* and return what the user should know.
+    """Write the files of a tokenizer into *directory* and return notes for the user.
 
     Args:
         tokenizer: Tokenizer of the model.

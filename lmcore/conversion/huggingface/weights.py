@@ -1,7 +1,7 @@
 """Weight files of a Hugging Face directory: safetensors or torch pickles, in one file or several.
 
 Tensors are read one at a time from memory-mapped files.  Pickles are read with torch's
-`weights_only`, which runs no code of theirs.
+`weights_only`, which runs none of their code.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StoredTensor:
 
 
 class Weights(Protocol):
-    """All tensors of a model, by name; `WeightFiles` is the one of Hugging Face directories."""
+    """All tensors of a model, by name; see `WeightFiles` for a Hugging Face directory."""
 
     tensors: dict[str, StoredTensor]
 

@@ -47,7 +47,7 @@ def write_huggingface(
     dtype: torch.dtype = torch.float32,
     largest_file: int = LARGEST_FILE,
 ) -> list[str]:
-    """Write a model into *directory* and return what the user should know of it.
+    """Write a model into *directory* and return notes for the user.
 
     The rows that pad the vocabulary are left out.
 

@@ -1,4 +1,4 @@
-"""Description of a checkpoint whose files need torch, by a separate process.
+"""Description of a checkpoint whose files need torch, made in a separate process.
 
 `lmcore train` knows the shape of its model before it loads torch, as plugins set the environment
 that torch reads first.
@@ -43,7 +43,7 @@ def describe_isolated(directory: Path, name: str) -> dict[str, Any]:
 
 
 def describe(directory: str, name: str) -> dict[str, Any]:
-    """Return what `ForeignModel` has of a checkpoint, or the error, as JSON values.
+    """Return the attributes of a `ForeignModel`, or the error, as JSON values.
 
     Checksums are compared when the tensors are loaded: here they would take as long as reading all
     files.

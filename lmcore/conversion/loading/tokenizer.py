@@ -96,7 +96,7 @@ def _of_recorded_type(
     """Return the chosen tokenizer, by default of the type that the checkpoint names.
 
     Raises:
-        ConfigError: It is of a type that is surely not the checkpoint's.
+        ConfigError: Its type cannot be the checkpoint's.
     """
     given = choice.tokenizer_type
     if given is None:
@@ -131,7 +131,7 @@ def _require_files(choice: TokenizerSettings, recorded: str) -> None:
 
 
 def _require_recorded(state: ModelState, tokenizer: Tokenizer) -> None:
-    """Raise an error if a chosen tokenizer is not the one that the checkpoint records, if any."""
+    """Raise an error if a chosen tokenizer is not the recorded one, if one is recorded."""
     if state.tokenizer is None:
         return
     own = tokenizer_from(state.tokenizer)

@@ -252,10 +252,10 @@ def rank_count(path: Path, name: str, value: object, default: int) -> int:
         path: Directory of the checkpoint, for the message.
         name: Name of the argument.
         value: Its value.
-        default: Number of a checkpoint that does not say.
+        default: Number for a checkpoint that does not record it.
 
     Raises:
-        CheckpointError: It is no number of ranks.
+        CheckpointError: The value is not a number of ranks.
     """
     if value is None:
         return default

@@ -18,7 +18,7 @@ _LENGTHS = ("train_iters", "train_samples")
 
 
 def longer_flag(state: ModelState) -> str | None:
-    """Return the flag that makes a finished run longer; None if it has steps left, or may have.
+    """Return the flag that makes a finished run longer; None if steps are left, or may be.
 
     Args:
         state: State that is written as a run.
@@ -47,7 +47,7 @@ def shorter_length(state: ModelState) -> int | None:
 
 
 def continue_flags(state: ModelState) -> Mapping[str, str]:
-    """Return the flags without which `lmcore train --continue` refuses, each with its reason.
+    """Return the flags that `lmcore train --continue` needs, each with its reason.
 
     Args:
         state: State that is written as a run.
@@ -63,7 +63,7 @@ def continue_flags(state: ModelState) -> Mapping[str, str]:
 
 
 def continue_notes(state: ModelState) -> list[str]:
-    """Return a note of the flags, and of the settings that the checkpoint does not record.
+    """Return notes about the flags, and about settings that the checkpoint does not record.
 
     Args:
         state: State that is written as a run.

@@ -29,7 +29,7 @@ __all__ = [
 UNKNOWN_ORDER = ""
 """Value of `data_order` in a manifest that does not record the order of the training samples."""
 WITHOUT_OPTIMIZER = "without_optimizer"
-"""Key in `converted_from` of a manifest without an optimizer's state: why it is not read.
+"""Key in `converted_from` of a manifest without an optimizer's state, for the reason.
 
 The reason is empty if the converted checkpoint had none.
 """

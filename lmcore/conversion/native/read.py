@@ -40,7 +40,7 @@ class LmcoreState(ModelState):
     format = "lmcore"
 
     def __init__(self, path: Path, *, weights_only: bool = False) -> None:
-        """Choose and verify the checkpoint; a warning names damaged ones that are passed over.
+        """Choose and verify the checkpoint; a warning names damaged ones that are skipped.
 
         Args:
             path: Run directory, its `checkpoints`, or one `iter_XXXXXXX`.

@@ -30,7 +30,7 @@ __all__ = ["write_lmcore"]
 
 
 def write_lmcore(state: ModelState, directory: Path, tokenizer: Tokenizer | None) -> list[str]:
-    """Write a state as a run directory and return what the user should know.
+    """Write a state as a run directory and return notes for the user.
 
     Weights are written in float32, in which lmcore trains.
 
@@ -102,7 +102,7 @@ def write_lmcore(state: ModelState, directory: Path, tokenizer: Tokenizer | None
 
 
 def _origin(state: ModelState, tokenizer: Tokenizer | None) -> dict[str, str]:
-    """Return where a state comes from, and what is not in the run: tokenizer and optimizer."""
+    """Return the origin of a state, with the tokenizer and optimizer that the run lacks."""
     origin = {"format": state.format, "name": state.path.absolute().name}
     if tokenizer is None and state.tokenizer_type is not None:
         origin["tokenizer_type"] = state.tokenizer_type

@@ -49,7 +49,7 @@ class CheckpointContent:
         format: Title of its format.
         tensors: Dtype and shape of each tensor, by name; tensors of other formats have the names
             that they have in a checkpoint of lmcore.
-        read: Returns a whole tensor, on the CPU.
+        read: Function that returns a whole tensor, on the CPU.
         model_shape: Shape of the model, by the names of `ModelShape`.
         manifest: Manifest of a checkpoint of lmcore; None for another format.
         notes: Differences between the checkpoint and the model of lmcore, for the user.

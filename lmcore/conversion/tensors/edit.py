@@ -77,7 +77,7 @@ def edit(checkpoint: Path, directory: Path, changes: Changes) -> list[str]:
 
     Raises:
         CheckpointError: The checkpoint is damaged, or the disk is full or refuses.
-        ConfigError: A change applies to no tensor, or would lose what was not asked for.
+        ConfigError: A change applies to no tensor, or would lose data that nobody asked to drop.
     """
     reader = CheckpointReader(checkpoint)
     manifest = reader.manifest
@@ -114,7 +114,7 @@ def edit(checkpoint: Path, directory: Path, changes: Changes) -> list[str]:
 def _notes(
     manifest: Manifest, entries: Mapping[str, TensorEntry], changes: Changes, tokens: int | None
 ) -> Iterator[str]:
-    """Yield what a user of the result should know."""
+    """Yield notes for the user of the result."""
     dtypes = {entry.dtype for name, entry in entries.items() if name.startswith("model.")}
     if dtypes != {"float32"}:
         others = ", ".join(sorted(dtypes - {"float32"}))

@@ -1,4 +1,4 @@
-"""Parameter groups of Adam in Megatron's optimizer: settings and number of updates, both ways."""
+"""Parameter groups of Adam in Megatron's optimizer: settings and number of updates."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Loss scale of float16: Megatron's `grad_scaler`, DeepSpeed's `loss_scaler` and lmcore's state.
 
-All three double the scale after some steps without an overflow, and halve it by overflows.
+All three double the scale after some steps without an overflow, and halve it after overflows.
 lmcore's state has the names of `lmcore.optim.loss_scale.DynamicLossScale`: `value`, `good_steps`
 and `tolerance`.
 """

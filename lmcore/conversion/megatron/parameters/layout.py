@@ -16,7 +16,7 @@ __all__ = ["AFTER", "BEFORE", "Layout", "in_order"]
 BEFORE = ("token_embedding", "position_embedding")
 """Beginnings of the names of parameters before the layers."""
 AFTER = ("final_norm", "output_embedding")
-"""The same of parameters after the layers, in order."""
+"""Beginnings of the names of parameters after the layers, in order."""
 _ORDER = {
     "core": (
         "attention.output",
@@ -107,7 +107,7 @@ class Layout:
         return found
 
     def check(self, shape: ModelShape) -> None:
-        """Raise a `CheckpointArgumentError` if a model cannot be divided so."""
+        """Raise a `CheckpointArgumentError` if this layout cannot divide a model."""
         if self.virtual > 1 and self.pipeline == 1:
             raise CheckpointArgumentError(
                 "the checkpoint cannot be written in this layout",

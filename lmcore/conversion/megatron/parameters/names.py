@@ -76,7 +76,7 @@ _LEGACY = {
 
 
 def parameter_of(name: str, *, swiglu: bool) -> str | None:
-    """Return lmcore's name of a parameter; `TIED` or `UNUSED`; None if the model has no such one.
+    """Return lmcore's name of a parameter; `TIED` or `UNUSED`; None if it is unknown.
 
     Layers keep the number that they have in *name*.
 
@@ -119,7 +119,7 @@ def _in_layer(name: str, *, swiglu: bool) -> str | None:
 
 
 def _suffix(module: str, *, swiglu: bool) -> str:
-    """Return the ending of a bias's name in lmcore: biases that a later op adds have another."""
+    """Return the ending of a bias's name in lmcore: a bias that a later op adds has another."""
     own = module.endswith("_norm") or module == "attention.qkv"
     return ".bias" if own or (module == "feed_forward.up" and swiglu) else "_bias"
 

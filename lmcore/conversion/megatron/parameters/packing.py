@@ -1,4 +1,4 @@
-"""Joining of one parameter's parts, of the ranks of tensor parallelism, and the way back.
+"""Tensor-parallel parts of a parameter, joined to a tensor of lmcore and split from it.
 
 Shapes: H hidden, F feed-forward channels, V rows of the embedding, N query heads, K heads of keys
 and values, D channels of a head, T ranks.
@@ -36,7 +36,7 @@ _OLDEST, _OLD = 0.0, 1.0
 
 @dataclass(frozen=True)
 class Packing:
-    """Rules by which tensors of several ranks make one of lmcore.
+    """Rules that join the tensors of all ranks to one tensor of lmcore, and split it.
 
     Attributes:
         shape: Shape of the model.

@@ -1,4 +1,4 @@
-"""Vocabulary rows of a checkpoint for Megatron, padded so that all ranks have equally many."""
+"""Vocabulary rows of a checkpoint for Megatron, padded so that all ranks have the same number."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def vocabulary_rows(state: ModelState, ranks: int) -> tuple[int, int]:
 
 
 def vocabulary_notes(state: ModelState, ranks: int, *, program: str = "Megatron") -> list[str]:
-    """Return what the user of Megatron should know of the rows of the vocabulary.
+    """Return notes about the rows of the vocabulary for the user of Megatron.
 
     Args:
         state: Model that was written.

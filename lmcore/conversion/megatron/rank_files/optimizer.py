@@ -1,8 +1,8 @@
-"""State of Adam in Megatron's rank files, both ways.
+"""State of Adam in Megatron's rank files, read and written.
 
-Megatron numbers parameters by group: first the ones with weight decay, then biases and gains, each
-in the order in which the model makes them.  The number is all that its file has, so the mapping is
-made as Megatron makes it, and checked by the shapes; main parameters are also compared with the
+Megatron numbers parameters by group: first parameters with weight decay, then biases and gains,
+each in the order in which the model makes them.  Its file has only the numbers, so the mapping is
+rebuilt in the same order and checked by the shapes; main parameters are also compared with the
 weights of the model when they are read.
 
 A run in half precision has float32 main parameters beside the state of torch's optimizer; in
@@ -50,7 +50,7 @@ def read_moments(rank: RankFile) -> Moments | None:
         rank: File of the rank.
 
     Raises:
-        UnreadOptimizer: The optimizer is another one, or kept in another way.
+        UnreadOptimizer: It is another optimizer, or it is stored in an unknown form.
         OptimizerStateError: The state does not fit the model.
     """
     content = rank.content.get("optimizer")
@@ -203,7 +203,7 @@ def moments_content(
         dtype: Dtype of the model's weights.
         progress: Position of the run.
         step_of_parameters: True if the state of each parameter has the number of updates, as
-            torch's Adam needs; the groups have it in any case, as fused ones need.
+            torch's Adam needs; the groups have it in any case, as fused optimizers need.
     """
     groups = group_contents(progress)
     step = updates(progress)

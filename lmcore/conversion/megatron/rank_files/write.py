@@ -50,7 +50,7 @@ def write_megatron(
     style: str = STYLES[0],
     dtype: torch.dtype = torch.float32,
 ) -> list[str]:
-    """Write a model into *directory* as Megatron's rank files; return what the user should know.
+    """Write a model into *directory* as Megatron's rank files; return notes for the user.
 
     Args:
         state: Model to write.
@@ -61,7 +61,7 @@ def write_megatron(
         dtype: Dtype of the weights: float32, float16 or bfloat16.
 
     Raises:
-        CheckpointError: The model cannot be divided so, or *state* is damaged.
+        CheckpointError: The layout cannot divide the model, or *state* is damaged.
         OSError: The file system refuses.
     """
     layout.check(state.shape)

@@ -139,7 +139,7 @@ def read_model(args: Mapping[str, Any], checkpoint: Path, rows: int) -> Megatron
         rows: Number of rows of the token embedding, over all ranks.
 
     Raises:
-        CheckpointError: An argument is missing, or lmcore does not have such a model.
+        CheckpointError: An argument is missing, or lmcore does not have the model.
     """
     require_known(args, checkpoint)
     reader = _Reader(args, checkpoint)
@@ -230,7 +230,7 @@ def _settings(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Reader:
-    """Saved arguments, with the defaults of what older versions left out."""
+    """Saved arguments, with the defaults of arguments that older versions lack."""
 
     def __init__(self, args: Mapping[str, Any], checkpoint: Path) -> None:
         self._args, self._checkpoint = args, checkpoint

@@ -1,4 +1,4 @@
-"""Megatron's learning-rate schedule and lmcore's, both ways; both count samples."""
+"""Conversion between Megatron's and lmcore's learning-rate schedules, which count samples."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SavedSchedule:
 
     @property
     def notes(self) -> list[str]:
-        """The note, if there is one."""
+        """Note for the user, if there is one."""
         return [] if self.note is None else [self.note]
 
 

@@ -156,7 +156,7 @@ def activation_notes(shape: ModelShape, *, program: str = "Megatron") -> list[st
 
 
 def start_notes(state: ModelState, layout: Layout, flags: str, *, optimizer: bool) -> list[str]:
-    """Return what the user of Megatron should know.
+    """Return notes for the user of Megatron.
 
     Args:
         state: Model that was written.

@@ -4,7 +4,7 @@ Each model-parallel rank has a buffer for each of its parts of the model, in buc
 vector of parameters, the last one of the model first, each from a multiple of 64 on; the next
 bucket begins with a parameter that no longer fits.  The vectors have no names of parameters, so
 the positions follow from the order in which the model makes them and from the buckets' sizes.
-Which layers a part has is found by its size, in order: parts are filled as the pipeline runs.
+The layers of a part follow from its size, as parts are filled in the order of the pipeline.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lmcore.model.shape import ModelShape
 __all__ = ["GROUP", "BucketState", "Parameters", "Place", "has_buckets"]
 
 GROUP = r"^((?:chained_\d+\.)?)optimizer\.distributed\.dp_group_idx_(\d+)\."
-"""Beginning of the names of what a distributed optimizer saves, with the model-parallel rank."""
+"""Beginning of the names in a distributed optimizer's state, with the model-parallel rank."""
 _KEY = re.compile(GROUP + r"gbuf_idx_(\d+)\.dtype_\(.+\)\.bucket_idx_(\d+)\.param$")
 _SETTINGS = re.compile(GROUP + r"optimizer/")
 _SCALER = re.compile(GROUP + r"grad_scaler/")
@@ -86,7 +86,8 @@ class BucketState:
             stored: Files of the checkpoint.
             shape: Shape of the model.
             args: Arguments of the run that wrote it.
-            weight_of: Returns the weight of a parameter, as Megatron packs it in one process.
+            weight_of: Function that returns the weight of a parameter, as Megatron packs it in one
+                process.
 
         Raises:
             OptimizerStateError: The buckets do not fit the model.
@@ -176,7 +177,7 @@ class BucketState:
                 raise self._unfit(f"the tensors of `{bucket}` are not vectors of one size")
 
     def _units(self, shape: ModelShape, order: str, stages: int) -> list[Parameters]:
-        """Return what a part of the model has all of or nothing of, in the order of the model."""
+        """Return the groups of parameters that no part divides, in the order of the model."""
         names = in_order(list(parameter_shapes(shape)), order)
         layers: dict[str, list[str]] = {}
         for name in names:

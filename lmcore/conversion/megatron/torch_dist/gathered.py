@@ -2,7 +2,7 @@
 
 The first data-parallel rank of each model-parallel rank has an object with the same buffers as
 `distrib_optim.pt` beside a rank file: for each part of the model a vector of all parameters, whose
-buckets have no sizes.  Where a bucket may begin, the weights of the model decide.  The objects are
+buckets have no sizes.  The weights of the model decide where a bucket begins.  The objects are
 in memory as a whole, as they are in Megatron.
 """
 
@@ -125,7 +125,7 @@ class GatheredState(BucketState):
 
 
 def _parts(content: Any) -> list[Any]:
-    """Return what an object has for each part of the model."""
+    """Return the content of an object for each part of the model."""
     if isinstance(content, list) and len(content) == 1:
         (content,) = content
     if not isinstance(content, dict) or not content.get("buckets_coalesced"):

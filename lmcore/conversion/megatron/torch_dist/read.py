@@ -173,7 +173,7 @@ class DistributedState(ModelState):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _named(self) -> tuple[list[str], dict[str, dict[str, _Stored]]]:
-        """Return what is wrong with names, and the positions of each kind by lmcore's names."""
+        """Return problems with names, and the positions of each kind by lmcore's names."""
         found: dict[str, dict[str, _Stored]] = {kind: {} for kind in (WEIGHT, "main", *ADAM)}
         problems = []
         for stored in self._entries:

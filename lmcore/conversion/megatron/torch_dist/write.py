@@ -91,7 +91,7 @@ def write_distributed(
     dtype: torch.dtype = torch.float32,
     step_of_parameters: bool = False,
 ) -> list[str]:
-    """Write a model as `torch_dist`, with the state of Adam; return what the user should know.
+    """Write a model as `torch_dist`, with the state of Adam; return notes for the user.
 
     Args:
         state: Model to write.
@@ -103,7 +103,7 @@ def write_distributed(
             torch's Adam does; fused ones count them in the groups.
 
     Raises:
-        CheckpointError: The model cannot be divided so, or *state* is damaged.
+        CheckpointError: The layout cannot divide the model, or *state* is damaged.
         OSError: The file system refuses.
     """
     layout.check(state.shape)
