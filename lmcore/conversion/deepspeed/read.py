@@ -1,13 +1,13 @@
 """States in DeepSpeed's checkpoints, under lmcore's names.
 
 Megatron-DeepSpeed adds the arguments of its run, which describe the model.  A checkpoint without
-them is of a model of transformers, which its `config.json` describes.
+them is of a model of transformers, which its `config.json` describes; see `transformers_state`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +18,34 @@ from lmcore.conversion.deepspeed.directory import DeepSpeedDirectory, find_files
 from lmcore.conversion.deepspeed.missing_files import (
     embedding_files,
     require_files,
-    universal_file,
     universal_notes,
     weight_files,
 )
 from lmcore.conversion.deepspeed.names import legacy_names
-from lmcore.conversion.deepspeed.precision import recorded_precision, saved_precision
 from lmcore.conversion.deepspeed.rank_tensors import RankTensors, open_ranks, universal_tensors
+from lmcore.conversion.deepspeed.saved_run import (
+    read_kinds,
+    recorded_precision,
+    run_progress,
+    run_schedule,
+    saved_precision,
+    weight_notes,
+)
+from lmcore.conversion.deepspeed.transformers_state import TransformersDeepSpeedState
 from lmcore.conversion.foreign_pickle.load import load_tensors
 from lmcore.conversion.foreign_pickle.records import load_content, values_of
-from lmcore.conversion.huggingface.config import CONFIG_NAME
-from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.megatron.directory import rank_count
 from lmcore.conversion.megatron.optimizer.loss_scale import unknown_scale_notes
 from lmcore.conversion.megatron.optimizer.moments import other_optimizer
 from lmcore.conversion.megatron.parameters.names import TIED, UNUSED, parameter_of
 from lmcore.conversion.megatron.parameters.packing import Packing, require_order
 from lmcore.conversion.megatron.run.saved_arguments import read_model, saved_layout
-from lmcore.conversion.megatron.run.schedule import SavedSchedule, read_schedule
-from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress, require_no_problems
+from lmcore.conversion.state import WEIGHT, ModelState, require_no_problems
 from lmcore.errors import CheckpointError, counted
 from lmcore.model.parameters import parameter_shapes
 
-__all__ = ["MegatronDeepSpeedState", "TransformersDeepSpeedState", "read_deepspeed"]
+__all__ = ["MegatronDeepSpeedState", "read_deepspeed"]
 
-_IN_TOKENS = ("lr_warmup_tokens", "lr_decay_tokens", "warmup_tokens", "decay_tokens")
 _EMBEDDING = "token_embedding.weight"
 
 
@@ -120,7 +123,7 @@ class MegatronDeepSpeedState(ModelState):
         self.notes = [
             *model.notes,
             *universal_notes(files),
-            *_notes(files, content, self._dtypes()),
+            *weight_notes(files, content, self._dtypes()),
         ]
         self.notes += self._padding_notes(files, content, args)
         self.vocab_size = self._vocab_size(content, model.vocab_size)
@@ -132,15 +135,15 @@ class MegatronDeepSpeedState(ModelState):
             self._require_gates(files.universal)
         if not weights_only:
             names = [list(one.values()) for one in self._names]
-            self.kinds, self.without_adam = _kinds(files, content, self._ranks, names)
+            self.kinds, self.without_adam = read_kinds(files, content, self._ranks, names)
             other, unread = other_optimizer(args), "the state of Adam is not read"
             if other is not None and len(self.kinds) > 1:
                 self.kinds, self.without_adam = (WEIGHT,), f"it is that of `{other}`"
                 unread = "the state of its optimizer is not read"
             if self.without_adam is not None:
                 self.notes = [*self.notes, f"{unread}: {self.without_adam}"]
-        self.progress = _progress(content, args, self._ranks[0], adam=len(self.kinds) > 1)
-        schedule = _schedule(content, args)
+        self.progress = run_progress(content, args, self._ranks[0], adam=len(self.kinds) > 1)
+        schedule = run_schedule(content, args)
         if self.progress is not None:
             self.progress = dataclasses.replace(
                 self.progress, schedule=schedule.values, scheduled_samples=schedule.position
@@ -281,199 +284,3 @@ class MegatronDeepSpeedState(ModelState):
             missing = weight_files(files, found, lacking, ranks, self.shape)
             require_files(files.path, missing)
         require_no_problems(self.checkpoint, problems)
-
-
-class TransformersDeepSpeedState(HuggingFaceState):
-    """Model of transformers that DeepSpeed trained, and the state of Adam; see `ModelState`.
-
-    Attributes:
-        checkpoint: Directory of the checkpoint, such as `global_step100`.
-    """
-
-    format = "DeepSpeed"
-
-    def __init__(
-        self,
-        path: Path,
-        files: DeepSpeedDirectory,
-        content: Mapping[str, Any],
-        *,
-        weights_only: bool = False,
-    ) -> None:
-        """Open the files of all ranks and compare their tensors with the `config.json` beside.
-
-        Args:
-            path: Directory that DeepSpeed saved to.
-            files: Files of the checkpoint.
-            content: Content of the first rank's file.
-            weights_only: True to leave the state of Adam out.
-
-        Raises:
-            CheckpointError: There is no `config.json`, a file is missing or damaged, or the
-                tensors do not fit the configuration.
-        """
-        self.checkpoint = files.path
-        places = dict.fromkeys((path, files.path, files.path.parent))
-        described = next((one for one in places if (one / CONFIG_NAME).is_file()), None)
-        if described is None:
-            raise CheckpointError(
-                f"`{files.path}` does not say which model it has",
-                why="it lacks the arguments that Megatron-DeepSpeed saves (`args`), and there is "
-                f"no `{CONFIG_NAME}` of transformers in `{files.path.parent}`",
-                hint=f"copy the model's `{CONFIG_NAME}` and its tokenizer files there",
-            )
-        self._universal = files.universal
-        if files.universal is not None:
-            rank = universal_tensors(files, files.universal, content, weights_only=weights_only)
-        else:
-            _require_no_tensor_parallelism(files, content)
-            [rank] = open_ranks(files, content, 1, 1, weights_only=weights_only)
-        self._rank = rank
-        super().__init__(described, weights=rank)
-        self.path = path
-        self.settings = saved_precision(content)
-        self.precision = recorded_precision(content)
-        sizes = {"tensor": "mp_world_size", "data": "dp_world_size"}
-        self.layout = saved_layout({}, **{axis: content.get(name) for axis, name in sizes.items()})
-        self.notes = [
-            *self.notes,
-            *universal_notes(files),
-            *_notes(files, content, {rank.tensors[one].dtype for one in self._names.values()}),
-        ]
-        if not weights_only:
-            names = list(self._names.values())
-            self.kinds, self.without_adam = _kinds(files, content, [rank], [names])
-            if self.without_adam is not None:
-                self.notes = [*self.notes, f"the state of Adam is not read: {self.without_adam}"]
-        self.progress = _progress(content, {}, rank, adam=len(self.kinds) > 1)
-
-    def _matched(self) -> dict[str, str]:
-        """Return the name in the files of each tensor; a universal checkpoint has files of each."""
-        if self._universal is not None:
-            held = self._rank.tensors
-            needed = [source for recipe in self._recipes.values() for source in recipe.sources]
-            lacking = [name for name in needed if not {name, name.partition(".")[2]} & held.keys()]
-            files = [universal_file(self._universal, name) for name in lacking]
-            hint = f"copy all of its files again, or the `{CONFIG_NAME}` of this model"
-            require_files(self.checkpoint, files, hint=hint)
-        return super()._matched()
-
-    @property
-    def files(self) -> Path:
-        """Directory of the files that are read: one checkpoint, or its universal part."""
-        return self._universal or self.checkpoint
-
-    def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
-        """Return the dtype of a tensor; see `ModelState`."""
-        if kind == WEIGHT:
-            return super().dtype(name)
-        sources = [self._names[source] for source in self._recipes[name].sources]
-        return self._rank.dtype(sources[0], kind) if sources else torch.float32
-
-    def read(self, name: str, kind: str = WEIGHT) -> Tensor:
-        """Return a whole tensor; see `ModelState`."""
-        recipe = self._recipes[name]
-        parts = [self._rank.read(self._names[one], kind) for one in recipe.sources]
-        return recipe.join([part.to(self.dtype(name, kind)) for part in parts]).contiguous()
-
-
-def _require_no_tensor_parallelism(files: DeepSpeedDirectory, content: Mapping[str, Any]) -> None:
-    """Raise a `CheckpointError` if a model of transformers is divided, as AutoTP does."""
-    ranks = set(files.models) | {rank for _, rank in files.partitions}
-    size = content.get("mp_world_size", 1)
-    if size == 1 and not ranks - {0}:
-        return
-    count = max(len(ranks), size if type(size) is int else 1)
-    source, target = files.path, files.path.with_name(f"{files.path.name}_universal")
-    raise CheckpointError(
-        f"`{files.path}` cannot be read",
-        why=f"its model is divided over {counted(count, 'rank')} of tensor parallelism by "
-        "DeepSpeed's AutoTP, whose rules lmcore does not have",
-        hint="convert it to a universal checkpoint with DeepSpeed: `python -m "
-        f"deepspeed.checkpoint.ds_to_universal --input_folder {source} --output_folder {target}`",
-    )
-
-
-def _progress(
-    content: Mapping[str, Any], args: Mapping[str, Any], rank: RankTensors, *, adam: bool
-) -> Progress | None:
-    iteration = content.get("iteration", content.get("global_steps"))
-    samples = args.get("consumed_train_samples", content.get("global_samples", 0))
-    if not all(type(value) is int and value >= 0 for value in (iteration, samples)):
-        return None
-    found = Progress(int(iteration or 0), samples)
-    if not adam:
-        return found
-    return dataclasses.replace(
-        found, optimizer_step=rank.step, adam=rank.settings or None, loss_scale=rank.loss_scale
-    )
-
-
-def _schedule(content: Mapping[str, Any], args: Mapping[str, Any]) -> SavedSchedule:
-    """Return the schedule of the learning rate.
-
-    BigScience's scheduler does not save the length of a decay in tokens, which only the arguments
-    have.
-    """
-    saved = content.get("lr_scheduler")
-    held = saved if isinstance(saved, dict) else {}
-    if held and any(held.get(name) or args.get(name) for name in _IN_TOKENS):
-        return SavedSchedule(note="its learning-rate schedule, which counts tokens, is not read")
-    return read_schedule(content, args)
-
-
-def _notes(
-    files: DeepSpeedDirectory, content: Mapping[str, Any], dtypes: set[torch.dtype | None]
-) -> list[str]:
-    """Return a note if the weights are the model's in 16 bits, not the optimizer's in float32."""
-    described = bool(content.get("param_shapes"))
-    if (files.optimizers and described) or files.universal is not None:
-        return []
-    low = sorted(
-        str(one).removeprefix("torch.") for one in dtypes & {torch.float16, torch.bfloat16}
-    )
-    if not low:
-        return []
-    dtype = " and ".join(low)
-    why = "no partitions of ZeRO in float32 were read"
-    if files.optimizers:
-        why = "the partitions of ZeRO are not read, as the checkpoint lacks `param_shapes`"
-    elif content.get("optimizer"):
-        why = "no weights in float32 were read"
-    return [f"the weights are {dtype}: {why}"]
-
-
-def _kinds(
-    files: DeepSpeedDirectory,
-    content: Mapping[str, Any],
-    ranks: Sequence[RankTensors],
-    names: Sequence[Sequence[str]],
-) -> tuple[tuple[str, ...], str | None]:
-    """Return the kinds of tensors that all parameters have, and why Adam's state is not read.
-
-    The reason is None if it is read, or if the checkpoint has none.
-
-    Args:
-        files: Files of the checkpoint.
-        content: Content of the first rank's file.
-        ranks: Tensors of each rank of tensor parallelism.
-        names: Names of the model's parameters in the module of each rank.
-    """
-    lacking = [
-        name
-        for rank, held in zip(ranks, names, strict=True)
-        for name in held
-        if not all(rank.has(name, kind) for kind in ADAM)
-    ]
-    if not lacking:
-        return (WEIGHT, *ADAM), None
-    why = next((rank.without_adam for rank in ranks if rank.without_adam), None)
-    if why is None and files.optimizers and not content.get("param_shapes"):
-        why = "the checkpoint lacks `param_shapes`, the order of ZeRO's parameters"
-    elif why is None and files.optimizers:
-        why = f"`{lacking[0]}` has none, as a parameter that is not trained"
-    elif why is None and content.get("param_shapes"):
-        why = "there are no `*_optim_states.pt` beside the model's files"
-    elif why is None and content.get("optimizer"):
-        why = f"`{lacking[0]}` has none in the files of the model"
-    return (WEIGHT,), why
