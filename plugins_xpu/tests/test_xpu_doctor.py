@@ -98,7 +98,7 @@ def test_a_machine_in_order_is_ok(check):
     ],
 )
 def test_what_is_at_fault_fails(check, facts, failed):
-    """With the probe's fix, and nothing behind it is tried."""
+    """The fault has the probe's fix, and later checks are not made."""
     found = check(facts)
     bad = {check.name for check in found.values() if check.status is CheckStatus.FAILED}
     assert bad == failed
@@ -147,7 +147,7 @@ def test_tiles_that_torch_does_not_see_are_warned_of(check):
 
 
 def test_different_gpus_are_warned_of(check):
-    """With the mask that leaves one kind."""
+    """The warning has the mask that leaves one kind."""
     found = check(replace(FIT, gpus=(ARCS[0], gpu(5, "0x56a0"))))["equal devices"]
     assert found.status is CheckStatus.WARNING
     assert "1 x Arc B580 Graphics, 1 x Arc A770 Graphics" in found.detail

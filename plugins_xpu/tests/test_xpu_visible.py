@@ -89,7 +89,7 @@ def test_what_a_mask_leaves(hierarchy, mask, units, evidence):
 
 @pytest.mark.parametrize("mask", ["-1", "-1,-2"])
 def test_hiding_all_on_purpose_is_no_fault(mask):
-    """No number is negative; who writes one wants none."""
+    """A negative number is a request for no device."""
     found, left = seen(ARCS, ZE_AFFINITY_MASK=mask)
     assert (found.hidden, found.fault, left) == (True, "", [])
     assert found.evidence == (f"`ZE_AFFINITY_MASK={mask}` hides all 2 GPUs",)
@@ -121,7 +121,7 @@ def test_hiding_all_by_mistake_is_one(gpus, hierarchy, mask, fault, fix):
 
 
 def test_a_mask_that_cannot_be_translated_is_not():
-    """A tile that there is not has no number among the tiles."""
+    """A tile that does not exist has no number among the tiles."""
     found, _ = seen(MAX, ZE_AFFINITY_MASK="8.8")
     assert "ZE_AFFINITY_MASK=" not in found.fix
 

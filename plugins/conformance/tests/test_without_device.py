@@ -153,7 +153,7 @@ def test_levels_that_touch_nothing_of_it(extra: Any) -> None:
 
 
 def test_a_device_that_cannot_be_created_is_not_left_out(extra: Any) -> None:
-    """A device on which nothing could be found out stays in the session, which fails."""
+    """A device that could not be examined stays in the session, which fails."""
     extra()
     (target,) = find_plugin_targets("onlyops")
     runner = Runner(target, declaration_of(target, all_checks()), all_checks())

@@ -71,7 +71,7 @@ def test_memory_statistics_follow_an_allocation(device):
 
 
 def test_missing_abilities_have_reasons(device):
-    """Nothing pretends to be there."""
+    """Each missing ability has a reason."""
     assert {"pin_memory", "new_stream", "new_event"} <= set(device.missing)
 
 
@@ -98,7 +98,7 @@ def test_a_disturbance_does_not_lower_the_peak(monkeypatch):
 
 
 def test_the_peak_covers_the_fastest_product_of_this_plugin(monkeypatch):
-    """A model cannot be faster than the peak because its projections go another way."""
+    """The peak includes the plugin's own kernels, so that no model is faster than it."""
     rates = iter([100.0, 120.0])
     peak = device_module._PeakFlops(size=8)
     monkeypatch.setattr(peak, "_best_rate", lambda size, multiply: next(rates))
