@@ -88,6 +88,16 @@ def test_a_machine_in_order_is_ok(check):
     assert "sums and divides" in found["xccl"].detail
 
 
+def test_one_of_a_kind(check):
+    """Nouns are in the singular for one GPU of one tile, and verbs for one that is closed."""
+    one = replace(FIT, gpus=(replace(MAX[0], tiles=1),))
+    found = check(one)
+    assert found["device nodes"].detail == "1 of 1 GPU can be opened by this user"
+    assert "; 1 of 1 tile on 1 card is left" in found["devices"].detail
+    closed = probe(replace(FIT, gpus=(replace(MAX[0], **SHUT), MAX[1])), {})
+    assert any("1 of 2 GPUs is closed to this process" in line for line in closed.evidence)
+
+
 @pytest.mark.parametrize(
     "facts, failed",
     [

@@ -99,7 +99,7 @@ def test_hiding_all_on_purpose_is_no_fault(mask):
     "gpus, hierarchy, mask, fault, fix",
     [
         (MAX, "FLAT", "6", "hides all 6 tiles: `6` is no device here", "numbers from 0 to 5"),
-        (ARCS[:1], "FLAT", "1", "hides all 1 GPU: `1` is no device here", "to 0 separated"),
+        (ARCS[:1], "FLAT", "1", "hides the only GPU: `1` is no device here", "to 0 separated"),
         (MAX, "FLAT", "0.0,0.1", "`0.0` is a tile of a card, and tiles are devices of their own",
          "`export ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE`, or `export ZE_AFFINITY_MASK=0,1`"),
         (MAX, "COMBINED", "2.1", "is a tile of a card", "`export ZE_AFFINITY_MASK=5`"),
@@ -210,7 +210,7 @@ def test_asking_for_processors_hides_gpus_on_purpose(selector):
 @pytest.mark.parametrize(
     "selector, fault",
     [
-        ("opencl:*", "leaves none of 2 Level Zero GPUs, which are what torch uses"),
+        ("opencl:*", "leaves none of 2 Level Zero GPUs, which torch uses"),
         ("opencl:gpu", "leaves none of 2 Level Zero GPUs"),
         ("level_zero:5", "leaves none of 2 Level Zero GPUs"),
         ("level_zero:0.0", "leaves none of 2 Level Zero GPUs"),

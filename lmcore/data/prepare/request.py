@@ -13,7 +13,7 @@ from lmcore.data.indexed.writer import FORMATS, IndexedDatasetWriter
 from lmcore.data.input.options import InputOptions
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.tokenizer.native import EncodesBlocks
-from lmcore.errors import ConfigError, LmcoreError
+from lmcore.errors import ConfigError, LmcoreError, counted
 
 if TYPE_CHECKING:
     from lmcore.data.prepare.sentence.splitter import SentenceSplitter
@@ -192,7 +192,7 @@ class PrepareProgress:
 
     def bar(self, width: int = 24) -> str:
         """Return a progress bar with speed and remaining time, for a terminal."""
-        text = f"{self.documents:,} documents, {self._speed(',.0f')}"
+        text = f"{counted(self.documents, 'document')}, {self._speed(',.0f')}"
         if self.fraction is None:
             return text
         full = int(self.fraction * width)

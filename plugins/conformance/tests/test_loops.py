@@ -46,7 +46,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def test_the_host_passes(bench: Any) -> None:
     """Kernels, functions of `rt.ops`, and a recompute policy."""
-    assert loops.kernels(bench).startswith("kernels in 1 modules: losses off by ")
+    assert loops.kernels(bench).startswith("kernels in 1 module: losses off by ")
     assert loops.recompute(bench).startswith("full: losses off by ")
 
 

@@ -161,7 +161,7 @@ def test_a_wrong_collective(run: Any) -> None:
     # The other rank waits for it until the limit: three seconds, in place of twenty.
     results = run("wrong-reduce", *names, patience=0.15)
     assert failing(results) == {"distributed.all-reduce"}
-    assert "rank 1: sum of torch.float32: 1 of 1001 numbers are wrong" in (
+    assert "rank 1: sum of torch.float32: 1 of 1,001 numbers is wrong" in (
         results["distributed.all-reduce"].findings
     )
 

@@ -52,7 +52,11 @@ def made(target: Target, *ids: str) -> tuple[Runner, list[Result]]:
 
 CASES = [
     ("onlyops", "ops.bias_gelu.forward", "`six of onlyops`: regular, float32: the output has"),
-    ("countgloo", "distributed.all-reduce", "sum of torch.float32: 1001 of 1001 numbers are wrong"),
+    (
+        "countgloo",
+        "distributed.all-reduce",
+        "sum of torch.float32: 1,001 of 1,001 numbers are wrong",
+    ),
     ("purebf16", "train.precision-in-force", "`purebf16`: precision `purebf16` is not applied"),
     ("torchckpt", "train.recompute-own", "recompute `torchckpt` is not exact on device `cpu`"),
     ("slowstager", "device.stagers", "`slowstager`: it declares `copies`, and returned `weight`"),

@@ -162,9 +162,14 @@ def test_compiling_without_a_compiler_is_a_problem(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "workers, threads, fix", [(2, 2, "--num-threads 1"), (64, 1, "--nproc-per-node 2")]
+    "workers, threads, words, fix",
+    [
+        (2, 2, "2 processes with 2 threads each share 2 cores", "--num-threads 1"),
+        (64, 1, "64 processes with 1 thread each share 2 cores", "--nproc-per-node 2"),
+        (1, 4, "1 process with 4 threads shares 2 cores", "--num-threads 2"),
+    ],
 )
-def test_too_many_threads_are_warned_about(monkeypatch, caplog, workers, threads, fix):
+def test_too_many_threads_are_warned_about(monkeypatch, caplog, workers, threads, words, fix):
     """Rank 0 warns about more threads than cores, with a fix that changes something."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(workers))
     monkeypatch.setattr(host, "cpu_count", lambda: 2)
@@ -173,7 +178,7 @@ def test_too_many_threads_are_warned_about(monkeypatch, caplog, workers, threads
         plugin.lmcore_run_start({"rank": 1})
         assert not caplog.text
         plugin.lmcore_run_start({"rank": 0})
-    assert "share 2 cores" in caplog.text
+    assert words in caplog.text
     assert f"use `{fix}`" in caplog.text
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmcore.accelerator import OP_SPECS, host_copy_stager
 from lmcore.accelerator.transfer.staging import begin_staging, stage_tensors
-from lmcore.errors import LmcoreError
+from lmcore.errors import LmcoreError, counted
 from lmcore_conformance.registry import Failure, check, conclude
 from lmcore_conformance.requirements import REQUIREMENTS
 
@@ -113,7 +113,7 @@ def declaration(bench: Bench) -> str:
         for name in sorted(bench.device.dtypes)
         if not isinstance(getattr(torch, name, None), torch.dtype)
     ]
-    return conclude(faults, f"{len(bench.device.missing)} reasons")
+    return conclude(faults, counted(len(bench.device.missing), "reason"))
 
 
 @_check(
