@@ -16,7 +16,7 @@ from lmcore.config.file.run_file import write_run_file
 from lmcore.config.load import load_config
 from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_with_plugins
-from lmcore.config.options.run_help import render_run_help
+from lmcore.config.options.help import render_run_help
 from lmcore.config.plugin_section import LeftOut, PluginSections, PluginSettings
 from lmcore.config.resolve import resolve
 from lmcore.config.section import Config, run_options

@@ -19,10 +19,10 @@ from lmcore.accelerator import OP_SPECS, ConstantProjection, OpTable, QuantizedW
 from lmcore.config.section import AcceleratorSection, Config
 from lmcore.errors import ConfigError
 from lmcore.generation.engine import Engine
+from lmcore.generation.options import QUANTIZATIONS, precision_of
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.options import SamplingOptions
 from lmcore.generation.weights.fix import fix_weights
-from lmcore.generation.weights.options import QUANTIZATIONS, precision_of
 from lmcore.generation.weights.quantization import GROUP, expanded_projection, quantize
 from lmcore.model.gpt import GPT
 from lmcore.model.layers import Linear
