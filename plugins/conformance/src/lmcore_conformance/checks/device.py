@@ -128,16 +128,16 @@ def offers_twice(bench: Bench) -> str:
     arguments = (bench.plugins, bench.selection, bench.device)
     counts = []
     for kind, collect in {
-        "kernels": contract.op_impls,
-        "precision policies": contract.precision_policies,
-        "recompute policies": contract.recompute_policies,
-        "checkpoint stagers": contract.checkpoint_stagers,
-        "communication backends": contract.comm_backends,
+        ("kernel", "kernels"): contract.op_impls,
+        ("precision policy", "precision policies"): contract.precision_policies,
+        ("recompute policy", "recompute policies"): contract.recompute_policies,
+        ("checkpoint stager", "checkpoint stagers"): contract.checkpoint_stagers,
+        ("communication backend", "communication backends"): contract.comm_backends,
     }.items():
         first, second = ([_name(offer) for offer in collect(*arguments)] for _ in range(2))
         if first != second:
-            raise Failure(f"{kind}: first {first}, then {second}")
-        counts.append(f"{len(first)} {kind}")
+            raise Failure(f"{kind[1]}: first {first}, then {second}")
+        counts.append(counted(len(first), *kind))
     return ", ".join(counts)
 
 
