@@ -11,7 +11,7 @@ from lmcore.cli.text.sample_output import standard_output
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_with_plugins
 from lmcore.errors import ConfigError, RunError
-from lmcore.generation.limits import MAX_SEED
+from lmcore.generation.options import MAX_SEED
 from lmcore.generation.sampling.options import MAX_TEMPERATURE, MAX_TOP_K
 from lmcore.serving.client import Client, ClientError
 

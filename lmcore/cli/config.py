@@ -12,8 +12,7 @@ from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.file.yaml_file import written_value
 from lmcore.config.load import load_config
 from lmcore.config.options.command_line import wants_help
-from lmcore.config.options.help import fitted
-from lmcore.config.options.run_help import render_run_help
+from lmcore.config.options.help import fitted, render_run_help
 from lmcore.config.rules.needs import note_without_effect
 from lmcore.config.settings import LoadedConfig
 from lmcore.config.validate import problems_of

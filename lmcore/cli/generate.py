@@ -32,7 +32,7 @@ from lmcore.config.foreign.generate import GivenModel, generate_flags
 from lmcore.config.option import REQUIRED, option, options_of
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
 from lmcore.errors import ConfigError, LmcoreError, RunError
-from lmcore.generation.limits import (
+from lmcore.generation.options import (
     MAX_BEAM_WIDTH,
     MAX_LENGTH_PENALTY,
     MAX_LOGPROBS,

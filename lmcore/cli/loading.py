@@ -21,7 +21,7 @@ from lmcore.config.section.accelerator import MAX_THREADS, plugin_off_option
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError, counted
-from lmcore.generation.weights.options import QUANTIZATIONS, precision_of
+from lmcore.generation.options import QUANTIZATIONS, precision_of
 from lmcore.runtime.device_choice import prepare_environment, select_device
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from lmcore.cli.selection import find_plugins
 from lmcore.config.continued import CONTINUE_OPTION
 from lmcore.config.load import load_config
 from lmcore.config.options.command_line import wants_help
-from lmcore.config.options.run_help import render_run_help
+from lmcore.config.options.help import render_run_help
 from lmcore.config.resolve import resolve
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lmcore.config.file.moved import follow_moved_paths
-from lmcore.config.file.paths import map_paths, path_exists
+from lmcore.config.file.paths import follow_moved_paths, map_paths, path_exists
 from lmcore.config.file.run_file import RunFile, damage
 from lmcore.config.file.yaml_file import Entry, read_file
 from lmcore.config.foreign.megatron_flags import train_flags

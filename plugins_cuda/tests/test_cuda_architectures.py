@@ -1,4 +1,4 @@
-"""For which GPUs a torch was built: the list in its library, and what runs on what."""
+"""GPU architectures of a torch build: the list in its library, and compatibility."""
 
 from __future__ import annotations
 

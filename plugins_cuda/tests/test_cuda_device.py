@@ -150,7 +150,7 @@ def test_tf32_of_the_environment_is_kept_and_reported(gpu):
 
 
 def test_tf32_needs_a_gpu_that_has_it(gpu):
-    """Older GPUs refuse the setting instead of passing it over."""
+    """Older GPUs refuse the setting instead of ignoring it."""
     config = Config(plugins={"cuda": CudaSection(tf32=True)})
     assert problems_of(device.create_device(PROBE), config) == []
     gpu.properties.major, gpu.built = 7, []
@@ -273,7 +273,7 @@ def test_nccl_gets_its_device_and_reports_its_version(monkeypatch):
 
 
 def test_a_torch_without_nccl_says_so(monkeypatch):
-    """The reason is what users are shown."""
+    """The reason is shown to users."""
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     assert comm.nccl().available() == "torch was built without NCCL"
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)

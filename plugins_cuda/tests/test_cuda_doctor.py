@@ -51,6 +51,13 @@ def test_a_machine_in_order_is_ok(check):
     assert {check.status for check in found.values()} == {CheckStatus.OK}
     assert found["nccl"].detail == "version 2.29.7"
     assert "for sm_90" in found["torch build"].detail
+    assert found["driver"].detail == "580.65, 2 GPUs, CUDA up to 13.0"
+
+
+def test_one_gpu(check):
+    """The noun is in the singular for one GPU."""
+    found = check(replace(FIT, driver=replace(DRIVER, gpus=GPUS[:1])))
+    assert found["driver"].detail == "580.65, 1 GPU, CUDA up to 13.0"
 
 
 def test_a_torch_without_cuda_is_the_fault(check):

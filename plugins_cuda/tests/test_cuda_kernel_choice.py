@@ -101,7 +101,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("packages,case", ATTENTION)
 def test_attention(packages: tuple[str, ...], case: str) -> None:
-    """Attention is what the table says, on every generation, in both half precisions."""
+    """The kernel of attention is the table's, on every generation, in both half precisions."""
     wanted = ATTENTION[packages, case]
     for dtype in ("bfloat16", "float16"):
         chosen = [
@@ -199,7 +199,7 @@ ALL = tuple(PACKAGES)
     ],
 )
 def test_other_ops(op: str, packages: tuple[str, ...], case: dict[str, Any], wanted: str) -> None:
-    """The other ops get what the table says, alike on every generation that packages are for."""
+    """The other ops get the table's kernels, the same on every generation of the packages."""
     for capability in CAPABILITIES:
         if capability >= (8, 0) or not packages:
             assert resolve(gpu(capability, *packages), op, **case).chosen == wanted

@@ -78,7 +78,7 @@ def gradients(function: Any, x: Tensor, w: Tensor, b: Tensor | None, g: Tensor) 
 @pytest.mark.parametrize("rows", [32, 21, 1])
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_linear(rows: int, *, with_bias: bool) -> None:
-    """All three products are within what 8 bits hold of float64, small gradients included."""
+    """All three products agree with float64 to the precision of 8 bits, as do small gradients."""
     x, w, g = draw(rows, 64), 0.02 * draw(48, 64), 1e-6 * draw(rows, 48)
     b = draw(48) if with_bias else None
     found = gradients(precision_float8.linear, x, w, b, g)

@@ -1,4 +1,4 @@
-"""A step on the GPU is queued without waiting for it; torch itself says where it would be."""
+"""Steps on the GPU, which are queued without waiting; torch itself reports a wait."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _installed() -> None:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Counts the steps that were queued while whatever waits for the GPU is an error."""
+    """Counts the steps that were queued while each wait for the GPU is an error."""
     from lmcore.train.step import TrainStep
 
     steps: list[int] = []

@@ -47,6 +47,13 @@ def test_hiding_all_on_purpose_is_no_fault(visible):
     assert found.evidence == f"`CUDA_VISIBLE_DEVICES={visible}` hides all 4 GPUs"
 
 
+@pytest.mark.parametrize("visible", ["none", "7"])
+def test_the_only_gpu_is_hidden(visible):
+    """The message does not count a single GPU."""
+    found = visible_gpus(GPUS[:1], {"CUDA_VISIBLE_DEVICES": visible})
+    assert f"`CUDA_VISIBLE_DEVICES={visible}` hides the only GPU" in found.evidence + found.fault
+
+
 @pytest.mark.parametrize(
     "visible, fault, fix",
     [

@@ -95,7 +95,7 @@ def test_xccl_of_another_origin(xpu: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_torch_without_xccl_says_so(xpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason is what users are shown."""
+    """The reason is shown to users."""
     xpu.xccl = False
     assert comm.xccl().available() == "torch was built without XCCL"
     monkeypatch.setattr(distributed, "is_available", lambda: False)
@@ -126,7 +126,7 @@ def test_ccl_for_another_torch(xpu: Any, none_installed: dict[str, Package]) -> 
 
 
 def test_oneccls_environment(bindings: Any, tmp_path: Path) -> None:
-    """Not set, half set, set, or set by the folder of kernels alone."""
+    """The environment is found not set, half set, set, or set by the folder of kernels alone."""
     root = bindings()
     problem = comm.environment_problem({})
     assert problem is not None

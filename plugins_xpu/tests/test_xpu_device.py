@@ -191,7 +191,7 @@ def test_gpus_that_are_hidden(xpu: Any) -> None:
 
 
 def test_a_torch_that_gives_no_reason(xpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without words of torch's there is still a step to take."""
+    """Without a message of torch the error still has a hint."""
     monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
     with pytest.raises(DeviceError) as caught:
         create_device(PROBE)

@@ -88,6 +88,16 @@ def test_a_machine_in_order_is_ok(check):
     assert "sums and divides" in found["xccl"].detail
 
 
+def test_one_of_a_kind(check):
+    """Nouns are in the singular for one GPU of one tile, and verbs for one that is closed."""
+    one = replace(FIT, gpus=(replace(MAX[0], tiles=1),))
+    found = check(one)
+    assert found["device nodes"].detail == "1 of 1 GPU can be opened by this user"
+    assert "; 1 of 1 tile on 1 card is left" in found["devices"].detail
+    closed = probe(replace(FIT, gpus=(replace(MAX[0], **SHUT), MAX[1])), {})
+    assert any("1 of 2 GPUs is closed to this process" in line for line in closed.evidence)
+
+
 @pytest.mark.parametrize(
     "facts, failed",
     [
@@ -98,7 +108,7 @@ def test_a_machine_in_order_is_ok(check):
     ],
 )
 def test_what_is_at_fault_fails(check, facts, failed):
-    """With the probe's fix, and nothing behind it is tried."""
+    """The fault has the probe's fix, and later checks are not made."""
     found = check(facts)
     bad = {check.name for check in found.values() if check.status is CheckStatus.FAILED}
     assert bad == failed
@@ -147,7 +157,7 @@ def test_tiles_that_torch_does_not_see_are_warned_of(check):
 
 
 def test_different_gpus_are_warned_of(check):
-    """With the mask that leaves one kind."""
+    """The warning has the mask that leaves one kind."""
     found = check(replace(FIT, gpus=(ARCS[0], gpu(5, "0x56a0"))))["equal devices"]
     assert found.status is CheckStatus.WARNING
     assert "1 x Arc B580 Graphics, 1 x Arc A770 Graphics" in found.detail

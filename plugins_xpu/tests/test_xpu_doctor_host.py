@@ -115,7 +115,7 @@ def test_a_job_with_the_module_is_in_order(job):
     ],
 )  # fmt: skip
 def test_what_a_user_forgets_is_warned_of(env, host, detail, fix):
-    """With the command."""
+    """The warning has the command."""
     check = shown(env, host)
     assert check.status is CheckStatus.WARNING
     assert detail in check.detail
@@ -177,7 +177,7 @@ def test_other_devices_and_no_backend(env, count, text):
 
 
 def test_a_user_who_has_set_everything():
-    """Then nothing is added."""
+    """No variable is added."""
     env = {"ZE_AFFINITY_MASK": "0,1", "CCL_PROCESS_LAUNCHER": "hydra"}
     assert run_of(env, ["xccl"]).detail.endswith("lmcore sets no variable")
 

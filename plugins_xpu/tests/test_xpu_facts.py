@@ -162,7 +162,7 @@ def test_a_group_without_a_name_is_its_number(tmp_path, monkeypatch, error, grou
 
 
 def test_slingshot_and_containers_leave_marks(tmp_path):
-    """A network card of the kind, and the files of container runtimes."""
+    """They are found by a network card, and by the files of container runtimes."""
     assert not has_slingshot(tmp_path)
     assert not in_container(tmp_path)
     (tmp_path / "sys/class/cxi/cxi0").mkdir(parents=True)

@@ -1,7 +1,7 @@
 """The plugin's own code on the simulated device: whole commands, in separate processes.
 
 The plugin of `on_sim/` calls the hooks of lmcore-xpu; only facts of the machine, `torch.xpu`, XCCL
-and oneCCL's bindings are stood for.
+and oneCCL's bindings are replaced.
 """
 
 from __future__ import annotations

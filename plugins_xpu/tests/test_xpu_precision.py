@@ -1,4 +1,4 @@
-"""The precisions of an Intel GPU: which is the default, and why one cannot be had."""
+"""The precisions of an Intel GPU: the default, and reasons against unavailable ones."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_what_a_mask_leaves(hierarchy, mask, units, evidence):
 
 @pytest.mark.parametrize("mask", ["-1", "-1,-2"])
 def test_hiding_all_on_purpose_is_no_fault(mask):
-    """No number is negative; who writes one wants none."""
+    """A negative number is a request for no device."""
     found, left = seen(ARCS, ZE_AFFINITY_MASK=mask)
     assert (found.hidden, found.fault, left) == (True, "", [])
     assert found.evidence == (f"`ZE_AFFINITY_MASK={mask}` hides all 2 GPUs",)
@@ -99,7 +99,7 @@ def test_hiding_all_on_purpose_is_no_fault(mask):
     "gpus, hierarchy, mask, fault, fix",
     [
         (MAX, "FLAT", "6", "hides all 6 tiles: `6` is no device here", "numbers from 0 to 5"),
-        (ARCS[:1], "FLAT", "1", "hides all 1 GPU: `1` is no device here", "to 0 separated"),
+        (ARCS[:1], "FLAT", "1", "hides the only GPU: `1` is no device here", "to 0 separated"),
         (MAX, "FLAT", "0.0,0.1", "`0.0` is a tile of a card, and tiles are devices of their own",
          "`export ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE`, or `export ZE_AFFINITY_MASK=0,1`"),
         (MAX, "COMBINED", "2.1", "is a tile of a card", "`export ZE_AFFINITY_MASK=5`"),
@@ -121,7 +121,7 @@ def test_hiding_all_by_mistake_is_one(gpus, hierarchy, mask, fault, fix):
 
 
 def test_a_mask_that_cannot_be_translated_is_not():
-    """A tile that there is not has no number among the tiles."""
+    """A tile that does not exist has no number among the tiles."""
     found, _ = seen(MAX, ZE_AFFINITY_MASK="8.8")
     assert "ZE_AFFINITY_MASK=" not in found.fix
 
@@ -210,7 +210,7 @@ def test_asking_for_processors_hides_gpus_on_purpose(selector):
 @pytest.mark.parametrize(
     "selector, fault",
     [
-        ("opencl:*", "leaves none of 2 Level Zero GPUs, which are what torch uses"),
+        ("opencl:*", "leaves none of 2 Level Zero GPUs, which torch uses"),
         ("opencl:gpu", "leaves none of 2 Level Zero GPUs"),
         ("level_zero:5", "leaves none of 2 Level Zero GPUs"),
         ("level_zero:0.0", "leaves none of 2 Level Zero GPUs"),

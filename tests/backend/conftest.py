@@ -54,7 +54,7 @@ class Case:
 
     Attributes:
         op: The op.
-        label: What is special about it.
+        label: Name of the special case.
         tensors: Floating inputs by position, float64; they are cast, and get gradients.
         others: Inputs that stay as they are, by position (targets, None).
         kwargs: Keyword arguments.

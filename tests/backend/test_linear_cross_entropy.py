@@ -92,7 +92,7 @@ def test_several_blocks_are_used(block_of: int, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("wanted", ["hidden", "weight"])
 def test_one_gradient(wanted: str) -> None:
-    """Where only one input asks for a gradient it gets it, and the other stays without."""
+    """An input without a required gradient gets none, if only the other requires one."""
     hidden, weight, target, scale = inputs()
     _, *grads = oracle(hidden, weight, target, scale)
     asks, other = (hidden, weight) if wanted == "hidden" else (weight, hidden)
@@ -150,7 +150,7 @@ def test_no_gradient_is_computed_without_need(
 
 
 def test_weights_of_zero() -> None:
-    """When no token counts, loss and gradients are zero and not NaN."""
+    """Loss and gradients are zero, not NaN, if no token counts."""
     hidden, weight, target, scale = inputs(torch.float32)
     hidden.requires_grad_()
     weight.requires_grad_()

@@ -177,7 +177,7 @@ def test_outputs_keep_the_dtype_of_their_input(
 def test_mixed_dtypes_of_autocast(accelerator: Any) -> None:
     """Activations in bfloat16 with weights in float32, as autocast leaves them, work everywhere.
 
-    The output has the first input's dtype, or the residual's; gradients those of their inputs.
+    The output has the first input's dtype, or the residual's; each gradient its input's dtype.
     """
     device = accelerator.device
     if "bfloat16" not in device.dtypes:
@@ -327,7 +327,7 @@ def test_grad_norm_is_non_finite_for_non_finite_values(accelerator: Any) -> None
 
 
 def test_kernels_that_claim_determinism_repeat_their_bits(accelerator: Any, cases: Any) -> None:
-    """Where a kernel claims to be deterministic, two calls give the same bits."""
+    """Two calls of a kernel that claims to be deterministic give the same bits."""
     for impl in accelerator.impls:
         if "deterministic" not in impl.traits:
             continue

@@ -41,10 +41,10 @@ class Run:
 
     Attributes:
         script: Name of the file.
-        flags: What follows `--toy`, in one line, with the fields of `Text` in braces, and `{out}`.
-        rows: What lines of the output begin with, before a figure.
+        flags: Flags after `--toy`, in one line, with the fields of `Text` in braces, and `{out}`.
+        rows: Beginnings of output lines, before a figure.
         peers: The same of contenders that may not be installed: each has a row, or is named.
-        error: What it ends with if it cannot measure here.
+        error: End of the output if the script cannot measure here.
     """
 
     script: str

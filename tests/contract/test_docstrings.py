@@ -50,11 +50,24 @@ def test_planted_docstring_is_found(tmp_path: Path, source: str, finding: tuple[
 
 
 @pytest.mark.parametrize(
-    "folder", ["lmcore/data", "plugins/cpu/src", "tests/lib", "benchmarks", "docs", "examples"]
+    "folder",
+    [
+        *("lmcore/data", "plugins/cpu/src", "plugins/cpu/tests", "plugins_xpu/tests"),
+        *("tests/lib", "tests/unit/train", "benchmarks", "docs", "examples"),
+    ],
 )
 def test_folder_is_checked(tmp_path: Path, folder: str) -> None:
-    """Docstrings are checked wherever there are sources, not only in the core."""
+    """Docstrings are checked in every folder of sources and of tests, not only in the core."""
     assert refused(tmp_path, '"""Rows, and those of a run."""', folder) == [(1, "says")]
+
+
+@pytest.mark.parametrize("folder", ["tests/unit", "plugins/cpu/tests"])
+def test_verb_is_required_in_tests(tmp_path: Path, folder: str) -> None:
+    """Helper functions of tests begin with a verb; tests and fixtures need not."""
+    source = '@pytest.fixture\ndef f():\n    """The size."""\ndef test_f():\n    """It is 3."""\n'
+    assert refused(tmp_path, source + 'def g():\n    """The size."""', folder) == [
+        (7, "begins with no verb")
+    ]
 
 
 @pytest.mark.parametrize(

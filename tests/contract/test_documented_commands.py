@@ -96,7 +96,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @cache
 def known_commands() -> frozenset[str]:
-    """Return the core's commands and those of the plugins."""
+    """Return the commands of the core and of the plugins."""
     own = [name for group in COMMANDS.values() for name in group]
     return frozenset([*own, *find_commands(own)])
 

@@ -1,4 +1,4 @@
-"""What is installed is pinned, and our own distributions cannot be taken for others."""
+"""Pinned requirements, and distributions whose names cannot be taken for others."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_own_distribution_is_pinned(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", DISTRIBUTIONS)
 def test_every_requirement_is_pinned(folder: str) -> None:
-    """Whatever is required anywhere stands in constraints.txt."""
+    """Each requirement of any environment is pinned in constraints.txt."""
     assert requirements(folder) - set(pins()) == set()
 
 
@@ -66,7 +66,7 @@ def test_no_group_fetches_a_distribution_of_ours() -> None:
 
 
 def test_versions_agree() -> None:
-    """The version that lmcore reports is that of its distribution."""
+    """The package reports the version of its distribution."""
     text = (ROOT / "lmcore" / "__init__.py").read_text(encoding="utf-8")
     assert f'__version__ = "{project(".")["project"]["version"]}"' in text
 

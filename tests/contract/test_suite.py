@@ -99,7 +99,7 @@ def test_what_is_named(argument, names):
 
 
 def test_a_name_is_relative_to_the_folder_pytest_was_started_in():
-    """Below the root, paths on the command line are shorter than those of the tests."""
+    """Below the root, paths on the command line are shorter than the paths of the tests."""
     here, root = Path("/repository/tests/unit"), Path("/repository")
     assert named_tests(["test_a.py::test_b"], here, root) == ["tests/unit/test_a.py::test_b"]
 
@@ -538,7 +538,7 @@ def test_the_module_has_the_rest_of_subprocess():
 
 
 def test_every_folder_of_tests_has_a_budget():
-    """Each file of tests counts for a folder of its own, not for all tests."""
+    """Each test file counts towards its folder's budget, not towards the budget of all tests."""
     limits = Limits.read(ROOT / "tests/budget.toml")
     roots = [ROOT / "tests", *ROOT.glob("plugins*")]
     files = [file.relative_to(ROOT) for root in roots for file in root.rglob("test_*.py")]

@@ -1,4 +1,4 @@
-"""Plugins by somebody else: built as wheels, installed in an environment of their own, and used.
+"""Third-party plugins: built as wheels, installed in a separate environment, and used.
 
 The environment is empty but for what this one has, lmcore's wheel among it.
 """
@@ -97,7 +97,7 @@ def test_the_allow_list_names_what_is_loaded(environment):
 
 
 def test_the_doctor_sees_all_of_them(environment):
-    """Failed plugins make it fail; the good one's own checks, and those of its device, pass."""
+    """Failed plugins make it fail; the checks of the good plugin and of its device pass."""
     found = environment.run_with_forks("doctor", "--json")
     assert found.returncode == 1, found.stderr
     groups = {one["name"]: one["checks"] for one in json.loads(found.stdout)["groups"]}

@@ -1,4 +1,4 @@
-"""What must start fast loads no torch, not even through another module.
+"""Modules that have to start fast load no torch, not even through another module.
 
 import-linter reads import statements; this loads the modules, and so also sees what a package's
 `__init__` brings along.

@@ -1,7 +1,7 @@
 """The core names no vendor: not in code, strings, comments or docstrings.
 
 A word counts wherever it is alone or as a part of an identifier (`use_xyz`, `XyzDevice`,
-`xyz:0`, `libxyz2`'s `libxyz` does not).  The unavoidable ones stand in `allowed_words.toml`.
+`xyz:0`, `libxyz2`'s `libxyz` does not).  `allowed_words.toml` lists the unavoidable ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Real processes over the loopback interface, each with an environment of its own."""
+"""Real processes over the loopback interface, each with its own environment."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def session(timeout: float, **settings: Any) -> lmcore.Session:
 
 
 def train(timeout: float) -> None:
-    """Train with each ZeRO stage, save, load into another model, and go on."""
+    """Train with each ZeRO stage, save, load into another model, and continue."""
     folder = Path(os.environ["FOLDER"])
     show(plain_losses())
     for stage in range(4):

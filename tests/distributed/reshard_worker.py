@@ -73,7 +73,7 @@ def parts_of(state: TrainState) -> list[Any]:
 
 
 def drawn(runtime: Runtime) -> dict[str, torch.Tensor]:
-    """Return what the process would draw next, of its own and from the stream of its parts."""
+    """Return the process's next random numbers, from its own stream and its parts' stream."""
     found = {}
     with runtime.rng.preserved():
         found["own"] = torch.rand(8)

@@ -85,7 +85,7 @@ class Terminal:
 
 @contextmanager
 def terminal(*argv: str) -> Iterator[tuple[Terminal, int]]:
-    """Run `lmcore` on a terminal of its own; give that and the process."""
+    """Run `lmcore` on a new terminal; give the terminal and the process."""
     pid, file = pty.fork()
     if pid == 0:
         command = [sys.executable, "-m", "lmcore", *argv]

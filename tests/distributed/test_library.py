@@ -258,7 +258,7 @@ def test_a_rank_may_work_alone(start: Any) -> None:
 
 @pytest.mark.parametrize("way", ["rank 0's store", "launcher's store"])
 def test_sessions_follow_each_other(start: Any, way: str) -> None:
-    """Each has values and failures of its own, whichever process has the store."""
+    """Each session has its own values and failures, whichever process has the store."""
     if way == "rank 0's store":
         outputs = [ended.printed for ended in start("again", worker=WORKER)]
     else:

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.distributed
 
 
 def test_two_processes_share_each_epoch(start: Any) -> None:
-    """They read all samples in one order, with random numbers of their own; epochs differ.
+    """They read all samples in one order, each with its own random numbers; epochs differ.
 
     The first loader is shuffled by torch, the second one by a sampler whose numbers only rank 0
     knows.  A worker process reads the samples.

@@ -115,7 +115,7 @@ def test_texts_are_those_of_one_process(generate: Generate, tensor: int, pipelin
 @pytest.mark.full
 @pytest.mark.parametrize("tensor, pipeline", [(2, 1), (1, 2)])
 def test_bf16(generate: Generate, tensor: int, pipeline: int) -> None:
-    """The log-probabilities of a prompt are those of one process within the rounding of bf16."""
+    """A prompt's log-probabilities equal the ones of one process within the rounding of bf16."""
     expected, made = generate(1, 1, "bf16"), generate(tensor, pipeline, "bf16")
     for left, right in zip(expected, made, strict=True):
         assert right["prompt"] == pytest.approx(left["prompt"], abs=0.15)

@@ -98,7 +98,7 @@ def test_a_rank_with_another_version_shows_both_evidences(start, chip, monkeypat
 
 
 def test_a_backend_that_cannot_be_made_known_stops_the_run(start, chip, monkeypatch):
-    """The rank shows its plugin's error, the other one hears of it at once."""
+    """The rank shows its plugin's error, and the other rank is notified at once."""
     site = chip("1.0")
     monkeypatch.syspath_prepend(site)
     chosen = select(discover(env={}), requested="cpu", env={})

@@ -85,7 +85,7 @@ ANEW = [("tp-sp", "dp"), ("zero3", "tp"), ("one", "tp"), ("zero3", "cp")]
 AS_BEFORE = [("dp", "zero3"), ("zero3", "zero1")]
 """Pairs whose reader continues with the checkpoint's random numbers, in another sharding."""
 ALIKE = ["dp", "cp", "pp", "zero3", "tp-sp", "tp", "tp-zero2", "tp-pp"]
-"""Whose random numbers are looked at."""
+"""Ranks whose random numbers are compared."""
 
 FAST = least(
     {pair: {("writes", pair[0]), ("reads", pair[1]), (SIZES[pair[0]], SIZES[pair[1]])}

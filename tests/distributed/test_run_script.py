@@ -109,7 +109,7 @@ if rank == 1:
 
 
 def test_a_rank_that_ends_first() -> None:
-    """The other one goes on to its end."""
+    """The other rank runs to its end."""
     status, out, err = ended("time.sleep(0.5 * rank)\nprint('end')\nsys.exit(0)\n")
     assert (status, out, err) == (0, ["[rank 1] end", "end"], "")
 

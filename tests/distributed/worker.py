@@ -130,7 +130,7 @@ def batches_of(processes: Processes, loader: Any, *, shard: bool = True) -> Any:
 
 
 def share(processes: Processes) -> None:
-    """Read the batches of a shuffled loader with a worker process, and of a sampler of its own."""
+    """Read the batches of a shuffled loader with a worker process, and of a custom sampler."""
     import random
 
     from torch.utils.data import DataLoader

@@ -1,4 +1,4 @@
-"""Whole runs of `lmcore train` at a tiny scale, in this process or in one of their own."""
+"""Whole runs of `lmcore train` at a tiny scale, in this process or in a separate one."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Run:
         return [tuple(row.get(name) for name in names + more) for row in self.rows]
 
     def saved(self, step: int | None = None) -> dict[str, torch.Tensor]:
-        """Read all tensors of a checkpoint: the newest, or that of a step."""
+        """Read all tensors of a checkpoint: the newest, or the checkpoint of a step."""
         inside = "" if step is None else f"checkpoints/iter_{step:07d}"
         checkpoint = find_checkpoint(self.directory / inside)
         entries = read_manifest(checkpoint).tensors
@@ -163,7 +163,7 @@ def arguments(data_prefix: str, tmp_path: Path) -> Callable[[str, str], list[str
 
 @pytest.fixture
 def start(data_prefix: str, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Starts `lmcore train` as a process of its own; the process is ended with the test.
+    """Starts `lmcore train` as a separate process, which is ended with the test.
 
     *before* is Python code that it executes first.
     """

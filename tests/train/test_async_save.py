@@ -112,7 +112,7 @@ def test_updates_wait_for_the_copy(
     flags: str,
     request: pytest.FixtureRequest,
 ) -> None:
-    """A copy that has not begun when the next step ends has the numbers of its own step."""
+    """A copy that begins after the end of the next step still has the earlier step's values."""
     flags = f"--train-iters {LAST} {DROPOUT} {flags}"
     plain = train("plain", flags)
     late = request.getfixturevalue("slow_copy")

@@ -80,7 +80,7 @@ def test_the_rest_of_a_run(
 @pytest.mark.full
 @pytest.mark.distributed
 def test_another_number_of_processes(train: Any, train_once: Any, go_on: Any) -> None:
-    """Two processes take the steps of one but for rounding, and one goes on after them."""
+    """Two processes take the steps of one but for rounding, and one process continues their run."""
     flags = "--train-iters 12 --lr 0.01 --global-batch-size 8"
     whole = train_once(flags)
     part = train("part", f"{flags} --exit-interval 4")

@@ -204,7 +204,7 @@ def paths(data_prefix: str, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 WITHOUT_PREFIX = ("parts", "weighted", "names")
-"""Bases with data sources of their own."""
+"""Bases with their own data sources."""
 
 SPECIAL: Mapping[str, str] = {
     "load": "every case gives it",

@@ -124,7 +124,7 @@ def test_it_equals_one_native_process(train_once: Any, run: Any, file: Any, flag
 
 @pytest.mark.full
 def test_a_llama(train_once: Any, run: Any, file: Any) -> None:
-    """Rotary positions, grouped keys and a head of its own are sharded as the rest."""
+    """Rotary positions, grouped keys and an untied head are sharded like other parameters."""
     same = (
         f"{STEPS} --normalization RMSNorm --swiglu --ffn-hidden-size 24 "
         "--position-embedding-type rope "
@@ -156,7 +156,7 @@ def test_a_layer_called_twice(train_once: Any, as_ranks: Any, file: Any, stage: 
 
 
 def test_a_single_process_needs_no_launcher(train_once: Any, run: Any, file: Any) -> None:
-    """One process, without accumulation, is a group of its own."""
+    """One process, without accumulation, is a group by itself."""
     same = "--train-iters 3 --sample-tokens 4"
     native = train_once(same)
     alone = completed(
@@ -370,7 +370,7 @@ def test_it_is_quiet_and_recorded(run: Any) -> None:
 
 
 def test_a_native_run_does_not_import_it(arguments: Any) -> None:
-    """Who does not ask for DeepSpeed does not pay for it."""
+    """A run without `--engine deepspeed` does not import DeepSpeed."""
     code = (
         "import sys\nfrom lmcore.cli.main import main\n"
         f"status = main({arguments('run', '--train-iters 1')!r})\n"

@@ -193,7 +193,7 @@ def test_what_it_saves_is_read(
     ],
 )
 def test_a_run_without_zero_continues(dtype: str, fused: bool, run: Run, tmp_path: Path) -> None:
-    """One process goes on from what two saved without ZeRO exactly as they did."""
+    """One process continues a checkpoint of two without ZeRO exactly as the two did."""
     settings = module_settings(GPT, Layout(), dtype) | {"fused": fused, "more": 2}
     run(tmp_path / "saved", 2, **settings)
     begin, end = read_deepspeed(tmp_path / "saved"), read_deepspeed(tmp_path / "saved-later")
@@ -282,7 +282,7 @@ def test_its_universal_checkpoint_is_read(zero: int, run: Run, tmp_path: Path) -
 def test_it_loads_a_universal_checkpoint(
     layout: Layout, size: int, dtype: str, run: Run, tmp_path: Path
 ) -> None:
-    """Weights, both moments, number of updates and loss scale are its own, and it goes on alike."""
+    """Weights, moments, number of updates and loss scale equal DeepSpeed's; so do later steps."""
     scale = {"value": 1024.0, "good_steps": 12, "tolerance": 1} if dtype == "float16" else None
     progress = Progress(7, 70, optimizer_step=6, loss_scale=scale)
     tokens = 24 if layout.stages else 21  # without a pipeline the padding is written

@@ -143,7 +143,7 @@ def test_its_options_may_change(extension, train, capsys, monkeypatch) -> None:
 
 
 def test_help_shows_it(extension, capsys) -> None:
-    """Its command and its flags stand under its own titles."""
+    """Its command and its flags are listed under its own titles."""
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert "\nplugin example:\n  example-exercises Print arithmetic exercises" in text

@@ -130,7 +130,7 @@ def test_nothing_is_left_of_a_run_that_never_began(train: Any, tmp_path: Path) -
 
 
 def test_sampling_interrupted(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever interrupts the sample at the end keeps a completed run."""
+    """A run is complete if its sample at the end is interrupted."""
 
     def interrupted(*args: Any) -> None:
         raise KeyboardInterrupt

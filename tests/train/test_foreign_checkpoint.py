@@ -100,7 +100,7 @@ def prepared(tmp_path: Path, tokenizer: Tokenizer) -> str:
 def test_data_of_another_tokenizer(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As many ids, each of another byte; the error names the options that accept them."""
+    """An equal number of ids, for other bytes, is an error that names the options to accept it."""
     vocabulary = {letter: 255 - byte for byte, letter in enumerate(byte_alphabet())}
     files = [str(tmp_path / name) for name in ("vocab.json", "merges.txt")]
     Path(files[0]).write_text(json.dumps({**vocabulary, "<|endoftext|>": 256}))
@@ -216,7 +216,7 @@ def test_a_run_goes_away_and_back(name: str, tmp_path: Path, train: Any, data_pr
 def test_a_run_converted_without_its_optimizer(
     tmp_path: Path, train: Any, data_prefix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It continues with a new optimizer if it is told to; the error names the option."""
+    """It continues with a new optimizer if an option says so; the error names the option."""
     run = train("run", "--train-iters 2 --global-batch-size 4")
     assert run.status == 0, run.err
     convert(run.directory, tmp_path / "weights", "lmcore", weights_only=True)

@@ -40,7 +40,7 @@ def is_of(run: Path, step: int) -> bool:
     params=["megatron", "megatron-deepspeed", pytest.param("megatron-dist", marks=pytest.mark.full)]
 )
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Return a directory with checkpoints of steps 3 and 5, of which the latter is the newest."""
+    """Return a directory with checkpoints of steps 3 and 5."""
     directory = tmp_path / "saved"
     for step in (3, 5):
         write_lmcore(state_of(step), tmp_path / f"run{step}", ByteTokenizer())

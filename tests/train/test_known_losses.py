@@ -1,4 +1,4 @@
-"""Losses of whole runs are those that torch 2.13 gave, whichever supported version is installed.
+"""Losses of whole runs, equal to torch 2.13's with each supported version.
 
 `UPDATE_GOLDEN=1 pytest tests/train/test_known_losses.py` records them again, in
 `tests/golden/losses.json`.

@@ -11,7 +11,7 @@ import pytest
 def test_no_thread_can_be_started(
     train: Any, assert_same: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run trains, saves and resumes without one thread of its own, and is the same run."""
+    """A run trains, saves and resumes without starting a thread, and its results stay the same."""
     flags = "--train-iters 6 --save-interval 2 --async-save --progress live"
     whole = train("whole", flags)
     refused: list[str] = []

@@ -77,7 +77,7 @@ def test_other_optimizers_state_is_refused(train: Callable[..., Any]) -> None:
 
 
 def test_averaged_weights_are_the_ones_that_are_used(train: Callable[..., Any]) -> None:
-    """What schedule-free saves is what it validates: the average, not the weights in training."""
+    """Schedule-free saves and validates the average, not the weights in training."""
     run = train("run", flags("schedulefree") + "--eval-iters 1 --eval-interval 16")
     tuned = train(
         "tuned",

@@ -175,7 +175,7 @@ def test_a_killed_process_ends_the_run(start: Any, finish: Any, tmp_path: Path) 
 
 
 def test_processes_end_with_their_launcher(start: Any, tmp_path: Path) -> None:
-    """Where the launcher itself is killed no process stays."""
+    """No process survives a launcher that is killed."""
     process = start("run", "--train-iters 100000 --lr-decay-iters 100000 --nproc-per-node 2")
     workers = _workers_in_training(process, tmp_path / "run")
     process.kill()

@@ -1,4 +1,4 @@
-"""What a run leaves: settings, facts, metrics, summary, events; and what plugins hear of it."""
+"""Records of a run: settings, facts, metrics, summary, events, and notices to plugins."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_config_is_the_run(run: Any, tmp_path: Path) -> None:
 
 
 def test_environment_and_kernels(run: Any) -> None:
-    """What it ran on and which kernels it bound are there, each with its reason."""
+    """The environment and the bound kernels are recorded, each with its reason."""
     import torch
 
     environment = json.loads((run.directory / "environment.json").read_text())
@@ -262,7 +262,7 @@ def heard(env: dict[str, str]) -> list[Any]:
 
 
 def test_plugins_hear(start: Any, finish: Any, hearer: dict[str, str]) -> None:
-    """A plugin hears of a run's start, with its plan and place, and of its end, with its status."""
+    """Plugins are notified of a run's start, with plan and place, and of its end, with status."""
     run = finish(start("run", "--train-iters 3", env=hearer), "run")
     assert run.status == 0, run.err
     (begin, first), (end, last) = heard(hearer)

@@ -35,7 +35,7 @@ def prefixes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def data_of(run: Any) -> dict[str, Any]:
-    """What the newest checkpoint of a run says of its sources."""
+    """Return the record of its sources in the newest checkpoint of a run."""
     found: dict[str, Any] = read_manifest(find_checkpoint(run.directory)).meta["data"]
     return found
 

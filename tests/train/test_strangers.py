@@ -113,7 +113,7 @@ def attack(port: int) -> None:
 
 @pytest.mark.parametrize("how", ["launcher", "by hand", "torchrun"])
 def test_an_attacked_run(arguments: Any, signal_after: Any, tmp_path: Path, how: str) -> None:
-    """Its ports are the loopback interface's, and its losses those of an undisturbed run."""
+    """Its ports are the loopback interface's, and its losses equal an undisturbed run's."""
     with started(how, arguments("attacked", FLAGS), tmp_path) as processes:
         signal_after(processes[0], tmp_path / "attacked", 2, signal.SIGCONT)
         pids = [pid for process in processes for pid in tree(process.pid)]

@@ -1,4 +1,4 @@
-"""Checkpoints by time: every ten minutes by default, of which the newest two are kept."""
+"""Checkpoints by time: every ten minutes by default; the newest two are kept."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_deeply_nested_json(tmp_path: Path, name: str):
 
 
 def test_deeply_nested_records(tmp_path: Path):
-    """What lmcore writes for itself and finds damaged is as if it were not there."""
+    """A damaged record that lmcore wrote for itself is treated as missing."""
     deep = "[" * 50_000
     assert LockOwner.parse(deep[:4096].encode()) is None
     (tmp_path / "summary.json").write_text(deep)

@@ -1,4 +1,4 @@
-"""Checksums: those of zlib, whatever computes them."""
+"""Checksums: equal to zlib's, with each implementation."""
 
 from __future__ import annotations
 

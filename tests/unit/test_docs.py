@@ -47,7 +47,7 @@ def page(name: str) -> str:
 
 
 def test_everything_appears() -> None:
-    """Every option, preset, old flag and command stands in its page."""
+    """Every option, preset, old flag and command is on its page."""
     for name in run_options():
         assert f"| `{name}` |" in page("options.md")
     for name in PRESETS:
@@ -142,7 +142,7 @@ def test_every_figure_of_the_summary_is_documented(run: RunDirectory) -> None:
 
 
 def test_pictures() -> None:
-    """Each is in a page, small, and of those that `docs/take_pictures.py` takes."""
+    """Each is on a page, small, and taken by `docs/take_pictures.py`."""
     pages = "\n".join(one.read_text(encoding="utf-8") for one in ROOT.glob("docs/*/*.md"))
     script = (ROOT / "docs/take_pictures.py").read_text(encoding="utf-8")
     pictures = sorted((ROOT / "docs/pictures").iterdir())

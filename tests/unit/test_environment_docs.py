@@ -1,4 +1,4 @@
-"""The page of environment variables lists those that the code reads, no more and no less."""
+"""The page of environment variables, which lists exactly the variables that the code reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/environment.md"
 SOURCES = ("lmcore", "native", "plugins/cpu", "plugins_cuda", "plugins_xpu")
-"""What a user of lmcore runs; the kit for plugins' authors documents its own variables."""
+"""Code for users of lmcore; the kit for plugins' authors documents its own variables."""
 
 _OWN = re.compile(r"\bLMCORE_[A-Z][A-Z_]*[A-Z]\b")
 
@@ -38,7 +38,7 @@ def test_every_variable_is_listed_and_every_listed_one_is_read():
 
 
 def test_the_launchers_variables_are_listed():
-    """Those that the runtime reads of a process's place."""
+    """The variables of a process's place that the runtime reads are listed."""
     page = PAGE.read_text(encoding="utf-8").partition("## What a launcher sets")[2]
     page = page.partition("## Variables of drivers and libraries")[0]
     names = set(re.findall(r"`([A-Z][A-Za-z_]+_[A-Za-z_]+|RANK)`", page))

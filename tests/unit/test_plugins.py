@@ -236,7 +236,7 @@ def test_a_hook_that_would_not_be_called_as_meant_fails_its_plugin(make, words):
     ],
 )
 def test_wrong_info_fails_the_plugin(info, words):
-    """What `lmcore_plugin_info` returns is checked down to its parts."""
+    """The result of `lmcore_plugin_info` is checked, including its fields."""
     plugin = plugin_of("bad", lmcore_plugin_info=info)
     bad = record(found(Point("bad", plugin)), "bad")
     assert bad.state is PluginState.FAILED
@@ -261,7 +261,7 @@ def test_wrong_info_fails_the_plugin(info, words):
     ],
 )
 def test_a_wrong_or_raising_probe_fails_the_plugin(probe, words):
-    """What `lmcore_probe` returns or raises ends in its own record."""
+    """A wrong result or an exception of `lmcore_probe` affects only its plugin's record."""
     plugins = found(point("bad", probe), point("chip", probe_of("chip")))
     bad = record(plugins, "bad")
     assert bad.state is PluginState.FAILED
@@ -342,7 +342,7 @@ def test_two_entry_points_of_one_name_fail_and_name_both_distributions():
 
 
 def test_two_plugins_that_call_themselves_the_same_fail_and_name_both_distributions():
-    """Names inside `PluginInfo` must be unique as well as those of entry points."""
+    """Names inside `PluginInfo` must be unique, like names of entry points."""
     first = Point("a", plugin_of("twin", probe_of("twin")))
     second = Point("b", plugin_of("twin", probe_of("twin")))
     plugins = found(first, second, point("chip", probe_of("chip")))
@@ -494,7 +494,7 @@ def test_two_devices_of_equal_right_are_listed():
 
 
 def test_two_plugins_for_one_device_type_are_distinguished_by_name():
-    """Where the device type cannot choose, the allow-list can."""
+    """The allow-list chooses between plugins with the same device type."""
     plugins = found(point("a", probe_of("chip")), point("b", probe_of("chip")))
     with pytest.raises(DeviceError) as error:
         select(plugins, requested="chip", env={})
@@ -533,7 +533,7 @@ def test_a_failed_plugin_does_not_take_a_present_one_down():
 
 
 def test_a_refused_plugin_without_a_probe_is_only_a_warning():
-    """What is known to bring no device cannot have brought one."""
+    """A refused plugin that is known to have no device does not prevent a choice."""
     plugins = found(point("words", info=PluginInfo("words", ">=9")))
     chosen = select(plugins, env={})
     assert chosen.plugin == "cpu"
@@ -598,7 +598,7 @@ def test_a_selection_survives_json():
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"probe": {"state": "odd"}}', "null"])
 def test_a_garbled_selection_is_an_error(text):
-    """Whatever else stands in its place is refused in words."""
+    """Any other text is refused with an explanation."""
     with pytest.raises(PluginError, match="selection cannot be read"):
         Selection.from_json(text)
 
@@ -837,7 +837,7 @@ def test_the_op_table_has_the_users_preferences():
 
 
 def test_choices_default_to_priority_and_list_what_is_offered():
-    """An unknown precision or recompute policy names those of the device."""
+    """The error about an unknown precision or recompute policy names the device's policies."""
     low = full_precision_policy(priority=1)
     high = replace(low, name="bf16", priority=2)
     assert choose_precision([low, high], None) is high
@@ -897,7 +897,7 @@ def test_selection_is_json_that_others_can_read():
 
 
 def test_policies_are_records_of_the_contract():
-    """What the CPU plugin offers are policies that hold."""
+    """The CPU plugin's policies are valid records, and fp32 is the default."""
     plugins = discover(env={"LMCORE_PLUGINS": ""})
     selection = select(plugins, env={})
     device = create_device(plugins, selection, Config())
@@ -953,7 +953,7 @@ def test_the_cpu_cannot_be_left_out():
 
 
 def test_plugins_can_be_switched_off_after_they_were_found():
-    """As a configuration file says, which is read when the plugins are known."""
+    """Plugins can be left out later, as by a configuration file, which is read after discovery."""
     plugins = found(point("one", probe_of("one")))
     assert select(plugins, env={}).plugin == "one"
     assert select(plugins.without(["one"]), env={}).plugin == "cpu"

@@ -33,7 +33,7 @@ WORDS = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", TEXT))))
 
 
 def test_every_policy_has_its_row() -> None:
-    """What the core and the CPU's plugin offer stands in the tables."""
+    """The tables have every policy of the core and of the CPU's plugin."""
     plugins = discover(env={"LMCORE_PLUGINS": ""})
     selection = select(plugins, env={})
     device = create_device(plugins, selection, Config())
@@ -49,13 +49,13 @@ def test_every_policy_has_its_row() -> None:
 
 @pytest.mark.parametrize("record", [PrecisionPolicy, RecomputePolicy, CheckpointStager])
 def test_every_field_is_named(record: type) -> None:
-    """A field that a plugin fills in is explained, or stands in the record's signature."""
+    """A field that a plugin fills in is explained, or is in the record's signature."""
     fields = {field.name for field in dataclasses.fields(record)}
     assert fields <= WORDS, fields - WORDS
 
 
 def test_every_function_of_the_tracker_is_named() -> None:
-    """What a block or a device's own tracker uses is on the page."""
+    """Each function for a block or a device's own tracker is on the page."""
     public = {name for name in vars(RngTracker) if not name.startswith("_")} - {"names", "verify"}
     assert public <= WORDS, public - WORDS
 

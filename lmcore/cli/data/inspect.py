@@ -174,7 +174,8 @@ def _verification(report: InspectReport) -> str:
     if report.verified == report.blocks:
         return "all compared"
     return (
-        f"index and {report.verified} of {report.blocks:,} blocks verified; `--scan` compares all"
+        f"index and {report.verified} of {counted(report.blocks, 'block')} verified; "
+        "`--scan` compares all"
     )
 
 

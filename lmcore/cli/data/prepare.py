@@ -186,8 +186,9 @@ def _summary(report: PrepareReport, request: PrepareRequest) -> str:
 
 def _next(report: PrepareReport, request: PrepareRequest) -> str:
     if request.partition is not None:
+        others = f", when all {request.partitions} partitions are complete"
         return (
-            f"the same command with `--join-partitions` instead of `--partition "
-            f"{request.partition}`, when all {request.partitions} partitions are complete"
+            "the same command with `--join-partitions` instead of `--partition "
+            f"{request.partition}`{others if request.partitions > 1 else ''}"
         )
     return f"lmcore train --data-path {shlex.quote(report.outputs[0].prefix)}"

@@ -1,19 +1,23 @@
 """Paths in settings: relative to the file that holds them, and absolute in a run's own file.
 
+Paths of a run whose directory was moved, alone or together with its data, are searched again.
+
 The declaration of an option says by `paths` that its value holds paths, and in which form.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lmcore.config.derived.data_source import is_number
 from lmcore.config.option import INPUT_PATH, OUTPUT_PATH, RANGES, Option
+from lmcore.config.settings import Provenance
+from lmcore.config.tokenizer import COPIED_FILES
 
-__all__ = ["absolute_paths", "map_paths", "path_exists"]
+__all__ = ["absolute_paths", "follow_moved_paths", "map_paths", "path_exists"]
 
 
 def map_paths(option: Option, value: Any, function: Callable[[str], str]) -> Any:
@@ -49,3 +53,53 @@ def absolute_paths(option: Option, value: Any) -> Any:
 def path_exists(path: str) -> bool:
     """Return True if there is a file or directory *path*, or a dataset with this prefix."""
     return any(Path(path + ending).exists() for ending in ("", ".idx", ".bin"))
+
+
+def follow_moved_paths(
+    layer: dict[str, tuple[Any, Provenance]],
+    options: Mapping[str, Option],
+    before: str | None,
+    now: Path,
+) -> list[str]:
+    """Replace paths of files that are gone by their new places; return a notice for each.
+
+    A path that was next to the run directory, or below it, is searched at the same place relative
+    to the directory's new path.  A tokenizer's file is also in the run's own copy.  A path to write
+    to that was below the run directory follows it also if it does not exist yet.
+
+    Args:
+        layer: Settings of the run by option name, changed in place.
+        options: Options by name.
+        before: Absolute path of the run directory when the settings were written; None if unknown.
+        now: Path of the run directory.
+    """
+    notices: list[str] = []
+    here = os.path.abspath(now)  # noqa: PTH100 - links keep their names
+
+    def places(name: str, path: str) -> list[str]:
+        found = []
+        if before is not None and before != here and os.path.isabs(path):  # noqa: PTH117
+            found.append(os.path.normpath(os.path.join(here, os.path.relpath(path, before))))  # noqa: PTH118
+        copies = COPIED_FILES.get(name, ())
+        suffix = Path(path).suffix
+        copy = next((file for file in copies if file.endswith(suffix)), None)
+        return found if copy is None else [*found, str(now / "tokenizer" / copy)]
+
+    for name, (value, origin) in layer.items():
+        option = options[name]
+        if option.paths is None:
+            continue
+
+        def follow(path: str, option: Option = option) -> str:
+            if path_exists(path):
+                return path
+            found = places(option.name, path)
+            place = next((one for one in found if path_exists(one)), path)
+            if option.paths == OUTPUT_PATH and place == path and found:
+                place = found[0] if Path(found[0]).is_relative_to(here) else path
+            if place != path:
+                notices.append(f"`{option.name}`: `{path}` is gone; `{place}` is used")
+            return place
+
+        layer[name] = map_paths(option, value, follow), origin
+    return notices

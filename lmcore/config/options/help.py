@@ -8,9 +8,13 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 
-from lmcore.config.option import Option
+from lmcore.config.continued import CONTINUE_OPTION
+from lmcore.config.option import Option, options_of
+from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, summary_of
+from lmcore.config.preset import PRESET_OPTION, PRESETS
+from lmcore.config.section import SECTIONS
 
-__all__ = ["Group", "fitted", "flag_form", "render_help", "shown_default"]
+__all__ = ["Group", "fitted", "flag_form", "render_help", "render_run_help", "shown_default"]
 
 Group = tuple[str, str, Sequence[Option]]
 """Title, summary in one line, options."""
@@ -57,6 +61,35 @@ def render_help(
     if epilog:
         parts.append(epilog)
     return fitted("\n\n".join(parts), columns)
+
+
+def render_run_help(
+    command: str, summary: str, *, plugins: PluginSections = NO_PLUGINS, epilog: str = ""
+) -> str:
+    """Return the help of *command*, which takes YAML files and the flags of every section.
+
+    Args:
+        command: The command as typed: "lmcore train".
+        summary: Summary of the command, one line.
+        plugins: Sections that plugins add, each a separate group.
+        epilog: Text printed below the options, before the presets.
+    """
+    groups: list[Group] = [("start from", "", (PRESET_OPTION, CONTINUE_OPTION))]
+    for name, section in SECTIONS.items():
+        groups.append((name, summary_of(section), options_of(section, name=name)))
+    groups += plugins.groups()
+    names = [f"  {preset.name:<16}{preset.summary}" for preset in PRESETS.values()]
+    presets = "\n".join(["presets:", *names])
+    return render_help(
+        command,
+        summary,
+        groups,
+        usage="[config.yaml ...] [--flags]",
+        positionals=[
+            ("config.yaml", "Settings by section; flags override them, later files earlier ones.")
+        ],
+        epilog="\n\n".join(part for part in (epilog, presets) if part),
+    )
 
 
 def fitted(text: str, columns: int | None = None) -> str:

@@ -15,7 +15,7 @@ from lmcore.data.blend.sources import (
     weigh_sources,
 )
 from lmcore.data.cache.index_cache import index_cache_dir
-from lmcore.data.indexed.fingerprint import content_fingerprint
+from lmcore.data.indexed.statistics import content_fingerprint
 from lmcore.errors import ConfigError
 
 __all__ = ["blend_record", "changed_blend", "continued_blend", "extended_blend"]

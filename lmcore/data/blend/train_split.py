@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from lmcore.config.derived.data_source import PARTS, Part
 from lmcore.config.derived.split import Split
 from lmcore.config.section.data import SPLIT_RULES
-from lmcore.errors import DataError
+from lmcore.errors import DataError, counted
 
 __all__ = ["LONG_NAME", "split_documents", "split_ranges"]
 
@@ -76,12 +76,13 @@ def split_ranges(
     ranges = dict(zip(PARTS, pairwise(bounds), strict=True))
     for part, (start, end) in ranges.items():
         if part in needed and start == end:
+            are = "is" if num_documents == 1 else "are"
             hint = "prepare a corpus of more documents, or give this part a larger share"
             if part != "train":
                 hint += "; `--eval-iters 0` trains without validation"
             raise DataError(
                 f"`--split {split.text}` leaves no {LONG_NAME[part]} documents",
-                why=f"{num_documents} documents are divided at {list(bounds)}",
+                why=f"{counted(num_documents, 'document')} {are} divided at {list(bounds)}",
                 hint=hint,
             )
     return ranges

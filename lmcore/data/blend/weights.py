@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from lmcore.config.derived.data_source import without_ending
 from lmcore.data.blend.file_list import DataFile, corpus_of, read_small_text
 from lmcore.data.indexed.idx_reader import read_index
-from lmcore.errors import DataError, suggestion
+from lmcore.errors import DataError, counted, suggestion
 
 __all__ = [
     "DatasetTokens",
@@ -119,7 +119,7 @@ def read_epochs(path: str | Path) -> dict[str, float]:
             continue
         location = f"`{path}` line {number}"
         if len(words) != 2:
-            raise DataError(f"{location} has {len(words)} columns", hint=_EPOCHS_SHAPE)
+            raise DataError(f"{location} has {counted(len(words), 'column')}", hint=_EPOCHS_SHAPE)
         if words[0] in epochs:
             raise DataError(f"{location}: the corpus `{words[0]}` is listed twice")
         try:

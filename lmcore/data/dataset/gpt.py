@@ -13,9 +13,8 @@ from lmcore.data.cache.index_cache import index_cache_dir, load_or_build
 from lmcore.data.dataset.gpt_index import FINAL_EPOCH_THRESHOLD, IndexRequest
 from lmcore.data.dataset.gpt_reader import SampleReader
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.data.indexed.fingerprint import content_fingerprint
 from lmcore.data.indexed.mapped_files import MappedFiles
-from lmcore.data.indexed.statistics import sequence_statistics
+from lmcore.data.indexed.statistics import content_fingerprint, sequence_statistics
 
 __all__ = ["GPTDataset"]
 

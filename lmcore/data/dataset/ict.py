@@ -15,7 +15,7 @@ import numpy.typing as npt
 from lmcore.data.dataset.sentence_dataset import DatasetOptions, SentenceDataset
 from lmcore.data.dataset.sentence_index_cache import BlockRequest
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.errors import DataError
+from lmcore.errors import DataError, counted
 
 __all__ = ["ICTDataset", "ICTSample", "ICTSettings", "ICTVocabulary"]
 
@@ -115,8 +115,8 @@ class ICTDataset(SentenceDataset):
     ) -> None:
         if titles is not None and len(titles) != indexed.document_count:
             raise DataError(
-                f"`{titles.prefix}` has {len(titles)} titles for {indexed.document_count} "
-                f"documents of `{indexed.prefix}`",
+                f"`{titles.prefix}` has {counted(len(titles), 'title')} for "
+                f"{counted(indexed.document_count, 'document')} of `{indexed.prefix}`",
                 hint="prepare both from the same file, the titles without `--split-sentences`",
             )
         self.vocabulary, self.settings, self._titles = vocabulary, settings, titles

@@ -14,9 +14,8 @@ import numpy.typing as npt
 from lmcore.data.cache.index_cache import index_cache_dir, load_or_build
 from lmcore.data.dataset.sentence_index_cache import BlockRequest, SegmentRequest
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.data.indexed.fingerprint import content_fingerprint
 from lmcore.data.indexed.mapped_files import MappedFiles
-from lmcore.data.indexed.statistics import sequence_statistics
+from lmcore.data.indexed.statistics import content_fingerprint, sequence_statistics
 from lmcore.errors import DataError
 
 __all__ = ["DatasetOptions", "SentenceDataset"]

@@ -17,6 +17,7 @@ from typing import Any
 
 from lmcore.crc32 import crc32
 from lmcore.data.indexed.files import disk_errors
+from lmcore.errors import counted
 from lmcore.threads import map_in_threads
 
 __all__ = ["DatasetChecksums"]
@@ -110,7 +111,7 @@ class DatasetChecksums:
         """Return the damage of the `.idx`; None if it matches."""
         try:
             if (found := idx_path.stat().st_size) != self.idx_bytes:
-                return f"`{idx_path}` has {found} bytes, expected {self.idx_bytes}"
+                return f"`{idx_path}` has {counted(found, 'byte')}, expected {self.idx_bytes:,}"
             if _checksum(idx_path, 0, found) != self.idx_crc32:
                 return f"the content of `{idx_path}` does not match its checksum"
         except OSError as error:
@@ -134,7 +135,7 @@ class DatasetChecksums:
         numbers = list(blocks)
         try:
             if (size := bin_path.stat().st_size) != self.bin_bytes:
-                return f"`{bin_path}` has {size} bytes, expected {self.bin_bytes}"
+                return f"`{bin_path}` has {counted(size, 'byte')}, expected {self.bin_bytes:,}"
             found = _block_checksums(bin_path, numbers, self.block_bytes)
         except OSError as error:
             return f"`{bin_path}` cannot be read: {error.strerror}"

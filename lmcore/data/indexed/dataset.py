@@ -16,7 +16,7 @@ import numpy.typing as npt
 from lmcore.config.derived.data_source import without_ending
 from lmcore.data.indexed.idx_reader import SHORT_FILE, TOKEN_DTYPES, map_file, read_index
 from lmcore.data.indexed.mapped_files import MappedFiles
-from lmcore.errors import DataError
+from lmcore.errors import DataError, counted
 
 __all__ = ["IndexedDataset", "token_dtype"]
 
@@ -146,8 +146,9 @@ class IndexedDataset:
         if found != expected:
             raise DataError(
                 f"`{self.bin_path}` does not match its index",
-                why=f"`{self.idx_path}` counts {self.tokens} tokens of {self.dtype.itemsize} "
-                f"bytes: expected {expected} bytes, found {found}",
+                why=f"`{self.idx_path}` counts {counted(self.tokens, 'token')} of "
+                f"{counted(self.dtype.itemsize, 'byte')}: expected {counted(expected, 'byte')}, "
+                f"found {found:,}",
                 hint=SHORT_FILE if found < expected else _LONG,
             )
 

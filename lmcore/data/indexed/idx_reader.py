@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from lmcore.bounded_file import open_regular
 from lmcore.data.indexed.mapped_files import MappedFiles
-from lmcore.errors import DataError
+from lmcore.errors import DataError, counted
 
 __all__ = [
     "CACHED_HEADER",
@@ -195,7 +195,7 @@ def _read_mmap(path: Path, head: bytes, found: int) -> Index:
     expected = _HEADER_BYTES + 12 * sequences + 8 * entries
     # A multimodal index ends with one more byte per sequence, its mode.
     if found not in (expected, expected + sequences):
-        raise _other_size(path, f"{sequences} sequences and {entries}", expected, found)
+        raise _other_size(path, sequences, entries, expected, found)
     if entries < 1:
         raise DataError(f"`{path}` has no document index", hint="prepare the data again")
     content = map_file(path, np.dtype("u1"))
@@ -224,15 +224,17 @@ def _read_cached(path: Path, head: bytes, found: int, *, verify: bool) -> Index:
     # fairseq writes neither the number of documents nor their index.
     plain = found == _FAIRSEQ_BYTES + 8 * longs and found != expected
     if not plain and found != expected:
-        raise _other_size(path, f"{items} sequences and {entries}", expected, found)
+        raise _other_size(path, items, entries, expected, found)
     if width != dtype.itemsize:
         raise DataError(
-            f"`{path}` gives {width} bytes as the size of a token of type {dtype}", hint=_DAMAGED
+            f"`{path}` gives {counted(width, 'byte')} as the size of a token of type {dtype}",
+            hint=_DAMAGED,
         )
     if dimensions != items:
         raise DataError(
             f"`{path}` holds tensors, not sequences of tokens",
-            why=f"{items} items have {dimensions} dimensions in all; a sequence has one",
+            why=f"{counted(items, 'item')} and {counted(dimensions, 'dimension')} in all; "
+            "a sequence has one dimension",
         )
     if not plain and entries < 1:
         raise DataError(f"`{path}` has no document index", hint="prepare the data again")
@@ -331,10 +333,12 @@ def _short_header(path: Path, wanted: int, found: int) -> DataError:
     )
 
 
-def _other_size(path: Path, counts: str, expected: int, found: int) -> DataError:
+def _other_size(path: Path, sequences: int, entries: int, expected: int, found: int) -> DataError:
+    noun = counted(entries, "document entry", "document entries")
     return DataError(
         f"the size of `{path}` does not match its header",
-        why=f"{counts} document entries: expected {expected} bytes, found {found}",
+        why=f"{counted(sequences, 'sequence')} and {noun}: expected {counted(expected, 'byte')}, "
+        f"found {found:,}",
         hint=SHORT_FILE if found < expected else _DAMAGED,
     )
 

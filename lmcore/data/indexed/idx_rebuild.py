@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmcore.data.indexed.idx_writer import NumberSpool
-from lmcore.errors import DataError
+from lmcore.errors import DataError, counted
 
 __all__ = ["RebuiltIndex"]
 
@@ -67,7 +67,7 @@ class RebuiltIndex:
         if size % dtype.itemsize:
             raise DataError(
                 f"`{bin_path}` does not hold whole tokens of {dtype}",
-                why=f"it has {size} bytes, a token has {dtype.itemsize}",
+                why=f"it has {counted(size, 'byte')}, a token has {dtype.itemsize}",
                 hint="the file is cut short, or has another token type; give it with `--dtype`",
             )
         start = at = 0
@@ -82,7 +82,7 @@ class RebuiltIndex:
             self.close()
             raise DataError(
                 f"token {eod} does not occur in `{bin_path}`",
-                why=f"the file has {at} tokens of {dtype}",
+                why=f"the file has {counted(at, 'token')} of {dtype}",
                 hint="check `--eod` and `--dtype`; without end-of-document tokens an index cannot "
                 "be rebuilt",
             )

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmcore.data.native import mapping_guard
-from lmcore.errors import DataError
+from lmcore.errors import DataError, counted
 
 __all__ = ["MappedFiles"]
 
@@ -75,7 +75,7 @@ class MappedFiles:
                 f"`{path}` was cut short while it was in use",
                 "cannot be read: the file had ",
             )
-            why += f"{mapped} bytes when it was opened and has {found} now"
+            why += f"{counted(mapped, 'byte')} when it was opened and has {found:,} now"
             if found >= mapped:
                 what = f"`{path}` could not be read"
                 why = "was not read: the disk failed, or the file was cut short for a moment"

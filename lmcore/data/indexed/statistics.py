@@ -1,8 +1,9 @@
-"""Statistics of a range of sequences: number of tokens, and a hash of the sizes.
+"""Statistics of a range of sequences, and a fingerprint of its content.
 
-Both take a pass over the sizes, too slow at each start for a large dataset.  They are therefore
-recorded beside the cached indices, with the state of the `.idx`: size, inode, and modification
-times.  Any write to the file changes its state, and the statistics are computed again.
+The number of tokens and the hash of the sizes take a pass over all sizes, too slow at each start
+for a large dataset.  They are therefore recorded beside the cached indices, with the state of the
+`.idx`: size, inode, and modification times.  Any write to the file changes its state, and the
+statistics are computed again.
 """
 
 from __future__ import annotations
@@ -27,12 +28,19 @@ from lmcore.bounded_file import read_bounded_file
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.durable import write_atomically
 
-__all__ = ["SequenceStatistics", "record_statistics", "sequence_statistics"]
+__all__ = [
+    "SequenceStatistics",
+    "content_fingerprint",
+    "record_statistics",
+    "sequence_statistics",
+]
 
 _log = logging.getLogger(__name__)
 
 _MAX_BYTES = 1 << 20
 _CHUNK = 1 << 20
+_FINGERPRINT_SEQUENCES = 16
+_FINGERPRINT_TOKENS = 1 << 14
 _SETTLED_SECONDS = 3.0
 """Minimum age of a recorded file: a younger one may change again within its times' resolution."""
 
@@ -165,3 +173,33 @@ def _read(record: Path, state: dict[str, int]) -> SequenceStatistics | None:
         return SequenceStatistics(int(values["tokens"]), str(values["digest"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def content_fingerprint(
+    indexed: IndexedDataset,
+    sequence_range: tuple[int, int],
+    *,
+    statistics: SequenceStatistics | None = None,
+) -> str:
+    """Return a fingerprint of a range of sequences: 32 hexadecimal digits.
+
+    It is a hash of all sizes and of tokens at 16 evenly spaced sequences.  It changes if a file is
+    replaced, cut, extended or reordered; single tokens changed in place may go unnoticed.
+
+    Args:
+        indexed: The dataset.
+        sequence_range: First sequence, and the one after the last.
+        statistics: Statistics of the range, if known; otherwise they take a pass over the sizes.
+    """
+    start, end = sequence_range
+    digest = hashlib.blake2b(str(indexed.dtype).encode(), digest_size=16)
+    known = statistics or sequence_statistics(indexed, sequence_range)
+    digest.update(known.digest.encode())
+    for number in (
+        np.unique(np.linspace(start, end - 1, _FINGERPRINT_SEQUENCES).astype(np.int64))
+        if end > start
+        else ()
+    ):
+        with indexed.reading(f"sequence {number}"):
+            digest.update(np.ascontiguousarray(indexed.get(int(number))[:_FINGERPRINT_TOKENS]).data)
+    return digest.hexdigest()

@@ -12,7 +12,7 @@ from lmcore.data.input.compression import BOM
 from lmcore.data.input.files import InputFile
 from lmcore.data.input.options import InputOptions
 from lmcore.data.input.problem import BadDocument, Problem, Unit
-from lmcore.errors import nearest
+from lmcore.errors import counted, nearest
 
 __all__ = [
     "InputDocument",
@@ -192,7 +192,7 @@ def require_utf8(text: str) -> str:
         code = ord(text[error.start])
         if not 0xDC80 <= code <= 0xDCFF:
             return text  # an escaped lone surrogate, which the encoder reports
-        detail = f"byte 0x{code - 0xDC00:02x} after {error.start} characters"
+        detail = f"byte 0x{code - 0xDC00:02x} after {counted(error.start, 'character')}"
         hint = "convert the file to UTF-8, or skip such documents with `--on-error skip`"
         raise BadDocument("not UTF-8", detail, hint) from None
     return text

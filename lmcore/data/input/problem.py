@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lmcore.errors import DataError
+from lmcore.errors import DataError, counted
 
 __all__ = ["BadDocument", "BadInputError", "Problem", "Reason", "Unit", "too_long"]
 
@@ -86,7 +86,7 @@ class BadDocument(Exception):  # noqa: N818  # never reaches a user: it becomes 
 
 def too_long(bound: int) -> BadDocument:
     """Return the exception for a document of more than *bound* bytes."""
-    size = f"{bound >> 20} MiB" if bound >= 1 << 20 else f"{bound} bytes"
+    size = f"{bound >> 20} MiB" if bound >= 1 << 20 else counted(bound, "byte")
     return BadDocument(
         "too long",
         f"it has more than {size}",

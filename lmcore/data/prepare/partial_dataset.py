@@ -25,7 +25,7 @@ from lmcore.data.indexed.idx_reader import Format
 from lmcore.data.indexed.idx_writer import write_index
 from lmcore.data.prepare.encode_types import KeyTokens
 from lmcore.durable import sync_file
-from lmcore.errors import DataError
+from lmcore.errors import DataError, counted
 
 __all__ = ["DatasetCounts", "PartialDataset"]
 
@@ -185,7 +185,7 @@ def _opened(path: Path, size: int) -> BinaryIO:
     if found < size:
         file.close()
         raise DataError(
-            f"`{path}` has {found} bytes, expected at least {size}",
+            f"`{path}` has {counted(found, 'byte')}, expected at least {size:,}",
             why="the unfinished output was changed",
             hint="remove the directory and start again without `--resume`",
         )

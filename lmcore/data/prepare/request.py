@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lmcore.data.existing_output import require_replaceable
-from lmcore.data.indexed.writer import FORMATS, IndexedDatasetWriter
+from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.input.options import InputOptions
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.tokenizer.native import EncodesBlocks
-from lmcore.errors import ConfigError, LmcoreError
+from lmcore.errors import counted
 
 if TYPE_CHECKING:
     from lmcore.data.prepare.sentence.splitter import SentenceSplitter
@@ -25,7 +24,6 @@ __all__ = [
     "PrepareRequest",
     "ProgressCallback",
     "document_prefix",
-    "settings_problems",
 ]
 
 
@@ -113,61 +111,6 @@ class PrepareRequest:
         return f"{self.output_prefix}.{self.partition}-of-{self.partitions}"
 
 
-def settings_problems(request: PrepareRequest) -> list[LmcoreError]:
-    """Return all invalid settings of a request, without a look at any file."""
-    keys = request.json_keys
-    found: list[LmcoreError] = []
-    if not keys or len(set(keys)) != len(keys):
-        found.append(
-            ConfigError(f"`--json-keys {' '.join(keys)}` must name different keys, at least one")
-        )
-    found.extend(
-        ConfigError(f"the JSON key `{key}` cannot be part of a file name")
-        for key in dict.fromkeys(keys)
-        if not key or "/" in key or "\0" in key
-    )
-    if os.path.basename(request.output_prefix) in {"", ".", ".."}:  # noqa: PTH119  # Path drops `/`
-        found.append(
-            ConfigError(
-                f"`--output-prefix {request.output_prefix}` does not end with a file name",
-                why="the names of the output files begin with its last part",
-                hint=f"for example `--output-prefix {Path(request.output_prefix) / 'web'}`",
-            )
-        )
-    for flag, value in (
-        ("--workers", request.workers),
-        ("--log-interval", request.log_interval),
-        ("--shard-mib", request.shard_bytes),
-        ("--partitions", request.partitions),
-    ):
-        if value is not None and value < 1:
-            found.append(ConfigError(f"`{flag} {value}` must be at least 1"))
-    if request.partition is not None and not 0 <= request.partition < request.partitions:
-        found.append(
-            ConfigError(
-                f"`--partition {request.partition}` is out of range",
-                hint=f"with `--partitions {request.partitions}` it is 0 to "
-                f"{max(0, request.partitions - 1)}",
-            )
-        )
-    if request.append_eod and request.tokenizer.eod is None:
-        found.append(
-            ConfigError(
-                f"the tokenizer `{request.tokenizer.name}` has no end-of-document token",
-                hint="omit `--append-eod`, or use a vocabulary that has one",
-            )
-        )
-    if request.dataset_impl not in FORMATS:
-        known = ", ".join(f"`{name}`" for name in FORMATS)
-        found.append(
-            ConfigError(
-                f"unknown `--dataset-impl {request.dataset_impl}`",
-                hint=f"known: {known}",
-            )
-        )
-    return found
-
-
 @dataclass(frozen=True)
 class PrepareProgress:
     """Progress of a preparation; one MB is 2**20 bytes of JSON.
@@ -192,7 +135,7 @@ class PrepareProgress:
 
     def bar(self, width: int = 24) -> str:
         """Return a progress bar with speed and remaining time, for a terminal."""
-        text = f"{self.documents:,} documents, {self._speed(',.0f')}"
+        text = f"{counted(self.documents, 'document')}, {self._speed(',.0f')}"
         if self.fraction is None:
             return text
         full = int(self.fraction * width)

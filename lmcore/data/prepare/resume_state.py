@@ -172,7 +172,7 @@ def _file_difference(old: list[Any], new: list[Any]) -> str:
     if old[1] != new[1]:
         return f"`{new[0]}`: was read as {old[1]}, is {new[1]}"
     if old[2] != new[2]:
-        return f"`{new[0]}`: had {old[2]} bytes, has {new[2]}"
+        return f"`{new[0]}`: had {counted(old[2], 'byte')}, has {new[2]:,}"
     return f"`{new[0]}`: was modified"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import cast
 
-from lmcore.errors import DataError
+from lmcore.errors import DataError, counted
 
 __all__ = [
     "Merge",
@@ -158,8 +158,8 @@ def require_match(
         raise DataError(
             f"`{vocab_file}`: no rule of `{merge_file}` produces the token `{orphans[0]}` "
             f"(id {vocabulary[orphans[0]]})",
-            why=f"the two files do not belong together: {len(rules.merges)} rules, "
-            f"{len(vocabulary)} tokens, {len(orphans)} of them unreachable",
+            why=f"the two files do not belong together: {counted(len(rules.merges), 'rule')}, "
+            f"{counted(len(vocabulary), 'token')}, {len(orphans):,} of them unreachable",
             hint="take both files from the same tokenizer; `merges.txt` may be truncated",
         )
 
@@ -174,8 +174,8 @@ def _missing_token(
                 return DataError(
                     f"`{merge_file}` line {number}: the rule `{left} {right}` needs the token "
                     f"`{token}`, which `{vocab_file}` does not have",
-                    why=f"the two files do not belong together: {len(rules.merges)} rules, "
-                    f"{len(vocabulary)} tokens",
+                    why="the two files do not belong together: "
+                    f"{counted(len(rules.merges), 'rule')}, {counted(len(vocabulary), 'token')}",
                     hint="take both files from the same tokenizer",
                 )
     raise AssertionError(merge_file)

@@ -43,7 +43,7 @@ class ReadProgress:
         """Return a progress line."""
         speed = self.bytes / 2**20 / max(self.seconds, 1e-9)
         return (
-            f"read {self.documents:,} documents, {self.bytes / 2**20:,.1f} MiB of text "
+            f"read {counted(self.documents, 'document')}, {self.bytes / 2**20:,.1f} MiB of text "
             f"({speed:.1f} MiB/s), kept {self.kept_bytes / 2**20:,.1f} MiB"
         )
 

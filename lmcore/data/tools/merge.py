@@ -24,7 +24,7 @@ from lmcore.data.indexed.metadata import (
     verify_files,
     write_metadata,
 )
-from lmcore.errors import DataError
+from lmcore.errors import DataError, counted
 
 __all__ = [
     "MergeInput",
@@ -219,8 +219,9 @@ def _check_counts(dataset: IndexedDataset, metadata: DatasetMetadata | None) -> 
     if found != expected:
         raise DataError(
             f"`{metadata_path(dataset.prefix)}` does not match the dataset",
-            why="it has {} documents, {} sequences, {} tokens of {}; ".format(*expected)
-            + "the dataset has {}, {}, {} of {}".format(*found),
+            why=f"it has {counted(metadata.documents, 'document')}, "
+            f"{counted(metadata.sequences, 'sequence')}, {counted(metadata.tokens, 'token')} of "
+            f"{metadata.dtype}; " + "the dataset has {:,}, {:,}, {:,} of {}".format(*found),
             hint="prepare the data again, or remove the metadata",
         )
 

@@ -384,7 +384,7 @@ def _write_metadata(
 
 def _unexplained(index: Index, bin_path: Path, size: int, eod: int | None) -> DataError:
     what = f"`{bin_path}` cannot be repaired: the correct sizes are unknown"
-    sizes = f"the index counts {index.bin_bytes} bytes of tokens, the file has {size}"
+    sizes = f"the index counts {counted(index.bin_bytes, 'byte')} of tokens, the file has {size:,}"
     if size < index.bin_bytes:
         return DataError(
             what,

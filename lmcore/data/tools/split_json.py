@@ -232,7 +232,7 @@ def _check_shares(shares: Sequence[float]) -> None:
     typed = " ".join(map(str, shares))
     if len(shares) not in {1, 2}:
         raise ConfigError(
-            f"`--test-percent {typed}` has {len(shares)} numbers",
+            f"`--test-percent {typed}` has {counted(len(shares), 'number')}",
             why="the first is the fraction for dev, the second for test",
         )
     if not all(0 < share < 1 for share in shares) or sum(shares) >= 1:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from lmcore.data.tokenizer.pretrained.chat_files import end_tokens
 from lmcore.errors import ConfigError, counted
 from lmcore.generation.generate import generate_with_cache, recompute, room
-from lmcore.generation.limits import NUM_SEEDS
+from lmcore.generation.options import NUM_SEEDS
 from lmcore.generation.request import Request
 from lmcore.generation.sampling.json_schema import JsonSchemas
 from lmcore.generation.text.completion import Completion

@@ -14,7 +14,7 @@ from lmcore.errors import ConfigError, counted
 from lmcore.generation.beam import beam_search
 from lmcore.generation.engine import Engine
 from lmcore.generation.generate import recompute, require_room, room
-from lmcore.generation.limits import NUM_SEEDS
+from lmcore.generation.options import NUM_SEEDS
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.json_schema import JsonSchemas
 from lmcore.generation.sampling.options import SamplingOptions

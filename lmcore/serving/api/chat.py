@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from lmcore.generation.limits import MAX_LOGPROBS
+from lmcore.generation.options import MAX_LOGPROBS
 from lmcore.generation.request import Request as EngineRequest
 from lmcore.generation.request import TokenProbability
 from lmcore.generation.text.completion import Completion

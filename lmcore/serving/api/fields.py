@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lmcore.errors import LmcoreError
-from lmcore.generation.limits import MAX_SEED
+from lmcore.generation.options import MAX_SEED
 from lmcore.generation.sampling.options import (
     MAX_PENALTY,
     MAX_REPETITION_PENALTY,

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from lmcore.generation.limits import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY, MAX_SEED
+from lmcore.generation.options import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY, MAX_SEED
 from lmcore.generation.request import Request as EngineRequest
 from lmcore.generation.sampling.options import (
     MAX_TEMPERATURE,

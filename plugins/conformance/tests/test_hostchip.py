@@ -1,4 +1,4 @@
-"""A device from elsewhere, compiled by these tests: the generated plugin is all that it needs.
+"""A third-party device, compiled by these tests, for which the generated plugin is sufficient.
 
 It differs from the simulated device in every ability that a device may lack: see `hostchip/`.
 """

@@ -1,6 +1,6 @@
 """The simulated device passes every check, the CPU the checks before kernels.
 
-The others of the CPU are in the full set, as is the command that makes all (`test_command.py`).
+The full set has the CPU's other checks, and the command that makes all (`test_command.py`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ TRAINING = (
 )
 PROCESSES = ("distributed", "distributed-timeout", "distributed-parallel")
 PARTS = {"sim": (*WITHOUT_TRAINING, *TRAINING, *PROCESSES), "cpu": WITHOUT_TRAINING}
-"""By plugin, groups of checks or single ones."""
+"""Groups of checks, and single checks, by plugin."""
 
 FULL = {("cpu", "ops")}
 """Parts that only the full set has: the kernels of the CPU have separate tests."""
 
 PATIENCE = 4.0
-"""The machine has other work beside."""
+"""Factor of time limits, because the machine has other work."""
 
 
 def members(part: str) -> list[str]:
@@ -85,7 +85,7 @@ def test_a_part_holds(results: Any, name: str, part: str) -> None:
 
 
 def test_the_parts_are_the_whole() -> None:
-    """The simulated device is held to every check."""
+    """The parts together make every check on the simulated device."""
     parts = [member for part in PARTS["sim"] for member in members(part)]
     assert sorted(parts) == sorted(check.id for check in all_checks())
 

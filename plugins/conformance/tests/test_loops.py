@@ -1,4 +1,4 @@
-"""The checks of loops on the library: what they refuse."""
+"""Checks of loops on the library, and their findings."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def test_the_host_passes(bench: Any) -> None:
     """Kernels, functions of `rt.ops`, and a recompute policy."""
-    assert loops.kernels(bench).startswith("kernels in 1 modules: losses off by ")
+    assert loops.kernels(bench).startswith("kernels in 1 module: losses off by ")
     assert loops.recompute(bench).startswith("full: losses off by ")
 
 
 def test_a_wrong_op_is_found(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its name."""
+    """The finding names the op."""
     wrong = SimpleNamespace(rms_norm=lambda x, weight, epsilon: x * weight)
     monkeypatch.setattr(lmcore.Session, "ops", wrong)
     with pytest.raises(Failure, match=r"`rt.ops.rms_norm` is off by"):
@@ -87,7 +87,7 @@ def test_a_recomputed_layer_with_other_numbers_is_found(
     ],
 )
 def test_a_wrong_result_of_a_rank_is_found(key: str, value: Any, message: str) -> None:
-    """Of two processes."""
+    """A wrong result of one of two processes is found."""
     expected = {"bare": [2.0, 1.0]}
     assert loops._compare_rank(RIGHT, expected, "stage 3") == 0.0
     with pytest.raises(Failure, match=message):

@@ -1,4 +1,4 @@
-"""A device that misbehaves is caught at its level, and says at what."""
+"""Findings of a misbehaving device, each at its level."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_kernel_that_does_no_case(run: Any) -> None:
 
 
 def test_a_device_that_crashes_when_it_is_created(run: Any) -> None:
-    """Level 0 says which hook, level 1 that it cannot be created, the rest is not reached."""
+    """Level 0 names the hook, level 1 reports the failed creation, the rest is not reached."""
     results = run("crash-create", "contract.*", "device.create", "ops.linear.*", "extras.profiler")
     assert failing(results) == {"contract.offers", "device.create"}
     assert "lmcore_create_device: the process was killed by" in results["contract.offers"].detail
@@ -161,7 +161,7 @@ def test_a_wrong_collective(run: Any) -> None:
     # The other rank waits for it until the limit: three seconds, in place of twenty.
     results = run("wrong-reduce", *names, patience=0.15)
     assert failing(results) == {"distributed.all-reduce"}
-    assert "rank 1: sum of torch.float32: 1 of 1001 numbers are wrong" in (
+    assert "rank 1: sum of torch.float32: 1 of 1,001 numbers is wrong" in (
         results["distributed.all-reduce"].findings
     )
 

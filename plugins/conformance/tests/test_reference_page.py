@@ -1,4 +1,4 @@
-"""The reference page says what the suite does, and what was run."""
+"""The reference page of the suite: its checks, and recorded runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_order_does_not_depend_on_imports(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_every_check_says_what_and_why() -> None:
-    """Each has a level, what holds, a reason, a limit, and requirements that exist."""
+    """Each has a level, a summary, a reason, a limit, and requirements that exist."""
     checks = all_checks()
     assert len(checks) == len({check.id for check in checks}) > 150
     for check in checks:

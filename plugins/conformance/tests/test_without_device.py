@@ -52,7 +52,11 @@ def made(target: Target, *ids: str) -> tuple[Runner, list[Result]]:
 
 CASES = [
     ("onlyops", "ops.bias_gelu.forward", "`six of onlyops`: regular, float32: the output has"),
-    ("countgloo", "distributed.all-reduce", "sum of torch.float32: 1001 of 1001 numbers are wrong"),
+    (
+        "countgloo",
+        "distributed.all-reduce",
+        "sum of torch.float32: 1,001 of 1,001 numbers are wrong",
+    ),
     ("purebf16", "train.precision-in-force", "`purebf16`: precision `purebf16` is not applied"),
     ("torchckpt", "train.recompute-own", "recompute `torchckpt` is not exact on device `cpu`"),
     ("slowstager", "device.stagers", "`slowstager`: it declares `copies`, and returned `weight`"),
@@ -153,7 +157,7 @@ def test_levels_that_touch_nothing_of_it(extra: Any) -> None:
 
 
 def test_a_device_that_cannot_be_created_is_not_left_out(extra: Any) -> None:
-    """A device on which nothing could be found out stays in the session, which fails."""
+    """A device that could not be examined stays in the session, which fails."""
     extra()
     (target,) = find_plugin_targets("onlyops")
     runner = Runner(target, declaration_of(target, all_checks()), all_checks())

@@ -1,4 +1,4 @@
-"""The CPU's kernels: which model needs no reference, and what they say of compiled blocks."""
+"""The CPU's kernels: models without references, and reasons in compiled blocks."""
 
 from __future__ import annotations
 

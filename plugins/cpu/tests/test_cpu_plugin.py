@@ -71,7 +71,7 @@ def test_memory_statistics_follow_an_allocation(device):
 
 
 def test_missing_abilities_have_reasons(device):
-    """Nothing pretends to be there."""
+    """Each missing ability has a reason."""
     assert {"pin_memory", "new_stream", "new_event"} <= set(device.missing)
 
 
@@ -98,7 +98,7 @@ def test_a_disturbance_does_not_lower_the_peak(monkeypatch):
 
 
 def test_the_peak_covers_the_fastest_product_of_this_plugin(monkeypatch):
-    """A model cannot be faster than the peak because its projections go another way."""
+    """The peak includes the plugin's own kernels, so that no model is faster than it."""
     rates = iter([100.0, 120.0])
     peak = device_module._PeakFlops(size=8)
     monkeypatch.setattr(peak, "_best_rate", lambda size, multiply: next(rates))
@@ -162,9 +162,14 @@ def test_compiling_without_a_compiler_is_a_problem(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "workers, threads, fix", [(2, 2, "--num-threads 1"), (64, 1, "--nproc-per-node 2")]
+    "workers, threads, words, fix",
+    [
+        (2, 2, "2 processes with 2 threads each share 2 cores", "--num-threads 1"),
+        (64, 1, "64 processes with 1 thread each share 2 cores", "--nproc-per-node 2"),
+        (1, 4, "1 process with 4 threads shares 2 cores", "--num-threads 2"),
+    ],
 )
-def test_too_many_threads_are_warned_about(monkeypatch, caplog, workers, threads, fix):
+def test_too_many_threads_are_warned_about(monkeypatch, caplog, workers, threads, words, fix):
     """Rank 0 warns about more threads than cores, with a fix that changes something."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(workers))
     monkeypatch.setattr(host, "cpu_count", lambda: 2)
@@ -173,7 +178,7 @@ def test_too_many_threads_are_warned_about(monkeypatch, caplog, workers, threads
         plugin.lmcore_run_start({"rank": 1})
         assert not caplog.text
         plugin.lmcore_run_start({"rank": 0})
-    assert "share 2 cores" in caplog.text
+    assert words in caplog.text
     assert f"use `{fix}`" in caplog.text
 
 

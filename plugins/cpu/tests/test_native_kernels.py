@@ -195,7 +195,7 @@ def test_why_it_is_not_used(
 
 
 def test_without_the_module_nothing_is_native(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then there are no instruction sets, and no kernel is offered."""
+    """Without the module there are no instruction sets, and no kernel is offered."""
     monkeypatch.setattr(native, "_loaded", lambda: (None, "not compiled"))
     assert native.instructions() == ()
     assert next_token_attention(torch.float32, 64) is None

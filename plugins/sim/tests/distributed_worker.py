@@ -120,7 +120,7 @@ def groups(rank: int, size: int) -> None:
 
 
 def trace(rank: int, size: int) -> None:
-    """The flight recorder has the collectives by group, which a message about a hang names."""
+    """Find the collectives by group in the flight recorder, which a message about a hang names."""
     group = dist.new_group([0, 1], group_desc="data")
     dist.all_reduce(full(1, 5))
     dist.all_gather_into_tensor(full(0, 4), full(1, 2), group=group)

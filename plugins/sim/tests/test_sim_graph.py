@@ -173,7 +173,7 @@ def train(run_python: RunPython, tmp_path: Path) -> Callable[..., subprocess.Com
 
 
 def rows(folder: Path) -> list[tuple[Any, ...]]:
-    """Return what steps came to: loss, norm, scale and, where there was one, validation."""
+    """Return the results of steps: loss, norm, scale and, if there was one, validation."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     names = ("loss", "grad_norm", "loss_scale", "validation_loss")
     return [tuple(json.loads(line).get(name) for name in names) for line in lines]

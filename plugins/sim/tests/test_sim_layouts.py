@@ -28,7 +28,7 @@ TRIED = {size: few(CASES[size]) for size in (2, 4)}
 recomputation."""
 
 OF_THE_MODEL_ALONE = {"documents", "lamb", "llama", "twice", "uneven"}
-"""Kinds that the device knows nothing of, but for the ops that `llama-documents` has."""
+"""Kinds that change nothing for the device, but for the ops of `llama-documents`."""
 
 
 def of_the_device(levels_of: Mapping[str, str]) -> set[Any]:
@@ -84,7 +84,7 @@ def two(train: Any, request: pytest.FixtureRequest) -> Results:
 
 @pytest.fixture(scope="module")
 def four(train: Any, request: pytest.FixtureRequest) -> Results:
-    """Four."""
+    """Four processes, each with a simulated device."""
     return train("four", runs(selected_of(request, 4, "of_four")), 4, "sim")
 
 

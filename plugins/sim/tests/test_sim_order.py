@@ -114,7 +114,7 @@ def test_two_streams_that_write_at_once_are_both_wrong(sim: ModuleType) -> None:
 
 
 def test_a_copy_to_the_host_arrives_when_it_is_waited_for(sim: ModuleType) -> None:
-    """It has the numbers of its moment, whatever its stream does later, and comes with the wait."""
+    """It has the values at its place in the stream, and is complete after the wait."""
     landed = [torch.zeros(4).pin_memory() for _ in range(3)]
     x = torch.ones(4, device="sim")
     events = [torch.Event("sim") for _ in range(3)]

@@ -18,7 +18,7 @@ from lmcore_sim.settings import read_settings
 
 
 def test_defaults() -> None:
-    """Nothing said means two devices of 16 GiB that behave."""
+    """The defaults are two devices of 16 GiB without faults."""
     settings = read_settings({})
     assert (settings.num_devices, settings.memory_bytes) == (2, 16 * 2**30)
     assert not settings.faults.any

@@ -187,7 +187,7 @@ def test_misbehaviour_stops_a_run(
 
 @pytest.mark.slow
 def test_the_message_of_memory_that_ends_has_flags_that_help(train: Any, tmp_path: Path) -> None:
-    """A run that needs more than the device has says what took it; its first remedy trains it."""
+    """A run out of memory reports the uses of memory; its first remedy trains it."""
     little = {"LMCORE_SIM_MEMORY": "16MiB"}
     done = train("much", "sim", "--train-iters 2 --micro-batch-size 64", **little)
     assert done.returncode == 1

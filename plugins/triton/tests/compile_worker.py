@@ -99,7 +99,7 @@ def stack_bytes(binary: bytes) -> int:
 
 
 def compiled() -> dict[str, Any]:
-    """Return of each kernel what became of it."""
+    """Return the result of each kernel's compilation."""
     return compiling(calls)
 
 

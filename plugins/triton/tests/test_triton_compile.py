@@ -57,7 +57,7 @@ def test_no_kernel_adds_in_an_order_of_chance():
 def test_registers_hold_what_they_should():
     """No kernel puts values into a thread's memory, even with the longest rows that it takes.
 
-    Of the longest scores some do, in the backward pass; a copy would cost more.
+    Kernels of the longest scores do, in the backward pass; a copy would cost more.
     """
     found = worker(90)
     stack = {name: kernel["stack"] for name, kernel in found["compiled"].items() if kernel["stack"]}
@@ -84,7 +84,7 @@ def test_rows_are_found_beyond_two_to_the_31():
 def test_compiled_blocks_are_not_broken():
     """Each op is one graph forward and one backward, whose kernels write what is new.
 
-    A kernel that were thought to write its inputs would have them copied first.
+    If the compiler assumed that a kernel writes its inputs, it would copy them first.
     """
     found = worker(90)["traced"]
     outputs = {"out", "mean", "scale", "loss", "log_sum", "grad_x", "grad_logits"}

@@ -298,7 +298,7 @@ def test_the_dropped_share_matches_the_probability(dropout):
 
 
 def test_neighbours_are_dropped_independently():
-    """Channels and rows have nothing in common, at any distance that a tile or a call has."""
+    """Channels and rows are uncorrelated, at any distance within a tile or a call."""
     torch.manual_seed(4)
     out = bias_dropout_add(
         torch.ones(128, 512), None, torch.zeros(128, 512), dropout=0.5, training=True

@@ -99,14 +99,14 @@ def test_newer_devices_are_served(capability):
 
 
 def test_without_a_c_compiler_nothing_is_offered(monkeypatch):
-    """Triton compiles its launchers when a kernel is first called; a run must not end there."""
+    """No kernel is offered, because Triton compiles its launchers at the first call."""
     monkeypatch.delenv("CC")
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert "needs a C compiler" in reason("swiglu", OpContext("cuda", "float32"))
 
 
 def test_without_triton_the_reference_is_bound(monkeypatch):
-    """The kernels say what is not installed."""
+    """The reasons name the missing package."""
     monkeypatch.setattr("lmcore.accelerator.op.records._is_installed", lambda name: False)
     found = OpTable(OP_SPECS, op_impls("cuda")).resolve("swiglu", OpContext("cuda", "float32"))
     assert found.rejected == (("triton", "needs `triton`, not installed"),)
@@ -128,7 +128,7 @@ def test_priorities_are_the_plugins_own():
 
 
 def test_the_page_has_every_kernel_and_its_expectation():
-    """The reference page says of each kernel what the table says."""
+    """The reference page has the table's text for each kernel."""
     rows = dict(
         line.strip("|").split("|", 1)
         for line in PAGE.read_text(encoding="utf-8").splitlines()

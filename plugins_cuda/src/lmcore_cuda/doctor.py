@@ -8,6 +8,7 @@ from typing import Any
 
 from lmcore.accelerator import Check, CheckStatus, Probe, ProbeState
 from lmcore.accelerator.op.packages import Packages
+from lmcore.errors import counted
 from lmcore_cuda.comm import nccl_version, why_no_nccl
 from lmcore_cuda.detection.facts import Facts, read_facts
 from lmcore_cuda.detection.torch_fit import without_kernels
@@ -56,7 +57,8 @@ def _driver(facts: Facts, probe: Probe) -> Check:
         status = CheckStatus.FAILED if probe.state is ProbeState.BROKEN else CheckStatus.SKIPPED
         return Check("driver", status, driver.message, probe.fix)
     cuda = ".".join(str(part) for part in driver.cuda)
-    detail = f"{driver.version or 'version unknown'}, {len(driver.gpus)} GPUs, CUDA up to {cuda}"
+    gpus = counted(len(driver.gpus), "GPU")
+    detail = f"{driver.version or 'version unknown'}, {gpus}, CUDA up to {cuda}"
     if driver.faults:
         lost = "; ".join(f"place {fault.index}: {fault.message}" for fault in driver.faults)
         fix = "see `dmesg` for `Xid`; GPUs that a batch system keeps from this job count too"

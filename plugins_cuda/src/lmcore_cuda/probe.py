@@ -130,7 +130,8 @@ def _without_gpus(facts: Facts, driver_summary: str) -> Probe:
         return _answer(facts, ProbeState.ABSENT, [f"{driver_summary}: it lists no GPU"])
     if all(fault.status == NO_PERMISSION for fault in faults):
         # The files may be opened, so it is a control group that keeps them from this process.
-        message = f"{driver_summary}: its {len(faults)} GPUs are not given to this process"
+        theirs = "GPU is" if len(faults) == 1 else f"{len(faults)} GPUs are"
+        message = f"{driver_summary}: its {theirs} not given to this process"
         return _answer(facts, ProbeState.ABSENT, [message, "ask the batch system for GPUs"])
     return _answer(
         facts,

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from lmcore.accelerator import Check, CheckStatus, Probe, ProbeState
 from lmcore.accelerator.op.packages import Packages
+from lmcore.errors import counted
 from lmcore_xpu.comm import environment_problem, why_no_xccl
 from lmcore_xpu.detection.facts import LOADER, RUNTIME, Facts, Gpu, read_facts
 from lmcore_xpu.detection.host import foreign_runtime, read_host
@@ -65,7 +66,7 @@ def _nodes(facts: Facts, probe: Probe) -> Check:
     if not facts.gpus:
         return Check("device nodes", CheckStatus.SKIPPED, "no Intel GPU on the PCI bus")
     usable = [gpu for gpu in facts.gpus if gpu.access]
-    detail = f"{len(usable)} of {len(facts.gpus)} GPUs can be opened by this user"
+    detail = f"{len(usable)} of {counted(len(facts.gpus), 'GPU')} can be opened by this user"
     if len(usable) == len(facts.gpus):
         return Check("device nodes", CheckStatus.OK, detail)
     closed = next(gpu for gpu in facts.gpus if not gpu.access)
@@ -108,7 +109,7 @@ def _variables(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Iterator[Check]:
     if odd:
         yield Check(name, CheckStatus.WARNING, "; ".join(odd), "leave out what is no device")
         return
-    message = "; ".join(seen.evidence) or f"leaves {len(seen.units)} devices"
+    message = "; ".join(seen.evidence) or f"leaves {counted(len(seen.units), 'device')}"
     yield Check(name, CheckStatus.OK, message)
 
 
@@ -119,7 +120,8 @@ def _seen(units: Sequence[Unit], gpus: Sequence[Gpu], env: Mapping[str, str]) ->
     expected, present = len(units), sum(gpu.tiles for gpu in gpus)
     tiles = sum(len(unit.tiles) for unit in units)
     count = xpu.device_count()
-    detail = f"torch sees {count}; {tiles} of {present} tiles on {len(gpus)} cards are left"
+    of = f"{counted(present, 'tile')} on {counted(len(gpus), 'card')}"
+    detail = f"torch sees {count}; {tiles} of {of} {'is' if tiles == 1 else 'are'} left"
     if count == expected:
         return Check("devices", CheckStatus.OK, detail)
     fix = "see `sycl-ls`; the driver may be older than a card, or another process's cgroup has it"

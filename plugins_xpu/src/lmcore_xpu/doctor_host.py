@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmcore.accelerator import Check, CheckStatus, Probe
+from lmcore.errors import counted
 from lmcore_xpu.detection.selector import Unit
 from lmcore_xpu.detection.visible import HIERARCHY, composite
 from lmcore_xpu.launch_env import launch_env, launch_problems
@@ -146,7 +147,7 @@ def _hosts(file: str) -> tuple[str, ...]:
 
 
 def _count(hosts: Sequence[str]) -> str:
-    return f"{len(hosts)} host{'' if len(hosts) == 1 else 's'}" if hosts else "unknown hosts"
+    return counted(len(hosts), "host") if hosts else "unknown hosts"
 
 
 def _processes(units: Sequence[Unit]) -> str:
@@ -154,7 +155,8 @@ def _processes(units: Sequence[Unit]) -> str:
     device = "tile" if tiled else "GPU"
     if len(units) == 1:
         return f"one process, on one {device}"
-    cards = f" of {len({unit.gpu.address for unit in units})} cards" if tiled else ""
+    addresses = {unit.gpu.address for unit in units}
+    cards = f" of {counted(len(addresses), 'card')}" if tiled else ""
     return f"{len(units)} processes, one for each {device}{cards}"
 
 

@@ -148,7 +148,8 @@ def _closed(gpus: Sequence[Gpu]) -> list[str]:
     if not shut or len(shut) == len(gpus):
         return []
     paths = ", ".join(gpu.path or gpu.address for gpu in shut)
-    return [f"{len(shut)} of {len(gpus)} GPUs are closed to this process: {paths}"]
+    are = "is" if len(shut) == 1 else "are"
+    return [f"{len(shut)} of {len(gpus)} GPUs {are} closed to this process: {paths}"]
 
 
 def torch_command(torch: TorchBuild) -> str:

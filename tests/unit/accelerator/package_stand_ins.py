@@ -22,13 +22,13 @@ def stand_ins(
 ) -> Iterator[Install]:
     """Return a function that puts the stand-in of a kernel package on the path, with metadata.
 
-    What is imported from it, and the kernels that import it, are forgotten afterwards.
+    Modules imported from it, and kernels that import it, are unloaded afterwards.
 
     Args:
         fakes: Holds a folder for each package.
         tmp_path: Gets the metadata.
         monkeypatch: The test's.
-        own: How the names of modules begin that import packages.
+        own: Prefixes of the names of modules that import packages.
     """
     before = set(sys.modules)
 

@@ -88,7 +88,7 @@ def chip_module(monkeypatch):
 
 
 def test_defaults_come_from_torchs_device_module(chip_module):
-    """What the module has is used for this ordinal; what it lacks is missing, with its name."""
+    """The module's functions are used for this ordinal; an absent one is missing, with its name."""
     _, calls = chip_module
     device = Device.from_torch("meta", 3, dtypes=frozenset({"float32", "float16"}))
     device.synchronize()
@@ -265,7 +265,7 @@ def test_the_host_can_be_a_device_by_defaults(monkeypatch):
 
 
 def test_a_function_of_every_device_is_required_by_name(chip_module):
-    """Where torch's module lacks it the plugin brings it, or is told which one."""
+    """A function that torch's module lacks is passed by the plugin, or the error names it."""
     module, _ = chip_module
     del module.get_rng_state
     with pytest.raises(PluginError, match="has no `get_rng_state`") as error:
@@ -284,7 +284,7 @@ def test_an_unknown_device_type_is_a_device_error(index):
 
 
 def test_plugins_of_before_say_nothing_of_graphs():
-    """What came after version 1.0 may be left out without a reason; one that is given stays."""
+    """Abilities added after version 1.0 may be missing without a reason; a given reason is kept."""
     assert make().missing["new_graph"]
     reasons = dict.fromkeys([*OPTIONAL, "new_graph"], "none here")
     assert make(missing=reasons).missing["new_graph"] == "none here"

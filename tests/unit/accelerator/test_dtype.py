@@ -27,7 +27,7 @@ def test_a_dtype_has_torchs_name():
     ],
 )
 def test_dtypes_have_several_names(text, name):
-    """The names of torch, of precision policies and those that a device adds are understood."""
+    """Names of torch, of precision policies and of a device's additional dtypes are understood."""
     assert parse_dtype(text, ["float8_e4m3fn"]) == name
 
 

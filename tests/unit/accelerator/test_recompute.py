@@ -34,7 +34,7 @@ Observed = dict[str, Tensor]
 
 @pytest.fixture
 def rng(device: Device) -> RngTracker:
-    """The device's tracker, with a stream of its own for attention."""
+    """The device's tracker, with a separate stream for attention."""
     tracker = device.rng_tracker()
     tracker.add("attention", 5)
     return tracker
@@ -216,7 +216,7 @@ def test_a_block_that_differs_is_an_error(rng: RngTracker) -> None:
 
 
 def test_an_error_in_the_block_stays_itself(rng: RngTracker) -> None:
-    """What a block raises comes out as it is, in forward and in backward."""
+    """An exception of a block is raised unchanged, in forward and in backward."""
     calls: list[int] = []
 
     def block(x: Tensor) -> Tensor:
@@ -302,7 +302,7 @@ def test_offload_keeps_weights_and_small_tensors(pinning: Any) -> None:
 
 
 def test_offload_says_why_it_cannot(device: Device) -> None:
-    """Where the device pins nothing, the reason is the device's own."""
+    """On a device without pinned memory the reason is the device's own."""
     for policy in (offload_policy(device), full_offload_policy(device)):
         reason = str(policy.available())
         assert reason.startswith("device `cpu` has no pinned host memory")

@@ -17,7 +17,7 @@ def draw() -> list[float]:
 
 
 def seeded(seed: int) -> list[float]:
-    """Return the first three numbers of a seed, from a generator of its own."""
+    """Return the first three numbers of a seed, from a new generator."""
     return torch.rand(3, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
@@ -42,7 +42,7 @@ def test_a_stream_begins_at_its_seed(tracker: RngTracker) -> None:
 
 
 def test_a_stream_goes_on_where_it_stopped(tracker: RngTracker) -> None:
-    """What is drawn in several visits is what one visit draws."""
+    """Several visits together draw the numbers of one visit."""
     pieces = []
     for _ in range(4):
         with tracker.fork("a"):
@@ -106,7 +106,7 @@ def test_states_are_copies(tracker: RngTracker) -> None:
 
 @pytest.mark.parametrize("inside", [None, "a"])
 def test_snapshot(tracker: RngTracker, inside: str | None) -> None:
-    """What is drawn within `restored` is what was drawn after the snapshot, of every stream."""
+    """`restored` repeats the numbers drawn after the snapshot, in every stream."""
 
     def everything() -> list[list[float]]:
         found = [draw()]
@@ -135,7 +135,7 @@ def test_snapshot(tracker: RngTracker, inside: str | None) -> None:
 
 
 def test_preserved(tracker: RngTracker) -> None:
-    """Whatever happens inside, the numbers afterwards are the same as before."""
+    """Seeds, draws and exceptions inside do not change the numbers afterwards."""
     with pytest.raises(KeyError), tracker.preserved():  # noqa: PT012 - what happens inside is the test
         torch.manual_seed(99)
         with tracker.fork("b"):
@@ -147,7 +147,7 @@ def test_preserved(tracker: RngTracker) -> None:
 
 
 def test_the_hosts_generator_of_another_device(device: Device) -> None:
-    """Where the device is not the host, a snapshot holds both generators."""
+    """The snapshot of a device other than the host holds both generators."""
     own = torch.Generator()
     chip = replace(
         device,

@@ -84,7 +84,7 @@ def test_versions(version: str, is_there: bool, monkeypatch: pytest.MonkeyPatch)
 def test_the_range_is_the_same_everywhere() -> None:
     """Package, plugins and documentation state the same oldest version.
 
-    The package's bound admits vendors' builds of it, whose numbers are those of pre-releases.
+    The package's bound admits vendors' builds, which have the version numbers of pre-releases.
     """
     texts = [ROOT / "pyproject.toml", *ROOT.glob("plugin*/**/plugin.py")]
     stated = {

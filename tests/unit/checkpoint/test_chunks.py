@@ -88,7 +88,7 @@ def test_outside(chunk: ChunkBounds) -> None:
 
 
 def test_very_many_parts() -> None:
-    """Those of a large run are compared in no time; more than any has are refused."""
+    """The parts of a large run are compared fast; more parts than any run has are refused."""
     chunks = [ChunkBounds((row, 0), (1, 8)) for row in range(5000)]
     began = time.process_time()
     assert is_partition(chunks, (5000, 8))

@@ -70,7 +70,7 @@ def test_incomplete_newest_is_passed_over(run: Path):
 
 
 def test_only_incomplete_ones(run: Path):
-    """When none is complete, each one is listed with its reason."""
+    """Without a complete checkpoint, each incomplete one is listed with its reason."""
     (run / "checkpoints" / "iter_0000010" / "manifest.json").unlink()
     data = run / "checkpoints" / "iter_0000020" / "__0_0.distcp"
     data.write_bytes(data.read_bytes()[:100])
@@ -82,7 +82,7 @@ def test_only_incomplete_ones(run: Path):
 
 @pytest.mark.parametrize("content", ["mp_rank_00/model_optim_rng.pt", "common.pt"])
 def test_checkpoint_of_megatron(tmp_path: Path, content: str):
-    """It is not called damaged, and nobody is told to copy it again."""
+    """It is not called damaged, and no hint says to copy it again."""
     file = tmp_path / "iter_0000100" / content
     file.parent.mkdir(parents=True)
     file.touch()

@@ -460,7 +460,7 @@ for limit in map(int, sys.argv[2:]):
 
 
 def test_write_limit_of_the_system(tmp_path: Path, run_python: Callable):
-    """When the system refuses to write on, the save says so and the earlier checkpoint stays."""
+    """A write that the system refuses is reported, and the earlier checkpoint stays."""
     earlier = save(tmp_path, 10, 1.0)
     result = run_python(LIMITED_SAVE, tmp_path, 100, 50_000, 1_000_000)
     assert result.returncode == 0, result.stderr
@@ -473,7 +473,7 @@ def test_write_limit_of_the_system(tmp_path: Path, run_python: Callable):
 
 
 class FullDisk:
-    """Stands in for the raw file: takes *room* bytes, then has no space left."""
+    """Replacement of the raw file that takes *room* bytes, then has no space left."""
 
     def __init__(self, room: int) -> None:
         self.room = room

@@ -13,7 +13,7 @@ from lmcore.checkpoint.synced_file import SyncedFile, file_checksum
 
 
 def test_size_and_checksum_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What is stated for the manifest is what another reader finds on the disk."""
+    """Size and checksum for the manifest match the file on the disk."""
     monkeypatch.setattr(synced_file, "_PIECE_BYTES", 1000)
     content = os.urandom(12_345)
     with SyncedFile(tmp_path / "file") as stream:

@@ -68,7 +68,7 @@ def reseal(manifest: Path, change: Callable[[dict], None]) -> None:
     ],
 )
 def test_a_damaged_newest_is_passed_over(folder: Path, name: str, damage: Callable[[Path], None]):
-    """Whatever the damage is, the older one is taken and the warning names file and iteration."""
+    """After any damage the older checkpoint is used, and the warning names file and iteration."""
     damage(folder / "iter_0000020" / name)
     found = newest_verified(survey(folder))
     assert found.path.name == "iter_0000010"

@@ -103,7 +103,7 @@ def test_a_rank_without_its_part(
 def test_any_number_to_any_other(
     ranks: Callable[..., list[Any]], tmp_path: Path, before: int, after: int
 ) -> None:
-    """What some ranks saved others read, bit for bit, packed and replicated tensors too."""
+    """Any number of ranks reads the tensors bit for bit, packed and replicated ones too."""
     paths = ranks(lambda rendezvous: save(rendezvous, tmp_path, before), before)
     assert set(paths) == {tmp_path / "iter_0000007"}
     assert verify_checkpoint(paths[0]) == []
@@ -312,7 +312,7 @@ def _held_chunks(whole: Tensor, chunks: list[ChunkBounds]) -> tuple[Tensor, Tens
 
 @pytest.mark.parametrize("seed", range(12))
 def test_boxes_of_any_size(ranks: Callable[..., list[Any]], tmp_path: Path, seed: int) -> None:
-    """However unevenly a tensor is cut and dealt, every element comes back to whoever asks."""
+    """Every element is read back by each rank, however unevenly a tensor is cut and distributed."""
     draw = random.Random(seed)
     wholes = {
         "two": torch.randn(draw.randint(1, 13), draw.randint(1, 7)),
@@ -357,7 +357,7 @@ def test_boxes_of_any_size(ranks: Callable[..., list[Any]], tmp_path: Path, seed
 
 
 def test_rows_that_may_differ(tmp_path: Path) -> None:
-    """More or fewer rows after those that must be there; the others are left as they are."""
+    """More or fewer rows than the file has after the required ones; missing rows stay unchanged."""
     path = save_checkpoint(tmp_path, 1, {"w": torch.ones(6, 2)}, {}, model_shape={})
     more, fewer = torch.full((8, 2), 5.0), torch.full((4, 2), 5.0)
     load_checkpoint(path, {"w": more}, rows={"w": 4})

@@ -28,7 +28,7 @@ def test_a_changed_weight_is_found(tmp_path: Path) -> None:
 
 
 def test_files_without_checksums(tmp_path: Path) -> None:
-    """Torch can be told to leave them out; such a file is not refused."""
+    """Torch can omit checksums; such a file is not refused."""
     torch.serialization.set_crc32_options(compute_crc32=False)
     try:
         torch.save({"a": torch.arange(10.0)}, tmp_path / "weights.pt")

@@ -135,7 +135,7 @@ class TestChat:
         assert "(stopped" not in err
 
     def test_oldest_messages_are_dropped(self, generate, chat) -> None:
-        """A conversation beyond the model's positions goes on without its oldest messages."""
+        """A conversation beyond the model's positions continues without its oldest messages."""
         out, err = chat("x" * 40, "y" * 20, "z" * 20)
         assert "(forgot the oldest 2 messages: the conversation does not fit" in err
         _, second, third = out.splitlines()

@@ -76,7 +76,7 @@ def test_eight_workers_write_what_one_writes(corpus: Path) -> None:
 
 
 def test_prepare_and_inspect(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What prepare writes is named on stdout and inspected as sound."""
+    """The output of `prepare` is named on stdout, and `inspect` finds no problem in it."""
     assert run([*PREPARE, "--append-eod"]) == 0
     captured = capsys.readouterr()
     assert "3 documents, 19 tokens of uint16, 38 bytes" in captured.out  # 16 bytes and 3 ends
@@ -246,6 +246,6 @@ def _progress(text: str) -> list[str]:
     ],
 )
 def test_bar_shows_pace_and_time_left(fraction: float, left: float | None, shown: str) -> None:
-    """Where the input's size is known the line is a bar with the time that is left."""
+    """The line is a bar with the remaining time if the input's size is known."""
     progress = PrepareProgress(10, 4 * 2**20, 2.0, fraction, left)
     assert progress.bar() == shown

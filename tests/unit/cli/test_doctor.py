@@ -183,7 +183,7 @@ def test_a_plugin_left_out_is_one_skipped_line(clinic, doctor):
 
 @pytest.mark.full  # its parts are tried one by one here, and without the forks by test_isolated.py
 def test_the_command_as_a_process(clinic):
-    """All of it works from a shell, with interpreters of its own for the checks."""
+    """All of it works from a shell, with separate interpreters for the checks."""
     clinic(body="os.kill(os.getpid(), 11)")
     done = subprocess.run(
         [sys.executable, "-m", "lmcore.cli.main", "doctor", "--json", "--plugin-off", "patient"],
@@ -201,7 +201,7 @@ def test_the_command_as_a_process(clinic):
 
 @pytest.mark.parametrize("status", ["OK", "WARNING", "FAILED"])
 def test_own_checks_are_rows(rows, status):
-    """Whatever they find is taken over."""
+    """The status and the fix of a plugin's checks are taken over."""
     check = rows(body=ONE_CHECK.format(status), state="ABSENT")["pulse"]
     assert (check.status, check.fix) == (status.lower(), "run less")
 
@@ -277,7 +277,7 @@ def test_what_raises_is_a_row_and_the_next_check_goes_on(rows):
 
 
 def test_a_precision_that_is_not_in_force_is_a_row(rows):
-    """Each policy is verified; the row names those that fail and the products."""
+    """Each policy is verified; the row names failed policies and their products."""
     found = rows(
         create="import torch\n"
         "    plain = torch.Tensor.__matmul__\n"
@@ -296,7 +296,7 @@ def test_a_precision_that_is_not_in_force_is_a_row(rows):
 
 
 def test_a_device_that_cannot_be_made_has_the_plugins_words(rows):
-    """What and why are the detail, the hint is the fix."""
+    """The message and the reason are the detail, the hint is the fix."""
     found = rows(
         create="from lmcore.errors import DeviceError\n"
         "    raise DeviceError('it is asleep', why='night', hint='wake it')"
@@ -323,7 +323,7 @@ def test_a_device_that_hangs_is_stopped(rows, monkeypatch):
 
 
 def test_without_a_communication_backend_one_process_can_work(rows):
-    """That is a warning, with the backend's reason."""
+    """A missing backend is a warning, with the backend's reason."""
     found = rows(
         backends='return [CommBackend("gloo", "cpu", available=lambda: "the cable is out")]'
     )

@@ -75,12 +75,12 @@ def generate(run_directory: str, capsys: pytest.CaptureFixture[str]):
 
 
 def records(output: str) -> list[dict]:
-    """The JSON objects of some lines."""
+    """Return the JSON objects of some lines."""
     return [json.loads(line) for line in output.splitlines()]
 
 
 class TestOutput:
-    """What is printed."""
+    """Printed output."""
 
     def test_plain_and_json_agree(self, generate) -> None:
         """Plain output is the prompt and the text that `--json` has."""
@@ -316,7 +316,7 @@ class TestOutput:
 
 
 class TestPrompts:
-    """Where prompts come from."""
+    """Sources of prompts."""
 
     def test_sources_agree(self, generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Text, file, standard input and a line give the same."""
@@ -352,7 +352,7 @@ class TestPrompts:
 
 
 class TestBadInput:
-    """What is wrong is named, and nothing is made."""
+    """Wrong flags and prompts: they are named, and nothing is generated."""
 
     @pytest.mark.parametrize(
         "flags,expected",
@@ -424,7 +424,7 @@ class TestBadInput:
     def test_the_memory_ends(
         self, run_directory: str, monkeypatch: pytest.MonkeyPatch, batch: str
     ) -> None:
-        """Which flags to change is said, whatever was being done; other errors stay as they are."""
+        """The error names flags to change, in every phase; other errors are not changed."""
         raised: list[Exception] = [torch.OutOfMemoryError("tried to allocate 9 GiB\nmore")]
 
         def embed(*_arguments: object, **_options: object) -> None:

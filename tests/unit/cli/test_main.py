@@ -239,7 +239,7 @@ def test_a_path_that_is_not_unicode_is_printed(tmp_path: Path) -> None:
 
 
 def test_no_file_gets_the_descriptor_of_a_closed_stream() -> None:
-    """What a library prints to a closed standard error never ends up in another file."""
+    """Output of a library to a closed standard error never ends up in another file."""
     script = (
         "import sys; from lmcore.cli import main; main.main(['--version']);"
         " sys.exit(open('/dev/zero').fileno() <= 2)"

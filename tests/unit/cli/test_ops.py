@@ -71,7 +71,7 @@ def extended(tmp_path, monkeypatch, capsys):
 
 
 def test_every_op_is_listed_with_all_that_is_declared(capsys):
-    """Schema, summary, tolerances, gradients, attributes and kernels of each op stand there."""
+    """Schema, summary, tolerances, gradients, attributes and kernels of each op are listed."""
     text = printed(capsys, "list")
     for spec in OP_SPECS:
         (part,) = [one for one in text.split("\n\n") if one.startswith(f"{spec.name}: ")]
@@ -162,7 +162,7 @@ def test_wishes_decide_as_in_a_run(capsys, blas):
 
 @pytest.mark.parametrize("op", ["attention", "adamw"])
 def test_the_dtype_is_the_default_precisions(op, capsys):
-    """Without `--dtype` the case is that of a run without `--precision`."""
+    """Without `--dtype` the case has the dtype of a run without `--precision`."""
     assert json.loads(printed(capsys, "explain", op, "--json"))["dtype"] == "float32"
 
 
@@ -175,7 +175,7 @@ def test_a_dtype_that_the_device_lacks_is_reported(capsys, monkeypatch):
 
 
 def test_strict_fails_after_the_explanation(capsys):
-    """The reasons are printed, and the exit status is that of a run."""
+    """The reasons are printed, and the exit status equals a run's."""
     assert main(["ops", "explain", "linear", "--dtype", "bf16", "--strict-ops"]) == 2
     out, err = capsys.readouterr()
     assert "no kernel supports this case, and --strict-ops refuses the reference" in out

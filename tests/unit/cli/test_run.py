@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def lmcore_run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run `lmcore run` in a process of its own."""
+    """Run `lmcore run` in a separate process."""
     done: subprocess.CompletedProcess[str] = warm.run(
         [sys.executable, "-m", "lmcore", "run", *words],
         env={**os.environ, **env},

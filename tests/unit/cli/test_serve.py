@@ -195,7 +195,7 @@ def test_wrong_flags(
 def test_flags_of_megatrons_server(
     runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are taken or named as without effect; those of the model have to be the checkpoint's."""
+    """They are used or named as without effect; flags of the model have to match the checkpoint."""
     argv = ["--load", str(runs / "first"), "--port", "0", "--device", "cpu"]
     given = "--inference-max-requests 3 --micro-batch-size 1 --seed 42 --temperature 1.0"
     started = []

@@ -81,7 +81,7 @@ def test_package_as_module() -> None:
 
 
 def test_package_loads_nothing() -> None:
-    """`import lmcore` loads no module of its own, and no torch."""
+    """`import lmcore` loads none of its modules, and no torch."""
     script = "import sys, lmcore; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = run.stdout.split()

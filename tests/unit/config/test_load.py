@@ -160,7 +160,7 @@ def test_text_that_is_no_path(flag: str, value: str, what: str) -> None:
     [option.flag for option in run_options().values() if option.type is str],
 )
 def test_empty_text(flag: str) -> None:
-    """An empty text, mostly that of an unset variable, is refused, but a prompt may be empty."""
+    """An empty text, often from an unset variable, is refused, but a prompt may be empty."""
     name = flag.removeprefix("--").replace("-", "_")
     if name == "sample_prompt":
         assert load_config([flag, ""]).value(name) == ""

@@ -127,7 +127,7 @@ def test_message(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("name", OF_SEVERAL)
 def test_message_of_several_processes(name: str) -> None:
-    """So does that of a layout that the processes cannot have."""
+    """So does the message about a layout that the processes cannot have."""
     world_size, flags = OF_SEVERAL[name]
     compare(
         name, f"$ lmcore train {flags} ({world_size} processes)\n{refused(flags, world_size)}\n"

@@ -109,7 +109,7 @@ def test_bound_and_type_in_words() -> None:
 
 
 def test_names_are_unique_over_sections() -> None:
-    """Every option of a run has a flag of its own, and none hides another's `--no-` form."""
+    """Every option of a run has a different flag, and none hides another's `--no-` form."""
     options = run_options()
     flags = [one.flag for one in options.values()]
     flags += [f"--no-{one.flag[2:]}" for one in options.values() if one.type is bool]
@@ -133,7 +133,7 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class Building(Shared):
-    """A section with its own options, one of which overrides an inherited option."""
+    """A section with its own options, one overriding an inherited option."""
 
     name: str = option(REQUIRED, "A name.")
     size: int = option(2, "Another size.")

@@ -16,7 +16,7 @@ from lmcore.config.file.run_file import write_run_file
 from lmcore.config.load import load_config
 from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_with_plugins
-from lmcore.config.options.run_help import render_run_help
+from lmcore.config.options.help import render_run_help
 from lmcore.config.plugin_section import LeftOut, PluginSections, PluginSettings
 from lmcore.config.resolve import resolve
 from lmcore.config.section import Config, run_options
@@ -59,7 +59,7 @@ def write(tmp_path, monkeypatch):
 
 
 def test_every_source_gives_values(write):
-    """Defaults, files and flags, each with its source; the sections stand under `plugins`."""
+    """Values of defaults, files and flags have their sources; the sections are under `plugins`."""
     path = write("drill:\n  depth: 5\n  names: [a, b]\n  lr: 1e-4\ndeep-well: {depth: 40}\n")
     loaded = load_config([path, "--no-drill-wet", "--deep_well_depth", "50"], plugins=PLUGINS)
     assert loaded.config.plugins == {
@@ -209,7 +209,7 @@ def test_settings_are_read_only_and_travel():
 
 
 def test_a_small_command_takes_them_too():
-    """A command of its own section reads the plugins' flags beside its own."""
+    """A command with its own section reads the plugins' flags beside its own."""
     section, settings = parse_with_plugins(
         Well, ["--depth", "4", "--drill-depth", "5"], command="lmcore dig", plugins=PLUGINS
     )

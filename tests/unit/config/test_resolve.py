@@ -158,7 +158,7 @@ def padded(line: str, tokens: int, rows: int, **options: int) -> tuple[int, int]
 
 
 def test_rows_of_a_checkpoint_in_another_layout() -> None:
-    """Whatever the ranks, settings of the checkpoint give its rows, if the ranks divide them."""
+    """A checkpoint's settings give its rows for any number of ranks that divides them."""
     assert padded("", 257, 384) == (257, 384)
     ranks = "--tensor-model-parallel-size 2"
     assert padded(ranks, 257, 384, world_size=2) == (257, 384)

@@ -24,7 +24,7 @@ SETTINGS = st.builds(
 
 @given(SETTINGS)
 def test_descriptions_come_back(settings: TokenizerSettings) -> None:
-    """What was given is described, and the description gives the settings again."""
+    """The description of settings gives the same settings again."""
     assert TokenizerSettings.described(settings.describe()) == settings
 
 
@@ -74,7 +74,7 @@ def test_flags_as_typed() -> None:
 
 @pytest.mark.parametrize("kind", BUILT_IN_TYPES)
 def test_tables_name_settings(kind: str) -> None:
-    """What a type needs and takes are settings, none of them twice."""
+    """Each type's required and allowed options are settings, without duplicates."""
     allowed = BUILT_IN_TYPES[kind].allowed
     assert set(allowed) <= {field.name for field in fields(TokenizerSettings)}
     assert len(set(allowed)) == len(allowed)

@@ -53,7 +53,7 @@ def test_what_was_read_is_taken(files, tmp_path):
 
 
 def test_other_files_are_not(files, tmp_path):
-    """What was read of other files is no answer."""
+    """The contents of other files are not used."""
     preload = BpePreload(*files)
     assert preload.contents(files[0], str(tmp_path / "merges2.txt")) is None
 

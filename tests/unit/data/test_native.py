@@ -1,4 +1,4 @@
-"""Whether the C++ parts are used."""
+"""Use of the C++ parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lmcore.data import native
 
 
 def test_those_that_were_built_here_are_used() -> None:
-    """Where the module is there it is of this version."""
+    """A module that exists has this version."""
     pytest.importorskip("lmcore._native", reason="needs the C++ parts")
     assert native.available, native.reason
 

@@ -55,7 +55,7 @@ def test_without_a_compiler_nothing_is_built_and_the_install_goes_on(tmp_path):
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_without_pybind11_nothing_is_built_and_the_install_goes_on(tmp_path):
-    """No pybind11: likewise."""
+    """Without pybind11 nothing is built, and the installation succeeds."""
     printed = configure(tmp_path / "b", "-DCMAKE_DISABLE_FIND_PACKAGE_pybind11=ON")
     assert "pybind11 was not found" in " ".join(printed.split())
     assert installed(tmp_path / "b", tmp_path / "p") == []

@@ -20,7 +20,7 @@ VOCABULARY = 257
 
 @pytest.fixture
 def ops() -> OpBinding:
-    """The core's own ops: kernels have tests of their own."""
+    """The core's own ops: kernels have separate tests."""
     return OpBinding(OpTable(OP_SPECS), "cpu", "float32")
 
 
@@ -31,7 +31,7 @@ def model(model: GPT) -> GPT:
 
 
 def logprobs(model: GPT, ids: Sequence[int], size: int = VOCABULARY) -> list[float]:
-    """The log-probabilities after *ids*, by a whole pass."""
+    """Compute the log-probabilities after *ids*, by a whole pass."""
     with torch.no_grad():
         logits = model.logits(model(torch.tensor([list(ids)])))[0, -1, :size]
     return logits.log_softmax(-1).tolist()
@@ -76,7 +76,7 @@ def test_equals_the_search_by_hand(model: GPT, width: int) -> None:
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
 def test_stop_tokens(model: GPT, penalty: float) -> None:
-    """Texts that end compete with those that go on; the early end loses none."""
+    """Ended texts compete with longer ones, and none is lost by ending early."""
     free = beam_search(model, [5], width=3, max_tokens=6, vocab_size=VOCABULARY)
     stop = {token for one in free for token in one.tokens[2:]}
     found = beam_search(
@@ -99,7 +99,7 @@ def test_stop_tokens(model: GPT, penalty: float) -> None:
 
 
 def test_a_wide_search_finds_the_best_of_all_texts(model: GPT) -> None:
-    """As wide as there are texts, it is exact."""
+    """A search as wide as the number of texts is exact."""
     size, num = 4, 3
     totals = {}
     for text in itertools.product(range(size), repeat=num):

@@ -35,7 +35,7 @@ OPTIONS = [
 
 @pytest.fixture
 def ops() -> OpBinding:
-    """The core's own ops: kernels have tests of their own."""
+    """The core's own ops: kernels have separate tests."""
     return OpBinding(OpTable(OP_SPECS), "cpu", "float32")
 
 
@@ -54,12 +54,12 @@ def model(model: GPT) -> GPT:
 
 
 def new_engine(model: GPT, **changes: int) -> Engine:
-    """An engine for few requests at a time."""
+    """Make an engine for few requests at a time."""
     return Engine(model, vocab_size=VOCABULARY, **({"max_requests": 4} | changes))
 
 
 def new_requests(count: int, seed: int = 0) -> list[Request]:
-    """Requests of all lengths and options."""
+    """Return requests of all lengths and options."""
     source = random.Random(seed)
     made = []
     for number in range(count):
@@ -157,7 +157,7 @@ def test_cancelled(model: GPT, when: int) -> None:
 
 
 def break_for(model: GPT, token: int) -> Callable[[], None]:
-    """Make the hidden states of a token NaN; return the function that mends the model."""
+    """Make the hidden states of a token NaN; return the function that restores the model."""
 
     def corrupt(_module: object, args: tuple[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
         return out.masked_fill((args[0] == token)[..., None], math.nan)
@@ -166,7 +166,7 @@ def break_for(model: GPT, token: int) -> Callable[[], None]:
 
 
 def test_numbers_that_are_not_finite_end_one_request(model: GPT) -> None:
-    """The others go on, and so does the next request in the same slot."""
+    """The others continue, and the next request in the same slot works."""
     asked = [
         Request([5, 6], 9, GREEDY),
         Request([250, 9], 9, GREEDY),
@@ -360,7 +360,7 @@ class BrokenRule:
 
 
 def break_end(_tokens: object) -> bool:
-    """An end of the text that fails."""
+    """Raise an error instead of deciding on the end of the text."""
     raise ValueError("broken")
 
 

@@ -39,12 +39,12 @@ def run(model: GPT, prompts: Sequence[Sequence[int]], **changes) -> list[Generat
 
 
 def tokens(made: Sequence[Generation]) -> list[tuple[int, ...]]:
-    """The tokens alone."""
+    """Return the tokens alone."""
     return [one.tokens for one in made]
 
 
 def by_hand(model: GPT, prompt: Sequence[int], num_tokens: int) -> tuple[int, ...]:
-    """The greedy continuation by whole passes and Python's own maximum."""
+    """Compute the greedy continuation by whole passes and Python's own maximum."""
     ids = list(prompt)
     for _ in range(num_tokens):
         with torch.no_grad():
@@ -127,7 +127,7 @@ class TestEnd:
         assert len(made[1].tokens) <= 4
 
     def test_all_rows_ended(self, model: GPT) -> None:
-        """When every row has ended no further pass runs."""
+        """No further pass runs after every row has ended."""
         eod = tokens(run(model, PROMPTS[:1]))[0][2]
         passes = []
         model.register_forward_hook(lambda *_: passes.append(1))

@@ -38,7 +38,7 @@ VALUES: dict[str, Any] = {
 def saved_again(
     run_directory: Path, runtime: Runtime, *, shape: dict[str, Any] | None = None, **tensors: Any
 ) -> Path:
-    """A checkpoint like the run's with another shape or other tensors (None: without it)."""
+    """Save a checkpoint like the run's with another shape or other tensors (None: without it)."""
     saved = find_checkpoint(run_directory)
     model = load_weights(saved, read_manifest(saved), runtime)
     values = {f"model.{name}": p.detach() for name, p in model.named_parameters()}

@@ -20,13 +20,13 @@ GREEDY = SamplingOptions(greedy=True)
 
 
 def continuation(**changes: Any) -> Continuation:
-    """A greedy continuation of one token."""
+    """Make a greedy continuation of one token."""
     request = Request(**({"prompt": [0], "max_tokens": 9, "options": GREEDY} | changes))
     return Continuation(request, new_generator(request.seed))
 
 
 def ends_with(*tokens: int) -> Callable[[Sequence[int]], bool]:
-    """A rule that ends the text after *tokens*."""
+    """Make a rule that ends the text after *tokens*."""
     return lambda made: tuple(made[-len(tokens) :]) == tokens
 
 
@@ -61,7 +61,7 @@ def test_padding_is_never_chosen(options: SamplingOptions) -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("options", [SamplingOptions(), GREEDY])
 def test_logits_that_are_not_finite(bad: float, options: SamplingOptions) -> None:
-    """One continuation ends with an error; the others go on."""
+    """One continuation ends with an error; the others continue."""
     made = [continuation(options=options, seed=seed, top_logprobs=2) for seed in range(3)]
     logits = torch.zeros(3, 8)
     logits[1, 5] = bad

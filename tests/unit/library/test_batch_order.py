@@ -255,7 +255,7 @@ def test_a_sampler_that_shards_is_left(ranks: Any) -> None:
 
 @pytest.mark.parametrize("count, own", [(3, 0), (1, 0), (2, 1)])
 def test_a_sampler_of_other_ranks(ranks: Any, count: int, own: int) -> None:
-    """The message has its numbers and those of this process; `shard=False` leaves it alone."""
+    """The message has the ranks of the sampler and of this process; `shard=False` accepts it."""
     loader = sharded(RankInfo(own, own, count, count))
 
     def body(rendezvous: Any) -> Any:
@@ -273,7 +273,7 @@ def test_a_sampler_of_other_ranks(ranks: Any, count: int, own: int) -> None:
 
 
 def test_datasets_that_shard_themselves(ranks: Any) -> None:
-    """With `shard=False` each rank gets all batches of its own loader."""
+    """With `shard=False` each rank gets all batches of its loader."""
     (rounds,) = shares(ranks, lambda: DataLoader(Whole(3)), 2, shard=False)
     assert rounds == [([i], [i]) for i in range(3)]
 
@@ -339,7 +339,7 @@ def test_one_rank_looks_for_the_end(ranks: Any) -> None:
 
 
 class OwnLoader(DataLoader[Any]):
-    """A loader with settings of its own, and its own batches."""
+    """A loader with its own settings and its own batches."""
 
     def __init__(self, *, offset: int) -> None:
         super().__init__(dataset(4), batch_size=1)

@@ -76,7 +76,7 @@ PLAIN = {
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_one_process_is_a_plain_loop(name: str) -> None:
-    """Batches and the draws between them equal those of a loop over the loader, bit for bit."""
+    """Batches and the draws between them equal a loop over the loader, bit for bit."""
 
     def loop(make: Any) -> tuple[list[Any], Any]:
         torch.manual_seed(0)
@@ -131,7 +131,7 @@ def test_an_error_comes_with_its_own_batch() -> None:
 
 
 def test_attributes_of_the_loader() -> None:
-    """Length, dataset and batch size are those of the user's loader; an epoch is passed on."""
+    """Length, dataset and batch size equal the user's loader's; an epoch is passed on."""
     loader = DataLoader(Noisy(), batch_size=3)
     epochs: list[int] = []
     loader.dataset.set_epoch = epochs.append  # type: ignore[attr-defined]

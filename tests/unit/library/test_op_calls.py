@@ -95,7 +95,7 @@ def test_the_shapes_that_are_kept_are_bounded(counted_runtime, monkeypatch):
 
 
 def test_the_dtype_of_a_case(counted_runtime):
-    """It is the tensor's own; for a product under autocast that of autocast."""
+    """It is the tensor's dtype; for a product under autocast it is autocast's dtype."""
     runtime = counted_runtime("linear", "rms_norm")
     ops = OpCalls(runtime)
     with torch.autocast("cpu", torch.bfloat16):
@@ -128,7 +128,7 @@ def test_bind_gives_the_kernel_itself(counted_runtime):
 
 
 def test_unknown_ops_are_refused_with_a_suggestion(counted_runtime):
-    """As an attribute, and by name."""
+    """Attributes and names of unknown ops are refused, with a suggestion."""
     ops = OpCalls(counted_runtime())
     with pytest.raises(AttributeError, match="no op `rmsnorm`; did you mean `rms_norm`"):
         ops.rmsnorm  # noqa: B018
@@ -182,6 +182,6 @@ def test_wrong_arguments_are_refused(counted_runtime, op, args, options, message
 
 
 def test_arguments_of_the_wrong_number_are_pythons_error(counted_runtime):
-    """As of any function."""
+    """A wrong number of arguments is a TypeError, as with any function."""
     with pytest.raises(TypeError, match="epsilon"):
         OpCalls(counted_runtime()).rms_norm(X, W)

@@ -33,7 +33,7 @@ def test_every_name_is_documented() -> None:
 def test_the_lines_of_the_readme_run(
     start: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As they are printed, without lines before them."""
+    """The lines run as they are printed, without lines before them."""
     start().close()  # the environment of the other tests, restored at the end
     monkeypatch.setenv("LMCORE_DEVICE", "cpu")
     monkeypatch.chdir(tmp_path)

@@ -155,7 +155,7 @@ def test_objects_may_be_left_out(start: Any, tmp_path: Path) -> None:
 
 
 def test_part_of_a_model(start: Any, tmp_path: Path) -> None:
-    """It is saved by a name of its own, and loaded without the other part."""
+    """It is saved under its own name, and loaded without the other part."""
     rt = start()
     model = rt.prepare(make()[0])
     rt.save(tmp_path, body=model[0], head=model[1])

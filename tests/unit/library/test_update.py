@@ -157,7 +157,7 @@ def test_float16_skips_an_update_that_overflows(
 
 
 def test_the_loss_scale_of_several_optimizers(start: Any) -> None:
-    """It is that of the backward pass, also after the first one's gradients have overflowed."""
+    """It is the backward pass's scale, also after the first one's gradients have overflowed."""
     try:
         rt = start(precision="fp16", initial_loss_scale=2.0**10, hysteresis=1)
     except ConfigError as error:
@@ -395,7 +395,7 @@ def test_wrong_steps(start: Any, wrong: Any, message: str) -> None:
 
 
 def test_complex_gradients_are_clipped(start: Any) -> None:
-    """As by torch, also if a gradient is a conjugate view."""
+    """They are clipped as by torch, also if a gradient is a conjugate view."""
     rt = start()
     model = nn.Module()
     model.weight = nn.Parameter(torch.full((2, 2), 1 + 2j))

@@ -21,7 +21,7 @@ ONES = torch.ones(TOKENS.shape)
 
 
 def gradients(model: GPT) -> dict[str, Tensor]:
-    """Gradients of the loss on TOKENS, by parameter."""
+    """Return the gradients of the loss on TOKENS, by parameter."""
     model.zero_grad()
     model.loss(TOKENS, TARGETS, ONES).backward()
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}

@@ -70,7 +70,7 @@ def logits_of(
     positions: Array | None = None,
     documents: Array = EVERYTHING,
 ) -> Array:
-    """Scores of TOKENS under the parameters *p*."""
+    """Compute the scores of TOKENS under the parameters *p*."""
     positions = np.arange(TOKENS.shape[1]) if positions is None else positions
     x = p["token_embedding.weight"][TOKENS] + p["position_embedding.weight"][positions]
     for layer in range(layers):

@@ -35,7 +35,7 @@ TRANSPOSED = re.compile(r".*(c_attn|c_proj|c_fc)\.weight")
 
 
 def our_name(theirs: str) -> str:
-    """The name of one of their parameters here."""
+    """Return our name of one of their parameters."""
     for pattern, ours in NAMES.items():
         if match := re.fullmatch(pattern, theirs):
             return match.expand(ours)
@@ -43,7 +43,7 @@ def our_name(theirs: str) -> str:
 
 
 def ours_from(theirs: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Their tensor in our layout."""
+    """Return their tensor in our layout."""
     return tensor.t() if TRANSPOSED.fullmatch(theirs) else tensor
 
 

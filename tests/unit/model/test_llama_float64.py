@@ -239,7 +239,7 @@ def test_cache(make_model: MakeModel, name: str) -> None:
 
 
 def test_parameter_names() -> None:
-    """A Llama has no biases, no positions, and a head of its own."""
+    """A Llama has no biases, no positions, and an untied head."""
     with torch.device("meta"):
         shape = dataclasses.replace(ModelShape(1, 24, 6, 40, 12, 32), **LLAMA)
         model = GPT(shape, OpBinding(OpTable(OP_SPECS), "cpu", "float32"))

@@ -48,7 +48,7 @@ def test_the_cost_does_not_grow_with_the_number_of_layers(make_model: Any, runti
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_nothing_is_left_behind(make_model: Any, runtime: Any, *, masked: bool) -> None:
-    """Weights, gradients and random states are those of before, with dropout and a mask."""
+    """Weights, gradients and random states stay unchanged, with dropout and a mask."""
     model = make_model(attention_dropout=0.1, hidden_dropout=0.1, masked=masked)
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()

@@ -33,7 +33,7 @@ PUBLISHED = {
 
 
 def count(numbers: tuple[int, int, int, int, int]) -> int:
-    """Parameters of a GPT that is built without memory."""
+    """Count the parameters of a GPT that is built without memory."""
     num_layers, hidden_size, heads, positions, vocabulary = numbers
     shape = ModelShape(num_layers, hidden_size, heads, 4 * hidden_size, positions, vocabulary)
     with torch.device("meta"):
@@ -103,7 +103,7 @@ def test_narrow_shape() -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_settings_give_the_shape_again(name: str) -> None:
-    """The options that `settings` returns are those of a run with that shape."""
+    """The options that `settings` returns give a run with that shape."""
     shape = SHAPES[name]
     rows = shape.padded_vocab_size
     settings = shape.settings(rows - 1)

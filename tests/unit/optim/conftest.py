@@ -35,7 +35,7 @@ def weights(seed: int = 1) -> dict[str, nn.Parameter]:
 
 
 def gradients(step: int) -> dict[str, torch.Tensor]:
-    """Gradients of changing size; some entries are zero."""
+    """Return gradients of changing size; some entries are zero."""
     generator = torch.Generator().manual_seed(100 + step)
     scale = 10.0 ** (step % 4 - 2)
     made = {name: torch.randn(shape, generator=generator) * scale for name, shape in SHAPES.items()}
@@ -44,7 +44,7 @@ def gradients(step: int) -> dict[str, torch.Tensor]:
 
 
 def rate(step: int) -> float:
-    """A warm-up of two steps, then a decay."""
+    """Return the rate of a warm-up of two steps, then a decay."""
     return 1e-2 * min(1.0, (step + 1) / 2) / (1 + step)
 
 
@@ -74,7 +74,7 @@ def advance(named: dict[str, nn.Parameter], optimizer: Any, steps: range) -> Non
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """What the tests use."""
+    """Functions that the tests use."""
 
     weights: Callable[..., dict[str, nn.Parameter]] = weights
     gradients: Callable[[int], dict[str, torch.Tensor]] = gradients
@@ -97,10 +97,10 @@ class Bench:
         Args:
             optimizer: Its name.
             formula: Given a parameter's name, weight, gradient, rate, number of the step from 1
-                and a dict of its own, returns the new weight.
-            steps: How many.
+                and its own dict, returns the new weight.
+            steps: Number of steps.
             tolerance: Largest difference, absolute; weights are of size 1.
-            settings: Of the optimizer's section.
+            settings: Settings of the optimizer's section.
         """
         named = self.weights()
         made = self.make(optimizer, named, **settings)

@@ -421,7 +421,7 @@ def test_stage_without_parameters(bench: Any) -> None:
 def test_refused(
     bench: Any, path: str, args: tuple[str, ...], more: dict[str, Any], what: str, remedy: str
 ) -> None:
-    """What cannot train is refused when the optimizer is created, with the remedy."""
+    """An optimizer that cannot train is refused at its creation, with the remedy."""
     with pytest.raises(ConfigError) as caught:
         make(bench, path, bench.weights(), *args, **more)
     assert what in caught.value.what

@@ -20,7 +20,7 @@ ELEMENTWISE = [
     name for name, facts in OPTIMIZERS.items() if not facts.needs_whole and name != "lamb"
 ]
 CREATED = [name for name in NAMES if name != "muon" or MUON]
-"""Those that the installed torch can create."""
+"""Optimizers that the installed torch can create."""
 OFTEN = {"sophiag_hessian_interval": 3, "shampoo_precondition_frequency": 3}
 """So that a few steps meet every branch."""
 
@@ -58,7 +58,7 @@ def test_goes_on_to_the_bit(bench: Any, name: str) -> None:
 @pytest.mark.parametrize("name", [*CREATED, "torch.optim:NAdam"])
 @pytest.mark.parametrize("first", ["hessian", "step", "train", "eval"])
 def test_a_copy_ends_before_a_change(bench: Any, name: str, first: str) -> None:
-    """Whatever changes weights or state lets a copy of them end first, once."""
+    """Each change of weights or state first lets a copy of them end, once."""
     named = bench.weights()
     optimizer = bench.make(name, named, **OFTEN)
     if first == "hessian" and optimizer.hessian_interval is None:
@@ -122,7 +122,7 @@ def test_state_begins_as_in_every_new_run(bench: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_parts_move_as_the_whole_does(bench: Any, name: str) -> None:
-    """What is elementwise gives every row the same bits wherever the parameter is cut."""
+    """Elementwise optimizers give every row the same bits wherever the parameter is cut."""
     whole = bench.weights()
     bench.advance(whole, bench.make(name, whole, **OFTEN), range(6))
     for rows in (slice(0, 11), slice(11, None)):

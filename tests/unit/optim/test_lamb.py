@@ -26,7 +26,7 @@ def test_matches_the_formula(bench: Any) -> None:
 
 
 def test_a_weight_of_zeros_still_moves(bench: Any) -> None:
-    """Where the weight's norm is 0 the ratio is 1: it would never leave zero otherwise."""
+    """The ratio is 1 for a weight with norm 0, which would never leave zero otherwise."""
     named = {"w": nn.Parameter(torch.zeros(4, 4))}
     optimizer = bench.make("lamb", named)
     named["w"].grad = torch.ones(4, 4)

@@ -70,7 +70,7 @@ def test_the_lowest_scale() -> None:
 
 
 def test_the_hysteresis_holds_at_the_lowest_scale_too() -> None:
-    """Where the scale has grown to its place, one overflow is still spared."""
+    """At the lowest scale the first overflow is still tolerated."""
     scale = DynamicLossScale(1.0)
     assert scale.update(overflow=True)
     assert not scale.update(overflow=True)
@@ -85,7 +85,7 @@ def test_a_fixed_scale() -> None:
 
 
 def test_without_a_scale() -> None:
-    """Where precision needs none, the first step that is not finite is an error."""
+    """Without a loss scale, the first step that is not finite is an error."""
     scale = FixedLossScale()
     assert scale.update(overflow=False)
     assert not scale.update(overflow=True)

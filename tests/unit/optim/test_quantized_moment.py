@@ -25,7 +25,7 @@ def torchao():
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_grid_is_the_librarys(torchao, signed: bool) -> None:
-    """All 256 values are those that bitsandbytes and torchao use."""
+    """All 256 values equal the values of bitsandbytes and torchao."""
     wanted = torch.tensor(torchao.create_dynamic_map(signed=signed))
     torch.testing.assert_close(dynamic_grid(signed=signed), wanted, rtol=1e-6, atol=0.0)
 

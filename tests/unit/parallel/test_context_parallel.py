@@ -51,7 +51,7 @@ def test_gathered_parts_are_put_in_order(size: int, chunk: int) -> None:
 def test_attention_of_parts(
     size: int, masked: bool, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attention of each rank's queries is that of the whole sequence, causal or not."""
+    """The attention of each rank's queries equals the whole sequence's, causal or not."""
     torch.manual_seed(0)
     length = 4 * size
     q, k, v = (torch.randn(2, 3, length, 5, dtype=torch.float64) for _ in range(3))

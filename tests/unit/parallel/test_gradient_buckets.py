@@ -158,7 +158,7 @@ def test_no_gradient(axis: Axis) -> None:
 
 
 def test_all_reduce_at_the_end(axis: Axis, sent: list[int]) -> None:
-    """If no micro-batch was the last one, gradients in the buckets are averaged after."""
+    """Gradients in the buckets are averaged at the end if no micro-batch was marked as the last."""
     model = network()
     buckets = GradientBuckets(model.named_parameters(), axis)
     for turn in range(2):

@@ -39,7 +39,7 @@ def test_numbers_and_tensors_together(runtime: Any) -> None:
 
 
 def test_precision(runtime: Any) -> None:
-    """A float64 tensor makes the sums float64, those of plain numbers too."""
+    """A float64 tensor makes all sums float64, also sums of plain numbers."""
     fine = 1.0 + 2.0**-40
     assert all_reduce_scalars(runtime, fine, torch.tensor(fine, dtype=torch.float64)) == [
         fine,

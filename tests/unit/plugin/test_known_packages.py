@@ -1,4 +1,4 @@
-"""Which package brings a device that is not installed."""
+"""Packages for devices that are not installed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def extras(monkeypatch):
 
 
 def test_extras_that_are_devices(extras):
-    """An extra stands for a device when it requires the plugin of its own name."""
+    """An extra is a device's if it requires the plugin of the same name."""
     assert device_packages() == {"chip": "lmcore-chip", "big-iron": "lmcore_Big.Iron"}
 
 
@@ -72,7 +72,7 @@ def test_an_unknown_device_has_the_known_packages(extras):
 
 
 def test_an_installed_device_is_not_proposed_again(extras):
-    """What is here already is listed as known only."""
+    """An installed package is listed as known only."""
     here = PluginRecord(
         *("chip", "chip", "lmcore-chip", "1", PluginState.USABLE),
         probe=Probe("chip", ProbeState.ABSENT),

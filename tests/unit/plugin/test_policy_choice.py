@@ -1,4 +1,4 @@
-"""Which policy a run uses: what is named, what is refused with its reason, and ties."""
+"""Choice of a run's policy: by name, by priority, and refusals with their reasons."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def stager(
 
 
 def test_default_precision() -> None:
-    """The available one of the highest priority; those that cannot run are passed over."""
+    """The default is the available policy of the highest priority; unavailable ones are skipped."""
     low, high = precision("low", 1), precision("high", 2)
     best = precision("best", 3, "it has no such units")
     assert choose_precision([low, best, high], None) is high
@@ -108,7 +108,7 @@ def test_stager(copies: bool, wanted: str) -> None:
     "offered", [[], [stager("live", copies=False)], [stager("magic", 1, "no wand")]]
 )
 def test_the_cores_own_stager(offered: list[Any]) -> None:
-    """Where no plugin's stager is fit, the core copies to the host."""
+    """Without a fitting stager of a plugin, the core copies to the host."""
     assert choose_stager(offered, copies=True).name == "host-copy"
 
 

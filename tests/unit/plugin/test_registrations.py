@@ -1,4 +1,4 @@
-"""What plugins add to the command line: options, commands, corpora, tokenizer types."""
+"""Plugins' additions to the command line: options, commands, corpora, tokenizer types."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Point:
 
 
 def found(hook, *, env=None, **adds):
-    """Return plugins by name, each of which registers as its function does; an exception fails."""
+    """Return plugins by name; each registers by its function, and fails if it is an exception."""
     points = []
     for name, add in adds.items():
         plugin = types.SimpleNamespace(
@@ -85,7 +85,7 @@ def refusal(hook, collect, add):
 
 @dataclass(frozen=True)
 class Depth:
-    """How deep."""
+    """Settings of a depth."""
 
     depth: int = option(3, "Depth in metres.", minimum=1)
     dry: bool = option(True, "Stay dry.")
@@ -217,7 +217,7 @@ def test_disabled_and_failed_plugins_are_distinguished(caplog):
 
 
 def test_a_section_may_refuse_its_values():
-    """What a section says in words is shown so; anything else names the plugin."""
+    """A section's own error is shown unchanged; any other exception names the plugin."""
 
     def picky(error):
         def check(self):
@@ -464,7 +464,7 @@ def test_what_a_factory_makes_is_checked(factory, why):
 
 
 def test_an_error_in_words_passes():
-    """What a factory says to the user reaches the user as it is."""
+    """A factory's error for the user is raised unchanged."""
 
     def wants_file(**options):
         raise ConfigError("`Words` needs `--vocab-file`")

@@ -151,7 +151,7 @@ def test_a_loss_scale() -> None:
 
 
 def test_offload_on_the_host() -> None:
-    """Where there is nowhere to move tensors to, asking for offloading says so."""
+    """Offloading on the host is an error that says that there is no other memory."""
     for name in ("offload", "full-offload"):
         with pytest.raises(ConfigError, match=f"`--recompute {name}`") as caught:
             start(f"--recompute {name}")

@@ -26,7 +26,7 @@ def start(plugins: PluginSet, flags: str = ""):
 
 
 def test_defaults(plugins: PluginSet) -> None:
-    """The CPU runs in fp32, keeps every activation, and binds kernels of its own."""
+    """The CPU runs in fp32, keeps every activation, and binds its own kernels."""
     with start(plugins) as runtime:
         assert runtime.device.type == "cpu"
         assert runtime.precision.name == "fp32"
@@ -94,7 +94,7 @@ def test_deterministic_is_put_back(plugins: PluginSet) -> None:
 
 
 def test_device_problems_are_reported(plugins: PluginSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the plugin's validation finds stops the start; without a compiler it is `--compile`."""
+    """A problem that the plugin's validation finds stops the start, here a missing compiler."""
     monkeypatch.setenv("CXX", "/nonexistent/c++")
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(ConfigError) as caught, start(plugins, "--compile"):

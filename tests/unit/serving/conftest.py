@@ -1,4 +1,4 @@
-"""A tiny served model, and a server of it that listens on a port of its own."""
+"""A tiny served model, and a server of it that listens on a free port."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHAPE = ModelShape(1, 24, 3, 40, 96, 384, init_method_std=0.3)
 
 
 def new_loaded(seed: int = 7) -> LoadedModel:
-    """A model with random weights that writes letters: other bytes and the end are improbable."""
+    """Make a model with random weights that writes letters; other bytes and ends are improbable."""
     model = GPT(SHAPE, OpBinding(OpTable(OP_SPECS), "cpu", "float32"), masked=True)
     model.initialize(seed)
     with torch.no_grad():

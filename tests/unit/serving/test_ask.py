@@ -57,7 +57,7 @@ def talk(chat: Server, monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[lis
 def test_commands(
     chat: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The commands are those of `lmcore generate --chat`; an empty line is skipped."""
+    """The commands equal `lmcore generate --chat`'s; an empty line is skipped."""
     lines = ["Hi", "So", "/reset", "Hi", " ", "", "//ab", "/system T", "Hi", "/system", "Hi"]
     found = talk(chat, monkeypatch, *lines, "/help", "/exit", "Hi")
     answer = found[1][2]
@@ -85,7 +85,7 @@ def test_no_template(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_flags() -> None:
-    """What the user gave wrongly is found without the server."""
+    """Wrong flags are found without the server."""
     with pytest.raises(ConfigError, match="exclude each other"):
         ask(["localhost:1", "--prompt", "a", "--top-k", "5", "--top-p", "0.5"])
     with pytest.raises(ConfigError, match="the prompt is not UTF-8"):

@@ -26,7 +26,7 @@ TEMPLATE = (
 
 
 def with_template(model: ServedModel, source: str) -> ServedModel:
-    """A model with a template."""
+    """Return the model with a template."""
     template = ChatTemplate(model.loaded.tokenizer, {"default": source}, "test")
     return dataclasses.replace(model, template=template)
 
@@ -43,7 +43,7 @@ def chat(loaded: LoadedModel) -> Iterator[Server]:
 
 
 def talk(*contents: str) -> list[dict[str, Any]]:
-    """A conversation, the user's messages first."""
+    """Make a conversation, the user's messages first."""
     roles = ("user", "assistant")
     return [{"role": roles[at % 2], "content": one} for at, one in enumerate(contents)]
 
@@ -168,7 +168,7 @@ def test_a_model_without_a_template(server: Server) -> None:
 def test_a_template_that_fails(
     loaded: LoadedModel, source: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client cannot mend it: 500, and the log says what is wrong."""
+    """The client cannot correct it: 500, and the log says what is wrong."""
     with running_server(loaded, change=lambda model: with_template(model, source)) as server:
         reply = server.ask(PATH, {"messages": talk("Hi")})
         template = server.models["tiny"].template

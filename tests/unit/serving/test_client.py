@@ -23,7 +23,7 @@ from .conftest import Server, running_server
 def other_server(
     status: int, body: bytes, path: str = "/api", headers: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, list[Any]]]:
-    """A server with one path, which answers the same to every request."""
+    """Run a server with one path, which answers the same to every request."""
     requests: list[Any] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):

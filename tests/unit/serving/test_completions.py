@@ -22,12 +22,12 @@ PATH = "/v1/completions"
 
 
 def ids(text: str) -> list[int]:
-    """Tokens of a text."""
+    """Return the tokens of a text."""
     return list(text.encode())
 
 
 def expected_text(loaded: LoadedModel, prompt: str, length: int, **options: Any) -> str:
-    """The text that recomputation gives."""
+    """Return the text that recomputation gives."""
     sampling = SamplingOptions(**options) if options else SamplingOptions(greedy=True)
     request = Request(ids(prompt), length, sampling, 5, frozenset({256}))
     (found,) = recompute(loaded.model, [request], 257)
@@ -83,7 +83,7 @@ def test_seeds_of_64_bits(server: Server, seed: int) -> None:
 
 
 def test_a_stream_is_the_text_in_parts(server: Server) -> None:
-    """With the same seed, tokens and log-probabilities are those of the whole reply."""
+    """With the same seed, tokens and log-probabilities equal the whole reply's."""
     body = {"prompt": "Hello", "max_tokens": 12, "seed": 9, "n": 2, "logprobs": 2}
     whole = server.ask(PATH, body).json
     reply = server.ask(PATH, {**body, "stream": True, "stream_options": {"include_usage": True}})
@@ -115,7 +115,7 @@ def test_stop_texts(server: Server, loaded: LoadedModel) -> None:
 
 
 def test_echo_scores_the_prompt(server: Server, loaded: LoadedModel) -> None:
-    """As evaluation does: no new tokens, and each of the prompt's but the first has a value."""
+    """Without new tokens, each token of the prompt but the first has a log-probability."""
     reply = server.ask(
         PATH, {"prompt": [ids("Hello")], "max_tokens": 0, "echo": True, "logprobs": 1}
     )

@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[3] / "docs/reference/http-api.md"
 
 
 def rows(title: str) -> dict[str, str]:
-    """The text of each field's row in a chapter."""
+    """Return the text of each field's row in a chapter."""
     text = PAGE.read_text(encoding="utf-8")
     (chapter,) = re.findall(
         rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
@@ -70,7 +70,7 @@ def test_paths(server: Server) -> None:
 
 
 def test_statuses(loaded: LoadedModel) -> None:
-    """Every status of the schema is explained; that of a wrong method belongs to no operation."""
+    """Every status of the schema is explained; the status of a wrong method is no operation's."""
     with running_server(loaded, keys=["key"], hosts={"127.0.0.1"}) as server:
         schema = server.ask("/openapi.json", headers={"Authorization": "Bearer key"}).json
     statuses = {

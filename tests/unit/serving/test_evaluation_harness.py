@@ -70,7 +70,7 @@ def chat(loaded: LoadedModel) -> Iterator[Server]:
 
 
 def model_of(harness: Any, server: Server, tokenizer: Path, **options: Any) -> Any:
-    """A model of the harness that sends token ids to a server."""
+    """Make a model of the harness that sends token ids to a server."""
     return harness.LocalCompletionsAPI(
         model="tiny",
         base_url=f"http://127.0.0.1:{server.port}/v1/completions",
@@ -83,7 +83,7 @@ def model_of(harness: Any, server: Server, tokenizer: Path, **options: Any) -> A
 
 
 def instances(kind: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Requests as a task of the harness makes them."""
+    """Make requests as a task of the harness does."""
     from lm_eval.api.instance import Instance
 
     return [Instance(kind, {}, one, at) for at, one in enumerate(arguments)]
@@ -100,7 +100,7 @@ def scored(loaded: LoadedModel, ids: Sequence[int], start: int) -> tuple[float, 
 
 
 def greedy(loaded: LoadedModel, prompt: str, length: int) -> list[int]:
-    """Tokens that recomputation gives."""
+    """Return the tokens that recomputation gives."""
     sampling = SamplingOptions(greedy=True)
     request = Request(list(prompt.encode()), length, sampling, 0, frozenset({256}))
     (found,) = recompute(loaded.model, [request], 257)

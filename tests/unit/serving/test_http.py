@@ -229,7 +229,7 @@ def test_models(server: Server) -> None:
 
 
 def test_a_name_with_a_slash(loaded: LoadedModel) -> None:
-    """As models of a hub have: such a model is described, too."""
+    """A model with a slash in its name, as on a hub, is described, too."""
     with running_server(loaded, others={"group/other": loaded}) as server:
         for path in ("/v1/models/group/other", "/v1/models/group%2Fother"):
             assert server.ask(path).json["id"] == "group/other"
@@ -261,7 +261,7 @@ def test_two_models(loaded: LoadedModel) -> None:
     ],
 )
 def test_wrong_paths(server: Server, method: str, path: str, status: int, problem: str) -> None:
-    """Who mistypes an address reads what there is."""
+    """The error about a wrong path names the right ones."""
     reply = server.ask(path, {}, method=method)
     assert reply.status == status
     assert reply.message.startswith(problem)
@@ -285,7 +285,7 @@ def test_the_page_needs_nothing_from_elsewhere(server: Server) -> None:
 
 
 def test_an_internal_error(loaded: LoadedModel) -> None:
-    """The reply says nothing of the inside, and the server goes on."""
+    """The reply reveals no details of the error, and the server keeps running."""
 
     def broken(_text: str) -> list[int]:
         raise RuntimeError("inner secret")

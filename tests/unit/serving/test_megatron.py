@@ -19,7 +19,7 @@ from .conftest import Server, running_server
 
 
 def ids(text: str) -> list[int]:
-    """Tokens of a text."""
+    """Return the tokens of a text."""
     return list(text.encode())
 
 
@@ -38,7 +38,7 @@ def test_the_published_request(server: Server) -> None:
 
 
 def test_tokens_and_logprobs(server: Server, loaded: LoadedModel) -> None:
-    """Seeded tokens are those of the engine; log-probabilities cover the prompts, too."""
+    """Seeded tokens equal the engine's; log-probabilities cover the prompts, too."""
     options = {"top_k": 5, "temperature": 0.7, "random_seed": 3}
     prompts = ["One", "Two and"]
     reply = server.ask(

@@ -49,7 +49,7 @@ def guarded(loaded: LoadedModel) -> Iterator[Server]:
 
 
 def client_of(openai: Any, server: Server, **options: Any) -> Any:
-    """A client of a server, which sends no request twice."""
+    """Make a client of a server, which sends no request twice."""
     settings = {"api_key": KEY, "max_retries": 0, "timeout": 30.0} | options
     return openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", **settings)
 
@@ -62,7 +62,7 @@ def client(openai: Any, guarded: Server) -> Iterator[Any]:
 
 
 def greedy(loaded: LoadedModel, prompt: str, length: int) -> str:
-    """The text that recomputation gives."""
+    """Return the text that recomputation gives."""
     request = Request(
         list(prompt.encode()), length, SamplingOptions(greedy=True), 0, frozenset({256})
     )
@@ -169,7 +169,7 @@ def test_a_stream_of_a_chat(client: Any, loaded: LoadedModel) -> None:
 
 
 def test_the_message_of_a_reply_is_taken_back(client: Any) -> None:
-    """As programs hold a conversation: they append the reply's message to theirs."""
+    """A reply's message can be appended to the next request's messages."""
     messages: list[Any] = [*QUESTION]
     first = client.chat.completions.create(model="tiny", messages=messages, max_tokens=4)
     answer = first.choices[0].message

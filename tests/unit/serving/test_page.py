@@ -100,7 +100,7 @@ def expect() -> Any:
 
 
 def with_facts(model: ServedModel) -> ServedModel:
-    """A model as `lmcore serve` describes it."""
+    """Return the model with `lmcore serve`'s description."""
     return dataclasses.replace(model, facts=FACTS | {"chat": model.template is not None})
 
 
@@ -126,7 +126,7 @@ def chatting(loaded: LoadedModel) -> Iterator[Server]:
 
 
 def greedy(loaded: LoadedModel, prompt: str, length: int) -> str:
-    """The text that recomputation gives."""
+    """Return the text that recomputation gives."""
     sampling = SamplingOptions(greedy=True)
     request = Request(list(prompt.encode()), length, sampling, 0, frozenset({256}))
     (found,) = recompute(loaded.model, [request], 257)
@@ -278,7 +278,7 @@ def test_two_models(open_page: Callable[..., Any], expect: Any, loaded: LoadedMo
 
 
 def test_a_key(open_page: Callable[..., Any], expect: Any, loaded: LoadedModel) -> None:
-    """The page asks for it, says that a wrong one is not known, and goes on with a right one."""
+    """The page asks for it, reports a wrong key, and continues with a right one."""
     with running_server(loaded, keys=["right"], change=with_facts) as server:
         page = open_page(server)
         expect(page.locator("#facts")).to_contain_text("needs an API key")
@@ -295,7 +295,7 @@ def test_a_key(open_page: Callable[..., Any], expect: Any, loaded: LoadedModel) 
 
 
 def test_errors(open_page: Callable[..., Any], expect: Any, loaded: LoadedModel) -> None:
-    """What the server refuses is shown in its words; a server that has ended is named."""
+    """The server's error messages are shown; a server that has ended is reported."""
     with running_server(loaded, change=with_facts) as server:
         page = open_page(server)
         ask(page, "Hello", 96)

@@ -39,7 +39,7 @@ def test_errors_of_fields(schema: dict[str, Any]) -> None:
 
 
 def test_statuses_of_an_operation(schema: dict[str, Any]) -> None:
-    """An operation has those that it can reply, with their headers."""
+    """An operation has the statuses of its replies, with their headers."""
     api = schema["paths"]["/api"]["put"]["responses"]
     assert set(api) == {"200", "400", "408", "413", "429", "500", "503"}
     assert "Retry-After" in api["429"]["headers"]

@@ -199,7 +199,7 @@ def test_where_it_can_be_used(make_plan: Any, runtime: Any, late_runtime: Any) -
 
 
 def test_not_finite(run_steps: Any, late_runtime: Any) -> None:
-    """Who asks for the result hears of step and micro-batch; the counters are those before it."""
+    """The result's error names step and micro-batch; the counters stay as before the step."""
 
     def spoil(state: Any) -> None:
         real, calls = state.model.loss, iter(range(99))

@@ -1,4 +1,4 @@
-"""Whether blocks are compiled: as the run says, else as the device does."""
+"""The choice whether to compile blocks: the run's setting, else the device's default."""
 
 from __future__ import annotations
 

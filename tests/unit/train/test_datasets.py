@@ -1,4 +1,4 @@
-"""Which tokenizer and which data a run gets."""
+"""Choice of a run's tokenizer and data."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_plugin_tokenizer() -> None:
 
 
 def test_parts(make_plan: Any, make_datasets: Any) -> None:
-    """Training and validation read documents of their own, as many samples as the plan says."""
+    """Training and validation read separate documents, as many samples as the plan says."""
     plan = make_plan("--split 80,20,0 --eval-iters 2 --eval-interval 4")
     corpus = make_datasets(plan)
     assert len(corpus.train) == plan.train_samples == 8 * 4

@@ -60,7 +60,7 @@ def test_first_signal_asks(number: signal.Signals) -> None:
 @pytest.mark.parametrize("number", END_SIGNALS)
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_signal_of_other_ranks_is_named(number: signal.Signals, count: int) -> None:
-    """Whatever the number of ranks that received it."""
+    """The reason names the signal, for any number of ranks that received it."""
     with ExitConditions(TrainingSection()) as other:
         os.kill(os.getpid(), number)
         requests = other.requests()
@@ -143,7 +143,7 @@ def test_a_signal_passed_on_twice_is_one() -> None:
 
 
 def test_all_processes_end_for_one() -> None:
-    """What counts is what was agreed: a signal that came to another process, or the time there."""
+    """All processes end for a signal or the time limit of one."""
     exits = ExitConditions(TrainingSection(exit_duration_in_mins=1.0))
     exits.set_requests((1.0, 1.0, 0.0))
     assert exits.ending

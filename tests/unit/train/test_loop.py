@@ -260,7 +260,7 @@ def test_failure_saves_nothing(run_loop: Any) -> None:
 
 
 def test_failed_write_stops_the_run(run_loop: Any) -> None:
-    """What the saver reports of an earlier checkpoint is raised before the next step."""
+    """The saver's error about an earlier checkpoint is raised before the next step."""
     steps: list[int] = []
 
     def check() -> None:
@@ -371,7 +371,7 @@ def test_failure_status() -> None:
 
 
 def test_first_step_is_announced_once(run_loop: Any) -> None:
-    """What waits for the first step is called after it, once, and not for a run without steps."""
+    """`after_first_step` is called once after the first step, and never in a run without steps."""
     seen: list[int] = []
 
     def note(state: Any) -> None:

@@ -16,7 +16,7 @@ from lmcore.train.step import TrainStep
 
 @pytest.fixture
 def steps(make_plan: Any, make_state: Any, make_datasets: Any, runtime: Any) -> Any:
-    """Takes steps with a loss scale; those of *bad* (from 1) get infinite gradients."""
+    """Takes steps with a loss scale; the steps in *bad* (from 1) get infinite gradients."""
 
     def take(
         flags: str, count: int, scale: Any = None, bad: tuple[int, ...] = (), change: Any = None

@@ -19,7 +19,7 @@ FLAGS = (
 
 @pytest.fixture
 def arguments() -> Any:
-    """Four tokens, of which the loss counts three."""
+    """Return four tokens; the loss counts three of them."""
     tokens = torch.tensor([[5, 9, 2, 200]])
     counted = torch.tensor([[1.0, 1.0, 0.0, 1.0]])
     return (tokens, torch.zeros_like(tokens), counted / 3), {}

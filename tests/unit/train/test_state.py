@@ -1,4 +1,4 @@
-"""What a run changes, by checkpoint name; random states."""
+"""State of a run, by checkpoint name; random states."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_layouts_of_parts(make_plan: Any, make_state: Any, monkeypatch: Any) -> 
 
 
 def draws(runtime: Any, layout: ParallelLayout, step: int = 0) -> list[tuple[Any, Any]]:
-    """Return what each rank of a layout draws of its own, and from the stream of its parts."""
+    """Return each rank's draws from its own stream and its parts' stream, for a layout."""
     found = []
     for rank in range(layout.world_size):
         place = dataclasses.replace(runtime, rank=RankInfo(rank, rank, 8, 8))

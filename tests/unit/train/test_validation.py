@@ -74,7 +74,7 @@ def test_numbers_drawn_meanwhile(parts: Any, runtime: Any, monkeypatch: pytest.M
 
 
 def test_stop(parts: Any, runtime: Any) -> None:
-    """A run told to exit gets no half validation, and continues in training mode."""
+    """A run that is to exit gets no partial validation, and continues in training mode."""
     plan, state, corpus = parts
     asked = []
 

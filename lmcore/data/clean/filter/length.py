@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lmcore.data.clean.document import Document, Drop, Verdict
 from lmcore.data.tokenizer import Tokenizer
+from lmcore.errors import counted
 
 __all__ = ["CharactersStep", "TokensStep"]
 
@@ -20,7 +21,7 @@ class CharactersStep:
     def judge(self, document: Document) -> Verdict:
         """Return `Drop` with the number of characters."""
         count = len(document.text)
-        return Drop("short", f"{count} characters") if count < self._minimum else None
+        return Drop("short", counted(count, "character")) if count < self._minimum else None
 
 
 class TokensStep:
@@ -42,4 +43,4 @@ class TokensStep:
         # Tokenizers refuse lone surrogates, which JSON can contain.
         sound = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         count = len(self._tokenizer.encode(sound))
-        return Drop("short", f"{count} tokens") if count < self._minimum else None
+        return Drop("short", counted(count, "token")) if count < self._minimum else None

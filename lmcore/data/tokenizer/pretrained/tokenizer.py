@@ -23,7 +23,7 @@ import tokenizers
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.tokenizer.file_tokenizer import FileTokenizer, SpecialIds, refuse_surrogates
 from lmcore.data.tokenizer.pretrained.files import PretrainedFiles, read_pretrained
-from lmcore.errors import DataError
+from lmcore.errors import DataError, counted
 
 __all__ = ["PretrainedTokenizer", "pretrained_path"]
 
@@ -166,7 +166,7 @@ def _load(files: PretrainedFiles, sentinels: Sequence[str]) -> tokenizers.Tokeni
     known = library.get_vocab(with_added_tokens=True)
     if not known or max(known.values()) > _MAX_ID - len(files.added) - len(sentinels):
         raise DataError(
-            f"`{files.paths[0]}` has {len(known)} tokens",
+            f"`{files.paths[0]}` has {counted(len(known), 'token')}",
             why=f"a vocabulary has from 1 token to ids of {_MAX_ID}",
         )
     added = library.get_added_tokens_decoder()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lmcore.errors import counted
 from lmcore_conformance.registry import conclude
 
 __all__ = ["CaseFindings"]
@@ -48,4 +49,4 @@ class CaseFindings:
         more = len(self.found) - _MOST
         shown = self.found[:_MOST] + ([f"and {more} more"] if more > 0 else [])
         without = f", None for {self.refused}" if self.refused else ""
-        return conclude(shown, f"{self.tried} cases{without}")
+        return conclude(shown, f"{counted(self.tried, 'case')}{without}")

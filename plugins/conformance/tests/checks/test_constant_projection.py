@@ -1,4 +1,4 @@
-"""Checks of projections by constant weights find each fault, and none in what is right."""
+"""Checks of projections by constant weights, which find each fault and none in right kernels."""
 
 from __future__ import annotations
 

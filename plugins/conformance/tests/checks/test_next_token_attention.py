@@ -1,4 +1,4 @@
-"""Checks of the attention of new tokens find each fault, and none in what is right."""
+"""Checks of the attention of new tokens, which find each fault and none in right kernels."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ BREAKING = {
         ["module `lmcore.hookspecs` is gone"],
     ),
 }
-"""Change by what it is: how it is made, and how the texts of what is found begin."""
+"""Changes by name: the function that makes one, and the beginnings of the findings."""
 
 SEVERAL = {
     "hook renamed": (
@@ -321,7 +321,7 @@ def changed(change):
 
 
 def test_a_contract_does_not_differ_from_itself():
-    """Nothing is found where nothing changed, and the version may stay."""
+    """An unchanged contract has no findings, and the version may stay."""
     assert compare(CURRENT, copy.deepcopy(CURRENT)) == []
     assert needed_version(CURRENT, []) == Version("3.4")
     assert version_problem(CURRENT, CURRENT) is None
@@ -370,7 +370,7 @@ def test_the_opposite_of_an_addition_breaks(edit):
 
 @pytest.mark.parametrize("edit", WORDING)
 def test_another_wording_needs_no_other_version(edit):
-    """A text that only says it better is found, and the version may stay."""
+    """An improved text is found, and the version may stay."""
     new = changed(WORDING[edit])
     (found,) = compare(CURRENT, new)
     assert found.kind is ChangeKind.WORDING

@@ -1,4 +1,4 @@
-"""The hooks, and that the reference pages know every one of them."""
+"""Hooks, and reference pages that list every one of them."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_reference_has_no_op_that_is_gone():
 
 
 def test_every_hook_is_called_by_the_core():
-    """No hook is declared and then forgotten: the plugin package calls each by its name."""
+    """The plugin package calls each declared hook by its name."""
     folder = Path(inspect.getfile(plugin)).parent
     callers = [path for path in folder.glob("*.py") if not path.name.startswith("check")]
     source = "\n".join(path.read_text(encoding="utf-8") for path in callers)

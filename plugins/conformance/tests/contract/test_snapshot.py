@@ -70,7 +70,7 @@ def test_a_docstring_is_read_by_its_lines():
 
 
 def test_every_type_that_a_hook_names_is_described():
-    """No record crosses the contract without being part of its snapshot."""
+    """Every record in a hook's signature is part of the snapshot."""
     named = {
         name
         for hook in CURRENT["hooks"].values()

@@ -47,7 +47,7 @@ OF_THE_HOST = {
 """Names among them that need nothing of a device."""
 
 COMMON = {"query", "record", "synchronize", "wait"}
-"""Methods of streams and events whose names other objects have too."""
+"""Methods of streams and events whose names other objects also have."""
 
 QUEUES = ("new_stream", "new_event", "torch.Stream", "torch.Event", "current_stream")
 

@@ -1,4 +1,4 @@
-"""`lmcore plugin new`: what it refuses, and that it leaves a whole folder or none."""
+"""`lmcore plugin new`: its refusals, and its result, a complete folder or none."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_refusal_of_the_system_is_an_error_in_words(new, folder, monkeypatch):
 
 
 def test_the_folder_above_has_to_exist(new):
-    """A missing one is likelier a typo than a wish."""
+    """A missing one is an error, because it is probably a typo."""
     status, _, err = new("chip", "--directory", "nowhere/chip")
     assert status == 2
     assert "No such file or directory" in err
@@ -247,7 +247,7 @@ def test_no_licence_is_all_rights_reserved(new, folder):
     [("apache", "Apache-2.0"), ("BSD", "BSD-3-Clause"), ("MTI", "MIT"), ("GPL-3.0", None)],
 )
 def test_an_unknown_licence_lists_those_there_are(new, folder, given, meant):
-    """With the nearest one first, where one is near."""
+    """The nearest one is first if one is similar."""
     status, _, err = new("chip", "--licence", given)
     assert status == 2
     assert all(f"`{licence}`" in err for licence in LICENCES)

@@ -109,7 +109,7 @@ def test_training_works_on_a_new_plugin_at_once(environment, tmp_path):
 
 
 def test_a_new_plugin_without_its_device_cannot_be_trained_on(environment):
-    """Asked for by name it is an error with the evidence, and never the CPU."""
+    """A request by name is an error with the evidence, and never uses the CPU."""
     found = environment.run("train", *SMALL, "--device", "farchip")
     assert found.returncode == 2
     assert "no /dev/farchip[0-9]*" in found.stderr
@@ -174,8 +174,8 @@ def conform(environment, name):
 def test_a_new_plugin_conforms(environment):
     """Claimed abilities work, and missing ones are declared.
 
-    Processes that exchange something and what is beyond, levels 4 and 5, are the CPU's own: its
-    tests see to them.
+    Levels 4 and 5, collectives between processes and extras, use the CPU's functions: the CPU
+    plugin's tests cover them.
     """
     arguments = (
         "--pyargs",

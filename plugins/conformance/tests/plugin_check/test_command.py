@@ -106,7 +106,7 @@ def lines(found, status=None):
 
 
 def test_the_cpu_plugin_works(check):
-    """The reference accelerator has no finding, and nothing of it goes unchecked on a CPU."""
+    """The reference accelerator has no finding, and each check is made on a CPU."""
     status, found = check("cpu")
     assert status == 0
     assert found["passed"]
@@ -257,7 +257,7 @@ def test_a_device_that_cannot_be_created_is_the_one_failure(install, check):
 
 
 def test_the_line_that_imports_torch_is_named(install, check, empty_torch):
-    """Also where it is another module that the plugin imports."""
+    """The line is named also if it is in another module that the plugin imports."""
     install(INFO + ABSENT.replace("    return Probe", "    import torch.nn\n    return Probe"))
     _, found = check("guest")
     (detail,) = lines(found, "failed")["lmcore_probe"]
@@ -405,7 +405,7 @@ def test_help_loads_no_torch():
 
 
 def test_every_hook_has_a_check():
-    """A new hook is not skipped in silence, nor for want of a check."""
+    """Each hook of the contract has a check, so that a new hook is not skipped silently."""
     special = {"lmcore_plugin_info", "lmcore_probe"}
     assert {*DEVICE_CHECKS, *REGISTRATION_CHECKS, *special} == set(specified_hooks())
 

@@ -87,7 +87,7 @@ async def later(env): ...  # fmt: skip
     ],
 )
 def test_a_mistake_is_named_with_its_fix(name, function, message, fix):
-    """The hook, what is wrong with it, and where it can be said the name that was meant."""
+    """The finding has the hook, the mistake, and the probable name if there is a similar one."""
     (found,) = findings(plugin(**{name: function}))
     assert (found.name, found.status) == (name, "failed")
     assert message in found.detail
@@ -177,7 +177,7 @@ def test_methods_of_an_object_are_hooks_too():
 
 
 def test_an_older_contract_lacks_what_came_later():
-    """A hook or argument of today is a finding where the older version does not have it."""
+    """A hook or argument is a finding if the older version does not have it."""
     old = copy.deepcopy(CONTRACT)
     old["api"] = "0.9"
     del old["hooks"]["lmcore_doctor"]

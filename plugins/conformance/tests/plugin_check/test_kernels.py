@@ -71,7 +71,7 @@ def test_a_kernel_that_can_be_bound_is_one_good_line():
     ],
 )
 def test_a_kernel_that_cannot_be_bound_is_reported_with_the_reason(fields, message):
-    """Records, targets, signatures and answers are each looked at."""
+    """Records, targets, signatures and answers are each checked."""
     found = checked(kernel(**fields))
     failed = [detail for _, status, detail in found if status == "failed"]
     assert len(failed) == 1
@@ -115,7 +115,7 @@ def test_two_kernels_of_one_id_are_refused():
 
 
 def test_a_package_that_is_missing_skips_the_kernel():
-    """It is not loaded, and nothing is said to be right."""
+    """It is not loaded, and its checks are skipped."""
     assert checked(kernel(requires=("nonesuch_package",))) == [
         ("rms_norm=mine", "skipped", "not loaded: it needs `nonesuch_package`, not installed"),
     ]
@@ -136,7 +136,7 @@ def test_a_kernel_that_does_nothing_is_a_warning():
 
 
 def test_a_misspelt_trait_is_a_warning():
-    """Words of the plugin's own are its business, near misses are not."""
+    """A trait with the plugin's own name passes; a near miss of a known one is a warning."""
     warning, _ = checked(kernel(traits=frozenset({"determinstic", "lunar"})))
     assert warning[:2] == ("rms_norm=mine", "warning")
     assert "`determinstic`" in warning[2]

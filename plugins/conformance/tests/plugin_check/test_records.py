@@ -149,7 +149,7 @@ def backend(name="wire", device_type="chip", **fields):
     ],
 )
 def test_a_wrong_backend_is_reported(backends, message):
-    """Names, device types and answers are looked at."""
+    """Names, device types and answers are checked."""
     (found,) = details(check_backends(backends, device(), CONTRACT))
     assert message in found
 
@@ -163,7 +163,7 @@ def test_backends_that_are_right_are_listed():
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Stand-in for a precision policy where only its answers matter."""
+    """Stand-in for a precision policy, with its answers alone."""
 
     name: str
     priority: int = 0
@@ -192,7 +192,7 @@ def test_a_precision_that_is_not_in_force_is_reported():
 
 @pytest.mark.usefixtures("_stand_ins")
 def test_two_default_precisions_are_reported():
-    """A default that is a matter of chance is none."""
+    """Two defaults are an error, because the choice would be arbitrary."""
     policies = [Policy("a", 5), Policy("b", 5), Policy("c", 5, available=lambda: "no"), Policy("d")]
     (found,) = details(check_precisions(policies, device(), CONTRACT))
     assert found == "`a` and `b` both have the highest priority, 5: neither is the default"

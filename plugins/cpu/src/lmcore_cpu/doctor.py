@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from lmcore.accelerator import Check, CheckStatus
+from lmcore.errors import counted
 from lmcore_cpu import ipex
 from lmcore_cpu.device import create_device
 from lmcore_cpu.host import cpp_compiler, cpu_count, memory_available
@@ -45,7 +46,7 @@ def _kernels() -> Check:
 
 def _threads() -> Check:
     threads, cores = torch.get_num_threads(), cpu_count()
-    detail = f"{threads} threads on {cores} cores"
+    detail = f"{counted(threads, 'thread')} on {counted(cores, 'core')}"
     if threads > cores:
         return Check(
             "threads",

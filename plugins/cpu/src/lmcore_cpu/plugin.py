@@ -154,6 +154,7 @@ def lmcore_run_start(run: Mapping[str, Any]) -> None:
         fitting = max(1, cores // workers)
         fix = f"--num-threads {fitting}" if threads > fitting else f"--nproc-per-node {cores}"
         logger.warning(
-            "%d processes with %s each share %d cores; use `%s`",
-            *(workers, counted(threads, "thread"), cores, fix),
+            "%s with %s %s %s; use `%s`",
+            *(counted(workers, "process", "processes"), counted(threads, "thread")),
+            *("shares" if workers == 1 else "each share", counted(cores, "core"), fix),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 
 from lmcore.accelerator import Probe, ProbeState
+from lmcore.errors import counted
 from lmcore_cpu.host import cpu_count, cpu_name, memory_limit
 
 __all__ = ["probe"]
@@ -13,11 +14,12 @@ __all__ = ["probe"]
 def probe() -> Probe:
     """Return the CPU as a device that is always present, with the lowest priority."""
     count, memory = cpu_count(), memory_limit()
+    cores = f"{counted(count, 'core')} for this process"
     return Probe(
         device_type="cpu",
         state=ProbeState.PRESENT,
         count=1,
         priority=0,
-        evidence=(f"{cpu_name()}: {count} cores for this process, {memory / 2**30:.1f} GiB",),
+        evidence=(f"{cpu_name()}: {cores}, {memory / 2**30:.1f} GiB",),
         facts={"cores": count, "memory_bytes": memory, "machine": platform.machine()},
     )

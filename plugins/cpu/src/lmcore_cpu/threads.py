@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 
 from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_section
+from lmcore.errors import counted
 from lmcore_cpu.host import cpu_count, cpu_name
 from lmcore_cpu.settings import SPIN_COUNT
 
@@ -76,7 +77,8 @@ def run(argv: list[str]) -> int:
         }
         text = json.dumps(found, indent=2)
     else:
-        text = _table(rates, best, f"{cpu_name()}, {cores} cores for this process, {wanted.dtype}")
+        here = f"{counted(cores, 'core')} for this process"
+        text = _table(rates, best, f"{cpu_name()}, {here}, {wanted.dtype}")
     sys.stdout.write(f"{text}\n")
     return 0
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lmcore.accelerator import Probe, ProbeState, torch_build
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, counted
 from lmcore_sim.build import LIBRARY, PACKAGE, RECORD
 from lmcore_sim.settings import DEVICES, Settings, read_settings
 
@@ -54,9 +54,8 @@ def library_problem(folder: Path = PACKAGE) -> str | None:
 
 def _devices(settings: Settings) -> str:
     memory = f"{settings.memory_bytes / 2**30:.4g} GiB"
-    plural = "s" if settings.num_devices > 1 else ""
     faulty = ", told to misbehave" if settings.faults.any else ""
-    return f"{settings.num_devices} simulated device{plural} of {memory}{faulty}"
+    return f"{counted(settings.num_devices, 'simulated device')} of {memory}{faulty}"
 
 
 def _answer(

@@ -51,7 +51,7 @@ def visible_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Visible:
     setting = f"{VISIBLE}={env[VISIBLE]}"
     entries = [part.strip() for part in env[VISIBLE].split(",")]
     if entries[0].lower() in _NONE:
-        return Visible(evidence=f"`{setting}` hides all {len(gpus)} GPUs", hidden=True)
+        return Visible(evidence=f"`{setting}` hides {_all(gpus)}", hidden=True)
     found: list[Gpu] = []
     for entry in entries:
         if entry.startswith("MIG-"):
@@ -69,6 +69,10 @@ def visible_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Visible:
     left = f"`{setting}` leaves {len(found)} of {len(gpus)}"
     evidence = "; ".join(filter(None, (left, seen.evidence)))
     return Visible(seen.gpus, evidence, fault=seen.fault, fix=seen.fix)
+
+
+def _all(gpus: Sequence[Gpu]) -> str:
+    return "the only GPU" if len(gpus) == 1 else f"all {len(gpus)} GPUs"
 
 
 def _with_parts(gpus: Sequence[Gpu]) -> Visible:
@@ -100,7 +104,7 @@ def _cut(gpus: Sequence[Gpu], found: Sequence[Gpu], entry: str, setting: str) ->
         return Visible(tuple(found), message)
     known = "0" if len(gpus) == 1 else f"0 to {len(gpus) - 1}"
     return Visible(
-        fault=f"`{setting}` hides all {len(gpus)} GPUs: {wrong}",
+        fault=f"`{setting}` hides {_all(gpus)}: {wrong}",
         fix=f"set `{VISIBLE}` to numbers from {known}, or to UUIDs that `nvidia-smi -L` lists; or "
         "unset it",
     )

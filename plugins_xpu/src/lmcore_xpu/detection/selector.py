@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lmcore.errors import counted
 from lmcore_xpu.detection.facts import Gpu
 
 __all__ = ["SELECTOR", "Selected", "Unit", "select"]
@@ -90,7 +91,7 @@ def select(units: Sequence[Unit], env: Mapping[str, str]) -> Selected:
     if _is_meant(terms):
         return Selected(evidence=f"{setting} leaves no GPU", hidden=True)
     return Selected(
-        fault=f"{setting} leaves none of {len(units)} Level Zero GPUs, which are what torch uses",
+        fault=f"{setting} leaves none of {counted(len(units), 'Level Zero GPU')}, which torch uses",
         fix=f"unset it, or set it to {_EVERYTHING}",
     )
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from lmcore.errors import counted
 from lmcore_xpu.detection.facts import Gpu
 from lmcore_xpu.detection.selector import Unit, select
 
@@ -124,7 +125,7 @@ def _masked(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Visible:
     setting = f"`{MASK}={env[MASK]}`"
     entries = [part.strip() for part in value.rstrip(",").split(",")]
     if all(re.fullmatch(r"-\d+", entry) for entry in entries):
-        return Visible(evidence=(f"{setting} hides all {_count(everything)}",), hidden=True)
+        return Visible(evidence=(f"{setting} hides {_all(everything)}",), hidden=True)
     wrong = next((entry for entry in entries if not _is_entry(entry, env)), None)
     if wrong is not None:
         return Visible(
@@ -187,7 +188,7 @@ def _left_with_nothing(
     if not dotted or composite(env):
         message = f"`{ignored[0]}` is no device here"
         return Visible(
-            fault=f"{setting} hides all {_count(everything)}: {message}",
+            fault=f"{setting} hides {_all(everything)}: {message}",
             fix=_how(everything, gpus, env),
         )
     as_cards = {**env, HIERARCHY: _COMPOSITE}
@@ -195,7 +196,7 @@ def _left_with_nothing(
     flat = mask_of([Unit(unit.gpu, (tile,)) for unit in meant for tile in unit.tiles], gpus, env)
     other = f", or `export {MASK}={flat}`" if flat else ""
     return Visible(
-        fault=f"{setting} hides all {_count(everything)}: `{dotted[0]}` is a tile of a card, and "
+        fault=f"{setting} hides {_all(everything)}: `{dotted[0]}` is a tile of a card, and "
         f"tiles are devices of their own here",
         fix=f"`export {HIERARCHY}={_COMPOSITE}`{other}",
     )
@@ -208,18 +209,23 @@ def _how(everything: Sequence[Unit], gpus: Sequence[Gpu], env: Mapping[str, str]
     return f"set `{MASK}` to {numbers}{more} separated by commas, or unset it"
 
 
-def _count(units: Sequence[Unit]) -> str:
+def _kind(units: Sequence[Unit]) -> str:
     tiled = any(unit.gpu.tiles > 1 and len(unit.tiles) == 1 for unit in units)
-    return f"{len(units)} {'tiles' if tiled else 'GPUs' if len(units) != 1 else 'GPU'}"
+    return "tile" if tiled else "GPU"
+
+
+def _all(units: Sequence[Unit]) -> str:
+    kind = _kind(units)
+    return f"the only {kind}" if len(units) == 1 else f"all {counted(len(units), kind)}"
 
 
 def _left(units: Sequence[Unit], everything: Sequence[Unit]) -> str:
     """Return a text on the rest: "6 of 12 tiles, on 3 of 6 cards"."""
-    message = f"{len(units)} of {_count(everything)}"
+    message = f"{len(units)} of {counted(len(everything), _kind(everything))}"
     cards, all_cards = ({unit.gpu.address for unit in group} for group in (units, everything))
     tiles = sum(len(unit.tiles) for unit in units), sum(len(unit.tiles) for unit in everything)
     if len(everything) > len(all_cards):
-        return f"{message}, on {len(cards)} of {len(all_cards)} cards"
+        return f"{message}, on {len(cards)} of {counted(len(all_cards), 'card')}"
     if tiles[1] > len(everything):
         return f"{message}, with {tiles[0]} of {tiles[1]} tiles"
     return message

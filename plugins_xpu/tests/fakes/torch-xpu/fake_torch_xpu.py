@@ -161,7 +161,7 @@ class XpuDriver:
         self.monkeypatch.setattr(distributed_c10d, "_XCCL_AVAILABLE", value)
 
     def become(self, version: Mapping[str, Any]) -> None:
-        """Take away what a recorded version of torch does not have, and take its number.
+        """Remove the names that a recorded version of torch does not have, and use its number.
 
         Args:
             version: Record of the version.
@@ -192,13 +192,13 @@ class XpuDriver:
         return call
 
     def meet(self, name: str) -> None:
-        """Note a call, and raise what a test wants it to."""
+        """Note a call, and raise the error that a test has set."""
         self.calls.append(name)
         if name in self.errors:
             raise self.errors[name]
 
     def record_of(self, device: int) -> SimpleNamespace:
-        """Return torch's record of a device, with the fields of the version that is stood for."""
+        """Return torch's record of a device, with the fields of the imitated version."""
         self.meet("_get_device_properties")
         fields = self._card(device).fields()
         return SimpleNamespace(**{name: fields[name] for name in self.known})

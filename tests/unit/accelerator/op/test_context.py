@@ -1,4 +1,4 @@
-"""What a kernel may ask of a case, and that ops, model, command and page agree about it."""
+"""Attributes of a case, on which ops, model, command and documentation agree."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_what_gets_gradients_is_an_argument(spec):
 
 
 def test_a_case_has_what_the_op_declares_and_what_has_a_value():
-    """Other attributes, and those that are None, are left out."""
+    """Other attributes, and attributes that are None, are left out."""
     everything = dict.fromkeys(NAMES, 8) | {"head_dim": None, "causal": False}
     case = op_context(SPECS["attention"], "cpu", "float32", everything)
     assert (case.device_type, case.dtype) == ("cpu", "float32")

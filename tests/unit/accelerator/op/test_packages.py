@@ -154,7 +154,7 @@ def test_modules_are_found_without_an_import(put: Put, monkeypatch: pytest.Monke
     ],
 )
 def test_an_import_that_fails(error: BaseException, said: str) -> None:
-    """Whatever it raises is one line of words, not too long."""
+    """The message of any exception is shortened to one line."""
 
     def load(module: str) -> object:
         assert module == "fast_rows.built"
@@ -189,7 +189,7 @@ def test_a_package_is_tried_once() -> None:
 
 
 def test_facts_of_a_device() -> None:
-    """What is described comes back through JSON; a device without that fact tells nothing."""
+    """Descriptions of packages survive JSON; a device without this fact has none."""
     told = {"a": Package("1", "too old"), "b": Package()}
     facts = json.loads(json.dumps({FACT: describe(told)}))
     device: Any = SimpleNamespace(facts=facts)

@@ -38,7 +38,7 @@ def test_a_module_that_ends_the_process_at_import_is_a_plugin_error(tmp_path, mo
 
 @pytest.mark.parametrize("target", ["nonesuch:x", "math:nonesuch", "math", "", "math:pi", "math:"])
 def test_what_is_no_callable_is_not_loaded(target):
-    """Whatever is wrong with a target, the error names it."""
+    """An error names the target, for each kind of wrong target."""
     with pytest.raises(PluginError, match=f"`{target}`"):
         load_target(target)
 
@@ -101,6 +101,6 @@ def test_preferences_are_parsed():
 
 @pytest.mark.parametrize("entries", [["root"], ["root="], ["=a"], ["root=,"], ["root=a", "root=b"]])
 def test_garbled_preferences_are_errors(entries):
-    """What is no preference is shown as typed."""
+    """An entry that is no preference is shown as typed."""
     with pytest.raises(ConfigError, match="--ops"):
         parse_preferences(entries)

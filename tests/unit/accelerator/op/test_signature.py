@@ -15,7 +15,7 @@ ZEROS = np.zeros(2)
 
 
 def reference(q_BNSD, k_BKSD, *, causal, dropout=0.0, mask=None):
-    """Stand for an op with both kinds of arguments."""
+    """Imitate an op with both kinds of arguments."""
     return q_BNSD, k_BKSD, causal, dropout, mask
 
 
@@ -131,7 +131,7 @@ def test_what_is_accepted_can_be_called(kernel, full):
 
 
 def test_a_default_that_is_no_scalar_differs():
-    """A kernel whose default is an array is told so, not compared element by element."""
+    """A default that is an array is reported, not compared element by element."""
 
     def kernel(q, k, *, causal, dropout=0.0, mask=ZEROS): ...
 

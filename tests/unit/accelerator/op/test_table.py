@@ -94,7 +94,7 @@ def test_no_tie_where_the_other_does_not_do_the_case():
 
 
 def test_a_kernel_of_lower_rank_says_its_own_reason():
-    """Where it does not support the case anyway, its own reason is given."""
+    """A kernel that does not support the case is listed with its own reason."""
     never = impl("low", priority=1, supports=lambda context: Reject("wrong moon"))
     resolution = table(impl("a"), never).resolve("root", CONTEXT)
     assert ("low", "wrong moon") in resolution.rejected
@@ -147,7 +147,7 @@ def test_a_supports_that_needs_what_the_case_leaves_open_says_so(caplog):
 
 
 def test_a_case_has_no_attribute_that_the_op_does_not_declare():
-    """What kernels may ask is declared; the core cannot add to it in passing."""
+    """An attribute that the op does not declare is refused, also from the core."""
     with pytest.raises(AssertionError, match="moon"):
         table().resolve("root", OpContext("cpu", "float32", {"moon": 1}))
 
@@ -336,7 +336,7 @@ def test_an_extensions_kernel_that_cannot_be_used_gives_way(target, tmp_path, mo
 
 
 def test_an_extensions_kernel_gives_way_to_the_reference(caplog):
-    """Where there is no other kernel the core's own is left, as `--strict-ops` then says."""
+    """Without another kernel the core's reference is used; `--strict-ops` refuses it."""
     bad = impl("bad", "nonesuch:x", plugin="addition")
     assert table(bad, device_plugin="chip").bind("root", CONTEXT) is math.sqrt
     with pytest.raises(ConfigError, match="`--strict-ops`") as error:

@@ -75,7 +75,7 @@ def test_torch_adamw_of_half_weights() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_torch_grad_norm(dtype: torch.dtype) -> None:
-    """The norm over a list is that of all its numbers, in at least float32; of none it is 0."""
+    """The norm of a list covers all its numbers, in at least float32; without numbers it is 0."""
     grads = [kernel_cases.draw(300, 70).to(dtype), kernel_cases.draw(5).to(dtype)]
     found = torch_kernels.grad_norm(grads)
     assert found.dtype == torch.promote_types(dtype, torch.float32)

@@ -26,12 +26,12 @@ from lmcore.errors import DeviceError, PluginError
 
 
 def autocast(device: Device) -> PrecisionPolicy:
-    """bf16 by autocast."""
+    """Return the policy bf16 by autocast."""
     return autocast_policy(device, name="bf16", compute="bfloat16")
 
 
 def test_standard_policies_hold(device: Device) -> None:
-    """What the core offers is in force on the host, and leaves autocast and defaults alone."""
+    """The core's policies hold on the host, and leave autocast and the default dtype alone."""
     for policy in (full_precision_policy(), autocast(device), double_precision_policy()):
         policy.verify(device)
     assert not torch.is_autocast_enabled("cpu")
@@ -108,7 +108,7 @@ def test_autocast_of_an_absent_device_is_an_error(device: Device) -> None:
 
 
 def test_full_precision_inside_autocast_is_an_error(device: Device) -> None:
-    """What surrounds the policy cannot weaken it unseen."""
+    """An autocast context around the policy is detected."""
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(DeviceError, match="`fp32`"):
         full_precision_policy().verify(device)
 
@@ -232,7 +232,7 @@ def test_a_recipe_that_exchanges_modules(device: Device, recipe: PrecisionPolicy
 
 
 def model() -> nn.Module:
-    """Two projections."""
+    """Make two projections."""
     return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
 
 

@@ -60,7 +60,7 @@ def test_both_threads_copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
 
 @pytest.mark.parametrize("method", ["end_reads", "finish"])
 def test_one_thread_is_enough(pairs: list[tuple[Tensor, Tensor]], method: str) -> None:
-    """Whoever waits copies what no other thread does."""
+    """A waiting thread copies the pieces that no other thread copies."""
     getattr(HostCopies(pairs), method)()
     assert all(torch.equal(source, target) for source, target in pairs)
 
@@ -111,7 +111,7 @@ def test_a_failed_copy_is_raised_where_it_is_written(monkeypatch: pytest.MonkeyP
 
 
 def test_an_interrupt_of_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends the training thread; the thread that writes gets an error of its own and ends."""
+    """It ends the training thread; the writing thread gets a separate error and ends."""
 
     def copy(source: object, target: object) -> None:
         raise KeyboardInterrupt
@@ -161,7 +161,7 @@ def test_compiled_code_refuses_other_arrays() -> None:
 
 
 def test_without_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without compiled code, or with that of an older version, numpy copies."""
+    """Without compiled code, or with an older version's, numpy copies."""
     for native in (None, object()):
         monkeypatch.setitem(sys.modules, "lmcore._native", native)
         assert streaming_copy.__wrapped__() is copy_by_numpy

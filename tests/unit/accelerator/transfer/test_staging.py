@@ -242,7 +242,7 @@ def test_a_device_without_streams_copies_at_once(pinning: Any) -> None:
 
 
 def test_a_copy_that_has_begun(device: Device, live: Tensors, small: None) -> None:
-    """What lasts is read until `end_reads`; all other tensors are copied before that."""
+    """Lasting tensors are read until `end_reads`; all other tensors are copied before."""
     stager = buffer_stager(device)
     before = {key: tensor.detach().clone() for key, tensor in live.items()}
     lasting = live.keys() - {"rng"}
@@ -316,7 +316,7 @@ def test_stagers_that_copy_at_once(device: Device, live: Tensors, name: str) -> 
     ids=["drop", "narrow", "live", "kind"],
 )
 def test_broken_beginnings(begin: Any, why: str, live: Tensors) -> None:
-    """What a stager says it will fill is checked before anything is written."""
+    """The buffers that a stager announces are checked before anything is written."""
     stager = CheckpointStager("careless", live_ones, begin=begin)
     with pytest.raises(PluginError, match="`careless` did not do its work") as caught:
         begin_staging(stager, live, live.keys())

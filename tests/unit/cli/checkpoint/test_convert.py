@@ -157,7 +157,7 @@ def test_without_a_tokenizer(
 def test_more_tokens_than_rows(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As of a `<pad>` that was added to the tokenizer alone."""
+    """A `<pad>` that was added to the tokenizer alone is refused."""
     path = model / "tokenizer.json"
     content = json.loads(path.read_text())
     content["added_tokens"].append({**content["added_tokens"][0], "id": 257, "content": "<pad>"})

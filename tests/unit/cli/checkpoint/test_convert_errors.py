@@ -59,7 +59,7 @@ def test_sources_that_are_no_checkpoint(
 def test_a_source_of_another_format(
     model: Path, written: str, refusal: Convert, tmp_path: Path
 ) -> None:
-    """Its format is named; only formats that find files of their own read it."""
+    """Its format is named; a format reads a source only if it finds its own files there."""
     there = tmp_path / "there"
     assert main(["checkpoint", "convert", str(model), str(there), "--to", written]) == 0
     for name in FORMAT_NAMES:

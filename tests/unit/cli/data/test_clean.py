@@ -105,7 +105,7 @@ def test_tokens_are_counted(corpus: Path, capsys: pytest.CaptureFixture[str]) ->
     ],
 )
 def test_wrong_flags(corpus: Path, flags: list[str], message: str) -> None:
-    """What is wrong is reported before anything is read, and nothing is written."""
+    """Wrong flags are reported before anything is read, and nothing is written."""
     with pytest.raises(ConfigError) as caught:
         run(flags)
     assert message in caught.value.render()

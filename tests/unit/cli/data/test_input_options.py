@@ -88,7 +88,7 @@ def test_flags_reach_the_readers(here, capsys, name, content, flags, expected):
     ],
 )
 def test_flags_that_cannot_be_met_are_usage_errors(here, capsys, flags, message):
-    """What excludes or needs another flag is said before anything is read or written."""
+    """Conflicting flags and missing flags are reported before anything is read or written."""
     (here / "x.jsonl").write_text('{"text": "a"}\n')
     assert prepare("--input", "x.jsonl", *flags) == 2
     assert message in capsys.readouterr().err

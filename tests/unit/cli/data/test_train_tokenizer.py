@@ -51,7 +51,7 @@ def test_next_command_works(
 def test_next_command_has_the_keys_and_the_format(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """How the input was read is part of the command that is shown next."""
+    """The keys and the format of the input are part of the next command that is shown."""
     text.rename("in.dat")
     Path("in.dat").write_text(Path("in.dat").read_text().replace('"text"', '"body"'))
     argv = ["train-tokenizer", "--input", "in.dat", "--output-dir", "v", "--vocab-size", "290"]
@@ -100,7 +100,7 @@ def test_skipped_documents(text: Path, tmp_path: Path, capsys: pytest.CaptureFix
     ],
 )
 def test_wrong_flags(flags: list[str], problem: str, text: Path, tmp_path: Path) -> None:
-    """What a flag cannot be is said before anything is read."""
+    """Invalid values of flags are reported before anything is read."""
     argv = ["train-tokenizer", "--input", "nowhere", "--output-dir", str(tmp_path / "new")]
     with pytest.raises(ConfigError, match=problem) as caught:
         run([*argv, *flags])

@@ -75,7 +75,7 @@ def test_wrong_flags(flags: list[str], message: str) -> None:
 
 
 def test_errors_write_nothing(folder: Path) -> None:
-    """Where a corpus lacks its epochs, or the output cannot be written, no file is left."""
+    """No file is left if a corpus lacks its epochs, or if the output cannot be written."""
     (folder / "epochs").write_text("wiki 1\n")
     out = ["--output", f"{folder}/list", "--metadata-output", f"{folder}/counts"]
     data = ["weights", "--input", f"{folder}/data"]

@@ -1,4 +1,4 @@
-"""What `lmcore doctor` checks of lmcore itself."""
+"""Checks of lmcore itself by `lmcore doctor`."""
 
 from __future__ import annotations
 

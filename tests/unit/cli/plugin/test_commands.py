@@ -130,7 +130,7 @@ def test_ends(install, capsys, target, argv, status, message) -> None:
 
 
 def test_a_bug_keeps_its_traceback(install) -> None:
-    """What a command did not expect is not hidden."""
+    """An unexpected exception of a command is not hidden."""
     install(mine=add("dig", "bug"))
     with pytest.raises(ZeroDivisionError):
         main(["dig"])

@@ -141,7 +141,7 @@ def test_a_zoo_of_bad_plugins_leaves_the_good_ones_alive(install):
 
 
 def test_a_failed_plugin_alone_means_no_silent_cpu(install):
-    """Where only a failed plugin might have brought a device, no choice is made."""
+    """No device is chosen if only a failed plugin might have one."""
     folder = install("raising", RAISING)
     found = report(folder, LMCORE_PLUGINS="raising")
     assert found["selection"] is None
@@ -186,7 +186,7 @@ def test_the_table_shows_every_plugin_with_its_reason(install):
 
 
 def test_a_broken_device_is_shown_with_its_fix(install):
-    """Evidence and fix stand in the table, and the choice is left to the user."""
+    """The table has evidence and fix, and the choice is left to the user."""
     folder = install("good", GOOD)
     done = lmcore(folder, "plugins", LMCORE_PLUGINS="good", GOOD_STATE="broken")
     assert done.returncode == 0
@@ -203,7 +203,7 @@ def test_the_real_error_of_an_unknown_name_in_the_allow_list(install):
 
 
 def test_device_packages_that_are_not_installed_are_listed(install):
-    """What lmcore's own metadata knows, less what is here."""
+    """Packages in lmcore's metadata that are not installed are listed."""
     missing = report(install("good", GOOD))["not_installed"]
     assert missing.items() <= device_packages().items()
     if not missing:

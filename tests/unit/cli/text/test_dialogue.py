@@ -21,7 +21,7 @@ class Screen(io.StringIO):
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch):
-    """Return what makes a dialogue whose user types some lines, or what an exception stands for."""
+    """Return a function that makes a dialogue whose user types some lines or causes exceptions."""
 
     def make(*lines: str | type[BaseException]) -> tuple[Dialogue, Screen]:
         answers = iter(lines)

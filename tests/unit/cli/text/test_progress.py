@@ -1,4 +1,4 @@
-"""The line that tells how far a command has come."""
+"""The progress line of a command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lmcore.cli.text.progress import ProgressLine
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Stand in for the time; a test sets it."""
+    """Replace the time by a value that a test sets."""
     now = [100.0]
     monkeypatch.setattr(progress_line.time, "monotonic", lambda: now[0])
     return now

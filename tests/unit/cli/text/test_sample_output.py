@@ -1,4 +1,4 @@
-"""Where samples go."""
+"""Outputs for samples."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_several_on_a_terminal_do_not_mix() -> None:
 
 
 def test_terminal_obeys_no_model() -> None:
-    """What a model writes cannot command the terminal; line breaks and tabs stay."""
+    """Control characters in a model's text do not reach the terminal; line breaks and tabs stay."""
     assert printable("a\x1b[2J\x07\x9b\r\n\tß") == "a\ufffd[2J\ufffd\ufffd\ufffd\n\tß"
     stream = Terminal()
     PlainOutput(stream, num_samples=1).piece("\x1b]0;title\x07")

@@ -14,7 +14,7 @@ def test_lines_are_wrapped_and_indented():
 
 
 def test_a_command_is_not_broken():
-    """What stands in backticks can be copied, whatever the width."""
+    """A command in backticks is not broken, so that it can be copied."""
     command = "`pip install 'thing==1' --index-url https://example.org/simple`"
     lines = wrapped(f"please run {command} now", 30, rest="  ").splitlines()
     assert lines == ["please run", f"  {command}", "  now"]

@@ -111,7 +111,7 @@ def test_sources_survive_resumes(write) -> None:
 def test_the_command_that_repeats_a_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, load: str, save: str, again: str
 ) -> None:
-    """A run that goes on from another one's checkpoint needs it again, unless it has its own."""
+    """A run that began at another run's checkpoint needs it again, unless it has its own."""
     (tmp_path / "a b").mkdir()
     monkeypatch.chdir(tmp_path / "a b")
     text = write_run_file(plan_of("--load", load, "--save", save))

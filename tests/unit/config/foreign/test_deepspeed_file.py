@@ -91,14 +91,14 @@ def test_auto_leaves_the_value_to_us(load: Load) -> None:
 
 
 def test_equal_values_do_not_contradict(load: Load) -> None:
-    """A setting may stand in both places, in other words too."""
+    """A setting may have equal values in both places, also in different notations."""
     content = {"fp16": {"enabled": True, "initial_scale_power": 12}, "train_batch_size": 16}
     loaded = load(content, "--initial-loss-scale 4096 --global-batch-size 16 --precision fp16")
     assert loaded.value("initial_loss_scale") == 4096.0
 
 
 def test_different_values_are_named_both(load: Load) -> None:
-    """Every contradiction is reported, each with both values and where they stand."""
+    """Every contradiction is reported, with both values and their places."""
     content = {
         "train_batch_size": 32,
         "zero_optimization": {"stage": 1},

@@ -20,7 +20,7 @@ SHAPE = {
 
 
 def parsed(text: str) -> tuple[ParsedFlags, GivenModel]:
-    """The result of some flags, none of which is the command's own."""
+    """Return the result of some flags, none from the command itself."""
     model = GivenModel()
     return parse_flags(text.split(), {}, foreign=generate_flags((), model)), model
 
@@ -85,7 +85,7 @@ def test_no_effect(text: str, reason: str) -> None:
 
 @pytest.mark.parametrize("text", ["--num-experts 4", "--num-layers x", "--unknown-flag 3"])
 def test_refused(text: str) -> None:
-    """What training refuses is refused here too."""
+    """Flags that training refuses are refused here too."""
     found, _ = parsed(text)
     (problem,) = found.problems
     assert text.split(maxsplit=1)[0] in problem.what

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from lmcore.config.option import option, options_of
-from lmcore.config.options.help import fitted, render_help
-from lmcore.config.options.run_help import render_run_help
+from lmcore.config.options.help import fitted, render_help, render_run_help
 from lmcore.config.section import run_options
 
 

@@ -69,7 +69,7 @@ def test_compiled_layers_run_no_hooks() -> None:
 
 
 def test_a_missing_package_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is built the user hears what to install."""
+    """The error names the package to install before anything is built."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     (problem,) = problems_of(load_config(["--engine", "deepspeed"]), world_size=1)
     assert isinstance(problem, MissingPackageError)

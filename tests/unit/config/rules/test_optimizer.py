@@ -72,7 +72,7 @@ def test_import_path() -> None:
 
 
 def test_unknown_name() -> None:
-    """Names without a colon are those that are listed."""
+    """A name without a colon has to be a listed one."""
     with pytest.raises(ConfigError, match="unknown choice"):
         load_config(["--optimizer", "adamm"])
 

@@ -1,4 +1,4 @@
-"""Passes over all samples, each in an order of its own."""
+"""Passes over all samples, each in a different order."""
 
 from __future__ import annotations
 

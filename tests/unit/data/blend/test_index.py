@@ -60,7 +60,7 @@ def test_sizes_of_the_sources():
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20))
 def test_weights_sum_to_one(weights):
-    """Whatever the weights, their shares of the whole are kept."""
+    """The ratios of any weights are kept."""
     shares = normalize(weights)
     assert abs(sum(shares) - 1) < 1e-9
     assert shares == pytest.approx([weight / sum(weights) for weight in weights])

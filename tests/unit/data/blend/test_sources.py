@@ -111,7 +111,7 @@ def test_sources_without_weights_are_read_once(write, settings):
 
 
 def test_more_than_the_surplus(write, settings):
-    """If the greedy rule takes more samples of a source than were built, more are built."""
+    """More samples of a source are built if the greedy rule takes more than were built."""
     names = [f"{letter}{number}" for letter in "abcdefg" for number in range(5)]
     shares_of_each = (np.random.default_rng(0).random(len(names)) ** 3 + 1e-3).tolist()
     sources = sources_of(
@@ -283,7 +283,7 @@ def identities(samples, positions) -> list[tuple[int, bytes]]:
 
 
 def unique(write, name):
-    """A dataset without two equal samples."""
+    """Return a dataset without two equal samples."""
     prefix = write(name, 0)
     base = 1000 * (1 + "abcdefg".index(name[0]))
     with IndexedDatasetWriter(prefix, "uint16") as writer:
@@ -331,7 +331,7 @@ def test_a_changed_blend_goes_on_as_if_unbroken(write, settings):
 
 
 def test_a_source_goes_on_after_its_last_sample(write, settings):
-    """If a source has too few samples left, an epoch with another shuffle follows."""
+    """A source with too few remaining samples starts an epoch with another shuffle."""
     a, b = write("a", 40), write("b", 40)
     first = build_samples(sources_of((a, None)), 24, settings, name="train")
     changed = changed_blend(

@@ -52,7 +52,7 @@ def test_without_epochs_each_token_counts_once() -> None:
     epochs=st.lists(st.floats(0.01, 100), min_size=4, max_size=4),
 )
 def test_weights_sum_to_one(tokens: list[int], epochs: list[float]) -> None:
-    """Whatever the counts and epochs, the weights are shares of one whole, in proportion."""
+    """Weights are proportional to counts times epochs, and their sum is 1."""
     counts = [DatasetTokens(f"c{i % 4}-{i}", count) for i, count in enumerate(tokens)]
     times = {f"c{i}": times for i, times in enumerate(epochs) if i < len(tokens)}
     files = weigh(counts, times)
@@ -63,7 +63,7 @@ def test_weights_sum_to_one(tokens: list[int], epochs: list[float]) -> None:
 
 
 def test_corpora_are_matched_exactly() -> None:
-    """A corpus whose name holds another's is another one, and needs epochs of its own."""
+    """A corpus whose name contains another's name is a different corpus, with separate epochs."""
     counts = [DatasetTokens("wiki-0", 10), DatasetTokens("wikibooks-0", 10)]
     with pytest.raises(DataError, match="no epochs for the corpus `wikibooks`"):
         weigh(counts, {"wiki": 2})
@@ -165,7 +165,7 @@ def test_epochs_file(tmp_path: Path) -> None:
     "content, message",
     [
         (b"", "names no corpus"),
-        (b"wiki\n", "line 1 has 1 columns"),
+        (b"wiki\n", r"line 1 has 1 column(?!s)"),
         (b"wiki 1\nc4 x\n", "line 2: `x` is not a number of epochs"),
         (b"wiki -1\n", "`-1` is not a number"),
         (b"wiki inf\n", "`inf` is not a number"),

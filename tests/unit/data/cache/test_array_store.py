@@ -137,7 +137,7 @@ def test_a_name_does_not_lead_elsewhere(tmp_path):
 
 
 def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
-    """When writing fails in the midst no temporary file stays, and the set is not there."""
+    """After a failed write there is no temporary file, and the set does not exist."""
 
     def fail(file, values, **_):
         file.write(b"half")

@@ -24,7 +24,7 @@ def owner(**changes) -> str:
 
 
 class Clock:
-    """Stands in for `time` in `build_lock`: a sleep only moves it on, and calls *does*."""
+    """Replacement of `time` in `build_lock`: a sleep only advances it, and calls *does*."""
 
     def __init__(self, monkeypatch, does=lambda now: None):
         self.now, self._does = 0.0, does

@@ -105,7 +105,7 @@ def test_a_long_build_reports(make_dataset, tmp_path, monkeypatch):
     ],
 )
 def test_key_follows_everything(make_dataset, tmp_path, change):
-    """Another seed, number, length, range or threshold has a cache of its own."""
+    """Another seed, number, length, range or threshold has a separate cache."""
     indexed = make_dataset(DOCUMENTS)
     dataset(indexed, tmp_path)
     dataset(indexed, tmp_path, **change)
@@ -133,7 +133,7 @@ def key_of(request: IndexRequest, indexed: IndexedDataset) -> str:
 @pytest.mark.parametrize("which", ["document_index", "sample_index", "shuffle_index", "json"])
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "gone"])
 def test_damaged_cache_is_rebuilt_with_a_warning(make_dataset, tmp_path, caplog, which, damage):
-    """Whatever happened to a cache file, the samples are right and a warning says what happened."""
+    """With a damaged cache file the samples are right, and a warning says what happened."""
     indexed = make_dataset(DOCUMENTS)
     expected = [dataset(indexed, tmp_path)[i].tolist() for i in range(5)]
     ending = "*.json" if which == "json" else f"*{which}.npy"

@@ -60,7 +60,7 @@ def corpus(tmp_path: Path) -> Callable[[Iterable[Any]], str]:
 
 
 class Cleaned:
-    """What a run left: its report, the documents, and the lines about dropped ones."""
+    """Results of a run: its report, the documents, and the lines about dropped ones."""
 
     def __init__(self, report: CleanReport, output: Path, dropped: Path) -> None:
         self.report = report

@@ -58,7 +58,7 @@ def test_near_at_known_similarity(corpus: Callable, run_steps: Callable) -> None
 
 
 def test_groups_are_connected(corpus: Callable, run_steps: Callable) -> None:
-    """Documents that are similar over others only are one group, of which the first stays."""
+    """Documents connected through similar ones form one group; its first document stays."""
     chain = [random_text(2)]
     for start in (0, 120, 240, 360):
         chain.append(edited(chain[-1], *range(start, start + 100, 25)))
@@ -76,7 +76,7 @@ def test_groups_are_connected(corpus: Callable, run_steps: Callable) -> None:
 def test_large_buckets(
     corpus: Callable, run_steps: Callable, monkeypatch: pytest.MonkeyPatch, bound: int
 ) -> None:
-    """Where not every pair of a bucket is compared groups of copies are found all the same."""
+    """Groups of copies are found even if not every pair of a bucket is compared."""
     monkeypatch.setattr(near_duplicates, "_EVERY_PAIR_UP_TO", bound)
     texts = [random_text(seed) for seed in (5, 6)]
     documents = [edited(texts[n % 2], 10 * n + 20) for n in range(30)]

@@ -49,7 +49,7 @@ def test_compressed_as_named(tmp_path: Path, name: str, unpack: Callable[[bytes]
 
 
 def test_not_committed(tmp_path: Path) -> None:
-    """What is closed without `commit` leaves nothing, and an older file as it was."""
+    """A writer closed without `commit` leaves no file, and does not change an older one."""
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(b"old")
     with closing(LineWriter(str(path))) as writer:

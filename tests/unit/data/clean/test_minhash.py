@@ -30,13 +30,13 @@ def random_text(choice: random.Random, length: int) -> str:
 
 @given(st.text(min_size=5, max_size=80), st.text(min_size=5, max_size=80))
 def test_jaccard_is_exact(first: str, second: str) -> None:
-    """The similarity of two texts is that of their sets of shingles."""
+    """The similarity of two texts is the Jaccard index of their sets of shingles."""
     found = jaccard(shingle_set(first, 5), shingle_set(second, 5))
     assert found == true_similarity(first, second)
 
 
 def test_known_similarity() -> None:
-    """Ten shingles of which nine are shared by two texts: 9 / 11."""
+    """Two texts share nine of their ten shingles each: 9 / 11."""
     first, second = "abcdefghijklmn", "abcdefghijklmX"
     assert jaccard(shingle_set(first, 5), shingle_set(second, 5)) == 9 / 11
 

@@ -93,7 +93,7 @@ def test_unchanged_lines_keep_their_bytes(tmp_path: Path, run_steps: Callable) -
 
 
 def test_changed_lines_keep_their_fields(corpus: Callable, run_steps: Callable) -> None:
-    """Where the text is changed the other fields stay, in their order; so under another key."""
+    """A changed text leaves the other fields in their order, also with another key."""
     path = corpus([{"id": 1, "content": "schÃ¶n \U0001f600", "text": "Ã¶", "z": [1, None]}])
     done = run_steps("fix", path, key="content")
     assert done.raw.decode() == (
@@ -150,7 +150,7 @@ def test_bad_line_stops(tmp_path: Path, run_steps: Callable, line: bytes, reason
 def test_bad_lines_skipped(
     tmp_path: Path, run_steps: Callable, caplog: pytest.LogCaptureFixture, workers: int
 ) -> None:
-    """Skipped lines are counted and told of, the first of a kind in a warning."""
+    """Skipped lines are counted and recorded, the first of a kind in a warning."""
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'{"text": "good"}\n' + b"\n".join(line for line, _ in BAD))
     caplog.set_level(logging.WARNING)
@@ -246,7 +246,7 @@ def test_standard_input_and_output(
 
 
 def test_nothing_left(corpus: Callable, run_steps: Callable) -> None:
-    """Where no document stays the output is there, and empty."""
+    """The output of a run that keeps no document is an empty file."""
     done = run_steps("length", corpus(["a"]), min_characters=9)
     assert (done.raw, done.report.kept) == (b"", 0)
     assert run_steps("near shuffle", corpus([])).raw == b""
@@ -305,7 +305,7 @@ def test_progress(tmp_path: Path, corpus: Callable) -> None:
 def test_pace_counts_the_work_on_the_first_batch(
     tmp_path: Path, corpus: Callable, monkeypatch: pytest.MonkeyPatch, chain: str
 ) -> None:
-    """What is told of a single batch has the time that it took, not of what came after it."""
+    """The reported time of a single batch excludes the steps after it."""
 
     def slowly(batch: AnyBatch, segment: Segment) -> Processed:
         time.sleep(0.05)
@@ -322,6 +322,6 @@ def test_pace_counts_the_work_on_the_first_batch(
 
 @pytest.fixture(autouse=True)
 def no_scratch_is_left(tmp_path: Path) -> Iterator[None]:
-    """Whatever happens, no temporary file stays."""
+    """No temporary file stays after any test."""
     yield
     assert list(tmp_path.rglob("*.tmp")) == []

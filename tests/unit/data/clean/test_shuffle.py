@@ -69,7 +69,7 @@ def test_step(corpus: Callable, run_steps: Callable) -> None:
 def test_document_store(
     tmp_path_factory: pytest.TempPathFactory, raws: list[bytes], size: int
 ) -> None:
-    """What was put in comes out, in order and at any position, whatever the size of a block."""
+    """Stored documents are read in order and at any position, with any size of a block."""
     documents = DocumentStore(tmp_path_factory.mktemp("documents") / "documents", block_bytes=size)
     entries = [Entry(f"file {n % 3}", n, raw) for n, raw in enumerate(raws)]
     for at in range(0, len(entries), 4):

@@ -38,7 +38,7 @@ def dataset(indexed, tmp_path, *, words=WORDS, **changes) -> BertDataset:
 
 
 def original(sample) -> list[int]:
-    """The tokens before masking, without padding."""
+    """Return the tokens before masking, without padding."""
     length = int(sample.padding_mask_S.sum())
     chosen = sample.loss_mask_S == 1
     return np.where(chosen, sample.labels_S, sample.tokens_S)[:length].tolist()

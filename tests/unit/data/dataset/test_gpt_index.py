@@ -223,7 +223,7 @@ def test_blend_refuses(either, weights):
 
 
 def megatron_index(sizes, length, samples, seed, threshold):
-    """The whole construction once more, plainly, with lists of 64-bit numbers."""
+    """Repeat the whole construction in plain Python, with lists of 64-bit numbers."""
     tokens = int(np.sum(sizes))
     epochs = 1
     while (epochs * tokens - 1) // length < samples:

@@ -58,7 +58,7 @@ def test_samples_are_the_stream(either, tmp_path, dtype, kind):
 def test_indices_that_lie_are_an_error_never_foreign_memory(
     tmp_path_factory, documents, samples, length
 ):
-    """Whatever the index says, a sample has the tokens of the dataset or there is an error."""
+    """With any index a sample has tokens of the dataset, or there is an error."""
     if not native.available:
         pytest.skip(native.reason)
     path = tmp_path_factory.getbasetemp() / "hostile"

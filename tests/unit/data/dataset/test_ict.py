@@ -120,7 +120,7 @@ def test_one_sentence_documents_count_on_request_and_keep_their_query(indexed, t
 
 
 def test_an_epoch_has_every_block_once(indexed, titles, tmp_path):
-    """Without a number of samples each block comes once, with a number of its own."""
+    """Without a number of samples each block comes once, with a different number."""
     made = dataset(indexed, titles, tmp_path, num_samples=None)
     blocks = [made[i].block for i in range(len(made))]
     assert sorted(number for *_, number in blocks) == list(range(len(blocks)))

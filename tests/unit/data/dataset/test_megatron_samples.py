@@ -104,7 +104,7 @@ BLENDS = {
 
 
 def corpus(shape: tuple[int, int, int]) -> list[list[list[int]]]:
-    """Documents of sentences of tokens; the same for a shape always."""
+    """Return documents of sentences of tokens; a shape always gives the same ones."""
     documents, sentences, tokens = shape
     rng = np.random.RandomState(documents * 1000 + sentences * 10 + tokens)
     return [

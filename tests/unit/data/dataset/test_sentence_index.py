@@ -31,7 +31,7 @@ def arrays(documents):
 
 
 def segments(starts, sizes, **changes):
-    """One epoch of samples of 10 tokens or a sentence, none of them shorter, unless *changes*."""
+    """Map one epoch of samples of 10 tokens or a sentence, none shorter, but for *changes*."""
     asked = {
         "num_samples": None,
         "longest": 10,
@@ -53,7 +53,7 @@ def segments(starts, sizes, **changes):
     least=st.integers(1, 3),
 )
 def test_segments_in_c_are_those_in_python(documents, epochs, samples, longest, ratio, seed, least):
-    """Whatever the documents, C++ and Python give the same rows in the same order."""
+    """C++ and Python give the same rows in the same order for any documents."""
     arguments = (*arrays(documents), epochs, samples, longest, ratio, seed, least)
     progress = np.zeros(1, dtype=np.int64)
     made = native.builders.build_segment_mapping(*arguments, progress)
@@ -74,7 +74,7 @@ def test_segments_in_c_are_those_in_python(documents, epochs, samples, longest, 
     title=st.integers(0, 100),
 )
 def test_blocks_in_c_are_those_in_python(documents, epochs, samples, longest, seed, one, title):
-    """Whatever the documents and titles, C++ and Python give the same blocks in the same order."""
+    """C++ and Python give the same blocks in the same order for any documents and titles."""
     titles = (np.arange(len(documents)) * 7 % (title + 1)).astype(np.int32)
     arguments = (*arrays(documents), titles, epochs, samples, longest, seed, one)
     made = native.builders.build_block_mapping(*arguments)
@@ -119,7 +119,7 @@ def test_probabilities_round_as_in_c():
 
 @pytest.mark.parametrize("documents", [[], [[]], [[5]], [[5, 600]], [[3], [], [4]]])
 def test_documents_without_a_sample_are_an_error(either, documents):
-    """If no document makes a sample there is an error, not an endless loop."""
+    """Documents that make no sample are an error, not an endless loop."""
     starts, sizes = arrays(documents)
     for samples in (None, 10):
         with pytest.raises(DataError, match="make no sample"):

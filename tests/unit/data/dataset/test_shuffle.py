@@ -50,7 +50,7 @@ def test_edges(either, size, dtype):
     drawn=st.integers(0, 700),
 )
 def test_any_size_seed_and_position(size, seed, dtype, drawn):
-    """Whatever was drawn before, the shuffle and what follows it are numpy's."""
+    """The shuffle and the draws after it equal numpy's, whatever was drawn before."""
     compare(size, seed, dtype, drawn)
 
 

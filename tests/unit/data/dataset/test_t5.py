@@ -111,7 +111,7 @@ def test_the_text_is_the_document_s(indexed, tmp_path):
 
 
 def test_a_short_decoder_takes_less_out(indexed, tmp_path):
-    """If the decoder is full, where Megatron's run stops, fewer spans are removed."""
+    """Fewer spans are removed if the decoder is full; Megatron's run stops there."""
     made = dataset(indexed, tmp_path, decoder_length=5)
     assert max(int(made[i].loss_mask_D.sum()) for i in range(len(made))) <= 5
 

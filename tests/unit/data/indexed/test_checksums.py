@@ -113,7 +113,7 @@ def test_without_checksums(prefix: str):
 
 @pytest.mark.parametrize("change", [{"bin_bytes": 3}, {"idx_crc32": "00000000"}, {"crc32": 1}])
 def test_damaged_checksums_are_not_taken_for_damaged_data(prefix: str, change: dict):
-    """The checksums have one of their own."""
+    """The checksums have their own checksum."""
     values = json.loads(metadata_path(prefix).read_text())
     values["checksums"] |= change
     metadata_path(prefix).write_text(json.dumps(values))

@@ -140,7 +140,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damaged_index_is_refused(tmp_path, name):
-    """Whatever of an index is altered, opening names the file and what it found."""
+    """Opening an altered index names the file and the problem."""
     offset, content, message = DAMAGE[name]
     write(tmp_path / "d", [[1, 2, 3], [4, 5]])
     index = bytearray((tmp_path / "d.idx").read_bytes())
@@ -223,7 +223,7 @@ def test_missing_files_suggest_what_is_there(tmp_path, given_name, hint):
     "gone, hint", [(".idx", "lmcore data repair"), (".bin", "copy the `.bin`")]
 )
 def test_half_a_dataset_is_distinguished_from_none(tmp_path, gone, hint):
-    """If one of the two files exists the hint is about the other, not about the name."""
+    """The hint is about the missing one of the two files, not about the name."""
     prefix = write(tmp_path / "x_text_document", [[1]])
     Path(f"{prefix}{gone}").unlink()
     with pytest.raises(DataError, match=f"x_text_document{gone}") as caught:
@@ -249,7 +249,7 @@ def test_lengths_that_do_not_sum_are_refused(tmp_path):
 
 
 def test_exception_leaves_older_files(tmp_path):
-    """When writing fails midway the older dataset stays and no temporary file does."""
+    """After a failed write the older dataset is unchanged, and there is no temporary file."""
     write(tmp_path / "o", [[1, 2, 3]])
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
 

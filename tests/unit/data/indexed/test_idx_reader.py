@@ -85,7 +85,7 @@ def test_plain_fairseq_is_read(tmp_path):
     dtype=st.sampled_from(["uint8", "int16", "uint16", "int32", "int64"]),
 )
 def test_same_samples_from_all_formats(tmp_path_factory, documents, dtype):
-    """Whatever format is written, the same sequences and documents are read."""
+    """Every format gives the same sequences and documents."""
     folder = tmp_path_factory.mktemp("all")
     read = []
     for name in FORMATS:
@@ -125,7 +125,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damaged_index_is_refused(tmp_path, name):
-    """Whatever of a cached index is altered, opening names the file and what it found."""
+    """Opening an altered cached index names the file and the problem."""
     offset, content, message = DAMAGE[name]
     write(tmp_path / "d", TWO)
     index = bytearray((tmp_path / "d.idx").read_bytes())

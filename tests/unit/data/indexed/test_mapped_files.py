@@ -56,7 +56,7 @@ def test_a_file_cut_short_is_an_error(samples: GPTDataset, tmp_path: Path, patte
             list(batches)
     assert str(path) in caught.value.what
     assert str(caught.value.why).startswith("sample ")
-    assert f"{size} bytes" in str(caught.value.why)
+    assert f"{size:,} bytes" in str(caught.value.why)
 
 
 def test_a_cut_within_the_last_page_is_an_error(samples: GPTDataset, tmp_path: Path):

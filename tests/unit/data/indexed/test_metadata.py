@@ -57,7 +57,7 @@ def test_a_file_without_end_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "no", "[1]", "\xff", "[" * 100_000])
 def test_what_is_no_metadata_is_refused(prefix: Path, text: str) -> None:
-    """Whatever else lies there: an error that names the file."""
+    """Other content is an error that names the file."""
     metadata_path(prefix).write_bytes(text.encode("latin-1"))
     with pytest.raises(DataError, match=r"cannot read .*a_text_document\.meta\.json"):
         read_metadata(prefix)

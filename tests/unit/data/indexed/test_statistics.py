@@ -48,7 +48,7 @@ def test_tokens_and_digest_are_of_the_range(indexed, tmp_path):
 
 
 def test_chunks_do_not_show(indexed, monkeypatch):
-    """The digest is that of the whole, however it is read."""
+    """The digest covers the whole sequence, with any size of the chunks."""
     whole = sequence_statistics(indexed, (0, 5))
     monkeypatch.setattr(module, "_CHUNK", 2)
     assert sequence_statistics(indexed, (0, 5)) == whole

@@ -20,7 +20,7 @@ WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a b".split  # a vocabulary
 
 
 def wordpiece(folder: Path) -> Tokenizer:
-    """A WordPiece tokenizer of a few words."""
+    """Make a WordPiece tokenizer of a few words."""
     (folder / "vocab.txt").write_text("\n".join(WORDS()) + "\n", encoding="utf-8")
     return build_tokenizer(
         "BertWordPieceCase", vocab_file=str(folder / "vocab.txt"), vocab_extra_ids=3
@@ -28,7 +28,7 @@ def wordpiece(folder: Path) -> Tokenizer:
 
 
 def pretrained(folder: Path) -> Tokenizer:
-    """A pretrained tokenizer of two words."""
+    """Make a pretrained tokenizer of two words."""
     library = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     library.save(str(folder / "tokenizer.json"))

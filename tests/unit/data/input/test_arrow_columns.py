@@ -164,7 +164,7 @@ def test_missing_package_names_the_command(tmp_path, read, monkeypatch, name):
 
 @pytest.mark.parametrize("name", ["x.parquet", "plain.arrow", "stream.arrow"])
 def test_position_rises_to_the_size_of_the_file(tmp_path, read, name):
-    """How far a file was read is known, for the progress bar."""
+    """The position in the file is known, for the progress bar."""
     path = tmp_path / name
     WRITERS[name](pa.table({"text": TEXTS * 5}), path)
     positions = [batch.position for batch in read(path, batch_bytes=10_000).batches]

@@ -22,7 +22,7 @@ FIELD = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), max_siz
     batch_bytes=st.integers(1, 100),
 )
 def test_written_tables_are_read_back(tmp_path_factory, rows, delimiter, batch_bytes):
-    """What the csv module wrote, quotes and line ends within fields included, is found again."""
+    """Tables that the csv module wrote are read back, with quotes and line ends within fields."""
     out = io.StringIO(newline="")
     writer = csv.writer(out, delimiter=delimiter)
     writer.writerows([("id", "text"), *rows])

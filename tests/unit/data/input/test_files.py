@@ -1,4 +1,4 @@
-"""Which files are read, and what each is taken for."""
+"""Choice of input files, and detection of their formats."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_no_input_is_an_error():
     ],
 )
 def test_format_is_detected_by_name_and_content(tmp_path, name, content, expected):
-    """The name without its compression tells; for JSON, and names that say nothing, the content."""
+    """The name without its compression decides; for JSON, and for other names, the content."""
     path = tmp_path / name
     path.write_bytes(content)
     assert detect_format(str(path)).format == expected
@@ -101,7 +101,7 @@ def test_directory_of_several_formats_asks_which(tmp_path):
 
 
 def test_directory_of_json_and_json_lines_is_of_one_kind(tmp_path):
-    """`.json` and `.jsonl` may lie side by side: each file's content tells how it is read."""
+    """A directory may have `.json` and `.jsonl`: each file's content decides how it is read."""
     (tmp_path / "a.json").write_text('{"text": 1}\n')
     (tmp_path / "b.jsonl").write_text("")
     (tmp_path / "c.json").write_text("[1]")

@@ -33,7 +33,7 @@ TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 def test_objects_are_those_of_the_whole_text(
     tmp_path_factory, texts, other, indent, ascii_only, array, batch_bytes
 ):
-    """However the text is cut while reading, the objects are those that json.loads finds."""
+    """The objects equal json.loads's, however the text is cut while reading."""
     objects = [{"other": other, "text": text} for text in texts]
     written = [json.dumps(one, indent=indent, ensure_ascii=ascii_only) for one in objects]
     path = tmp_path_factory.mktemp("json") / "x.json"

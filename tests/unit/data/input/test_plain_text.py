@@ -57,7 +57,7 @@ def test_paragraphs_are_put_back(tmp_path_factory, paragraphs):
 @pytest.mark.parametrize("unit", ["line", "paragraph"])
 @pytest.mark.parametrize("ending", ["\n", ""])
 def test_long_lines_and_paragraphs_are_passed_over(tmp_path, read, unit, ending):
-    """What is too long is named by its first line; what is around it is read."""
+    """A line or paragraph that is too long is named by its first line; the others are read."""
     parts = ["a", "b" * 101, "c" * 100, "d"]
     joint = "\n" if unit == "line" else "\n\n"
     (tmp_path / "x.txt").write_text(joint.join(parts) + ending)
@@ -67,7 +67,7 @@ def test_long_lines_and_paragraphs_are_passed_over(tmp_path, read, unit, ending)
 
 
 def test_long_paragraph_of_short_lines_is_too_long(tmp_path, read):
-    """The bound is that of the paragraph, not of its lines."""
+    """The bound applies to the paragraph, not to its lines."""
     (tmp_path / "x.txt").write_text("y\n" * 100 + "\nend\n")
     found = read(tmp_path / "x.txt", document_per="paragraph", max_document_bytes=100, skip=True)
     assert found.texts == ["end"]

@@ -125,7 +125,7 @@ def test_cut_archive_stops_or_is_counted(tmp_path, format_, ending):
 
 
 def test_next_file_is_read_after_a_damaged_one(tmp_path):
-    """Where problems are skipped a damaged file does not end the run."""
+    """A damaged file does not end a run that skips problems."""
     (tmp_path / "1").write_bytes(gzip.compress(WRITERS["jsonl"](["a"]))[:-5])
     (tmp_path / "2").write_bytes(WRITERS["jsonl"](["b"]))
     files = [InputFile(str(tmp_path / name), "jsonl") for name in "12"]

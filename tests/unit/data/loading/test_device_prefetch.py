@@ -116,7 +116,7 @@ def full(loader: BatchLoader) -> None:
 
 
 def test_each_is_copied_while_the_one_before_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy is queued beside the computation, which waits for the copy of its own batch alone.
+    """A copy is queued beside the computation, which waits only for its batch's copy.
 
     The computation's stream allocates the memory, and the copy waits for what was queued there:
     memory that an earlier batch had may still be read.
@@ -182,7 +182,7 @@ def test_an_error_comes_with_its_own_batch(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("ability", ["new_stream", "new_event", "pin_memory"])
 def test_a_device_without_queues(monkeypatch: pytest.MonkeyPatch, ability: str) -> None:
-    """If the device lacks an ability, the loader itself is used."""
+    """The loader itself is used for a device that lacks an ability."""
     device: Any = Device(monkeypatch, **{ability: None})
     with BatchLoader(Counting(), micro_batch_size=2) as loader:
         assert prefetch_to_device(loader, device) is loader

@@ -49,7 +49,7 @@ def test_offsets_count_bytes(tmp_path):
 
 @given(documents=st.lists(st.text(max_size=30), max_size=20))
 def test_any_text(tmp_path_factory, documents):
-    """What was written is read, no document at all included."""
+    """Documents are read back as written, also an empty list of documents."""
     folder = tmp_path_factory.mktemp("any")
     assert list(write_lazy_text(documents, folder / "t", source="")) == documents
 
@@ -65,7 +65,7 @@ def test_documents_are_taken_and_read_one_by_one(tmp_path):
 
 
 def test_unfinished_text_leaves_nothing(tmp_path):
-    """Where the documents end in an error there is no text, nor a file of it."""
+    """Neither the text nor a part of it is left if reading the documents fails."""
 
     def broken():
         yield "one"

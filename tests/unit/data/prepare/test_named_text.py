@@ -137,7 +137,7 @@ def test_unfit_text(text: NamedText, tmp_path: Path, content: bytes, cause: str)
 
 
 def test_a_text_that_cannot_be_opened(text: NamedText, tmp_path: Path) -> None:
-    """What the system says is passed on."""
+    """The system's message is passed on."""
     text.path.unlink()
     with pytest.raises(DataError, match="corpus `holes`") as caught:
         prepare_named_text(text, ByteTokenizer(), tmp_path / "data")
@@ -222,7 +222,7 @@ def test_settled_source_is_not_read_again(
 
 
 def test_names_with_slashes(tmp_path: Path) -> None:
-    """A text called `c4/en` has a folder of its own."""
+    """A text called `c4/en` has a separate folder."""
     registry = CorpusRegistry("mine")
     registry.add("c4/en", tmp_path / "c4.txt", "Pages.")
     (tmp_path / "c4.txt").write_text("A page.\n", encoding="utf-8")

@@ -111,7 +111,7 @@ def test_resumed_run_writes_the_bytes_of_an_undisturbed_one(
 
 
 def test_only_complete_shards_are_left(tmp_path, whole):
-    """What stays after a failure has exactly the bytes of the complete shards."""
+    """Files left after a failure have exactly the bytes of the complete shards."""
     names, _ = whole
     with pytest.raises(Stop):
         prepare(request(names, tmp_path / "cut", log_interval=1), stop_after(500))
@@ -240,7 +240,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_changed_setting_is_refused_with_the_difference(tmp_path, whole, name):
-    """What would make other bytes is refused on resuming, and named."""
+    """A changed setting that would change the output is refused on resuming, and named."""
     names, _ = whole
     with pytest.raises(Stop):
         prepare(request(names, tmp_path / "cut", log_interval=1), stop_after(500))
@@ -433,7 +433,7 @@ def test_shares_that_are_missing_or_made_otherwise_are_all_named(tmp_path, whole
 
 
 def test_shares_of_other_files_are_named(tmp_path, whole):
-    """Joining names the files that a share was not made of, and those that have another size."""
+    """Joining names files that a share was not made of, and files that have another size."""
     names, _ = whole
     prepare(request(names, tmp_path / "out", partitions=1, partition=0))
     Path(names[1]).write_bytes(Path(names[1]).read_bytes() * 2)

@@ -201,7 +201,7 @@ def test_hint_of_a_byte_order_mark_and_of_a_surrogate_is_of_use(tmp_path, hand_m
 
 
 def test_first_bad_line_is_named_whatever_the_workers(tmp_path):
-    """With several workers the error is that of the first bad line of the input."""
+    """With several workers the error names the first bad line of the input."""
     source = tmp_path / "in"
     source.write_bytes((b'{"text": "good"}\n' * 700 + b"bad\n") * 3)
     with pytest.raises(DataError, match="line 701:"):
@@ -221,7 +221,7 @@ def test_tokenizer_that_refuses_a_text_names_the_line(tmp_path):
 
 
 def test_text_that_was_left_out_is_counted_where_none_is_left(tmp_path):
-    """Where all that has text was skipped, the error counts it by its reasons."""
+    """The error counts the reasons if every document with text was skipped."""
     source = lines(tmp_path / "in", {"text": "words"}, {"text": ""}, {"text": "more"}, {"id": 1})
     with pytest.raises(DataError, match="no text under the key") as caught:
         prepare(request(source, tmp_path / "out", tokenizer=NullTokenizer(10), on_error="skip"))
@@ -316,7 +316,7 @@ def test_progress_is_megatron_s_line(tmp_path):
 
 
 def test_metadata_says_what_made_the_dataset(bpe_files, tmp_path):
-    """Beside the dataset stand the tokenizer, its fingerprint, eod and the counts."""
+    """The metadata has the tokenizer, its fingerprint, eod and the counts."""
     tokenizer = GPT2BPETokenizer(*map(str, bpe_files))
     source = lines(tmp_path / "in", {"text": "hello"})
     prepare(request(source, tmp_path / "out", tokenizer=tokenizer, append_eod=True))
@@ -332,7 +332,7 @@ def test_metadata_says_what_made_the_dataset(bpe_files, tmp_path):
 
 
 def test_killed_worker_stops_the_run_and_says_where(tmp_path, monkeypatch):
-    """When a worker dies the error names the lines under way, and no file is left."""
+    """The error after a worker's death names its lines, and no file is left."""
     source = tmp_path / "in"
     good = b'{"text": "good"}\n'
     source.write_bytes(good * 1024 + b'{"text": "die"}\n' + good * 4000)
@@ -449,7 +449,7 @@ def test_interrupt_leaves_no_file(tmp_path, workers):
 
 
 def test_full_disk_leaves_no_file(tmp_path):
-    """Where the disk is full the error says so, and no half file is left."""
+    """The error says that the disk is full, and no partial file is left."""
     source = tmp_path / "in"
     source.write_bytes(b'{"text": "%s"}\n' % (b"x" * 1000) * 4000)
     (tmp_path / "made").mkdir()
@@ -466,7 +466,7 @@ def test_full_disk_leaves_no_file(tmp_path):
 
 
 def test_workers_end_with_their_parent(tmp_path):
-    """When the main process is killed outright its workers do not stay behind."""
+    """Workers end if the main process is killed."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(INTERRUPTED))
     process = subprocess.Popen(
@@ -511,7 +511,7 @@ def test_plain_text_is_cut_at_blank_lines_and_nothing_is_lost(tmp_path):
 
 
 def test_plain_text_without_blank_lines_is_cut_at_lines(tmp_path):
-    """Where no blank line comes a document ends at four times its length."""
+    """A document without a blank line ends at four times the requested length."""
     (tmp_path / "t").write_text("0123456789\n" * 100, encoding="utf-8")
     made = list(documents_from_text(tmp_path / "t", document_characters=25))
     assert {len(document) for document in made} == {110}

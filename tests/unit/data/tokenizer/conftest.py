@@ -106,7 +106,7 @@ def _bert_pipeline() -> tokenizers.Tokenizer:
 
 
 def _unigram_pipeline() -> tokenizers.Tokenizer:
-    """One whose model has its special tokens among the pieces, as those made from models have."""
+    """Make a pipeline whose model has its special tokens as pieces, like converted models."""
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -2.0)]
     pieces += [(letter, -5.0) for letter in "abcdesx<>/"]
     library = tokenizers.Tokenizer(models.Unigram(pieces, 2, byte_fallback=False))

@@ -29,13 +29,13 @@ ALPHABET = byte_alphabet()
 
 
 def bytes_only():
-    """A vocabulary of bytes: the number of ids of a word is that of its bytes."""
+    """Make a vocabulary of bytes, in which a word has one id for each byte."""
     return native_bpe({c: i for i, c in enumerate(ALPHABET)}, [])
 
 
 @pytest.mark.skipif(not (ROOT / "native").is_dir(), reason="needs the sources, not the wheel")
 def test_table_of_characters_is_that_of_the_installed_regex():
-    """What is compiled in is what native/generate_character_classes.py would write today."""
+    """The compiled table equals today's output of native/generate_character_classes.py."""
     path = ROOT / "native/generate_character_classes.py"
     spec = importlib.util.spec_from_file_location("generate_character_classes", path)
     module = importlib.util.module_from_spec(spec)
@@ -56,7 +56,7 @@ def test_every_character_is_of_the_class_that_the_pattern_gives_it(hand_made):
 
 @st.composite
 def vocabularies(draw):
-    """Rules of any order over few bytes, also such as no training would find."""
+    """Draw rules of any order over few bytes, also ones that no training would find."""
     tokens = list("abc")
     merges = []
     for _ in range(draw(st.integers(1, 12))):
@@ -150,7 +150,7 @@ VOCABULARIES = {
 
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_vocabularies_about_which_there_is_a_doubt_go_to_python(name):
-    """What C++ takes Python would read alike; everything else is left to Python."""
+    """C++ takes a vocabulary only if Python would read the same; Python reads the others."""
     ending, certain = VOCABULARIES[name]
     content = BYTES_JSON + ending
     files = of_files(content, b"a b\n")
@@ -189,7 +189,7 @@ def test_other_vocabularies_are_no_object_of_bytes():
     st.sampled_from([None, 0, 1, "\t"]),
 )
 def test_vocabularies_that_are_taken_are_read_as_python_reads_them(tokens, ascii_only, indent):
-    """Whatever the tokens, their escapes and the blanks: size and ids match `json`."""
+    """Size and ids match `json`, for any tokens, escapes and blanks."""
     vocabulary = {**{c: i for i, c in enumerate(ALPHABET)}, **tokens}
     ids = list(vocabulary.values())
     content = json.dumps(vocabulary, ensure_ascii=ascii_only, indent=indent)
@@ -279,7 +279,7 @@ def same(one, other):
 
 @pytest.mark.parametrize("line", LINES)
 def test_every_kind_of_line_gives_what_python_gives(hand_made, line):
-    """Odd lines are taken or refused with the same words, and stand in their order."""
+    """Odd lines are accepted or refused with the same messages, in the same order."""
     good = b'{"text": "good"}'
     block = b"\n".join([good, line, line, good, b"", line, good])
     same(*both_ways(hand_made, block + b"\n", first=41))
@@ -294,7 +294,7 @@ def test_every_kind_of_line_gives_what_python_gives(hand_made, line):
     ascii_only=st.booleans(),
 )
 def test_any_records_give_what_python_gives(hand_made, records, ascii_only):
-    """Whatever JSON is written, with one key or two, both ways agree."""
+    """Both ways agree for any JSON records, with one key or two."""
     made = "\n".join(json.dumps(record, ensure_ascii=ascii_only) for record in records)
     block = made.encode(errors="surrogatepass")
     same(*both_ways(hand_made, block))

@@ -31,7 +31,7 @@ def factory(**options: Any) -> Tokenizer:
 
 
 def plugins_of(monkeypatch: pytest.MonkeyPatch, **adds: Any) -> PluginSet:
-    """Return plugins by name, each of which registers as its function does."""
+    """Return plugins by name; each registers tokenizers by its function."""
     points = []
     for name, add in adds.items():
         module = types.ModuleType(f"test_registry_{name}")

@@ -29,7 +29,7 @@ TEXT = "the theme: naïve 漢字 \N{SAUROPOD}\n"
 
 
 def bpe(folder: Path, *, merges: tuple[str, ...] = ("t h", "th e")) -> GPT2BPETokenizer:
-    """A byte-level BPE of a few rules in *folder*."""
+    """Make a byte-level BPE of a few rules in *folder*."""
     folder.mkdir(exist_ok=True)
     tokens = [*byte_alphabet(), *(rule.replace(" ", "") for rule in merges), "<|endoftext|>"]
     vocabulary = {token: i for i, token in enumerate(tokens)}
@@ -39,7 +39,7 @@ def bpe(folder: Path, *, merges: tuple[str, ...] = ("t h", "th e")) -> GPT2BPETo
 
 
 def record(directory: Path) -> dict[str, object]:
-    """The JSON record of a saved tokenizer."""
+    """Read the JSON record of a saved tokenizer."""
     return json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
 
 
@@ -113,7 +113,7 @@ def test_another_tokenizer_is_not_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["tokenizer.json", "merges.txt"])
 def test_broken_directory_is_replaced(damage: str, tmp_path: Path) -> None:
-    """What a killed or careless process left broken is written again."""
+    """A directory that another process left incomplete is written again."""
     tokenizer = bpe(tmp_path / "source")
     save_tokenizer(tokenizer, tmp_path / "tokenizer")
     (tmp_path / "tokenizer" / damage).unlink()
@@ -218,7 +218,7 @@ def test_loads_no_torch() -> None:
 
 
 def wordpiece(folder: Path) -> Tokenizer:
-    """A WordPiece tokenizer of two words."""
+    """Make a WordPiece tokenizer of two words."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
     (folder / "words.txt").write_text("\n".join(words), encoding="utf-8")
     return build_tokenizer(
@@ -227,7 +227,7 @@ def wordpiece(folder: Path) -> Tokenizer:
 
 
 def llama(folder: Path) -> Tokenizer:
-    """A SentencePiece model, without its begin of a text."""
+    """Make a SentencePiece model, without its token for the beginning of a text."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["a b", "b a"]),
@@ -243,7 +243,7 @@ def llama(folder: Path) -> Tokenizer:
 
 
 def pretrained(folder: Path) -> Tokenizer:
-    """A pretrained tokenizer whose end is named beside it."""
+    """Make a pretrained tokenizer whose end token is named in another file."""
     library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     library.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     library.save(str(folder / "tokenizer.json"))
@@ -252,7 +252,7 @@ def pretrained(folder: Path) -> Tokenizer:
 
 
 def lone_file(folder: Path) -> Tokenizer:
-    """A pretrained tokenizer in a file of another name, read without what is beside it."""
+    """Make a pretrained tokenizer in a file of another name, read without the files beside it."""
     pretrained(folder)
     (folder / "tokenizer.json").rename(folder / "mine.json")
     return build_tokenizer("PretrainedFromHF", tokenizer_name_or_path=str(folder / "mine.json"))

@@ -20,7 +20,7 @@ TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=8).map(
 
 
 def library(path: str) -> sentencepiece.SentencePieceProcessor:
-    """The library's own reading of a model."""
+    """Read a model with the library itself."""
     return sentencepiece.SentencePieceProcessor(model_file=path)
 
 

@@ -1,4 +1,4 @@
-"""Bytes of tokens: those of a text's tokens, joined, are the text."""
+"""Bytes of tokens: joined, the bytes of a text's tokens are the text."""
 
 from __future__ import annotations
 

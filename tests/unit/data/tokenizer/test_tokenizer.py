@@ -95,7 +95,7 @@ def test_gpt2_gives_the_known_ids(gpt2_files, engine, text, ids):
 
 
 def test_gpt2_sizes(gpt2):
-    """GPT-2 has 50,257 ids, the last of which ends a document."""
+    """GPT-2 has 50,257 ids; the last one ends a document."""
     assert (gpt2.vocab_size, gpt2.eod) == (50257, 50256)
     assert gpt2.decode([15496, gpt2.eod]) == "Hello<|endoftext|>"
 

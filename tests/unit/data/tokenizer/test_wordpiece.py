@@ -35,18 +35,18 @@ needs_native = pytest.mark.skipif(
 
 # The definition, in plain Python: what the fast code must give.
 def is_space(letter: str) -> bool:
-    """Whether BERT takes it for a space."""
+    """Return True if BERT treats it as a space."""
     return letter in " \t\n\r" or unicodedata.category(letter) == "Zs"
 
 
 def is_sign(letter: str) -> bool:
-    """Whether BERT takes it for punctuation."""
+    """Return True if BERT treats it as punctuation."""
     ascii_sign = letter.isascii() and letter.isprintable() and not letter.isalnum()
     return (ascii_sign and letter != " ") or unicodedata.category(letter)[0] == "P"
 
 
 def is_chinese(letter: str) -> bool:
-    """Whether it is in a block of ideographs."""
+    """Return True if it is in a block of ideographs."""
     return any(
         low <= ord(letter) <= high
         for low, high in (
@@ -57,7 +57,7 @@ def is_chinese(letter: str) -> bool:
 
 
 def words_of(text: str, *, lower: bool) -> list[str]:
-    """The words of a text."""
+    """Return the words of a text."""
     kept = ""
     for letter in text:
         control = letter not in "\t\n\r" and unicodedata.category(letter) in {"Cc", "Cf"}
@@ -82,7 +82,7 @@ def words_of(text: str, *, lower: bool) -> list[str]:
 
 
 def ids_of(text: str, vocabulary: dict[str, int], *, lower: bool) -> list[int]:
-    """The ids of a text: of each word the longest pieces from the left."""
+    """Return the ids of a text: the longest pieces of each word, from the left."""
     ids: list[int] = []
     for word in words_of(text, lower=lower):
         pieces: list[int] = []
@@ -99,7 +99,7 @@ def ids_of(text: str, vocabulary: dict[str, int], *, lower: bool) -> list[int]:
 
 
 def vocabulary_of(path: str) -> dict[str, int]:
-    """The vocabulary of a file."""
+    """Read the vocabulary of a file."""
     lines = Path(path).read_text(encoding="utf-8").split("\n")
     return {line: i for i, line in enumerate(lines[:-1])}
 
@@ -133,7 +133,7 @@ def test_boundaries(both: Tokenizer, text: str) -> None:
 
 
 def engines(name: str, path: str) -> tuple[BertWordPieceTokenizer, BertWordPieceTokenizer]:
-    """A tokenizer in C++ and its twin in Python."""
+    """Make a tokenizer in C++ and an equal one in Python."""
     settings = TokenizerSettings(name, vocab_file=path)
     fast = BertWordPieceTokenizer(settings)
     assert fast.threads
@@ -141,7 +141,7 @@ def engines(name: str, path: str) -> tuple[BertWordPieceTokenizer, BertWordPiece
 
 
 def all_letters(path: Path, letters: str) -> str:
-    """A vocabulary in which every letter has an id, alone, lower-cased and within a word."""
+    """Make a vocabulary with an id for each letter, alone, lower-cased and within a word."""
     pieces = dict.fromkeys(letters + unicodedata.normalize("NFD", letters.lower()) + "aς1")
     lines = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces, *(f"##{c}" for c in pieces)]
     kept = dict.fromkeys(line for line in lines if line == line.strip() and "\r" not in line)
@@ -150,7 +150,7 @@ def all_letters(path: Path, letters: str) -> str:
 
 
 def contexts(letters: str) -> Iterator[str]:
-    """Texts with each letter alone, in a word, beside a capital sigma, and beside sorted marks."""
+    """Yield texts with each letter alone, in a word, beside a capital sigma, and beside marks."""
     for c in letters:
         yield f"{c} a{c}1 {c}{c} A{c}Σ {c}Σ Σ{c} AΣ{c} AΣ{c}a \u302e{c}\U0001d165"
 
@@ -300,7 +300,7 @@ def test_unfit_files(content: bytes, problem: str, tmp_path: Path) -> None:
 
 
 def test_missing_file_and_wrong_options(wordpieces: str, tmp_path: Path) -> None:
-    """What is not there is named, and options of other types are refused."""
+    """A missing file is named, and options of other types are refused."""
     with pytest.raises(DataError, match="cannot read"):
         build_tokenizer(LOWER, vocab_file=str(tmp_path / "none.txt"))
     with pytest.raises(ConfigError, match="needs `--vocab-file`"):
@@ -310,7 +310,7 @@ def test_missing_file_and_wrong_options(wordpieces: str, tmp_path: Path) -> None
 
 
 def test_real_vocabulary(shared_data: Path) -> None:
-    """BERT's own vocabulary gives known ids, and those of the definition on web text."""
+    """BERT's own vocabulary gives known ids, and the definition's ids on web text."""
     path = str(shared_data / "tokenizers/bert-base-uncased/vocab.txt")
     tokenizer = build_tokenizer(LOWER, vocab_file=path)
     assert (tokenizer.vocab_size, tokenizer.eod) == (30524, 30523)

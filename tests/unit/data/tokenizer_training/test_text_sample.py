@@ -64,14 +64,14 @@ def test_long_lines_come_in_parts(piece: str) -> None:
 
 
 def write_jsonl(path: Path) -> None:
-    """Two documents as compressed JSON lines."""
+    """Write two documents as compressed JSON lines."""
     with gzip.open(path, "wt", encoding="utf-8") as stream:
         for text in ("one\n\ntwo", "iki ğ"):
             stream.write(json.dumps({"text": text, "n": 1}) + "\n\n")
 
 
 def write_plain(path: Path) -> None:
-    """A plain text of two paragraphs."""
+    """Write a plain text of two paragraphs."""
     path.write_text("one\n\n\ntwo\r\niki ğ\n", encoding="utf-8")
 
 

@@ -24,7 +24,7 @@ LOSSLESS = ("GPT2BPETokenizer", "HFTokenizer", "GPTSentencePieceTokenizer", "Lla
 
 
 def turkish() -> list[str]:
-    """Words of stems and endings, as Turkish makes them."""
+    """Return words of stems and endings, like Turkish words."""
     return [
         " ".join(stem + ending + STEMS()[(i + j) % len(STEMS())] for j, stem in enumerate(STEMS()))
         for i, ending in enumerate(ENDINGS() * 20)
@@ -51,7 +51,7 @@ def train(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_type(kind: str, text: str, tmp_path: Path) -> None:
-    """What is trained has the size asked for, is used as it is, and shortens its language."""
+    """A trained tokenizer has the requested size, works unchanged, and shortens its language."""
     report, tokenizer = train(text, tmp_path / "new", kind)
     added = {"BertWordPieceCase": 2, "BertWordPieceLowerCase": 2, "SentencePieceTokenizer": 5}
     assert report.vocab_size == tokenizer.vocab_size == 400 + added.get(kind, 0)
@@ -176,7 +176,7 @@ def test_sample_of_the_text(text: str, tmp_path: Path) -> None:
     ],
 )
 def test_refusals(kind: str, recipe: Recipe, what: str, text: str, tmp_path: Path) -> None:
-    """What cannot be trained is said, and nothing is left behind."""
+    """A vocabulary that cannot be trained is an error, and nothing is left behind."""
     with pytest.raises((ConfigError, DataError)) as caught:
         train_tokenizer(TrainingRequest((text,), str(tmp_path / "new"), kind, recipe))
     assert caught.value.what.startswith(what)

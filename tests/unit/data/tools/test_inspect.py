@@ -1,4 +1,4 @@
-"""What inspecting finds: counts, copies, ends of documents, and what is wrong."""
+"""Findings of an inspection: counts, copies, ends of documents, and problems."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ documents = st.lists(
 def test_scan_is_what_counting_by_hand_gives(
     tmp_path_factory, documents, eod, piece, group, dtype, dataset_impl
 ):
-    """Whatever the pieces it is read in, a scan finds what plain Python finds."""
+    """A scan finds the same as plain Python, with pieces of any size."""
     prefix = write(tmp_path_factory.mktemp("s") / "s", documents, dtype, dataset_impl)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_scan, "_PIECE_TOKENS", piece)
@@ -123,7 +123,7 @@ def test_metadata_that_differs(tmp_path):
 
 @pytest.mark.parametrize("dataset_impl", ["mmap", "cached"])
 def test_missing_eod(tmp_path, dataset_impl):
-    """Tokens that were appended to documents and not counted are explained, and counts told."""
+    """Tokens that were appended to documents and not counted are explained, with their counts."""
     prefix = write(tmp_path / "u", [[[1, 2]], [[3]]], "uint16", dataset_impl)
     np.array([1, 2, 256, 3, 256], dtype="<u2").tofile(tmp_path / "u.bin")
     report = inspect(prefix, scan=True)

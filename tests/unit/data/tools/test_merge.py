@@ -113,7 +113,7 @@ def test_foreign_files(shared_data, tmp_path):
 @pytest.mark.parametrize("failing", [(), ("copy_file_range",), ("copy_file_range", "sendfile")])
 @pytest.mark.parametrize("piece", [3, 1 << 26])
 def test_copying_without_the_kernel(tmp_path, monkeypatch, failing, piece):
-    """Where the file system refuses a way of copying, another gives the same bytes."""
+    """Another way of copying gives the same bytes if the file system refuses one."""
 
     def refuse(*_args, **_keywords):
         raise OSError(errno.EXDEV, "refused")
@@ -135,7 +135,7 @@ def test_copy_of_a_file_that_is_too_short(tmp_path):
 
 
 def test_modes_are_kept(tmp_path):
-    """Modes of multimodal parts stand one after another; an empty part without any fits."""
+    """Modes of multimodal parts are concatenated; an empty part without modes fits."""
     parts = [write(tmp_path / name, [[[1], [2]]]) for name in "ab"]
     for name, modes in (("a", b"\0\1"), ("b", b"\2\0")):
         with (tmp_path / f"{name}.idx").open("ab") as file:
@@ -159,7 +159,7 @@ def test_metadata_is_merged(tmp_path):
 
 
 def test_some_without_metadata(tmp_path, caplog):
-    """Where one part has no metadata a line says that the output gets none, and an old one goes."""
+    """A part without metadata gives an output without; a line says so, old metadata is removed."""
     parts = [write(tmp_path / "a", [[[1, 2]]]), write(tmp_path / "b", [[[3]]])]
     describe(parts[0])
     write(tmp_path / "m", [[[1]]])
@@ -170,7 +170,7 @@ def test_some_without_metadata(tmp_path, caplog):
 
 
 def test_none_with_metadata(tmp_path, caplog):
-    """Where no part has metadata a line says that vocabularies were not compared."""
+    """A line says that vocabularies were not compared if no part has metadata."""
     parts = [write(tmp_path / "a", [[[1, 2]]]), write(tmp_path / "b", [[[3]]])]
     merge(parts[:1], str(tmp_path / "m"))
     assert caplog.text == ""
@@ -261,7 +261,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(tmp_path, name):
-    """What cannot be merged is an error that names it; nothing is written, nothing lost."""
+    """The error names the part that cannot be merged; no file is written or lost."""
     make, message = REFUSED[name]
     parts = make(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

@@ -95,7 +95,7 @@ def test_uncounted_ends_are_counted(
 
 
 def test_metadata_says_that_ends_were_counted(tmp_path):
-    """Where the end that is counted now is the tokenizer's, it is metadata of ended documents."""
+    """The metadata says that documents have ends if the counted end token is the tokenizer's."""
     documents = [[[1], [2]], [[3]]]
     prefix = write(tmp_path / "x", documents)
     describe(prefix, append_eod=False)
@@ -177,7 +177,7 @@ def test_one_document_does_not_tell_its_end(tmp_path):
 
 
 def test_document_without_sequences_has_no_place_for_an_end(tmp_path):
-    """Where a document has no sequence that could take the token, nothing is guessed."""
+    """A document without a sequence for the token is an error, not a guess."""
     prefix = write(tmp_path / "x", [[[1]], []])
     np.array([1, 256, 256], dtype="<u2").tofile(tmp_path / "x.bin")
     with pytest.raises(DataError, match="are unknown"):
@@ -243,7 +243,7 @@ def test_tokens_after_the_last_end(tmp_path):
     ],
 )
 def test_index_that_cannot_be_rebuilt(tmp_path, changes, message):
-    """What is needed and not known is asked for; what does not fit is refused."""
+    """Missing facts are requested by the error; facts that do not fit are refused."""
     prefix = write(tmp_path / "x", [[[1, 2]], [[3, 2, 4]]])
     (tmp_path / "x.idx").unlink()
     with pytest.raises(DataError, match=message):
@@ -275,7 +275,7 @@ def test_rebuilt_index_keeps_the_format(tmp_path, dataset_impl, damage):
 
 
 def test_rebuilt_index_has_no_modes(tmp_path):
-    """That they are left out is said."""
+    """The report says that the modes are left out."""
     prefix = write(tmp_path / "x", [[[1, EOD]]])
     with (tmp_path / "x.idx").open("ab") as file:
         file.write(b"\1")
@@ -303,7 +303,7 @@ def test_double_endings(tmp_path, given_name):
 
 
 def test_two_files_for_one(tmp_path):
-    """Where both the right name and a wrong one are there, nothing is chosen."""
+    """Neither name is chosen if both the right one and a wrong one exist."""
     prefix = write(tmp_path / "x", [[[1, 2]]])
     (tmp_path / "x.bin.idx").write_bytes(b"other")
     with pytest.raises(DataError, match=r"both .* exist"):
@@ -341,7 +341,7 @@ def test_missing_tokens(tmp_path):
 
 
 def test_disk_that_cannot_link(tmp_path, monkeypatch):
-    """Where a file has one name only it is copied."""
+    """A file system without hard links gets a copy."""
 
     def refuse(*_args):
         raise OSError(errno.EXDEV, "refused")

@@ -81,7 +81,7 @@ def test_modes_and_metadata(tmp_path):
 
 @pytest.mark.parametrize("name", ["out-00007.bin", "out-00000.idx", "out-100000.meta.json"])
 def test_earlier_files_are_not_mixed_with(tmp_path, name):
-    """Where files of such names stand, of which more might stay, nothing is written."""
+    """Nothing is written if files with such names exist, because some might stay."""
     prefix = write(tmp_path / "in", [[[1]]])
     (tmp_path / name).write_text("old")
     with pytest.raises(ConfigError, match="exists already"):

@@ -1,4 +1,4 @@
-"""What chat templates can do, and cannot."""
+"""Abilities of chat templates, and their limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lmcore.generation.chat.sandbox import TemplateRefusalError, render, serve
 
 
 def text(template: str, **variables: Any) -> str:
-    """The text of a template."""
+    """Return the text of a template."""
     return render(template, variables, longest=1000)
 
 

@@ -101,7 +101,7 @@ TOOLS = [{"type": "function", "function": {"name": "now", "description": "<Zeit>
 
 
 def byte_level() -> tokenizers.Tokenizer:
-    """A byte-level tokenizer, as Llama 3 and Qwen have."""
+    """Make a byte-level tokenizer, like Llama 3's and Qwen's."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     library = tokenizers.Tokenizer(models.BPE({one: i for i, one in enumerate(alphabet)}, []))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -110,7 +110,7 @@ def byte_level() -> tokenizers.Tokenizer:
 
 
 def metaspace() -> tokenizers.Tokenizer:
-    """A tokenizer with a space before each text, as Llama 2 and Mistral have."""
+    """Make a tokenizer with a space before each text, like Llama 2's and Mistral's."""
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "H", "i", "e", "o"]
     library = tokenizers.Tokenizer(
         models.BPE(
@@ -201,7 +201,7 @@ def test_named_templates(tmp_path: Path) -> None:
 
 
 def test_template_in_a_file(tmp_path: Path) -> None:
-    """A file gives any tokenizer a template; without files of its own its tokens have a name."""
+    """A file gives any tokenizer a template; a tokenizer without files has names for its tokens."""
     file = tmp_path / "x.jinja"
     file.write_text("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}ü")
     template = ChatTemplate.from_file(str(file), ByteTokenizer())
@@ -228,7 +228,7 @@ def test_messages(chatml: ChatTemplate) -> None:
 @pytest.mark.parametrize("library", [byte_level, metaspace])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_transformers(name: str, library: Any, tmp_path: Path) -> None:
-    """Text and ids are those of transformers, for every kind of conversation."""
+    """Text and ids equal transformers', for every kind of conversation."""
     transformers = peer("transformers")
     ours = ChatTemplate.of(save(tmp_path, library(), TEMPLATES[name]))
     assert ours is not None

@@ -103,7 +103,7 @@ def test_a_failed_pass_is_the_end(channel: Channel) -> None:
 
 
 def test_an_interrupted_pass(channel: Channel) -> None:
-    """Ctrl-C within a pass, or a change of a cache, comes after it, and the model goes on."""
+    """Ctrl-C in a pass, or in a change of a cache, is raised after it; the model still works."""
 
     @dataclass
     class Interrupted(Runner):

@@ -1,4 +1,4 @@
-"""Models that can be divided, and those that cannot."""
+"""Models that can be divided, and models that cannot."""
 
 from __future__ import annotations
 

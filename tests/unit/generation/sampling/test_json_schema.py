@@ -31,7 +31,7 @@ SCHEMA = {
 
 
 def written(schemas: JsonSchemas, schema: dict[str, Any], seed: int, size: int) -> Continuation:
-    """A text of random logits under the rule of a schema."""
+    """Generate a text from random logits under the rule of a schema."""
     request = Request(
         [0],
         3000,
@@ -121,7 +121,7 @@ def test_a_vocabulary_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.peer
 def test_texts_of_a_compiled_schema() -> None:
-    """Each text has a state of its own."""
+    """Each text has a separate state."""
     peer("llguidance")
     schema = JsonSchemas(ByteTokenizer()).compiled({"enum": ["cat", "dog"]})
     first, second = schema.constraint(), schema.constraint()

@@ -19,7 +19,7 @@ CHI_SQUARE = {1: 23.93, 2: 27.63, 3: 30.66, 4: 33.38, 5: 35.89, 6: 38.26, 7: 40.
 
 
 def probabilities(logits: list[float], temperature: float = 1.0) -> list[float]:
-    """The softmax, written out."""
+    """Return the softmax, written out."""
     weights = [math.exp(logit / temperature) for logit in logits]
     return [weight / sum(weights) for weight in weights]
 
@@ -85,7 +85,7 @@ class TestDistribution:
         assert_distributed(found, {i: kept[i] for i in order[:4]})
 
     def test_top_p_after_temperature(self) -> None:
-        """The probability is that of the tempered logits."""
+        """The probability is computed from the tempered logits."""
         # Tempered to 0.1 the two highest have all but nothing of the probability.
         assert_distributed(draws(SamplingOptions(top_p=0.99, temperature=0.1)), {2: 1.0, 4: 1.0})
 
@@ -98,7 +98,7 @@ class TestDistribution:
         assert draws(SamplingOptions(top_p=1.0)) == draws(SamplingOptions())
 
     def test_top_p_in_a_long_tail(self) -> None:
-        """If thousands of ids share the probability, the smallest set that reaches p is kept."""
+        """The smallest set that reaches p is kept, even if it has thousands of ids."""
         logits = [0.0] * 3000 + [-0.1] * 3000
         # Half of the high ones' weight: ties stay, and the low ones do not come.
         found = draws(SamplingOptions(top_p=0.3), logits, count=200)
@@ -198,7 +198,7 @@ class TestDecay:
         assert 0 < SamplingOptions(top_p=0.9, top_p_decay=0.1).top_p_after(2000) < 1e-20
 
     def test_rows_of_different_lengths(self) -> None:
-        """Each row has the top-p of its own length."""
+        """Each row has the top-p for its length."""
         logits = torch.tensor([[1.0, 1.1, 1.2]]).expand(2000, -1)
         options = [SamplingOptions(top_p=1.0 - 1e-9, top_p_decay=0.1)] * 2000
         counts = [0, 5] * 1000
@@ -223,7 +223,7 @@ class TestPenalties:
         assert self.penalized(options, [0, 0], [1, 0]) == [1.0, -4.0, 1.0, 0.5]
 
     def test_frequency_and_presence(self) -> None:
-        """Each time that a token was generated counts; those of the prompt do not."""
+        """Each generated occurrence of a token counts; occurrences in the prompt do not."""
         options = SamplingOptions(frequency_penalty=0.5, presence_penalty=0.25)
         assert self.penalized(options, [2], [0, 0, 3]) == [0.75, -2.0, 1.0, -0.25]
         assert self.penalized(options, [2], []) == [2.0, -2.0, 1.0, 0.5]

@@ -33,7 +33,7 @@ def test_no_stop() -> None:
 
 
 def test_stop() -> None:
-    """What may begin a stop text is held back; the stop text is not part of the text."""
+    """A possible beginning of a stop text is held back; the stop text is not part of the text."""
     seen, completion, count = take("one\n\ntwo", ["\n\n"])
     assert seen == ["o", "on", "one", "one", "one"]
     assert (completion.text, completion.stopped_by, count) == ("one", "\n\n", 5)

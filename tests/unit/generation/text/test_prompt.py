@@ -18,7 +18,7 @@ from lmcore.generation.text.prompt import (
 
 
 def written(path: Path, content: bytes) -> str:
-    """The name of a file with *content*."""
+    """Write a file with *content*; return its name."""
     path.write_bytes(content)
     return str(path)
 

@@ -30,7 +30,7 @@ REQUESTS = [
 
 @pytest.fixture
 def ops() -> OpBinding:
-    """The core's own ops: kernels have tests of their own."""
+    """The core's own ops: kernels have separate tests."""
     return OpBinding(OpTable(OP_SPECS), "cpu", "float32")
 
 
@@ -54,7 +54,7 @@ def run(model: GPT, context: object) -> list[Continuation]:
 
 @pytest.mark.parametrize("rows", [1, 8])
 def test_the_probabilities_stay(model: GPT, runtime: Runtime, rows: int) -> None:
-    """The log-probabilities are those of the policy, up to its rounding."""
+    """The log-probabilities equal the policy's, up to its rounding."""
     model.eval()
     runtime.precision.apply(model)
     expected = run(model, runtime.precision.context)

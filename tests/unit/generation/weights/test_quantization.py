@@ -19,10 +19,10 @@ from lmcore.accelerator import OP_SPECS, ConstantProjection, OpTable, QuantizedW
 from lmcore.config.section import AcceleratorSection, Config
 from lmcore.errors import ConfigError
 from lmcore.generation.engine import Engine
+from lmcore.generation.options import QUANTIZATIONS, precision_of
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.options import SamplingOptions
 from lmcore.generation.weights.fix import fix_weights
-from lmcore.generation.weights.options import QUANTIZATIONS, precision_of
 from lmcore.generation.weights.quantization import GROUP, expanded_projection, quantize
 from lmcore.model.gpt import GPT
 from lmcore.model.layers import Linear
@@ -122,7 +122,7 @@ def test_groups_of_equal_weights(dtype: torch.dtype) -> None:
 
 
 def test_8_bits_as_another_library_rounds_them() -> None:
-    """Values and scales are those of torchao, but for its range to -128."""
+    """Values and scales equal torchao's, but for its range to -128."""
     weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
     scale, zero = choose_qparams_affine(
         weight, MappingType.SYMMETRIC_NO_CLIPPING_ERR, (1, 64), torch.int8, -127, 127
@@ -144,7 +144,7 @@ def test_inputs_that_make_no_groups() -> None:
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("bias", [True, False])
 def test_expanded_products(bits: int, bias: bool) -> None:
-    """They are those of the exact values of the integers."""
+    """They equal products with the exact values of the integers."""
     generator = torch.Generator().manual_seed(1)
     quantized = quantize(torch.randn(5, 2 * GROUP, generator=generator), bits, torch.float32)
     assert quantized is not None
@@ -159,7 +159,7 @@ def test_expanded_products(bits: int, bias: bool) -> None:
 def test_the_model_is_that_of_the_rounded_weights(
     model: GPT, runtime: Runtime, quantization: str
 ) -> None:
-    """Logits are those of a float64 model whose weights are the integers' values."""
+    """Logits equal a float64 model's whose weights are the integers' values."""
     oracle = copy.deepcopy(model).double()
     bits, dtype = int(quantization[3:]), getattr(torch, runtime.precision.compute)
     with torch.no_grad():

@@ -15,7 +15,7 @@ from lmcore.library.module_kernels import use_kernels
 
 
 class PlainRMSNorm(nn.Module):
-    """RMS norm under names of its own, as language models have it."""
+    """RMS norm with its own names of attributes, as in language models."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

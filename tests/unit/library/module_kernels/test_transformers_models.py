@@ -113,7 +113,7 @@ def test_the_cpu_plugins_kernels(counted_runtime):
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_dropout_draws_the_models_own_numbers(counted_runtime, autocast):
-    """GPT-2 with its dropout everywhere: the loss is that of the model's own random numbers."""
+    """GPT-2 with its dropout everywhere has the loss of the model's own random numbers."""
     kernels = pytest.importorskip("lmcore_cpu.kernels", reason="needs the CPU plugin").KERNELS
     rates = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.3}
     runtime, model = counted_runtime(), make("GPT2", **rates)
@@ -339,7 +339,7 @@ def test_logits_are_right_if_they_are_read(counted_runtime):
 
 
 def test_logits_after_a_change_of_the_weights_are_refused(counted_runtime):
-    """They would be the wrong ones; those that were read before stay."""
+    """They would be wrong; logits that were read before stay."""
     model = make("GPT2")
     use_kernels(model, counted_runtime(*OPS))
     read, unread = model(IDS, labels=LABELS), model(IDS, labels=LABELS)

@@ -118,7 +118,7 @@ def test_leaving_the_process_is_no_way_out(leave, how):
 
 
 def test_the_last_words_are_the_cause():
-    """Where there is no stack, the last line on standard error is shown."""
+    """Without a stack, the last line on standard error is shown."""
 
     def complain():
         os.write(2, b"undefined symbol: frobnicate\n")
@@ -154,7 +154,7 @@ def test_what_a_probe_does_to_its_process_ends_with_it():
 
 
 def test_an_exception_keeps_its_reason_and_traceback():
-    """What a probe raises in the copy is reported as if it were raised here."""
+    """An exception of a probe in the copy is reported as if it were raised here."""
 
     def probe():
         raise RuntimeError("driver 1 is too old")

@@ -166,7 +166,7 @@ def test_other_timeouts_are_no_hang(function, arguments):
 
 
 def test_a_child_of_the_process_ends_with_it(tmp_path):
-    """What the function started and left does not survive it."""
+    """A process that the function started does not survive it."""
     pid = call_isolated("subject:leave_child", str(tmp_path), timeout=30).value
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline and _runs(pid):

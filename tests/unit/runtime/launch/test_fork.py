@@ -56,7 +56,7 @@ def ended(script: str) -> tuple[int, str, str]:
 
 
 def test_what_a_copy_has(tmp_path: Path) -> None:
-    """It has what the launcher has read, a place, an environment and a process group of its own."""
+    """It has the launcher's data, and its own place, environment and process group."""
     script = f"""
         def work():
             rank = os.environ["RANK"]
@@ -187,7 +187,7 @@ def test_interrupted() -> None:
 
 
 def test_copies_end_with_their_launcher() -> None:
-    """If the launcher is killed, each copy is killed."""
+    """Each copy is killed if the launcher is killed."""
     script = """
         from lmcore.runtime.launch.worker_protocol import end_with_launcher
         def work():

@@ -103,7 +103,7 @@ def test_output_of_all_ranks(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Rank 0 has the launcher's, the others none; a worker leads a session of its own."""
+    """Rank 0 has the launcher's, the others none; each worker leads a new session."""
     (tmp_path / "in").write_text("an answer")
     script = f"""
         assert os.getsid(0) == os.getpid()
@@ -169,7 +169,7 @@ def test_other_failures_are_short(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_same_failure(capfd: pytest.CaptureFixture[str]) -> None:
-    """What all ranks say alike is said once, with the error's own exit status."""
+    """An error that all ranks report is shown once, with its exit status."""
     script = """
         from lmcore.errors import ConfigError
         from lmcore.runtime.launch.worker_protocol import report_error
@@ -254,7 +254,7 @@ def test_the_summary_of_a_killed_rank_0(tmp_path: Path, rows: str, counts: Any) 
 def test_the_others_are_ended(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Who waits for a dead process in vain is ended with it, and with its own children."""
+    """A process that waits for a dead one is ended, together with its children."""
     monkeypatch.setattr("lmcore.runtime.launch.launcher._GRACE_SECONDS", 0.5)
     script = f"""
         if rank == 0:
@@ -356,7 +356,7 @@ def test_ended_by_signals(
     word: str,
     times: int,
 ) -> None:
-    """One signal ends processes that do not handle it, two also those that hang; no error."""
+    """One signal ends processes that do not handle it, two signals also hanging ones; no error."""
     monkeypatch.setattr("lmcore.runtime.launch.launcher._GRACE_SECONDS", 0.5)
     monkeypatch.setattr("lmcore.runtime.launch.launcher.SAME_SIGNAL_SECONDS", 0.05)
     script = f"""

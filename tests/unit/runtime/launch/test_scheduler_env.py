@@ -48,7 +48,7 @@ BATCH = {
     [OPEN_MPI, PALS, INTEL, SRUN, OPEN_MPI | BATCH, SRUN | {"PMI_RANK": "5", "PMI_SIZE": "8"}],
 )
 def test_places(env: dict[str, str]) -> None:
-    """Rank 5 of 8, the second of four on its host, whoever says so."""
+    """Each launcher's variables give rank 5 of 8, the second of four on its host."""
     assert rank_info(translate(env)) == RankInfo(5, 1, 8, 4)
 
 
@@ -124,7 +124,7 @@ def test_one_host() -> None:
 
 
 def test_an_address_that_nobody_knows() -> None:
-    """What cannot be told is left out; the rendezvous says what is missing."""
+    """Unknown values are left out; the rendezvous says what is missing."""
     assert not translate(OPEN_MPI).keys() & {"MASTER_ADDR", "MASTER_PORT"}
 
 
@@ -136,7 +136,7 @@ def test_a_node_file_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "4(x", "four", "4(x2)"])
 def test_tasks_that_slurm_does_not_tell(text: str) -> None:
-    """Where the count of this node is missing the variable is named."""
+    """The error names the variable without this node's count."""
     env: dict[str, Any] = SRUN | {"SLURM_STEP_TASKS_PER_NODE": text or "?", "SLURM_NODEID": "2"}
     with pytest.raises(ConfigError, match="SLURM_STEP_TASKS_PER_NODE"):
         translate(env)
@@ -175,13 +175,13 @@ def test_malformed_nodelists(text: str) -> None:
 
 @given(st.text(max_size=40))
 def test_any_text_ends(text: str) -> None:
-    """Whatever the variable holds, it is a list of hosts or an error."""
+    """Any text is a list of hosts or an error."""
     with contextlib.suppress(ConfigError):
         assert all(list(expand_nodelist(text)))
 
 
 def test_deepspeeds_launcher_calls_one_variable_otherwise() -> None:
-    """Where torchrun's variables are set but for LOCAL_WORLD_SIZE, LOCAL_SIZE stands for it."""
+    """LOCAL_SIZE replaces LOCAL_WORLD_SIZE if only this one of torchrun's variables is missing."""
     place = {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
     assert translate(place) == {"LOCAL_WORLD_SIZE": "2"}
     assert translate(place | {"LOCAL_WORLD_SIZE": "2"}) == {}

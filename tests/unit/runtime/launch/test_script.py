@@ -58,7 +58,7 @@ def without_addresses(printed: str) -> object:
     ids=["script", "link", "module", "package"],
 )
 def test_as_python_runs_it(tmp_path: Path, words: list[str]) -> None:
-    """Globals of `__main__`, arguments and the first entry of the path are those of `python`."""
+    """Globals of `__main__`, arguments and the first entry of the path equal `python`'s."""
     (tmp_path / "a").mkdir()
     for name in ("show.py", "__main__.py"):
         (tmp_path / "a" / name).write_text(SHOW)
@@ -84,7 +84,7 @@ def test_processes_that_a_script_starts(tmp_path: Path) -> None:
 
 
 def test_tracebacks_begin_in_the_script(tmp_path: Path) -> None:
-    """What is printed of an uncaught exception is what Python prints."""
+    """An uncaught exception is printed as by Python."""
     (tmp_path / "bad.py").write_text("def f():\n    1 / 0\n\nf()\n")
     (tmp_path / "b").mkdir()
     (tmp_path / "b/__init__.py").write_text("import nothing.at_all\n")

@@ -172,7 +172,7 @@ def test_long_work_is_waited_for(ranks, monkeypatch):
 
 
 def test_a_failure_elsewhere_is_heard(ranks):
-    """Who waits in an exchange hears that a rank has stopped, long before its time is over."""
+    """A rank that waits in an exchange is notified of a stopped rank long before its time limit."""
 
     def body(rendezvous):
         channel = Channel(rendezvous)

@@ -1,4 +1,4 @@
-"""What ranks must have in common, and how a difference is shown."""
+"""Values that ranks must have in common, and messages about differences."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_equal_values_agree(ranks, value):
 
 
 def test_a_difference_is_shown_on_every_rank_and_folded(ranks):
-    """Ranks that say the same stand in one line."""
+    """Ranks with the same value share one line."""
 
     def body(rendezvous):
         check_equal(rendezvous, "the answer", 42 if rendezvous.rank.rank != 2 else "none")

@@ -14,7 +14,7 @@ from lmcore.runtime.store import StoreClient, StoreServer, serve_in_thread
 
 
 def wait_here(event: threading.Event) -> None:
-    """Be in a function with a name of its own."""
+    """Wait in a function with a recognisable name."""
     event.wait(60)
 
 

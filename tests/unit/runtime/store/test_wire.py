@@ -20,7 +20,7 @@ from lmcore.runtime.store.wire import (
 
 @given(st.lists(st.binary(max_size=50), max_size=6))
 def test_fields_return(fields: list[bytes]) -> None:
-    """What was packed is unpacked, also empty fields."""
+    """Packed fields are unpacked unchanged, also empty ones."""
     assert unpack(pack(fields)) == fields
 
 

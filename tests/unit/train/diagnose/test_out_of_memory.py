@@ -1,4 +1,4 @@
-"""What a run says when memory ends: where, what took it, which flags to change."""
+"""The error of a run out of memory: the place, the uses of memory, the flags to change."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PLENTY = MemoryStats(allocated=70 * GIB, peak_allocated=72 * GIB, reserved=75 * 
 
 @pytest.fixture
 def device_of(runtime: Any) -> Callable[..., Any]:
-    """Makes the runtime of a device of some type that counts memory as told."""
+    """Makes the runtime of a device of some type with the given memory statistics."""
 
     def make(stats: MemoryStats | None = PLENTY, **changes: Any) -> Any:
         device = SimpleNamespace(
@@ -104,7 +104,7 @@ def test_memory_of_other_processes_by_torch_accelerator(
      (1200 * GIB, "1200 GiB")],
 )  # fmt: skip
 def test_bytes_for_people(count: int, words: str) -> None:
-    """In the largest unit of which there is one."""
+    """The unit is the largest one with a value of at least 1."""
     assert in_units(count) == words
 
 
@@ -242,7 +242,7 @@ def test_errors_in_words_count_too(trained: Any, device_of: Any, message: str) -
     ],
 )
 def test_other_errors_pass(trained: Any, runtime: Any, error: Exception) -> None:
-    """What is not about memory, or was explained already, stays what it is."""
+    """An error that is not about memory, or was explained already, is not changed."""
     plan, state = trained
     with (
         pytest.raises(type(error)) as caught,
@@ -253,7 +253,7 @@ def test_other_errors_pass(trained: Any, runtime: Any, error: Exception) -> None
 
 
 def test_host_memory_is_distinguished(make_plan: Any, device_of: Any, trained: Any) -> None:
-    """Beside a device it has remedies of its own; where the host is the device it has not."""
+    """Host memory beside a device has different remedies; a host that is the device has not."""
     plan, state = trained
     error = explained(MemoryError(), plan, device_of(), state)
     assert error.what == "the host ran out of memory after step 0"
@@ -391,7 +391,7 @@ def test_recomputation_is_offered_as_far_as_it_goes(make_plan: Any, device_of: A
 def test_remedies_are_flags_of_a_valid_run(
     make_plan: Any, device_of: Any, data_prefix: str, world_size: int
 ) -> None:
-    """What is suggested resolves beside the flags that the run has."""
+    """Suggested flags are valid beside the flags of the run."""
     base = make_plan("")
     argv = [
         word

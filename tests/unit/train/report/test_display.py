@@ -1,4 +1,4 @@
-"""What a person sees: the training line, plain lines, times."""
+"""Text of the display: the training line, plain lines, times."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_header_fits_a_narrow_terminal() -> None:
 
 
 def test_lines_of_skipped_steps() -> None:
-    """As in Megatron's line, there is no norm without an update, and no loss without any."""
+    """Without an update there is no norm, and without a loss no loss, as in Megatron's line."""
     row = dataclasses.replace(ROW, grad_norm=None, loss_scale=2.0**32, loss=None)
     line = training_line(row, progress(skipped_iterations=2, nan_iterations=1))
     assert (

@@ -33,7 +33,7 @@ HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
 @pytest.fixture
 def terminal() -> io.StringIO:
-    """What the terminal is sent."""
+    """Output to the terminal."""
     return io.StringIO()
 
 
@@ -91,7 +91,7 @@ def test_skipped_steps(display: LiveDisplay) -> None:
 
 
 def test_no_mfu(display: LiveDisplay) -> None:
-    """Where the device's peak is unknown nothing is said of it."""
+    """MFU is left out if the device's peak is unknown."""
     display.step(ROW, dataclasses.replace(PROGRESS, mean_mfu=None))
     assert "MFU" not in drawn(display)
 

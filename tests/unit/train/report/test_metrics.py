@@ -42,7 +42,7 @@ def steps_in(path: Path) -> list[int]:
 
 
 def test_keys() -> None:
-    """A row has the documented keys; those that do not apply are left out."""
+    """A row has the documented keys; keys that do not apply are left out."""
     always = {
         *("step", "consumed_samples", "consumed_tokens", "loss", "learning_rate", "grad_norm"),
         *("loss_scale", "tokens_per_second", "step_time_ms", "data_wait_ms"),
@@ -94,7 +94,7 @@ def test_resume_drops_what_comes_again(tmp_path: Path, end: str) -> None:
 
 
 def test_last_row_without_its_line_end(tmp_path: Path) -> None:
-    """A last row that lost only its line end is kept, and the next one gets a line of its own."""
+    """A last row that lost only its line end is kept, and the next row begins a new line."""
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}')
     with MetricsFile(path, after_step=2) as metrics:

@@ -34,7 +34,7 @@ def run(
 
 
 def traces(directory: Path) -> dict[str, Counter[str]]:
-    """Return how often each name stands in each trace."""
+    """Return the number of events by name in each trace."""
     found = {}
     for path in sorted(directory.iterdir()):
         content = json.loads(gzip.decompress(path.read_bytes()))

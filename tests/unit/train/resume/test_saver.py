@@ -117,7 +117,7 @@ def test_a_failure_is_raised(disk: Disk, where: str) -> None:
 
 
 def test_an_error_of_the_run_comes_first(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
-    """When the run fails, the checkpoint on its way is finished; its own failure is a warning."""
+    """A failed run finishes its unfinished checkpoint; a failure to do so is a warning."""
     disk.go.set()
     with pytest.raises(KeyError, match="the run"), Saver(disk.take, background=True) as saver:  # noqa: PT012 - what happens inside is the test
         saver.save()
@@ -131,7 +131,7 @@ def test_an_error_of_the_run_comes_first(disk: Disk, caplog: pytest.LogCaptureFi
 
 
 def test_an_interrupt_does_not_wait(disk: Disk) -> None:
-    """Whoever interrupts the run is not made to wait for the disk."""
+    """An interrupted run does not wait for the disk."""
     with pytest.raises(KeyboardInterrupt), Saver(disk.take, background=True) as saver:  # noqa: PT012 - what happens inside is the test
         saver.save()
         raise KeyboardInterrupt

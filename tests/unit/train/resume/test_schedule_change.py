@@ -73,7 +73,7 @@ def test_settings_that_change_the_schedule(
 
 
 def test_the_schedule_in_force_may_differ_from_the_settings(make_plan: Any, saved_by: Any) -> None:
-    """A schedule that was kept or restarted goes on without a further question."""
+    """A schedule that was kept or restarted continues without a further question."""
     plan = make_plan(f"{BASE} --train-iters 9")
     kept = LearningRateSchedule("cosine", 0.01, 0.0, 2.0, 32)
     assert not schedule_is_open(plan, saved_by("--train-iters 9", 4, kept))

@@ -88,7 +88,7 @@ def test_a_loss_scale_goes_on(trained: Any, resume: Any, monkeypatch: pytest.Mon
 
 
 def test_a_checkpoint_without_skipped_steps(make_plan: Any, make_state: Any) -> None:
-    """Counters that know of no skipped steps stand for a run that skipped none."""
+    """Counters without skipped steps mean that the run skipped none."""
     state = make_state(make_plan(""))
     state.set_counters({"iteration": 3, "consumed_samples": 12, "consumed_tokens": 192})
     assert (state.iteration, state.scheduled_samples, state.skipped_iterations) == (3, 12, 0)
@@ -110,7 +110,7 @@ def test_round_trip(trained: Any, resume: Any, weights: Any) -> None:
 
 
 def test_metadata(trained: Any, tokenizer: Any) -> None:
-    """The manifest tells counters, schedule, data order, settings and tokenizer."""
+    """The manifest has counters, schedule, data order, settings and tokenizer."""
     _, order, folder = trained()
     text = (folder / "checkpoints/iter_0000003/manifest.json").read_text()
     meta = json.loads(text)["meta"]

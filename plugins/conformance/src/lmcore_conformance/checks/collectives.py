@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
+from lmcore.errors import counted
 from lmcore_conformance.op.call import factor
 from lmcore_conformance.registry import Failure, Gap, NotRun, check
 
@@ -34,7 +35,8 @@ def _expect(bench: RankBench, label: str, found: Tensor, right: Tensor) -> None:
     bench.device.synchronize()
     if not torch.equal(found.cpu(), right):
         wrong = int((found.cpu() != right).sum())
-        text = f"{label}: {wrong} of {right.numel()} numbers are wrong"
+        are = "is" if wrong == 1 else "are"
+        text = f"{label}: {wrong:,} of {counted(right.numel(), 'number')} {are} wrong"
         raise Failure(text + factor(found.cpu(), right))
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from lmcore.accelerator.probe import API_VERSION, CheckStatus
 from lmcore.accelerator.probe import Check as Line
+from lmcore.errors import counted
 from lmcore.plugin.discovery import GROUP
 from lmcore.plugin.isolation.subprocess_call import HUNG, call_isolated
 from lmcore_conformance.plugin_check.registrations import reserved_names
@@ -86,7 +87,7 @@ class ContractBench:
         warned = [
             f"{line.name}: {line.detail}" for line in matching if line.status is CheckStatus.WARNING
         ]
-        return "; ".join(warned) or f"{len(matching)} lines of `lmcore plugin check`"
+        return "; ".join(warned) or f"{counted(len(matching), 'line')} of `lmcore plugin check`"
 
     def _belongs(self, name: str, names: tuple[str, ...] | None, prefix: str) -> bool:
         if names is not None:
@@ -205,7 +206,8 @@ def import_time(bench: ContractBench) -> str:
         heavy = f", with {', '.join(found['heavy'])}" if found["heavy"] else ""
         slow = found["seconds"] > _IMPORT_SECONDS
         faults = [f"it takes {found['seconds']:.2f} s{heavy}"] if slow else []
-        return f"{found['seconds'] * 1e3:.0f} ms, {found['modules']} modules{heavy}", faults
+        modules = counted(found["modules"], "module")
+        return f"{found['seconds'] * 1e3:.0f} ms, {modules}{heavy}", faults
 
     return bench.watch("watch_import", judge)
 
@@ -226,7 +228,8 @@ def probe_initialises_nothing(bench: ContractBench) -> str:
         faults += [f"`{path}` stays open" for path in found["opened"]]
         faults += [f"the environment variable `{name}` is changed" for name in found["variables"]]
         if found["threads"] > 0:
-            faults.append(f"{found['threads']} threads stay")
+            verb = "stays" if found["threads"] == 1 else "stay"
+            faults.append(f"{counted(found['threads'], 'thread')} {verb}")
         if found["seconds"] > _PROBE_SECONDS:
             faults.append(f"it takes {found['seconds']:.1f} s")
         if not found["same"]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmcore.accelerator import OP_SPECS, host_copy_stager
 from lmcore.accelerator.transfer.staging import begin_staging, stage_tensors
-from lmcore.errors import LmcoreError
+from lmcore.errors import LmcoreError, counted
 from lmcore_conformance.registry import Failure, check, conclude
 from lmcore_conformance.requirements import REQUIREMENTS
 
@@ -113,7 +113,7 @@ def declaration(bench: Bench) -> str:
         for name in sorted(bench.device.dtypes)
         if not isinstance(getattr(torch, name, None), torch.dtype)
     ]
-    return conclude(faults, f"{len(bench.device.missing)} reasons")
+    return conclude(faults, counted(len(bench.device.missing), "reason"))
 
 
 @_check(
@@ -128,16 +128,16 @@ def offers_twice(bench: Bench) -> str:
     arguments = (bench.plugins, bench.selection, bench.device)
     counts = []
     for kind, collect in {
-        "kernels": contract.op_impls,
-        "precision policies": contract.precision_policies,
-        "recompute policies": contract.recompute_policies,
-        "checkpoint stagers": contract.checkpoint_stagers,
-        "communication backends": contract.comm_backends,
+        ("kernel", "kernels"): contract.op_impls,
+        ("precision policy", "precision policies"): contract.precision_policies,
+        ("recompute policy", "recompute policies"): contract.recompute_policies,
+        ("checkpoint stager", "checkpoint stagers"): contract.checkpoint_stagers,
+        ("communication backend", "communication backends"): contract.comm_backends,
     }.items():
         first, second = ([_name(offer) for offer in collect(*arguments)] for _ in range(2))
         if first != second:
-            raise Failure(f"{kind}: first {first}, then {second}")
-        counts.append(f"{len(first)} {kind}")
+            raise Failure(f"{kind[1]}: first {first}, then {second}")
+        counts.append(counted(len(first), *kind))
     return ", ".join(counts)
 
 

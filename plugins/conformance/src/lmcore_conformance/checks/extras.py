@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lmcore.accelerator.precision.products import ProductCounter, in_words
+from lmcore.errors import counted
 from lmcore_conformance.registry import Failure, check, conclude
 from lmcore_conformance.tiny_run import tiny_runs
 
@@ -121,12 +122,12 @@ def profiler(bench: Bench) -> str:
     events: Any = seen.events()
     names = {event.name for event in events}
     if not any("mm" in name or "matmul" in name for name in names):
-        raise Failure(f"no product among its {len(names)} names")
+        raise Failure(f"no product among {counted(len(names), 'name')}")
     kinds = {str(event.device_type).rpartition(".")[2].lower() for event in events}
     own = {"cpu"} if bench.is_host else kinds - {"cpu"}
     if not own & kinds:
         raise Failure("it has events of the host alone")
-    return f"{len(events)} events of {', '.join(sorted(kinds))}"
+    return f"{counted(len(events), 'event')} of {', '.join(sorted(kinds))}"
 
 
 @_check(

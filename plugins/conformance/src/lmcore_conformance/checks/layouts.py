@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lmcore.accelerator.torch_versions import SPLIT_BACKWARD
+from lmcore.errors import counted
 from lmcore.parallel.tensor_layout import box
 from lmcore_conformance.registry import Failure, check
 from lmcore_conformance.tiny_run import DROPOUT, Trained, tiny_runs
@@ -135,12 +136,14 @@ def tensor_dropout(bench: RankBench) -> str:
             found = runs.train(flags, steps=8, processes=bench.processes)
             differing = _other_replicas(bench, found)
             if differing:
-                raise Failure(f"{len(differing)} weights differ: {', '.join(differing[:4])}")
+                verb = "differs" if len(differing) == 1 else "differ"
+                names = ", ".join(differing[:4])
+                raise Failure(f"{counted(len(differing), 'weight')} {verb}: {names}")
             compared += sum(
                 layout.shape == tuple(found.tensors[name].shape)
                 for name, layout in found.layouts.items()
             )
-    return f"{compared} weights after 8 steps"
+    return f"{counted(compared, 'weight')} after 8 steps"
 
 
 @_check(

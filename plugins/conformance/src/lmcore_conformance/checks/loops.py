@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import lmcore
+from lmcore.errors import counted
 from lmcore.plugin.isolation.subprocess_call import call_isolated
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore_conformance.loops import LOOPS, plain_losses, train, train_epoch
@@ -155,7 +156,7 @@ def kernels(bench: Bench) -> str:
             functional.scaled_dot_product_attention(q, k, v, is_causal=True),
         )
     count = sum(row.count for row in report.replaced)
-    return f"kernels in {count} modules: losses off by {off:.1e} at most"
+    return f"kernels in {counted(count, 'module')}: losses off by {off:.1e} at most"
 
 
 def _near(op: str, found: Tensor, expected: Tensor) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lmcore.accelerator.op.packages import packages_in_facts
 from lmcore.accelerator.op.records import REFERENCE, missing_packages
+from lmcore.errors import counted
 from lmcore.runtime.runtime import deterministic_algorithms
 from lmcore_conformance.op.call import (
     LAYOUTS,
@@ -120,7 +121,7 @@ class _Findings:
         for name, text in self.first.items():
             more = self.counts[name] - 1
             lines.append(f"`{name}`: {text}" + (f" (and {more} more)" if more else ""))
-        calls = ", ".join(f"{name}: {count} calls" for name, count in self.calls.items())
+        calls = ", ".join(f"{name}: {counted(count, 'call')}" for name, count in self.calls.items())
         return conclude(lines, calls)
 
 
@@ -437,7 +438,7 @@ def reached(bench: Bench) -> str:
             faults.append(f"`{name}` does no case in any dtype: {shown}")
     left = "".join(f"; not tried: {', '.join(names)} ({why})" for why, names in absent.items())
     tried = len(bench.kernels) - sum(len(names) for names in absent.values())
-    return conclude(faults, f"{tried} kernels beside the {REFERENCE}s{left}")
+    return conclude(faults, f"{counted(tried, 'kernel')} beside the {REFERENCE}s{left}")
 
 
 def _reasons_against_all(bench: Bench, impl: OpImpl) -> list[str]:

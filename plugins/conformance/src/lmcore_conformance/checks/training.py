@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from lmcore.accelerator.precision.check import check_products
 from lmcore.accelerator.precision.products import ProductCounter
 from lmcore.accelerator.recompute import none_policy
-from lmcore.errors import LmcoreError
+from lmcore.errors import LmcoreError, counted
 from lmcore.plugin import choose_precision
 from lmcore.plugin.isolation.subprocess_call import call_isolated
 from lmcore.runtime.launch.rank import RankInfo
@@ -266,7 +266,8 @@ def precision_in_force(bench: Bench) -> str:
                 continue
             try:
                 policy.verify(bench.device)
-                done.append(f"{policy.name} ({_counted_step(runs, policy)} products)")
+                products = counted(_counted_step(runs, policy), "product")
+                done.append(f"{policy.name} ({products})")
             except LmcoreError as error:
                 faults.append(f"`{policy.name}`: {error.what}: {error.why}")
         if faults:

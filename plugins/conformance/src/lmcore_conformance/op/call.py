@@ -13,6 +13,7 @@ from torch import Tensor
 from lmcore.accelerator import OP_SPECS, OpImpl, OpSpec
 from lmcore.accelerator.op.context import op_context
 from lmcore.accelerator.op.records import REFERENCE, load_target, missing_packages
+from lmcore.errors import counted
 from lmcore_conformance.op.case import Case
 
 if TYPE_CHECKING:
@@ -245,7 +246,8 @@ def difference(found: Tensor, wanted: Tensor, op: str, dtype: str) -> str | None
     tolerance = SPECS[op].tolerances[dtype]
     if not torch.equal(torch.isfinite(found), torch.isfinite(wanted)):
         count = int((torch.isfinite(found) != torch.isfinite(wanted)).sum())
-        return f"is finite where it should not be, or not where it should, in {count} places"
+        places = counted(count, "place")
+        return f"is finite where it should not be, or not where it should, in {places}"
     scale = max(1.0, wanted.nan_to_num(0.0, 0.0, 0.0).abs().max().item())
     allowed = tolerance.absolute * scale + tolerance.relative * wanted.abs()
     share = ((found - wanted).abs() / allowed).nan_to_num(0.0, 0.0, 0.0)

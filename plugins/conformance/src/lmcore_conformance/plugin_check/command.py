@@ -18,7 +18,7 @@ from lmcore.accelerator.probe import API_VERSION, Check, CheckStatus
 from lmcore.cli.doctor.text import ReportText
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
-from lmcore.errors import ConfigError, nearest, suggestion
+from lmcore.errors import ConfigError, counted, nearest, suggestion
 from lmcore.plugin.discovery import GROUP
 from lmcore.plugin.isolation.subprocess_call import call_isolated
 from lmcore_conformance.contract.snapshot import load_contract
@@ -200,7 +200,7 @@ def _print_text(plugins: Sequence[_Plugin], against: str) -> None:
         failed = sum(check.status is CheckStatus.FAILED for check in plugin.checks)
         skipped = sum(check.status is CheckStatus.SKIPPED for check in plugin.checks)
         if failed:
-            finding = f"{failed} finding{'' if failed == 1 else 's'}"
+            finding = counted(failed, "finding")
             print(
                 f"`{plugin.name}` does not work with version {against} of the contract: {finding}."
             )

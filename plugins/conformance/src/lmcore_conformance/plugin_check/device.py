@@ -18,7 +18,7 @@ from lmcore.accelerator.precision.policy import PrecisionPolicy
 from lmcore.accelerator.probe import Check, CheckStatus, Probe, ProbeState, Problem
 from lmcore.accelerator.recompute import RecomputePolicy
 from lmcore.accelerator.transfer.staging import CheckpointStager
-from lmcore.errors import LmcoreError, PluginError
+from lmcore.errors import LmcoreError, PluginError, counted
 from lmcore.plugin.discovery import GROUP, discover
 from lmcore.plugin.hook_calls import DEFAULT_OFFERS, create_device, within_dtypes
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, located
@@ -286,7 +286,7 @@ def _doctor(bench: Bench) -> Iterator[Check]:
     ]
     yield from (Check(hook, CheckStatus.FAILED, text) for text in wrong)
     if not wrong:
-        count = f"{len(found)} check{'' if len(found) == 1 else 's'}"
+        count = counted(len(found), "check")
         yield Check(hook, CheckStatus.OK, f"{count}; `lmcore doctor` shows what they find")
 
 

@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from lmcore import hookspecs
 from lmcore.accelerator.probe import Check, CheckStatus
-from lmcore.errors import nearest
+from lmcore.errors import counted, nearest
 from lmcore_conformance.contract.snapshot import specified_hooks
 
 __all__ = ["Implementation", "check_hooks", "implementations"]
@@ -71,7 +71,7 @@ def check_hooks(plugin: object, contract: Described) -> Iterator[Check]:
         if implementation.mark is not None and not problems:
             right.append(implementation.hook)
     if right:
-        count = f"{len(right)} hook{'' if len(right) == 1 else 's'}"
+        count = counted(len(right), "hook")
         detail = f"{count} as version {contract['api']} of the contract specifies"
         yield Check("hooks", CheckStatus.OK, detail)
     marked = {

@@ -14,10 +14,10 @@ from lmcore.accelerator.op import reference
 from lmcore_fake.device import MADE_FOR
 
 MUTANTS = {}
-"""By op and id, the attribute of this module: what L2's values and gradients must catch."""
+"""Faults for L2's values and gradients: attributes of this module, by op and id."""
 
 MISFITS = {}
-"""The same, for what other checks must catch."""
+"""Faults for other checks, in the same form."""
 
 
 def _add(table, op, name, function):
@@ -378,7 +378,7 @@ def _(x, weight, bias=None):
 
 
 _RING = [None] * 8
-"""Inputs kept for backward passes, in places that are used in turn."""
+"""Inputs kept for backward passes; the places are used in turn."""
 
 
 class _Ring(torch.autograd.Function):

@@ -92,7 +92,7 @@ def lmcore_checkpoint_stagers(device):
 
 
 def _never(context):
-    """Reject every case, as the rules of a package's kernel do where the package does not fit."""
+    """Reject every case, like the rules of a package's kernel if the package does not fit."""
     if context.dtype != "float32":
         return Reject("is for float32")
     return Reject("`norms` 1.0 is for torch 1.0")

@@ -1,18 +1,11 @@
 """Products of a few rows with a constant weight in float32, bfloat16 or 8 bits, in float32 sums.
 
-With few rows the time goes into reading the weight.  The C++ of `native/cpu/projection.hpp` reads a
-packed copy from front to back, expands it to float32 in registers, and asks for it ahead, with
-which a core reads more of the memory's bandwidth.  Measured on 2 cores of an Intel Xeon with
-AVX-512 and without products of bfloat16, a weight of 3072 x 768, microseconds:
-
-    rows                     1    8    16
-    float32 by MKL         329  860   798
-    float32 by oneDNN      375  477   586
-    float32 here           310  285   427
-    bfloat16 by oneDNN     508 1751     -
-    bfloat16 here          145  146   300
-    8 bits by torch        141  463   781
-    8 bits here             62  144   284
+With few rows most of the time goes into reading the weight: its size and its order in memory
+decide.  The C++ of `native/cpu/projection.hpp` reads a packed copy from front to back: blocks of a
+few vectors of outputs, each with all inputs, so that a block's sums stay in registers.  It expands
+the weight to float32 in registers, which needs no instructions for bfloat16, and prefetches, with
+which a core uses more of the memory's bandwidth.  `docs/reference/performance.md` compares it with
+MKL, oneDNN and torch.
 
 Shapes: M rows (all leading dims), I inputs, O outputs, P blocks, B outputs of a block.
 """

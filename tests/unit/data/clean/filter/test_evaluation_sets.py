@@ -54,7 +54,7 @@ def test_squad(tmp_path: Path) -> None:
 
 
 def test_no_such_key(tmp_path: Path) -> None:
-    """A file without the keys is named with those that it has."""
+    """A file without the keys is named together with its keys."""
     path = tmp_path / "task.jsonl"
     path.write_text('{"query": "a", "gold": 1}\n', encoding="utf-8")
     with pytest.raises(DataError, match="has no text under `text`") as caught:

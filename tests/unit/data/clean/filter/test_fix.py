@@ -49,7 +49,7 @@ def test_fixed(make_document: Callable[..., Document], text: str, mended: str) -
 @given(st.lists(CHARACTERS, max_size=40).map("".join))
 @example("Ã©\r\na &amp; b\r\x0c\x85\u2028ﬁ <b>\n&lt;")
 def test_equal_to_ftfy_on_made_text(text: str) -> None:
-    """Whatever lines a text has, the result is what ftfy makes of the whole of it."""
+    """The result equals ftfy's for the whole text, however it is divided into lines."""
     assert fixed(text) == ftfy.fix_text(text)
 
 

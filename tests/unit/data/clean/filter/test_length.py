@@ -18,6 +18,7 @@ def test_characters(make_document: Callable[..., Document]) -> None:
     step = CharactersStep(3)
     assert step.judge(make_document("äöü")) is None
     assert step.judge(make_document("äö")) == Drop("short", "2 characters")
+    assert step.judge(make_document("ä")) == Drop("short", "1 character")
 
 
 def test_tokens(make_document: Callable[..., Document], bpe_files: tuple[Path, Path]) -> None:
@@ -25,6 +26,7 @@ def test_tokens(make_document: Callable[..., Document], bpe_files: tuple[Path, P
     step = TokensStep(3, GPT2BPETokenizer(*map(str, bpe_files)))
     assert step.judge(make_document("hello world")) is None  # hello, " wor", "ld"
     assert step.judge(make_document("hellohello")) == Drop("short", "2 tokens")
+    assert step.judge(make_document("hello")) == Drop("short", "1 token")
     assert step.judge(make_document("hello" * 5)) is None  # five tokens
     assert TokensStep(6, step._tokenizer).judge(make_document("hello" * 5)) is not None
     assert TokensStep(6, step._tokenizer).judge(make_document("hello" * 10)) is None

@@ -31,7 +31,7 @@ def write_tables(parameters: punkt.PunktParameters, folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def parameters() -> punkt.PunktParameters:
-    """What NLTK's trainer learns from the text, and two collocations."""
+    """Parameters that NLTK's trainer learns from the text, and two collocations."""
     trainer = punkt.PunktTrainer()
     trainer.ABBREV = 0.1
     trainer.train(TEXT)

@@ -55,7 +55,7 @@ def test_white_space_stays_with_keep_newlines(nltk_data, parameters, text):
 
 
 def test_line_ends_are_kept_or_not(nltk_data):
-    """What is between two sentences goes to the first one, or goes."""
+    """Spaces and line ends between two sentences belong to the first one, or are dropped."""
     text = "They came. \n\nHe spoke. See fig. 3 there."
     plain = build_splitter(SentenceOptions()).split(text)
     assert plain == ["They came.", "He spoke.", "See fig. 3 there."]
@@ -64,7 +64,7 @@ def test_line_ends_are_kept_or_not(nltk_data):
 
 
 def test_text_of_more_than_a_million_characters_is_cut_first(nltk_data, parameters):
-    """As in Megatron a text is cut after every million characters, whatever is there."""
+    """A text is cut after every million characters, even within a word, as in Megatron."""
     text = ("x" * 998 + ". ") * 1100
     tokenizer = punkt.PunktSentenceTokenizer(parameters)
     expected = tokenizer.tokenize(text[:1_000_000]) + tokenizer.tokenize(text[1_000_000:])
@@ -134,7 +134,7 @@ def test_damaged_tables_are_named(nltk_data, name, content, message):
 
 @pytest.mark.parametrize("lang", ["../english", "", "a/b", "x" * 50])
 def test_language_is_no_path(nltk_data, lang):
-    """What is no word never becomes part of a path."""
+    """A language that is no word never becomes part of a path."""
     with pytest.raises(ConfigError, match="unknown `--lang"):
         build_splitter(SentenceOptions(lang=lang))
 

@@ -63,7 +63,7 @@ def test_lines_are_sentences():
 
 
 def test_unknown_splitter_and_useless_model_are_refused():
-    """What cannot be met is an error, nothing is passed over."""
+    """Options without effect, and unknown splitters, are errors."""
     with pytest.raises(ConfigError, match="did you mean `punkt`"):
         build_splitter(SentenceOptions("punct"))
     with pytest.raises(ConfigError, match="has no effect"):

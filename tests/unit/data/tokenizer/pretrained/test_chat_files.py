@@ -33,7 +33,7 @@ def make(make_pretrained: Callable[..., str], bert_pipeline: Callable[[], tokeni
 
 
 def test_templates(make: Make) -> None:
-    """Templates are read from the configuration, or from files of their own."""
+    """Templates are read from the configuration, or from separate files."""
     assert chat_templates(make()) == {}
     assert chat_templates(make("a")) == {"default": "a"}
     named = [{"name": "default", "template": "a"}, {"name": "rag", "template": "b"}]
@@ -52,7 +52,7 @@ def test_wrong_template(template: object, make: Make) -> None:
 
 
 def test_end_tokens(make: Make) -> None:
-    """The end of a document and those of the generation's configuration end a text."""
+    """A text ends at the tokenizer's end of a document, or at an end token for generation."""
     assert end_tokens(make()) == {3}
     for value, expected in ((4, {3, 4}), ([2, 4], {2, 3, 4}), (None, {3})):
         made = make(**{"generation_config.json": {"eos_token_id": value, "top_p": 0.5}})

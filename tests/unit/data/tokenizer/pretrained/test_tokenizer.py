@@ -130,7 +130,7 @@ def test_configuration_sets_the_sentinels(
 
 
 def test_nothing_is_truncated_or_padded(make_pretrained: Make, bert_pipeline: Pipeline) -> None:
-    """What the file says about lengths is for other uses."""
+    """The lengths in the file have no effect."""
     library = bert_pipeline()
     library.enable_truncation(3)
     library.enable_padding(length=8)

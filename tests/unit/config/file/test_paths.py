@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmcore.config.file.moved import follow_moved_paths
+from lmcore.config.file.paths import follow_moved_paths
 from lmcore.config.section import run_options
 from lmcore.config.settings import Provenance
 
