@@ -137,6 +137,8 @@ def _ended(processes: list[WarmPopen], begin: float) -> list[Ended]:
             values = [json.loads(line) for line in printed.splitlines()]
             took = time.monotonic() - begin
             found.append(Ended(process.returncode, values, errors, took))
+        for rank, ended in enumerate(found):  # pytest shows them all if the test fails
+            print(f"rank {rank} ended with status {ended.status}\n{ended.errors}")
     finally:
         for process in processes:
             process.kill()

@@ -45,7 +45,7 @@ def converted(source: Path, target: Path) -> LmcoreState:
 
 
 def same_weights(found: ModelState, expected: ModelState, dtype: torch.dtype) -> None:
-    """Compare all weights with those of *expected*, rounded to a dtype."""
+    """Compare all weights with the weights of *expected*, rounded to a dtype."""
     for name in expected.parameters:
         assert torch.equal(found.read(name).float(), expected.read(name).to(dtype).float()), name
 

@@ -32,7 +32,7 @@ def clear(content: dict[str, Any]) -> None:
 
 
 def with_momentum(content: dict[str, Any]) -> None:
-    """Replace the state by that of SGD."""
+    """Replace the state by SGD's."""
     for state in states(content).values():
         momentum = state["exp_avg"]
         state.clear()

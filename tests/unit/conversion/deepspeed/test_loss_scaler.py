@@ -38,7 +38,7 @@ def written(root: Path, progress: Progress, **settings: Any) -> tuple[dict[str, 
 
 
 def test_it_comes_back(tmp_path: Path) -> None:
-    """What is written is read, and a run continues with it."""
+    """A loss scale is read as it was written, and a run continues with it."""
     content, _ = written(tmp_path / "in", progress_of())
     assert (content["dynamic_loss_scale"], content["overflow"]) == (True, False)
     found = read_deepspeed(tmp_path / "in")

@@ -25,7 +25,7 @@ ODD = replace(GPT, hidden_size=12, num_attention_heads=3, num_query_groups=3, ff
 
 
 def same_in_half(found: ModelState, expected: ModelState) -> None:
-    """Compare the weights of *found*, in bfloat16, with those of *expected*."""
+    """Compare the weights of *found*, in bfloat16, with the weights of *expected*."""
     assert found.kinds == (WEIGHT,)
     for name in expected.parameters:
         assert found.dtype(name) == torch.bfloat16

@@ -91,7 +91,7 @@ def test_its_names_and_shape(layout: Layout, inside: bool, tmp_path: Path) -> No
 
 
 def test_settings_of_adam(tmp_path: Path) -> None:
-    """A run of lmcore continues with those of the checkpoint; `Trainer` has no weight decay."""
+    """A run of lmcore continues with the checkpoint's settings; `Trainer` has no weight decay."""
     write(tmp_path, LLAMA, Layout(zero=1))
     describe(tmp_path, LLAMA)
     (path,) = (tmp_path / "global_step5").glob("*optim*")

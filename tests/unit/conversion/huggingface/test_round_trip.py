@@ -62,7 +62,7 @@ def test_padding_rows_are_left_out_and_the_tokenizer_comes_along(tmp_path: Path)
 
 
 def test_a_model_with_more_rows_than_its_tokenizer_has_tokens(tmp_path: Path) -> None:
-    """As many models are published: through a run the number of rows stays."""
+    """A published model with more rows than tokens keeps its rows through a run."""
     (tmp_path / "published").mkdir()
     write_huggingface(RandomState(GPT2), tmp_path / "published", ByteTokenizer())
     assert convert(tmp_path / "published", tmp_path / "run", "lmcore").notes == []

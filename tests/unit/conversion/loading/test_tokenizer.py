@@ -143,7 +143,7 @@ def test_fewer_ids_than_tokens(tmp_path: Path, caplog: pytest.LogCaptureFixture)
 
 
 def test_settings_of_the_number_of_tokens(tmp_path: Path) -> None:
-    """Without rows of padding, whoever knows it: the checkpoint, the tokenizer or nobody."""
+    """The number excludes rows of padding; checkpoint or tokenizer give it, if known."""
 
     def settings(name: str, source: Path, choice: TokenizerSettings = NO_CHOICE) -> object:
         convert(source, tmp_path / name, "lmcore", choice=choice)

@@ -92,5 +92,5 @@ def make_core_model(shape: ModelShape) -> torch.nn.Module:
 
 
 def tanh_gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU in the approximation that Megatron's fused kernel computes."""
+    """Compute GELU in the approximation of Megatron's fused kernel."""
     return torch.nn.functional.gelu(x, approximate="tanh")

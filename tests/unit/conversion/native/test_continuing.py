@@ -119,7 +119,7 @@ def test_samples_as_long_as_the_model(tmp_path: Path) -> None:
 
 
 def test_a_finished_run(tmp_path: Path) -> None:
-    """It needs a greater length, in the unit of its own; another format has nothing to continue."""
+    """It needs a greater length, in the same unit; another format has nothing to continue."""
 
     def finish(content: dict[str, Any]) -> None:
         content["args"].train_iters = 7

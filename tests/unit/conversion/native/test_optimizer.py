@@ -60,7 +60,7 @@ def test_moments_in_8_bits_are_left_out(shape: ModelShape, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("optimizer", ["adopt", "lamb", "sgd"])
 def test_other_optimizers_are_left_out(optimizer: str, tmp_path: Path) -> None:
-    """Their averages are not Adam's, also under the same names: a continued run begins anew."""
+    """Their averages are not Adam's, also under the same names: a continued run starts at 0."""
     save_run(tmp_path / "run", optimizer, GPT2)
     found = LmcoreState(tmp_path / "run")
     assert found.kinds == (WEIGHT,)

@@ -166,7 +166,7 @@ def read_all(state: MegatronState) -> None:
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(1, 2)], ids=str)
 def test_the_first_distributed_optimizer(layout: Layout, tmp_path: Path) -> None:
-    """Its state, in files of its own, is not read: a note says so, unless it was not saved."""
+    """Its state, in separate files, is not read: a note says so, unless it was not saved."""
     progress = Progress(4, 32, 4)
     state = MemoryState(GPT, progress=progress)
     write_megatron(state, tmp_path, None, layout=layout)

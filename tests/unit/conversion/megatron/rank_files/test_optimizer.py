@@ -98,7 +98,7 @@ def test_groups_in_another_order(tmp_path: Path) -> None:
 
 
 def decoupled(content: dict[str, Any], usual: float, own: float) -> None:
-    """Divide the first group as megatron-core 0.16 does: embeddings have a rate of their own."""
+    """Divide the first group as megatron-core 0.16 does: embeddings have a different rate."""
     optimizer = content["optimizer"]["optimizer"]
     mains = content["optimizer"]["fp32_from_fp16_params"]
     matrices, others = optimizer["param_groups"]

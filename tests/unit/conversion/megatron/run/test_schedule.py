@@ -47,8 +47,8 @@ def test_schedules_that_lmcore_lacks() -> None:
 def test_position_in_the_schedule(tmp_path: Path) -> None:
     """Megatron counts from the beginning of a schedule, without skipped updates, and both ways.
 
-    After a restart at 10,000 samples, 2,000 of a decay over 5,000 are done: Megatron's rate is that
-    of 2,000.
+    After a restart at 10,000 samples, 2,000 of a decay over 5,000 are done: Megatron's rate
+    is the one at 2,000.
     """
     schedule = SCHEDULE | {"start_samples": 10_000, "decay_samples": 5_000}
     state = MemoryState(

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
 @pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "by layer"])
 @pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
 def test_reading(core_model: MakeModel, shape: ModelShape, stacked: bool, tmp_path: Path) -> None:
-    """Weights and the state of Adam are those of its model, its step and settings as well."""
+    """Weights and state of Adam equal its model's, and so do its step and settings."""
     from megatron.core import dist_checkpointing, parallel_state
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
