@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["lower_priority", "map_in_threads", "periodically", "read_ahead", "start_optional"]
+__all__ = [
+    "has_lower_priority",
+    "lower_priority",
+    "map_in_threads",
+    "periodically",
+    "read_ahead",
+    "start_optional",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -41,11 +48,22 @@ def start_optional(thread: threading.Thread, *, without: str = "") -> bool:
 def lower_priority() -> None:
     """Let other threads use the processor before the calling thread and the threads it starts.
 
-    On Linux, where each thread has a priority; elsewhere nothing changes.
+    On Linux, where each thread has a priority; elsewhere nothing changes.  A thread of the class
+    `SCHED_BATCH` does not interrupt another one when it wakes.
     """
     if sys.platform == "linux":
+        thread = threading.get_native_id()
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+            os.setpriority(os.PRIO_PROCESS, thread, _LOWEST_PRIORITY)
+            os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+
+
+def has_lower_priority() -> bool:
+    """Return True in a thread with a lower priority than the main thread of its process."""
+    if sys.platform != "linux":
+        return False
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    return own > os.getpriority(os.PRIO_PROCESS, os.getpid())
 
 
 @contextlib.contextmanager

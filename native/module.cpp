@@ -1,5 +1,5 @@
 // lmcore._native: what lmcore does in C++ where Python loops and temporary arrays are slow: most of it
-// for lmcore.data, the copy past the caches for checkpoints.
+// for lmcore.data; for checkpoints the copy past the caches, and files written in the background.
 //
 // All but the guard of mapped files has a twin in Python beside its caller that gives the same bytes;
 // the tests compare them.  Input arrays are read in place, never copied or converted; nothing is read or
@@ -19,4 +19,5 @@ PYBIND11_MODULE(_native, module) {
   lmcore::register_minhash(module);
   lmcore::register_mapping_guard(module);
   lmcore::register_streaming_copy(module);
+  lmcore::register_background_writer(module);
 }

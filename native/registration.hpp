@@ -15,5 +15,6 @@ void register_text(pybind11::module_ &module);
 void register_minhash(pybind11::module_ &module);
 void register_mapping_guard(pybind11::module_ &module);
 void register_streaming_copy(pybind11::module_ &module);
+void register_background_writer(pybind11::module_ &module);
 
 }  // namespace lmcore

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from lmcore.checkpoint.background_writer import background_writer
 from lmcore.checkpoint.block_writer import BLOCK_BYTES, BlockWriter, new_block
 from lmcore.checkpoint.manifest import FileEntry
 from lmcore.crc32 import crc32
@@ -25,9 +26,10 @@ _PIECE_BYTES = 1024 * 1024
 class SyncedFile:
     """A new binary file that is checksummed while it is written, and synced when it is closed.
 
-    A second thread writes full blocks, so that `close` waits for the last ones only.  A failure is
-    kept in `error` and raised by `check` and `close`, never by `write`: torch's serializer would
-    hide it behind another error.
+    A second thread writes full blocks, so that `close` waits for the last ones only; in a save while
+    training continues a thread that uses idle processors does.  A failure is kept in `error` and
+    raised by `check` and `close`, never by `write`: torch's serializer would hide it behind another
+    error.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,7 +38,8 @@ class SyncedFile:
         self.error: OSError | None = None
         self._checksum = 0
         self._file = path.open("xb", buffering=0)
-        self._block = new_block()
+        self._background = background_writer(self._file.fileno())
+        self._block = memoryview(b"") if self._background else new_block()
         self._filled = 0
         self._writer: BlockWriter | None = None
 
@@ -44,6 +47,10 @@ class SyncedFile:
         """Append *content*; return its length even after a failure (see the class)."""
         view = memoryview(content).cast("B")
         start = 0
+        if self._background is not None:
+            self._background.append(view)
+            self._check_background()
+            start = len(view)
         try:
             while start < len(view) and self.error is None:
                 length = min(_PIECE_BYTES, BLOCK_BYTES - self._filled, len(view) - start)
@@ -97,7 +104,17 @@ class SyncedFile:
             self._block, self._filled = self._writer.exchange(self._block), 0
             self.error = self._writer.error
 
+    def _check_background(self) -> None:
+        if self._background is not None:
+            self._checksum, number = self._background.checksum, self._background.error
+            if number and self.error is None:
+                self.error = OSError(number, os.strerror(number))
+
     def _stop_writing(self) -> None:
+        if self._background is not None:
+            self._background.finish()
+            self._check_background()
+            self._background = None
         if self._writer is not None:
             self._writer.stop()
             self.error = self.error or self._writer.error

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from lmcore.checkpoint.background_writer import writing_waited_for
 from lmcore.checkpoint.layout import iteration_path
 from lmcore.checkpoint.save import TIMED
 from lmcore.signals import TerminatedError
@@ -89,7 +90,8 @@ class Saver:
             CheckpointError: The checkpoint could not be written.
         """
         if self._thread is not None:
-            self._thread.join()
+            with writing_waited_for():
+                self._thread.join()
             self._thread = None
         self.raise_background_error()
 
