@@ -40,6 +40,7 @@ from lmcore.conversion.megatron.run_arguments import (
 )
 from lmcore.conversion.megatron.schedule import schedule_content
 from lmcore.conversion.state import ADAM, WEIGHT
+from lmcore.conversion.torch_file import save_file
 from lmcore.durable import write_atomically
 from lmcore.parallel.tensor_layout import Chunk
 
@@ -153,7 +154,7 @@ def write_distributed(
     }
     if optimizer:
         content |= _optimizer_content(progress, dtype, step_of_parameters=step_of_parameters)
-    torch.save(content, checkpoint / COMMON_NAME)
+    save_file(content, checkpoint / COMMON_NAME)
     described = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
     described |= {"common_backend": "torch", "common_backend_version": 1}
     write_atomically(checkpoint / FORMAT_NAME, json.dumps(described).encode())
