@@ -413,6 +413,11 @@ def warn_changed_settings(plan: RunPlan, manifest: Manifest, *, precision: str) 
     rows = changed_settings(plan, manifest, precision=precision)
     if rows:
         listed = "; ".join(rows)
+        if plan.config.checkpoint.use_checkpoint_args:
+            listed += (
+                " (`--use-checkpoint-args` takes model, tokenizer and precision; `--continue` in "
+                "the place of `--load` takes all settings)"
+            )
         logger.warning("settings differ from the checkpoint's: %s", listed, extra=ALL_RANKS)
 
 
