@@ -265,7 +265,9 @@ def unnamed(state: RandomState, directory: Path, *, tokenizer_type: str | None) 
 
 
 @pytest.mark.parametrize("way", ["converted", "continued", "loaded"])
-def test_the_number_of_tokens_survives(way: str, tmp_path: Path) -> None:
+def test_the_number_of_tokens_survives(
+    way: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Through Megatron, a run and back: rows of padding never become tokens."""
     state = RandomState(GPT2, kinds=(WEIGHT, *ADAM))
     state.vocab_size = 257
@@ -284,6 +286,8 @@ def test_the_number_of_tokens_survives(way: str, tmp_path: Path) -> None:
     flags += " --seq-length 16"
     run = tmp_path / "run"
     assert main(["train", *start, *flags.split(), "--save", str(run)]) == 0
+    # What the checkpoint does not record is not said to differ from it.
+    assert "`eval_iters`" not in capfd.readouterr().err
     text = (run / "config.yaml").read_text()
     assert re.search(r"#   vocab_size: 257\n#   padded_vocab_size: 384\n", text)
     assert re.search(r"\n  make_vocab_size_divisible_by: (128|384) +# checkpoint: ", text)

@@ -429,6 +429,9 @@ def changed_settings(plan: RunPlan, manifest: Manifest, *, precision: str) -> li
     for option in plan.options.values() if config else ():
         if option.on_resume not in named:
             continue
+        recorded = option.key in part_of(config, option.section) or option.name == "precision"
+        if "converted_from" in manifest.meta and not recorded:
+            continue  # another program's value is not known
         saved, now = setting_pair(plan, option, config)
         if option.name == "precision":
             saved, now = manifest.meta.get("precision", saved), precision
