@@ -246,6 +246,8 @@ def _run(name: str, arguments: list[str]) -> int:
 
         hint = "`lmcore --help` lists the commands"
         raise ConfigError(f"unknown flag `{name}` before a command", hint=hint)
+    if not {"-h", "--help"} & {*arguments}:
+        _require_directory()
     if name not in modules:
         from lmcore.cli.plugin.plugin_commands import run_command
 
@@ -253,6 +255,23 @@ def _run(name: str, arguments: list[str]) -> int:
     command = importlib.import_module(modules[name])
     status: int = command.run(arguments)
     return status
+
+
+def _require_directory() -> None:
+    """Raise a `ConfigError` if the current directory was removed.
+
+    The libraries of torch end a process there, with a message about a file of torch.
+    """
+    try:
+        os.getcwd()  # noqa: PTH109  # pathlib is not needed otherwise
+    except FileNotFoundError as error:
+        from lmcore.errors import ConfigError
+
+        raise ConfigError(
+            "the current directory does not exist any more",
+            why="it was removed, or replaced by another one of its name",
+            hint='change to a directory that exists, also to one of the same name: `cd "$PWD"`',
+        ) from error
 
 
 def _help() -> str:

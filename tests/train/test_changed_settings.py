@@ -233,6 +233,18 @@ def test_changed_settings_are_named_in_one_warning(train: Any, train_once: Any) 
     ):
         assert row in line
     assert line.count(" -> ") == 13
+    assert "--use-checkpoint-args" not in line
+
+
+def test_the_warning_says_what_use_checkpoint_args_takes(train: Any, train_once: Any) -> None:
+    """It leaves out the settings of the optimizer, also where these do not suit its state."""
+    saved = train_once(changed(BASES["gpt"], "--adam-beta2 0.9"))
+    load = f"--load {saved.directory}/checkpoints/iter_0000002 --use-checkpoint-args"
+    run = train("named", changed(BASES["gpt"], load))
+    assert run.status == 0, run.err
+    (line,) = [line for line in run.err.splitlines() if "settings differ" in line]
+    assert "`adam_beta2` 0.9 -> 0.999" in line
+    assert "`--continue` in the place of `--load` takes all settings" in line
 
 
 def test_other_kernels_are_named_if_the_run_has_dropout(train: Any, train_once: Any) -> None:

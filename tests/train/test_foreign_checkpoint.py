@@ -194,8 +194,6 @@ def test_settings_that_contradict_it(
 def test_a_run_goes_away_and_back(name: str, tmp_path: Path, train: Any, data_prefix: str) -> None:
     """Its weights, Adam's state, schedule and settings: it continues as if it had not been away."""
     flags = "--train-iters 4 --global-batch-size 4 --precision bf16 --lr-decay-iters 12"
-    if name == "megatron-deepspeed":  # a universal checkpoint has no rows that pad the vocabulary
-        flags += " --make-vocab-size-divisible-by 1"
     run = train("run", flags)
     assert run.status == 0, run.err
     half = WriteOptions(dtype=torch.bfloat16)  # beside main parameters in float32
@@ -268,7 +266,9 @@ def unnamed(state: RandomState, directory: Path, *, tokenizer_type: str | None) 
 
 
 @pytest.mark.parametrize("way", ["converted", "continued", "loaded"])
-def test_the_number_of_tokens_survives(way: str, tmp_path: Path) -> None:
+def test_the_number_of_tokens_survives(
+    way: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Through Megatron, a run and back: rows of padding never become tokens."""
     state = RandomState(GPT2, kinds=(WEIGHT, *ADAM))
     state.vocab_size = 257
@@ -287,6 +287,8 @@ def test_the_number_of_tokens_survives(way: str, tmp_path: Path) -> None:
     flags += " --seq-length 16"
     run = tmp_path / "run"
     assert main(["train", *start, *flags.split(), "--save", str(run)]) == 0
+    # What the checkpoint does not record is not said to differ from it.
+    assert "`eval_iters`" not in capfd.readouterr().err
     text = (run / "config.yaml").read_text()
     assert re.search(r"#   vocab_size: 257\n#   padded_vocab_size: 384\n", text)
     assert re.search(r"\n  make_vocab_size_divisible_by: (128|384) +# checkpoint: ", text)
@@ -295,7 +297,7 @@ def test_the_number_of_tokens_survives(way: str, tmp_path: Path) -> None:
     assert "127 rows that pad the vocabulary are left out" in notes
     assert json.loads((tmp_path / "hf/config.json").read_text())["vocab_size"] == 257
     notes = " ".join(convert(run, tmp_path / "ds", "megatron-deepspeed").notes)
-    assert "no padding of the vocabulary (127 rows)" in notes
+    assert "the universal checkpoint has 384 rows of the vocabulary" in notes
     convert(run, tmp_path / "again", "megatron")
     assert read_state(tmp_path / "again").vocab_size == 257
 

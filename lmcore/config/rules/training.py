@@ -143,13 +143,17 @@ def batch_size_problems(loaded: LoadedConfig, data_parallel_size: int) -> Proble
     each = micro * data_parallel_size
     if final is not None and final % each:
         lower = final // each * each
-        sizes = [size for size in (lower, lower + each) if size]
+        choices = [f"`--global-batch-size {size}`" for size in (lower, lower + each) if size]
+        if final % data_parallel_size == 0:
+            share = final // data_parallel_size
+            fits = max(size for size in range(1, micro) if share % size == 0)
+            choices.insert(0, f"`--micro-batch-size {fits}`")
         yield ConfigError(
             f"global batch size ({final}) is not divisible by micro batch size ({micro}) "
             f"times data parallel size ({data_parallel_size})",
             why="every process runs the same number of micro-batches, "
             f"{counted(each, 'sample')} together",
-            hint=" or ".join(f"`--global-batch-size {size}`" for size in sizes),
+            hint=" or ".join(filter(None, (", ".join(choices[:-1]), choices[-1]))),
         )
     yield from _ramp_up(loaded, data_parallel_size)
     yield from _accumulation_steps(loaded, data_parallel_size)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
+from lmcore.conversion.torch_file import save_file
+
 if TYPE_CHECKING:
     from lmcore.conversion.state import Progress
 
@@ -118,7 +120,7 @@ def save_with_scaler(content: Mapping[str, Any], path: Path) -> None:
         content: Content of the file.
         path: Path of the file.
     """
-    torch.save(dict(content), path, pickle_module=_PickleModule, pickle_protocol=2)
+    save_file(dict(content), path, pickle_module=_PickleModule, pickle_protocol=2)
 
 
 def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,12 +62,19 @@ def read_deepspeed(path: Path, *, weights_only: bool = False, compare: bool = Tr
             describes it.
     """
     files = dataclasses.replace(find_files(path), compare=compare)
-    if weights_only and files.universal is None and not files.partitions:
-        files = dataclasses.replace(files, optimizers={})
+    without_zero = files.universal is None and not files.partitions
+    bare = dataclasses.replace(files, optimizers={}) if without_zero else files
+    files = bare if weights_only else files
     content = load_content(files.first, compare=compare)
     args = values_of(content.get("args"))
     if args is not None and "hidden_size" in args and "num_attention_heads" in args:
-        return MegatronDeepSpeedState(path, files, content, args, weights_only=weights_only)
+        try:
+            return MegatronDeepSpeedState(path, files, content, args, weights_only=weights_only)
+        except CheckpointError:
+            if without_zero and not weights_only:
+                # A missing or surplus tensor of the model is why its state does not fit: name it.
+                MegatronDeepSpeedState(path, bare, content, args, weights_only=True)
+            raise
     return TransformersDeepSpeedState(path, files, content, weights_only=weights_only)
 
 

@@ -47,8 +47,9 @@ from lmcore.conversion.megatron.run.written_arguments import (
     run_arguments,
 )
 from lmcore.conversion.state import ADAM, WEIGHT, recorded_samples
+from lmcore.conversion.torch_file import save_file
 from lmcore.durable import write_atomically
-from lmcore.errors import CheckpointArgumentError, CheckpointError, counted
+from lmcore.errors import CheckpointArgumentError, CheckpointError
 from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
 
 if TYPE_CHECKING:
@@ -112,12 +113,12 @@ def write_deepspeed(
         for rank in range(layout.tensor):
             module = writer.module(rank) if style == "legacy" else None
             name = f"mp_rank_{stage * layout.tensor + rank:02d}_model_states.pt"
-            torch.save({"module": module, **content}, checkpoint / name)
+            save_file({"module": module, **content}, checkpoint / name)
     pointers = {LATEST: checkpoint.name, TRACKER_NAME: str(iteration)}
     if len(state.kinds) > 1:
         writer.write_universal(checkpoint / "zero")
         if style == "legacy":
-            torch.save({"module": None, **content}, checkpoint / _STAGE_3)
+            save_file({"module": None, **content}, checkpoint / _STAGE_3)
         pointers[LATEST_UNIVERSAL] = checkpoint.name
     for name, value in pointers.items():
         write_atomically(directory / name, value.encode())
@@ -147,7 +148,7 @@ class _Writer:
             shares = {inside: self._shares(name) for inside, name in names.items()}
             for rank in range(self._layout.tensor):
                 held = {inside: parts[rank] for inside, parts in shares.items()}
-                torch.save(held, directory / f"layer_{layer:02d}-model_{rank:02d}-model_states.pt")
+                save_file(held, directory / f"layer_{layer:02d}-model_{rank:02d}-model_states.pt")
 
     def module(self, rank: int) -> dict[str, Any]:
         """Return the weights of one rank, without a pipeline."""
@@ -169,13 +170,11 @@ class _Writer:
             place.mkdir(parents=True)
             for kind in (WEIGHT, *ADAM):
                 tensor = self._state.read(name, kind).float()
-                if self._style == "legacy":
-                    tensor = padded(name, tensor, self._shape.padded_vocab_size)
-                elif name in ROW_FOR_EACH_TOKEN:
-                    tensor = tensor[: self._tokens]
+                # DeepSpeed's own have no rows of padding; without these the losses would differ.
+                tensor = padded(name, tensor, self._shape.padded_vocab_size)
                 content = {"param": _own(packing.split(name, tensor)[0]), **self._joined(name)}
-                torch.save(content, place / f"{'fp32' if kind == WEIGHT else kind}.pt")
-            torch.save(counter, place / "step.pt")
+                save_file(content, place / f"{'fp32' if kind == WEIGHT else kind}.pt")
+            save_file(counter, place / "step.pt")
         # Settings of the optimizer stay the run's own, but for the number of updates.
         groups = [{"step": step, "params": []} for _ in range(_GROUPS)]
         saved = {
@@ -315,18 +314,12 @@ def _notes(state: ModelState, layout: Layout, style: str) -> list[str]:
     notes = activation_notes(state.shape, program="Megatron-DeepSpeed")
     notes += vocabulary_notes(state, layout.tensor, program="Megatron-DeepSpeed")
     optimizer = len(state.kinds) > 1
-    padding = state.shape.padded_vocab_size - (state.vocab_size or state.shape.padded_vocab_size)
     _, rows = vocabulary_rows(state, layout.tensor)
-    if optimizer and style == "legacy" and rows > (state.vocab_size or rows):
+    if optimizer and rows > (state.vocab_size or rows):
+        more = "" if style == "pipeline" else ", with ZeRO 1 or 2 to as many"
         notes.append(
             f"the universal checkpoint has {rows} rows of the vocabulary: Megatron-DeepSpeed has "
-            "to pad it to as many, with ZeRO 1 or 2 to as many or more"
-        )
-    elif optimizer and padding:
-        left_out = counted(padding, "row")
-        notes.append(
-            f"the universal checkpoint has no padding of the vocabulary ({left_out}), as "
-            "DeepSpeed's own: Megatron-DeepSpeed pads it with 0"
+            f"to pad it to as many{more} or more"
         )
     notes += _token_notes(state)
     pipeline = "" if style == "pipeline" else " --no-pipeline-parallel"

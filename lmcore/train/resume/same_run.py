@@ -413,6 +413,11 @@ def warn_changed_settings(plan: RunPlan, manifest: Manifest, *, precision: str) 
     rows = changed_settings(plan, manifest, precision=precision)
     if rows:
         listed = "; ".join(rows)
+        if plan.config.checkpoint.use_checkpoint_args:
+            listed += (
+                " (`--use-checkpoint-args` takes model, tokenizer and precision; `--continue` in "
+                "the place of `--load` takes all settings)"
+            )
         logger.warning("settings differ from the checkpoint's: %s", listed, extra=ALL_RANKS)
 
 
@@ -424,6 +429,9 @@ def changed_settings(plan: RunPlan, manifest: Manifest, *, precision: str) -> li
     for option in plan.options.values() if config else ():
         if option.on_resume not in named:
             continue
+        recorded = option.key in part_of(config, option.section) or option.name == "precision"
+        if "converted_from" in manifest.meta and not recorded:
+            continue  # another program's value is not known
         saved, now = setting_pair(plan, option, config)
         if option.name == "precision":
             saved, now = manifest.meta.get("precision", saved), precision

@@ -205,6 +205,23 @@ def test_full_output_device_is_one_line(argv: list[str]) -> None:
     assert done.stderr == "error: cannot write to standard output: No space left on device\n"
 
 
+@pytest.mark.parametrize(
+    "argv, status",
+    [(["checkpoint", "inspect", "."], 2), (["train"], 2), (["--version"], 0), (["data", "-h"], 0)],
+)
+def test_a_current_directory_that_was_removed(argv: list[str], status: int, tmp_path: Path) -> None:
+    """It is named; MKL would end the process with a message about torch's own file."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import os; os.rmdir(os.getcwd()); {SCRIPT}", *argv],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    assert ("error: the current directory does not exist any more" in done.stderr) == (status == 2)
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("argv, status", [(["config", "show"], 0), (["config", "show", "--x"], 2)])
 def test_a_closed_standard_stream_changes_no_status(

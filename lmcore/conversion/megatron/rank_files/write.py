@@ -28,6 +28,7 @@ from lmcore.conversion.megatron.rank_files.optimizer import moments_content
 from lmcore.conversion.megatron.run.schedule import schedule_content
 from lmcore.conversion.megatron.run.written_arguments import VERSION, run_arguments, start_notes
 from lmcore.conversion.state import WEIGHT
+from lmcore.conversion.torch_file import save_file
 from lmcore.durable import write_atomically
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def write_megatron(
             content = {"args": arguments, "checkpoint_version": VERSION}
             content |= {"iteration": progress.iteration if progress else 0, **writer.content()}
             content |= schedule_content(progress)
-            torch.save(content, path / "model_optim_rng.pt")
+            save_file(content, path / "model_optim_rng.pt")
     write_atomically(directory / TRACKER_NAME, tracked_name(state))
     flags = "--ckpt-format torch" + _FLAGS[style]
     notes = start_notes(state, layout, flags, optimizer=len(state.kinds) > 1)

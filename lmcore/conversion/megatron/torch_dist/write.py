@@ -39,6 +39,7 @@ from lmcore.conversion.megatron.parameters.vocabulary import padded, vocabulary_
 from lmcore.conversion.megatron.run.schedule import schedule_content
 from lmcore.conversion.megatron.run.written_arguments import VERSION, run_arguments, start_notes
 from lmcore.conversion.state import ADAM, WEIGHT
+from lmcore.conversion.torch_file import save_file
 from lmcore.durable import write_atomically
 from lmcore.parallel.tensor_layout import Chunk
 
@@ -152,7 +153,7 @@ def write_distributed(
     }
     if optimizer:
         content |= _optimizer_content(progress, dtype, step_of_parameters=step_of_parameters)
-    torch.save(content, checkpoint / COMMON_NAME)
+    save_file(content, checkpoint / COMMON_NAME)
     described = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
     described |= {"common_backend": "torch", "common_backend_version": 1}
     write_atomically(checkpoint / FORMAT_NAME, json.dumps(described).encode())

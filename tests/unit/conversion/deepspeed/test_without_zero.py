@@ -218,3 +218,19 @@ def test_partitions_that_have_names_alone(layout: Layout, tmp_path: Path) -> Non
     next(iter(sorted(directory.glob("*optim*")))).unlink()
     with pytest.raises(CheckpointError, match="not complete"):
         read_deepspeed(tmp_path)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tensors_of_the_model_that_do_not_fit(form: str, tmp_path: Path) -> None:
+    """They are named, and not the optimizer's state, which then does not fit either."""
+    layout = Layout(form=form, stages=int(form == "named"), dtype=FORMS[form])
+    write(MemoryState(GPT, optimizer=True), tmp_path, layout)
+    path = tmp_path / "global_step7/mp_rank_00_model_states.pt"
+    if layout.stages:
+        [path] = path.parent.glob("layer_02-*")
+        edit(path, lambda content: content.update(surplus=torch.ones(2)))
+    else:
+        edit(path, lambda content: content["module"].update(surplus=torch.ones(2)))
+    with pytest.raises(CheckpointError, match="do not fit its arguments") as caught:
+        read_deepspeed(tmp_path)
+    assert "surplus` is surplus" in str(caught.value.why)

@@ -61,11 +61,10 @@ def test_the_state_of_adam_is_universal(shape: ModelShape, style: str, tmp_path:
     notes = write_deepspeed(state, tmp_path, None, layout=layout, style=style, dtype=torch.bfloat16)
     found = read_deepspeed(tmp_path)
     assert (found.kinds, found.progress) == (state.kinds, progress)
-    # The padding, of which a pipeline's has none, is what ZeRO-3 needs.
-    assert found.shape == replace(shape, padded_vocab_size=23 if style == "pipeline" else 24)
-    for name, size in found.parameters.items():
+    assert (found.shape, found.vocab_size) == (shape, 23)
+    for name in found.parameters:
         for kind in state.kinds:
-            assert torch.equal(found.read(name, kind), state.read(name, kind)[: size[0]]), name
+            assert torch.equal(found.read(name, kind), state.read(name, kind)), name
     assert (tmp_path / "latest_universal").read_text() == "global_step7"
     assert any("--universal-checkpoint" in note for note in notes)
 
@@ -214,16 +213,26 @@ def test_an_incomplete_universal_checkpoint_is_refused(
     assert why in str(caught.value.why)
 
 
-def test_rows_that_a_universal_checkpoint_leaves_out(tmp_path: Path) -> None:
-    """A note names the padding of the vocabulary, which DeepSpeed fills with 0."""
+def test_padding_of_the_vocabulary_in_a_universal_checkpoint(tmp_path: Path) -> None:
+    """A pipeline's has all rows; a note names rows that DeepSpeed's own leave out."""
     progress = Progress(7, 70, optimizer_step=6)
-    for tokens, optimizer, expected in ((22, True, 1), (24, True, 0), (22, False, 0)):
-        state = MemoryState(GPT, optimizer=optimizer, progress=progress, vocab_size=tokens)
-        notes = write_deepspeed(state, tmp_path / f"{tokens}-{optimizer}", None)
-        said = [note for note in notes if "has no padding of the vocabulary (2 rows)" in note]
-        assert len(said) == expected
-        read = read_deepspeed(tmp_path / f"{tokens}-{optimizer}").notes
-        assert (
-            sum("2 rows of padding of the vocabulary are missing" in one for one in read)
-            == expected
-        )
+    state = MemoryState(GPT, optimizer=True, progress=progress, vocab_size=22)
+    notes = write_deepspeed(state, tmp_path, None)
+    said = "has 24 rows of the vocabulary: Megatron-DeepSpeed has to pad it to as many or more"
+    assert any(said in note for note in notes)
+    assert not any("of the vocabulary" in note for note in read_deepspeed(tmp_path).notes)
+    for path in tmp_path.glob("global_step7/zero/tied_modules.embed.word_embeddings.weight/*.pt"):
+        content = torch.load(path, weights_only=False)
+        if path.stem != "step":
+            torch.save(content | {"param": content["param"][:22].clone()}, path)
+    found = read_deepspeed(tmp_path)
+    assert found.shape.padded_vocab_size == 22
+    assert any("2 rows of padding of the vocabulary are missing" in one for one in found.notes)
+
+
+def test_rows_without_padding_need_no_note(tmp_path: Path) -> None:
+    """Nothing is said of a vocabulary without padding, and of weights alone."""
+    for tokens, optimizer in ((24, True), (22, False)):
+        state = MemoryState(GPT, optimizer=optimizer, vocab_size=tokens)
+        notes = write_deepspeed(state, tmp_path / f"{tokens}", None)
+        assert not any("rows of the vocabulary" in note for note in notes)

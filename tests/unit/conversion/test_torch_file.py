@@ -1,0 +1,51 @@
+"""Files of `torch.save` on a disk that refuses."""
+
+from __future__ import annotations
+
+import errno
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from megatron_models import GPT, MemoryState
+
+from lmcore.conversion.deepspeed.write import write_deepspeed
+from lmcore.conversion.megatron.write import write_megatron
+from lmcore.conversion.torch_file import save_file
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let no file of this process become larger than *size* bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("elements", [64, 200_000], ids=["end", "tensor"])
+def test_a_refused_write_is_an_error_of_the_system(elements: int, tmp_path: Path) -> None:
+    """Its cause is not lost if torch fails again when it ends the file."""
+    with largest_file(500), pytest.raises(OSError, match="too large") as caught:
+        save_file({"a": torch.ones(elements)}, tmp_path / "a.pt")
+    assert caught.value.errno == errno.EFBIG
+
+
+@pytest.mark.parametrize("write", [write_deepspeed, write_megatron], ids=["deepspeed", "megatron"])
+def test_writers_report_it(write: object, tmp_path: Path) -> None:
+    """Layers, ranks and universal parts are written so."""
+    assert callable(write)
+    with largest_file(500), pytest.raises(OSError, match="too large"):
+        write(MemoryState(GPT, optimizer=True), tmp_path / "out", None)
+
+
+def test_other_failures_stay(tmp_path: Path) -> None:
+    with pytest.raises(AttributeError):
+        save_file({"a": lambda: None}, tmp_path / "a.pt")
+    save_file({"a": torch.ones(2)}, tmp_path / "b.pt")
+    assert torch.load(tmp_path / "b.pt")["a"].tolist() == [1, 1]
