@@ -97,7 +97,9 @@ def report_saves(folder: Path, megabytes: int, repeats: int, num_threads: int) -
     """Print what a save costs the steps of a loop, with and without `--async-save`.
 
     What a step loses is the time from the call of the save to the end of the next update, less a
-    step without a save.  Steps are timed until the save is complete.
+    step without a save: the median of the steps before it.  Steps are timed until the save is
+    complete.  A machine is disturbed by others, too, so the longest step is looked for among the
+    medians, over the saves, of the steps at the same place after a save.
 
     Args:
         folder: Folder for the checkpoints.
@@ -126,28 +128,31 @@ def report_saves(folder: Path, megabytes: int, repeats: int, num_threads: int) -
         return Saver(functools.partial(loop.take, background=background), background=background)
 
     synchronous, asynchronous = (
-        save_cost(functools.partial(saver, background=background), loop.step, usual, repeats)
+        save_cost(functools.partial(saver, background=background), loop.step, repeats)
         for background in (False, True)
     )
     for name, cost in (("synchronous", synchronous), ("asynchronous", asynchronous)):
         print(
             f"{name} save: the step loses {cost.loss:.3f} s, {cost.loss / synchronous.loss:.1%} "
             f"of a synchronous save (the call {cost.call:.3f} s); the steps after it take "
-            f"{cost.slower:.2f}x of one without a save (the longest {cost.longest:.2f}x); all "
-            f"together lose {cost.total:.3f} s"
+            f"{cost.slower:.2f}x of one without a save, the longest of the first {STEPS} "
+            f"{cost.longest_place:.2f}x at its place and {cost.longest:.2f}x after a single save; "
+            f"all together lose {cost.total:.3f} s"
         )
     print(f"it is complete after {asynchronous.complete:.1f} s; ", end="")
     print(f"a copy of the bytes takes `memmove` {memmove_seconds(loop.tensors()):.3f} s")
 
 
 class SaveCost(NamedTuple):
-    """Cost of a save for a loop.
+    """Cost of saves for a loop: medians over the saves.
 
     Attributes:
         call: Seconds of the call.
         loss: Seconds that the step after it ends later than without a save.
         slower: Time of the later steps, in steps without a save.
-        longest: Time of the longest of them, in steps without a save.
+        longest_place: The longest of the first `STEPS` later steps, in steps without a save, when
+            each is the median of the steps at its place.
+        longest: The longest of those after one save.
         total: Seconds that all steps lose until the save is complete.
         complete: Seconds from the call until then.
     """
@@ -155,49 +160,62 @@ class SaveCost(NamedTuple):
     call: float
     loss: float
     slower: float
+    longest_place: float
     longest: float
     total: float
     complete: float
 
 
-def save_cost(
-    make_saver: Callable[[], Saver], step: Callable[[], None], plain: float, repeats: int
-) -> SaveCost:
-    """Return the medians of the cost of saves.
+class Observed(NamedTuple):
+    """Times of one save in seconds: the call, its loss, the end, and the later steps over plain."""
+
+    call: float
+    loss: float
+    total: float
+    complete: float
+    later: list[float]
+
+
+def save_cost(make_saver: Callable[[], Saver], step: Callable[[], None], repeats: int) -> SaveCost:
+    """Return the cost of saves.
 
     Args:
         make_saver: Returns a saver whose checkpoint is absent.
         step: A step, with its update.
-        plain: Time of a step without a save.
         repeats: Number of saves; one more comes first, which takes the memory.
     """
+    seen = [observe_save(make_saver(), step) for _ in range(repeats + 1)][1:]
+    places = zip(*(one.later[:STEPS] for one in seen), strict=True)
+    return SaveCost(
+        call=statistics.median(one.call for one in seen),
+        loss=statistics.median(one.loss for one in seen),
+        slower=statistics.median(ratio for one in seen for ratio in one.later),
+        longest_place=max(map(statistics.median, places)),
+        longest=statistics.median(max(one.later[:STEPS]) for one in seen),
+        total=statistics.median(one.total for one in seen),
+        complete=statistics.median(one.complete for one in seen),
+    )
+
+
+def observe_save(saver: Saver, step: Callable[[], None]) -> Observed:
+    """Save, time the steps until the checkpoint is complete, and delete it."""
     from checkpoint import seconds
 
-    costs = []
-    for _ in range(repeats + 1):
-        os.sync()
-        saver = make_saver()
-        start = time.perf_counter()
-        target = saver.save()
-        call = time.perf_counter() - start
-        step()
-        loss = time.perf_counter() - start - plain
-        steps = [seconds(step)[0] for _ in range(STEPS)]
-        while not target.exists():
-            steps.append(seconds(step)[0])
-        costs.append(
-            SaveCost(
-                call,
-                loss,
-                statistics.median(steps) / plain,
-                max(steps) / plain,
-                loss + sum(steps) - len(steps) * plain,
-                time.perf_counter() - start,
-            )
-        )
-        saver.wait()
-        shutil.rmtree(target)
-    return SaveCost(*map(statistics.median, zip(*costs[1:], strict=True)))
+    os.sync()
+    plain = statistics.median(seconds(step)[0] for _ in range(STEPS // 2))
+    start = time.perf_counter()
+    target = saver.save()
+    call = time.perf_counter() - start
+    step()
+    loss = time.perf_counter() - start - plain
+    steps = [seconds(step)[0] for _ in range(STEPS)]
+    while not target.exists():
+        steps.append(seconds(step)[0])
+    complete = time.perf_counter() - start
+    saver.wait()
+    shutil.rmtree(target)
+    total = loss + sum(steps) - len(steps) * plain
+    return Observed(call, loss, total, complete, [one / plain for one in steps])
 
 
 def memmove_seconds(tensors: dict[str, torch.Tensor]) -> float:

@@ -41,7 +41,7 @@ constexpr std::size_t kPiece = 1 << 20;
 // Bytes through the page cache after which the file is synced.
 constexpr std::size_t kSync = 16 << 20;
 // Less than this is copied by the caller.
-constexpr std::size_t kSmall = 64 << 10;
+constexpr std::size_t kSmall = 256 << 10;
 // Time between two looks whether someone waits for the files.
 constexpr std::chrono::milliseconds kLook{100};
 

@@ -58,11 +58,11 @@ def writing_waited_for() -> Iterator[None]:
     if change is None:
         yield
         return
-    change(True)
+    change(value=True)
     try:
         yield
     finally:
-        change(False)
+        change(value=False)
 
 
 @functools.cache

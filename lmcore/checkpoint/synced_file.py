@@ -26,10 +26,10 @@ _PIECE_BYTES = 1024 * 1024
 class SyncedFile:
     """A new binary file that is checksummed while it is written, and synced when it is closed.
 
-    A second thread writes full blocks, so that `close` waits for the last ones only; in a save while
-    training continues a thread that uses idle processors does.  A failure is kept in `error` and
-    raised by `check` and `close`, never by `write`: torch's serializer would hide it behind another
-    error.
+    A second thread writes full blocks, so that `close` waits for the last ones only; in a save
+    while training continues it is a thread that uses idle processors.  A failure is kept in `error`
+    and raised by `check` and `close`, never by `write`: torch's serializer would hide it behind
+    another error.
     """
 
     def __init__(self, path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lmcore.threads import lower_priority, read_ahead
+from lmcore.threads import has_lower_priority, lower_priority, read_ahead
 
 
 class Item:
@@ -78,15 +78,19 @@ def test_a_thread_with_low_priority() -> None:
 
     before, found = priority(), []
 
+    def note() -> None:
+        found.append((priority(), os.sched_getscheduler(0), has_lower_priority()))
+
     def run() -> None:
         lower_priority()
-        started = threading.Thread(target=lambda: found.append(priority()))
+        started = threading.Thread(target=note)
         started.start()
         started.join()
-        found.append(priority())
+        note()
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert found == [19, 19]
+    assert found == 2 * [(19, os.SCHED_BATCH, True)]
     assert priority() == before
+    assert not has_lower_priority()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +16,10 @@ from lmcore.errors import CheckpointError
 from lmcore.train.resume.saver import WRITER_NAME, Saver
 
 HERE = Path("checkpoints")
+try:
+    NATIVE: Any = importlib.import_module("lmcore._native")
+except ImportError:
+    NATIVE = None
 
 
 class Disk:
@@ -136,3 +142,34 @@ def test_an_interrupt_does_not_wait(disk: Disk) -> None:
         saver.save()
         raise KeyboardInterrupt
     assert disk.events == ["take 1"]
+
+
+@pytest.mark.skipif(not hasattr(NATIVE, "BackgroundWriter"), reason="a build without this writer")
+def test_who_waits_gets_the_processor(disk: Disk) -> None:
+    """A save that is waited for no longer leaves all other work the processor first."""
+    started, threads = threading.Event(), []
+
+    def count_threads() -> int:
+        with Path(os.devnull).open("wb", buffering=0) as file:
+            writer = NATIVE.BackgroundWriter(file.fileno())
+            writer.append(bytes(1 << 20))
+            found = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+            writer.finish()
+        return found
+
+    class Waiting(Moment):
+        def write(self) -> Path:
+            before = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+            threads.append(count_threads() - before)
+            started.set()
+            deadline = time.monotonic() + 10
+            while time.monotonic() < deadline and threads[-1]:
+                threads.append(count_threads() - before)
+            return super().write()
+
+    disk.go.set()
+    saver = Saver(lambda: Waiting(disk, 1), background=True)
+    saver.save()
+    assert started.wait(10)
+    saver.wait()
+    assert (threads[0], threads[-1]) == (1, 0)

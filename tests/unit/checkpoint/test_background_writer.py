@@ -1,0 +1,204 @@
+"""Tests of files that are written only while a processor is idle."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmcore.checkpoint import synced_file
+from lmcore.checkpoint.background_writer import background_writer, writing_waited_for
+from lmcore.checkpoint.block_writer import BLOCK_BYTES
+from lmcore.checkpoint.synced_file import SyncedFile
+from lmcore.threads import lower_priority
+
+_native = pytest.importorskip("lmcore._native", reason="lmcore was built without a C++ compiler")
+if not hasattr(_native, "BackgroundWriter"):
+    pytest.skip("only on Linux", allow_module_level=True)
+
+MIB = 1024 * 1024
+CONTENT = os.urandom(1009) * (2 * BLOCK_BYTES // 1009 + 2000)
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def in_background(work: Callable[[], Any]) -> Any:
+    """Return the result of *work* in a thread with lower priority."""
+    results = []
+
+    def run() -> None:
+        lower_priority()
+        results.append(work())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def other_threads() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/task")}  # noqa: PTH208
+
+
+@pytest.fixture(params=["disk", "memory"])
+def folder(request: Any, tmp_path: Path) -> Iterator[Path]:
+    """Return a folder on a disk, and one of a file system without a disk."""
+    if request.param == "disk":
+        yield tmp_path
+        return
+    if not os.access(SHARED_MEMORY, os.W_OK):
+        pytest.skip("no file system in memory")
+    found = SHARED_MEMORY / f"lmcore-{os.getpid()}"
+    found.mkdir()
+    yield found
+    for path in found.iterdir():
+        path.unlink()
+    found.rmdir()
+
+
+def test_lengths(folder: Path):
+    """Bytes and checksum are right for every length, however the content is divided."""
+    lengths = [*range(130), MIB, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, len(CONTENT)]
+    for length in lengths:
+        for cut in {0, length // 3, length}:
+            content = memoryview(CONTENT)[:length]
+            with (folder / "file").open("wb", buffering=0) as file:
+                writer = _native.BackgroundWriter(file.fileno())
+                writer.append(content[:cut])
+                writer.append(content[cut:])
+                writer.finish()
+            assert (folder / "file").read_bytes() == content
+            assert (writer.checksum, writer.error) == (zlib.crc32(content), 0)
+
+
+def test_files_are_the_same_in_the_background(tmp_path: Path):
+    """A thread with lower priority writes the same bytes as another one."""
+
+    def save(name: str) -> SyncedFile:
+        with SyncedFile(tmp_path / name) as stream:
+            stream.write(CONTENT[:1000])
+            stream.write(memoryview(CONTENT)[1000:])
+            assert stream.tell() == len(CONTENT)
+        return stream
+
+    usual, other = save("usual"), in_background(lambda: save("background"))
+    assert usual.entry() == other.entry()
+    assert (tmp_path / "usual").read_bytes() == (tmp_path / "background").read_bytes() == CONTENT
+
+
+def test_threads_that_get_it(tmp_path: Path):
+    """A thread with lower priority gets a writer, another one does not."""
+    with (tmp_path / "file").open("wb", buffering=0) as file:
+        assert background_writer(file.fileno()) is None
+        assert in_background(lambda: background_writer(file.fileno())) is not None
+
+
+def test_the_thread_takes_idle_processors():
+    """The thread that writes has the class SCHED_IDLE; it ends with the file."""
+    before, found = other_threads(), set()
+    with Path(os.devnull).open("wb", buffering=0) as file:
+        writer = _native.BackgroundWriter(file.fileno())
+        writer.append(CONTENT)
+        for thread in other_threads() - before:
+            found.add(os.sched_getscheduler(thread))
+        writer.finish()
+    assert found == {os.SCHED_IDLE}
+    assert other_threads() <= before
+
+
+def test_while_it_is_waited_for():
+    """The caller writes, without another thread."""
+    before = other_threads()
+    with Path(os.devnull).open("wb", buffering=0) as file, writing_waited_for():
+        writer = _native.BackgroundWriter(file.fileno())
+        writer.append(CONTENT)
+        assert other_threads() <= before
+        writer.finish()
+    assert writer.checksum == zlib.crc32(CONTENT)
+
+
+def test_it_is_waited_for_meanwhile(tmp_path: Path):
+    """The caller continues where the thread stopped, and the thread where the caller did."""
+    finished = threading.Event()
+
+    def change() -> None:
+        while not finished.wait(0.002):
+            with writing_waited_for():
+                finished.wait(0.002)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        with (tmp_path / "file").open("wb", buffering=0) as file:
+            writer = _native.BackgroundWriter(file.fileno())
+            for _ in range(10):
+                writer.append(CONTENT)
+            writer.finish()
+    finally:
+        finished.set()
+        thread.join()
+    assert writer.checksum == zlib.crc32(10 * CONTENT)
+    assert (tmp_path / "file").read_bytes() == 10 * CONTENT
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The error is kept, and raised when the file is checked or closed."""
+    with Path("/dev/full").open("wb", buffering=0) as file:
+        writer = _native.BackgroundWriter(file.fileno())
+        writer.append(CONTENT)
+        writer.append(CONTENT)
+        assert writer.error == errno.ENOSPC
+        writer.finish()
+    full = os.open("/dev/full", os.O_WRONLY)
+    monkeypatch.setattr(synced_file, "background_writer", lambda _: _native.BackgroundWriter(full))
+    stream = SyncedFile(tmp_path / "file")
+    assert stream.write(CONTENT) == len(CONTENT)
+    with pytest.raises(OSError, match="No space left") as caught:
+        stream.check()
+    assert caught.value.errno == errno.ENOSPC
+    with pytest.raises(OSError, match="No space left"):
+        stream.close()
+    stream = SyncedFile(tmp_path / "other")
+    stream.write(b"a rest, which `close` writes")
+    stream.check()
+    with pytest.raises(OSError, match="No space left"):
+        stream.close()
+    os.close(full)
+
+
+def test_no_thread_left(tmp_path: Path):
+    """The caller writes if the system has no memory for another thread."""
+    program = """
+import os, resource, sys, zlib
+from lmcore import _native
+content = bytes(range(256)) * 65536
+with open(sys.argv[1], "wb", buffering=0) as file:
+    writer = _native.BackgroundWriter(file.fileno())
+    pages = int(open("/proc/self/statm").read().split()[0])
+    limit = pages * resource.getpagesize() + (4 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    writer.append(content)
+    threads = len(os.listdir("/proc/self/task"))
+    writer.finish()
+print(writer.checksum == zlib.crc32(content), writer.error, threads)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "file")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "True 0 1\n"
+    assert (tmp_path / "file").stat().st_size == 256 * 65536
+
+
+def test_content_that_is_not_bytes(tmp_path: Path):
+    """Other buffers are refused."""
+    with (tmp_path / "file").open("wb", buffering=0) as file:
+        writer = _native.BackgroundWriter(file.fileno())
+        for content in (memoryview(b"abcd")[::2], memoryview(b"abcd").cast("I")):
+            with pytest.raises(ValueError, match="not a contiguous buffer of bytes"):
+                writer.append(content)
