@@ -127,6 +127,7 @@ class BackgroundWriter {
   void run() {
     const sched_param parameters{};
     sched_setscheduler(0, SCHED_IDLE, &parameters);  // else it has its starter's priority
+    sched_yield();  // the time slice began with that priority
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
       wake_.wait(lock, [this] { return stopped_ || (left_ > 0 && !busy_ && !waited_for); });
