@@ -2,7 +2,7 @@
 //
 // The remainder of bytes that are folded 64 at a time by carry-less products, where the processor has
 // them (V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction",
-// Intel 2009); else eight bytes at a time from tables.
+// 2009); else eight bytes at a time from tables.
 
 #pragma once
 

@@ -46,16 +46,8 @@ class SyncedFile:
     def write(self, content: bytes | bytearray | memoryview) -> int:
         """Append *content*; return its length even after a failure (see the class)."""
         view = memoryview(content).cast("B")
-        start = 0
-        if self._background is not None:
-            self._background.append(view)
-            self._check_background()
-            start = len(view)
         try:
-            while start < len(view) and self.error is None:
-                length = min(_PIECE_BYTES, BLOCK_BYTES - self._filled, len(view) - start)
-                self._write_piece(view[start : start + length])
-                start += length
+            self._append(view)
         except OSError as error:
             self.error = error
         self.size += len(view)
@@ -91,6 +83,17 @@ class SyncedFile:
     def entry(self) -> FileEntry:
         """Return the size and checksum for the manifest."""
         return FileEntry(size=self.size, crc32=self._checksum)
+
+    def _append(self, view: memoryview) -> None:
+        if self._background is not None:
+            self._background.append(view)
+            self._check_background()
+            return
+        start = 0
+        while start < len(view) and self.error is None:
+            length = min(_PIECE_BYTES, BLOCK_BYTES - self._filled, len(view) - start)
+            self._write_piece(view[start : start + length])
+            start += length
 
     def _write_piece(self, piece: memoryview) -> None:
         """Copy a piece to the block, which has room for it."""

@@ -91,7 +91,7 @@ def fail(kind: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    synced_file.SyncedFile._write_piece = write  # type: ignore[method-assign]
+    synced_file.SyncedFile._append = write  # type: ignore[method-assign]
 
 
 class LateSaver(Saver):

@@ -13,7 +13,7 @@ import torch
 from megatron_models import GPT, MemoryState
 
 from lmcore.conversion.deepspeed.write import write_deepspeed
-from lmcore.conversion.megatron.write import write_megatron
+from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.torch_file import save_file
 
 
