@@ -42,10 +42,6 @@ constexpr std::size_t kPiece = 1 << 20;
 constexpr std::size_t kSync = 16 << 20;
 // Less than this is copied by the caller.
 constexpr std::size_t kSmall = 256 << 10;
-// After a block the thread rests for a multiple of the time that the block took, so that it uses a part
-// of the bandwidth of memory and disk, but no longer than this.
-constexpr int kRest = 2;
-constexpr std::chrono::milliseconds kLongestRest{8};
 // Time between two looks whether someone waits for the files.
 constexpr std::chrono::milliseconds kLook{100};
 
@@ -133,27 +129,17 @@ class BackgroundWriter {
     sched_setscheduler(0, SCHED_IDLE, &parameters);  // else it has its starter's priority
     sched_yield();  // the time slice began with that priority
     std::unique_lock<std::mutex> lock(mutex_);
-    std::chrono::nanoseconds taken{0};
     while (true) {
       wake_.wait(lock, [this] { return stopped_ || (left_ > 0 && !busy_ && !waited_for); });
       if (stopped_) {
         return;
       }
-      const auto begin = std::chrono::steady_clock::now();
-      const bool full = take_piece(lock);
-      taken += std::chrono::steady_clock::now() - begin;
-      if (full) {
-        lock.unlock();
-        std::this_thread::sleep_for(
-            std::min<std::chrono::nanoseconds>(kRest * taken, kLongestRest));
-        lock.lock();
-        taken = taken.zero();
-      }
+      take_piece(lock);
     }
   }
 
-  // Consumes the next piece, without the lock meanwhile; returns true if that wrote a block.
-  bool take_piece(std::unique_lock<std::mutex> &lock) {
+  // Consumes the next piece, without the lock meanwhile.
+  void take_piece(std::unique_lock<std::mutex> &lock) {
     const char *bytes = next_;
     const std::size_t size = std::min({kPiece, kBlock - filled_, left_});
     next_ += size;
@@ -161,13 +147,11 @@ class BackgroundWriter {
     busy_ = true;
     lock.unlock();
     consume(bytes, size);
-    const bool full = filled_ == 0;
     lock.lock();
     busy_ = false;
     if (left_ == 0 || waited_for) {
       done_.notify_one();
     }
-    return full;
   }
 
   // Copies bytes to the block, which has room for them, and writes it if it is full.
