@@ -56,6 +56,7 @@ def run(server: Server, examples: int, seed: int) -> tuple[list[Any], list[str],
     return checks, problems, statuses
 
 
+@pytest.mark.slow  # most of its time goes into the cases that the schema itself asks for
 @pytest.mark.parametrize("examples", [4, pytest.param(300, marks=pytest.mark.full)])
 def test_every_operation(loaded: LoadedModel, examples: int) -> None:
     """No reply is a server error, and each is as the schema says; wrong data is refused."""
