@@ -4,7 +4,7 @@
 // Linux gives a thread of the class SCHED_IDLE a processor that no other thread wants; one of the
 // lowest priority (nice 19) still takes its share from a training step, and interrupts it when it
 // wakes after a write.  The thread never holds Python's lock, so the step cannot wait for it.  The
-// twin in Python is lmcore.checkpoint.block_writer, whose threads have the lowest priority.
+// twin in Python is lmcore.checkpoint.files.block_writer, whose threads have the lowest priority.
 
 #ifdef __linux__
 

@@ -19,8 +19,8 @@ import torch
 
 from lmcore.checkpoint.chunks import ChunkBounds
 from lmcore.checkpoint.dcp_metadata import METADATA_MODULE, METADATA_NAME, STORAGE_MODULE, dtype_of
+from lmcore.checkpoint.files.synced_file import write_durably
 from lmcore.checkpoint.manifest import FileEntry, TensorEntry
-from lmcore.checkpoint.synced_file import write_durably
 
 if TYPE_CHECKING:
     from lmcore.checkpoint.dcp_writer import ByteRange

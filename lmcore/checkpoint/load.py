@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from lmcore.accelerator.dtype import dtype_name
+from lmcore.checkpoint.files.synced_file import num_io_threads
 from lmcore.checkpoint.manifest import Manifest, read_manifest
-from lmcore.checkpoint.synced_file import num_io_threads
 from lmcore.checkpoint.verify import MAX_THREADS, all_problems, damaged, own_problems
 from lmcore.errors import CheckpointError, suggestion
 from lmcore.runtime.process.channel import Channel

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint.choice import BEST_KEY, best_of
 from lmcore.checkpoint.failed_save import failed_save
+from lmcore.checkpoint.files.synced_file import num_io_threads, write_durably
 from lmcore.checkpoint.layout import (
     LATEST_NAME,
     abandoned_notes,
@@ -38,7 +39,6 @@ from lmcore.checkpoint.manifest import (
     encode_manifest,
     read_manifest,
 )
-from lmcore.checkpoint.synced_file import num_io_threads, write_durably
 from lmcore.checkpoint.write_plan import WritePlan, WritePlanner, num_bytes
 from lmcore.durable import hidden_path, publish_directory, sync_directory, write_atomically
 from lmcore.errors import CheckpointError, RunError

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from lmcore.checkpoint.files.synced_file import file_checksum, num_io_threads
 from lmcore.checkpoint.layout import Survey, file_size_problem
 from lmcore.checkpoint.manifest import FileEntry, Manifest, read_manifest
-from lmcore.checkpoint.synced_file import file_checksum, num_io_threads
 from lmcore.errors import CheckpointError
 from lmcore.runtime.process.channel import Channel
 from lmcore.threads import map_in_threads

@@ -26,7 +26,8 @@ from layouts.stored import store
 from layouts.worker import Samples, of_case, plan_of
 
 from lmcore.accelerator.transfer import host_copies
-from lmcore.checkpoint import WritePlanner, synced_file
+from lmcore.checkpoint import WritePlanner
+from lmcore.checkpoint.files import synced_file
 from lmcore.config.plan import RunPlan
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.errors import LmcoreError

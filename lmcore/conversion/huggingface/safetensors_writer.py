@@ -17,7 +17,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lmcore.checkpoint.synced_file import SyncedFile
+from lmcore.checkpoint.files.synced_file import SyncedFile
 from lmcore.conversion.cast import cast
 
 __all__ = ["SafetensorsWriter", "shards"]

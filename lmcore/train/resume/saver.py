@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from lmcore.checkpoint.background_writer import writing_waited_for
+from lmcore.checkpoint.files.background_writer import writing_waited_for
 from lmcore.checkpoint.layout import iteration_path
 from lmcore.checkpoint.save import TIMED
 from lmcore.signals import TerminatedError

@@ -18,17 +18,16 @@ import pytest
 import torch
 
 from lmcore.checkpoint import (
-    block_writer,
     find_checkpoint,
     load_checkpoint,
     read_manifest,
     save_checkpoint,
-    synced_file,
     verify_checkpoint,
 )
 from lmcore.checkpoint import save as save_module
 from lmcore.checkpoint import write_plan as share
 from lmcore.checkpoint.dcp_writer import write_chunks
+from lmcore.checkpoint.files import block_writer, synced_file
 from lmcore.checkpoint.manifest import TensorEntry
 from lmcore.durable import process_token
 from lmcore.errors import CheckpointError, RunError
@@ -309,7 +308,8 @@ KILLED_SAVES = """
 import json, os, signal, sys
 from pathlib import Path
 import torch
-from lmcore.checkpoint import dcp_writer, synced_file, save, save_checkpoint
+from lmcore.checkpoint import dcp_writer, save, save_checkpoint
+from lmcore.checkpoint.files import synced_file
 
 def die_at_call(module, name, number):
     original, calls = getattr(module, name), []

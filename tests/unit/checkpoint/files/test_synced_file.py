@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.checkpoint import synced_file
-from lmcore.checkpoint.synced_file import SyncedFile, file_checksum
+from lmcore.checkpoint.files import synced_file
+from lmcore.checkpoint.files.synced_file import SyncedFile, file_checksum
 
 
 def test_size_and_checksum_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lmcore.checkpoint.background_writer import background_writer
-from lmcore.checkpoint.block_writer import BLOCK_BYTES, BlockWriter, new_block
+from lmcore.checkpoint.files.background_writer import background_writer
+from lmcore.checkpoint.files.block_writer import BLOCK_BYTES, BlockWriter, new_block
 from lmcore.checkpoint.manifest import FileEntry
 from lmcore.crc32 import crc32
 

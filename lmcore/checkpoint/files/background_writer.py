@@ -1,6 +1,6 @@
 """Files that are written only while a processor is idle, for saves while training continues.
 
-`lmcore._native` writes them, on Linux.  Without it `lmcore.checkpoint.block_writer` does, in
+`lmcore._native` writes them, on Linux.  Without it `lmcore.checkpoint.files.block_writer` does, in
 threads of the lowest priority, which take some time of a training step.
 """
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from lmcore.checkpoint import synced_file
-from lmcore.checkpoint.background_writer import background_writer, writing_waited_for
-from lmcore.checkpoint.block_writer import BLOCK_BYTES
-from lmcore.checkpoint.synced_file import SyncedFile
+from lmcore.checkpoint.files import synced_file
+from lmcore.checkpoint.files.background_writer import background_writer, writing_waited_for
+from lmcore.checkpoint.files.block_writer import BLOCK_BYTES
+from lmcore.checkpoint.files.synced_file import SyncedFile
 from lmcore.threads import lower_priority
 
 _native = pytest.importorskip("lmcore._native", reason="lmcore was built without a C++ compiler")

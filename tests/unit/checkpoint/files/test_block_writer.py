@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.checkpoint import block_writer, synced_file
-from lmcore.checkpoint.block_writer import BLOCK_BYTES, WRITER_NAME
-from lmcore.checkpoint.synced_file import SyncedFile, file_checksum
+from lmcore.checkpoint.files import block_writer, synced_file
+from lmcore.checkpoint.files.block_writer import BLOCK_BYTES, WRITER_NAME
+from lmcore.checkpoint.files.synced_file import SyncedFile, file_checksum
 
 CONTENT = os.urandom(1024) * (2 * BLOCK_BYTES // 1024) + b"and a rest"
 

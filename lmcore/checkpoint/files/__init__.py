@@ -1,0 +1,1 @@
+"""Files of a checkpoint on the disk: checksummed, written past the page cache, and synced."""
