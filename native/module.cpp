@@ -1,5 +1,6 @@
 // lmcore._native: what lmcore does in C++ where Python loops and temporary arrays are slow: most of it
-// for lmcore.data; for checkpoints the copy past the caches, and files written in the background.
+// for lmcore.data; for checkpoints the copy past the caches, and files that are
+// checked and written in the background.
 //
 // All but the guard of mapped files has a twin in Python beside its caller that gives the same bytes;
 // the tests compare them.  Input arrays are read in place, never copied or converted; nothing is read or
@@ -9,7 +10,7 @@
 
 PYBIND11_MODULE(_native, module) {
   module.doc() = "What lmcore does in C++; lmcore.data.native says whether it is used.";
-  module.attr("INTERFACE") = 4;  // as in lmcore/data/native.py
+  module.attr("INTERFACE") = 5;  // as in lmcore/data/native.py
   lmcore::register_sample_index(module);
   lmcore::register_blend(module);
   lmcore::register_shuffle(module);
@@ -19,5 +20,6 @@ PYBIND11_MODULE(_native, module) {
   lmcore::register_minhash(module);
   lmcore::register_mapping_guard(module);
   lmcore::register_streaming_copy(module);
+  lmcore::register_background_check(module);
   lmcore::register_background_writer(module);
 }

@@ -15,6 +15,7 @@ void register_text(pybind11::module_ &module);
 void register_minhash(pybind11::module_ &module);
 void register_mapping_guard(pybind11::module_ &module);
 void register_streaming_copy(pybind11::module_ &module);
+void register_background_check(pybind11::module_ &module);
 void register_background_writer(pybind11::module_ &module);
 
 }  // namespace lmcore

@@ -11,18 +11,17 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
 
 import torch
-from torch.serialization import get_crc32_options, set_crc32_options
+from torch.serialization import get_crc32_options
 
 from lmcore.accelerator.dtype import dtype_name
 from lmcore.checkpoint.files.synced_file import SyncedFile
 from lmcore.checkpoint.manifest import FileEntry, TensorEntry
+from lmcore.checkpoint.tensor_archive import torch_checksums_left_out, write_archive
 from lmcore.checkpoint.write_plan import num_bytes
 from lmcore.parallel.tensor_layout import Chunk, box
 from lmcore.threads import map_in_threads
@@ -66,7 +65,7 @@ def write_chunks(
     checksums = get_crc32_options()
 
     def write_file(file: tuple[str, Sequence[int]]) -> tuple[FileEntry, list[ByteRange]]:
-        with _torch_checksums_left_out(before=checksums):
+        with torch_checksums_left_out(before=checksums):
             return _write_file(directory / file[0], [chunks[number] for number in file[1]])
 
     written = map_in_threads(write_file, list(zip(names, groups, strict=True)), len(groups))
@@ -76,22 +75,6 @@ def write_chunks(
         files[name] = entry
         ranges.update(zip(group, own, strict=True))
     return Written(files, [ranges[number] for number in range(len(chunks))])
-
-
-@contextmanager
-def _torch_checksums_left_out(*, before: bool) -> Iterator[None]:
-    """Leave out the checksums that torch computes and never compares: the manifest has its own.
-
-    They take most of the processor time of a save, which a training step may need.
-
-    Args:
-        before: Setting to restore; some versions of torch have one for all threads.
-    """
-    set_crc32_options(False)
-    try:
-        yield
-    finally:
-        set_crc32_options(before)
 
 
 def write_streamed(
@@ -122,7 +105,7 @@ def write_streamed(
         of_tensor[name].append((key, chunk))
     files: dict[str, FileEntry] = {}
     ranges: dict[str, ByteRange] = {}
-    reading, failed = threading.Lock(), threading.Event()
+    reading, failed, checksums = threading.Lock(), threading.Event(), get_crc32_options()
 
     def write(stream: SyncedFile, name: str) -> None:
         # A function of its own: its tensor is freed before the next is read.
@@ -137,7 +120,10 @@ def write_streamed(
     def write_file(item: tuple[int, Sequence[str]]) -> None:
         number, names = item
         try:
-            with SyncedFile(directory / f"__0_{number}.distcp") as stream:
+            with (
+                torch_checksums_left_out(before=checksums),
+                SyncedFile(directory / f"__0_{number}.distcp") as stream,
+            ):
                 for name in names:
                     if failed.is_set():
                         return
@@ -171,7 +157,7 @@ def _write_file(path: Path, chunks: Sequence[torch.Tensor]) -> tuple[FileEntry, 
 
 def _write_chunk(stream: SyncedFile, chunk: torch.Tensor) -> ByteRange:
     start = stream.tell()
-    torch.save(_on_host(chunk), cast("IO[bytes]", stream))
+    write_archive(stream, _on_host(chunk))
     stream.check()
     return ByteRange(stream.path.name, start, stream.tell() - start)
 

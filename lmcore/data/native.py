@@ -32,7 +32,7 @@ Counter: TypeAlias = "npt.NDArray[np.int64]"
 """int64 [1], number of finished units of work, which a builder increases."""
 
 _MOST_THREADS = 8
-_INTERFACE = 4
+_INTERFACE = 5
 """Version of the signatures, also in `native/module.cpp`; raise both with every change."""
 
 _INSTEAD = "data is prepared and indexed in Python, many times slower"

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lmcore.checkpoint.files.background_writer import background_writer
 from lmcore.checkpoint.files.block_writer import BLOCK_BYTES, BlockWriter, new_block
 from lmcore.checkpoint.manifest import FileEntry
 from lmcore.crc32 import crc32
+from lmcore.idle_work import background_writer
 
 __all__ = [
     "SyncedFile",

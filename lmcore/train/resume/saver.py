@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from lmcore.checkpoint.files.background_writer import writing_waited_for
 from lmcore.checkpoint.layout import iteration_path
 from lmcore.checkpoint.save import TIMED
+from lmcore.idle_work import idle_work_waited_for
 from lmcore.signals import TerminatedError
 from lmcore.threads import lower_priority, start_optional
 
@@ -90,7 +90,7 @@ class Saver:
             CheckpointError: The checkpoint could not be written.
         """
         if self._thread is not None:
-            with writing_waited_for():
+            with idle_work_waited_for():
                 self._thread.join()
             self._thread = None
         self.raise_background_error()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from lmcore.checkpoint.choice import BEST_KEY
 from lmcore.config.file.paths import absolute_paths
 from lmcore.errors import CheckpointError, LmcoreError
 from lmcore.parallel.random_states import named_random_states
-from lmcore.train.diagnose.non_finite import check_weights
+from lmcore.train.diagnose.non_finite import check_copies, check_weights
 from lmcore.train.resume.validation_history import KEY, ValidationHistory
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from lmcore.train.state import TrainState
 
 __all__ = ["Snapshot", "begin_copy", "take_snapshot"]
+
+_WEIGHT = "model."
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Snapshot:
         damaged: Checkpoints that are known to be damaged and do not count as kept.
         write_plan: Chunks that this rank writes.
         channel: Channel between the ranks for this save.
+        checked: True if the weights are known to be finite.
     """
 
     directory: Path
@@ -59,19 +62,24 @@ class Snapshot:
     damaged: tuple[Path, ...]
     write_plan: WritePlan
     channel: Channel
+    checked: bool = False
 
     def write(self) -> Path:
         """Write the checkpoint and return its directory; all processes must call it.
 
-        With `--async-save` it is called at once, in a thread: it ends the copy of the tensors.
+        With `--async-save` it is called at once, in a thread: it ends the copy of the tensors, and
+        checks the weights that this rank writes.
 
         Raises:
+            NonFiniteError: A weight is NaN or infinite; nothing was saved.
             CheckpointError: The checkpoint could not be written; earlier ones are unchanged.
             OtherRankError: Another rank could not write its part.
         """
         failure: Exception | None = None
         try:
             self.copy.finish()
+            if not self.checked:
+                check_copies(self._weights(), self.iteration)
         except LmcoreError as error:
             failure = error
         except Exception as error:  # noqa: BLE001 - of the device, or of a plugin
@@ -94,6 +102,12 @@ class Snapshot:
             failure=failure,
         )
 
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the names of weights, and the parts of them that this rank writes."""
+        for key, (name, _) in self.write_plan.own.items():
+            if name.startswith(_WEIGHT):
+                yield name.removeprefix(_WEIGHT), self.copy.tensors[key]
+
 
 def take_snapshot(
     state: TrainState,
@@ -110,7 +124,8 @@ def take_snapshot(
     """Copy the part of *state* that this rank writes to the host; all processes must call it.
 
     With `--async-save`, and a stager that can, the copy of what the optimizer changes has only
-    begun: the optimizer waits for its end before its next change.  See `begin_copy`.
+    begun: the optimizer waits for its end before its next change.  See `begin_copy`.  The weights
+    are then checked by `Snapshot.write`.
 
     Take and write a snapshot within `state.evaluation_weights`: the run's stager may return the
     live tensors.
@@ -127,11 +142,12 @@ def take_snapshot(
         planner: Write planner of the run, with its channels; None in a run of one process.
 
     Raises:
-        NonFiniteError: A weight is NaN or infinite.
+        NonFiniteError: A weight is NaN or infinite; without `--async-save`.
         PluginError: The stager returned wrong tensors.
     """
     asked = plan.config.checkpoint
-    check_weights(state)
+    if not asked.async_save:
+        check_weights(state)
     tensors = state.tensors(optimizer=asked.save_optim)
     layouts = state.layouts(tensors)
     if asked.save_rng:
@@ -171,6 +187,7 @@ def take_snapshot(
         plan.resume.damaged if plan.resume is not None else (),
         write_plan,
         planner.saves,
+        checked=not asked.async_save,
     )
 
 

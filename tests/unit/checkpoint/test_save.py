@@ -322,7 +322,7 @@ def die_at_call(module, name, number):
 
 POINTS = {
     "first_piece": (synced_file.SyncedFile, "_write_piece", 1),
-    "middle": (synced_file.SyncedFile, "_write_piece", 60),
+    "middle": (synced_file.SyncedFile, "_write_piece", 4),
     "before_sync": (synced_file.SyncedFile, "close", 1),
     "before_manifest": (save, "encode_manifest", 2),
     "before_publish": (save, "_publish", 1),

@@ -367,6 +367,29 @@ def test_weights_that_are_not_finite(
     assert kept == ["iter_0000003"]
 
 
+def test_weights_that_are_not_finite_in_the_background(
+    trained: Any, make_plan: Any, runtime: Any, tokenizer: Any
+) -> None:
+    """With `--async-save` the thread that writes finds them; nothing is saved or deleted."""
+    state, order, folder = trained()
+    state.iteration = 4
+    with torch.no_grad():
+        state.model.final_norm.bias[0] = torch.nan
+        state.model.token_embedding.weight[-1, -1] = torch.inf
+    snapshot = take_snapshot(
+        state,
+        make_plan("--keep-last 1 --async-save"),
+        runtime,
+        tokenizer,
+        directory=folder / "checkpoints",
+        order=order,
+    )
+    named = r"after step 4: `final_norm\.bias`, `token_embedding\.weight`\n"
+    with pytest.raises(NonFiniteError, match=named):
+        snapshot.write()
+    assert [path.name for path in folder.glob("checkpoints/*iter_*")] == ["iter_0000003"]
+
+
 def test_a_copy_that_fails(trained: Any, make_plan: Any, runtime: Any, tokenizer: Any) -> None:
     """A snapshot whose tensors cannot be copied says so when written; nothing is published."""
     state, order, folder = trained()

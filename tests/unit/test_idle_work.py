@@ -1,8 +1,10 @@
-"""Tests of files that are written only while a processor is idle."""
+"""Tests of files that are written, and tensors checked, only while a processor is idle."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import math
 import os
 import subprocess
 import sys
@@ -13,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lmcore.checkpoint.files import synced_file
-from lmcore.checkpoint.files.background_writer import background_writer, writing_waited_for
 from lmcore.checkpoint.files.block_writer import BLOCK_BYTES
 from lmcore.checkpoint.files.synced_file import SyncedFile
+from lmcore.idle_work import background_writer, idle_work_waited_for, is_finite_when_idle
 from lmcore.threads import lower_priority
 
 _native = pytest.importorskip("lmcore._native", reason="lmcore was built without a C++ compiler")
@@ -116,7 +119,7 @@ def test_the_thread_takes_idle_processors():
 def test_while_it_is_waited_for():
     """The caller writes, without another thread."""
     before = other_threads()
-    with Path(os.devnull).open("wb", buffering=0) as file, writing_waited_for():
+    with Path(os.devnull).open("wb", buffering=0) as file, idle_work_waited_for():
         writer = _native.BackgroundWriter(file.fileno())
         writer.append(CONTENT)
         assert other_threads() <= before
@@ -130,7 +133,7 @@ def test_it_is_waited_for_meanwhile(tmp_path: Path):
 
     def change() -> None:
         while not finished.wait(0.002):
-            with writing_waited_for():
+            with idle_work_waited_for():
                 finished.wait(0.002)
 
     thread = threading.Thread(target=change)
@@ -202,3 +205,70 @@ def test_content_that_is_not_bytes(tmp_path: Path):
         for content in (memoryview(b"abcd")[::2], memoryview(b"abcd").cast("I")):
             with pytest.raises(ValueError, match="not a contiguous buffer of bytes"):
                 writer.append(content)
+
+
+BITS = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23, torch.float64: 52}
+"""Bits of the mantissa, by dtype."""
+
+
+def from_bits(dtype: torch.dtype, bits: int) -> torch.Tensor:
+    """Return a number by its bits."""
+    width = dtype.itemsize
+    content = (bits % 2 ** (8 * width)).to_bytes(width, sys.byteorder)
+    return torch.frombuffer(bytearray(content), dtype=dtype)[0]
+
+
+@pytest.mark.parametrize("dtype", BITS)
+def test_numbers_that_are_not_finite(dtype: torch.dtype):
+    """NaN, infinity and their negatives are found at any position; the largest numbers are not."""
+    mantissa, width = BITS[dtype], 8 * dtype.itemsize
+    infinity = (2 ** (width - 1 - mantissa) - 1) << mantissa
+    sign = 1 << (width - 1)
+    found = [infinity, infinity | sign, infinity | 1, infinity | sign | 1 << (mantissa - 1)]
+    for bits in (*found, infinity - 1, (infinity - 1) | sign, 0, 1):
+        number = from_bits(dtype, bits)
+        assert bool(number.isfinite()) is (bits not in found)
+        for size in (1, 7, MIB):
+            for place in (0, size // 2, size - 1):
+                tensor = torch.zeros(size, dtype=dtype)
+                tensor[place] = number
+                assert is_finite_when_idle(tensor) is (bits not in found)
+
+
+def test_other_tensors():
+    """Tensors of other dtypes and layouts, and none at all, are checked like any other."""
+    matrix = torch.zeros(600, 700)
+    matrix[3, 5] = math.inf
+    assert not is_finite_when_idle(matrix.T)
+    assert not is_finite_when_idle(matrix[:, 5])
+    assert is_finite_when_idle(matrix[:, 6:])
+    assert is_finite_when_idle(torch.zeros(0))
+    assert is_finite_when_idle(torch.tensor(1.5, requires_grad=True))
+    assert is_finite_when_idle(torch.arange(5))
+    assert not is_finite_when_idle(torch.tensor([1j * math.inf]))
+
+
+def test_the_check_takes_idle_processors(monkeypatch: pytest.MonkeyPatch):
+    """The thread that checks has the class SCHED_IDLE; the caller checks while it is waited for."""
+    seen: set[int] = set()
+    before, finished = other_threads(), threading.Event()
+
+    def watch() -> None:
+        own = threading.get_native_id()
+        while not finished.is_set():
+            for thread in other_threads() - before - {own}:
+                with contextlib.suppress(ProcessLookupError):
+                    seen.add(os.sched_getscheduler(thread))
+
+    numbers = torch.zeros(16 * MIB)
+    for waited_for, expected in ((True, set()), (False, {os.SCHED_IDLE})):
+        thread = threading.Thread(target=watch)
+        thread.start()
+        with idle_work_waited_for() if waited_for else contextlib.nullcontext():
+            for _ in range(10):
+                assert is_finite_when_idle(numbers)
+        finished.set()
+        thread.join()
+        finished.clear()
+        assert seen - {os.SCHED_OTHER} == expected  # a thread begins with its starter's class
+        monkeypatch.undo()

@@ -1,7 +1,7 @@
-"""Files that are written only while a processor is idle, for saves while training continues.
+"""Work that is done only while a processor is idle, for saves while training continues.
 
-`lmcore._native` writes them, on Linux.  Without it `lmcore.checkpoint.files.block_writer` does, in
-threads of the lowest priority, which take some time of a training step.
+`lmcore._native` does it, on Linux, in threads of the class `SCHED_IDLE`.  Elsewhere the callers do
+it in threads of the lowest priority, which take some time of a training step.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import contextlib
 import functools
 import importlib
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lmcore.threads import has_lower_priority
 
-__all__ = ["BackgroundWriter", "background_writer", "writing_waited_for"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["BackgroundWriter", "background_writer", "idle_work_waited_for", "is_finite_when_idle"]
 
 
 class BackgroundWriter(Protocol):
@@ -47,14 +50,31 @@ def background_writer(descriptor: int) -> BackgroundWriter | None:
     return writer
 
 
+def is_finite_when_idle(tensor: Tensor) -> bool:
+    """Return True if a tensor on the host has no NaN and no infinity; other threads go first.
+
+    Args:
+        tensor: Tensor of any dtype, in memory that nothing changes meanwhile.
+    """
+    import torch
+
+    search = getattr(_native(), "is_finite_when_idle", None)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if search is None or dtype not in {"float64", "float32", "bfloat16", "float16"}:
+        return bool(torch.isfinite(tensor).all())
+    content = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
+    finite: bool = search(content, dtype)
+    return finite
+
+
 @contextlib.contextmanager
-def writing_waited_for() -> Iterator[None]:
-    """Write with more than idle processors while the block waits for files of this process.
+def idle_work_waited_for() -> Iterator[None]:
+    """Use more than idle processors while the block waits for such work of this process.
 
     On a machine that other programs use completely, a thread that only takes what is idle could
-    take minutes.  The threads that called the writers write then.
+    take minutes.  The threads that asked for the work do it then.
     """
-    change = getattr(_native(), "set_writers_waited_for", None)
+    change = getattr(_native(), "set_idle_work_waited_for", None)
     if change is None:
         yield
         return
