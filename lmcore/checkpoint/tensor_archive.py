@@ -1,9 +1,8 @@
 """Archives of single tensors as `torch.save` writes them, in three writes.
 
 torch writes an archive in about 40 small pieces, through Python, which takes 0.2 to 0.6 ms: most of
-the processor time of a save that Python takes.  All bytes but the tensor's own depend on its dtype
-and shape alone, if torch's checksums are left out, so that they are kept for the next tensor of this
-kind.
+the time that Python takes in a save.  All bytes but the tensor's own depend on its dtype and shape
+alone, if torch's checksums are left out, so that they are kept for the next tensor of this kind.
 """
 
 from __future__ import annotations

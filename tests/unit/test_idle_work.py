@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import os
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from suite.threads import idle_threads
 
 from lmcore.checkpoint.files import synced_file
 from lmcore.checkpoint.files.block_writer import BLOCK_BYTES
@@ -44,10 +45,6 @@ def in_background(work: Callable[[], Any]) -> Any:
     thread.start()
     thread.join()
     return results[0]
-
-
-def other_threads() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/task")}  # noqa: PTH208
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -105,24 +102,20 @@ def test_threads_that_get_it(tmp_path: Path):
 
 def test_the_thread_takes_idle_processors():
     """The thread that writes has the class SCHED_IDLE; it ends with the file."""
-    before, found = other_threads(), set()
     with Path(os.devnull).open("wb", buffering=0) as file:
         writer = _native.BackgroundWriter(file.fileno())
         writer.append(CONTENT)
-        for thread in other_threads() - before:
-            found.add(os.sched_getscheduler(thread))
+        assert len(idle_threads()) == 1
         writer.finish()
-    assert found == {os.SCHED_IDLE}
-    assert other_threads() <= before
+    assert not idle_threads()
 
 
 def test_while_it_is_waited_for():
     """The caller writes, without another thread."""
-    before = other_threads()
     with Path(os.devnull).open("wb", buffering=0) as file, idle_work_waited_for():
         writer = _native.BackgroundWriter(file.fileno())
         writer.append(CONTENT)
-        assert other_threads() <= before
+        assert not idle_threads()
         writer.finish()
     assert writer.checksum == zlib.crc32(CONTENT)
 
@@ -248,27 +241,26 @@ def test_other_tensors():
     assert not is_finite_when_idle(torch.tensor([1j * math.inf]))
 
 
-def test_the_check_takes_idle_processors(monkeypatch: pytest.MonkeyPatch):
-    """The thread that checks has the class SCHED_IDLE; the caller checks while it is waited for."""
-    seen: set[int] = set()
-    before, finished = other_threads(), threading.Event()
+def test_the_check_takes_idle_processors():
+    """The thread that checks has the class SCHED_IDLE; the caller checks if it is waited for."""
+    numbers, found, finished = torch.zeros(4 * MIB), threading.Event(), threading.Event()
 
     def watch() -> None:
-        own = threading.get_native_id()
         while not finished.is_set():
-            for thread in other_threads() - before - {own}:
-                with contextlib.suppress(ProcessLookupError):
-                    seen.add(os.sched_getscheduler(thread))
+            if idle_threads():
+                found.set()
 
-    numbers = torch.zeros(16 * MIB)
-    for waited_for, expected in ((True, set()), (False, {os.SCHED_IDLE})):
-        thread = threading.Thread(target=watch)
-        thread.start()
-        with idle_work_waited_for() if waited_for else contextlib.nullcontext():
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        with idle_work_waited_for():
             for _ in range(10):
                 assert is_finite_when_idle(numbers)
+        assert not found.is_set()
+        deadline = time.monotonic() + 30
+        while not found.is_set() and time.monotonic() < deadline:
+            assert is_finite_when_idle(numbers)
+        assert found.is_set()
+    finally:
         finished.set()
         thread.join()
-        finished.clear()
-        assert seen - {os.SCHED_OTHER} == expected  # a thread begins with its starter's class
-        monkeypatch.undo()
