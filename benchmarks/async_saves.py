@@ -1,230 +1,202 @@
-"""Cost of saves for the steps of a loop, with and without `--async-save`; for `checkpoint.py`."""
+"""Cost of saves for the steps of `lmcore train`, with and without `--async-save`."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
+import json
 import os
 import shutil
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    import torch
-
-    from lmcore.train.resume.saver import Saver
-    from lmcore.train.resume.snapshot import Snapshot
+from typing import Any, NamedTuple
 
 __all__ = ["report_saves"]
 
-STEPS = 20
-"""Number of steps that are timed without a save, and at least after one."""
+AFTER = 20
+"""Number of steps after a save that are looked at one by one."""
+BEFORE = 10
+"""Number of steps before a save whose median is a step without a save."""
+INTERVAL = 50
+"""Steps between saves: a background save of two processors' steps takes about 25 of them."""
+
+PROGRAM = f"""
+import json, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from async_saves import train
+print(json.dumps(train(sys.argv[1:])))
+"""
 
 
-class Loop:
-    """A loop of steps that saves as a run does.
-
-    A step is products of matrices, in the place of forward and backward pass, and the update of
-    float32 weights by the run's AdamW.
+class Save(NamedTuple):
+    """A save; times in seconds of the same clock as the ends of steps.
 
     Attributes:
-        optimizer: The optimizer.
+        begin: Time of the call.
+        call: Seconds of the call.
+        complete: Time when the checkpoint was complete.
     """
 
-    def __init__(self, folder: Path, megabytes: int) -> None:
-        """Create weights, gradients and moments.
-
-        Args:
-            folder: Folder for the checkpoints.
-            megabytes: Size of weights and moments together, in 10^6 bytes.
-        """
-        import torch
-        from checkpoint import model_like
-        from torch import nn
-
-        from lmcore.accelerator import buffer_stager
-        from lmcore.accelerator.op.records import load_target
-        from lmcore.checkpoint import WritePlanner
-        from lmcore.optim.adamw import AdamW
-        from lmcore.optim.optimizer import parameter_groups
-        from lmcore_cpu.device import create_device
-        from lmcore_cpu.kernels import KERNELS
-
-        self._folder = folder
-        self._matrix = torch.randn(2048, 2048)
-        self._weights = {name: nn.Parameter(x) for name, x in model_like(megabytes // 3).items()}
-        for weight in self._weights.values():
-            weight.grad = torch.randn_like(weight)
-        update = load_target(next(one.load for one in KERNELS if one.op == "adamw"))
-        groups = parameter_groups(self._weights.items(), 0.1)
-        self.optimizer = AdamW(groups, update, betas=(0.9, 0.95), epsilon=1e-8, owns_weights=True)
-        self._stager, self._planner = buffer_stager(create_device()), WritePlanner()
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return weights and state by checkpoint name."""
-        found = {f"model.{name}": weight.detach() for name, weight in self._weights.items()}
-        state = self.optimizer.state_tensors()
-        return found | {f"optimizer.{name}": tensor for name, tensor in state.items()}
-
-    def changed_by_optimizer(self) -> set[str]:
-        """Return the names of all tensors."""
-        return set(self.tensors())
-
-    def step(self) -> None:
-        """Compute and update."""
-        for _ in range(4):
-            self._matrix @ self._matrix
-        self.optimizer.step(1e-4)
-
-    def take(self, *, background: bool) -> Snapshot:
-        """Return a snapshot, of copies or released tensors if it is written in the background."""
-        from lmcore.accelerator import PendingCopy
-        from lmcore.runtime.process.channel import Channel
-        from lmcore.train.resume.snapshot import Snapshot, begin_copy
-
-        plan = self._planner.plan(self.tensors(), {})
-        views = plan.views(self.tensors())
-        copy = PendingCopy(views)
-        if background:
-            names = {key: name for key, (name, _) in plan.own.items()}
-            copy = begin_copy(self._stager, self, views, names)  # type: ignore[arg-type]
-        return Snapshot(self._folder / "async", 1, copy, {}, {}, 1, None, (), plan, Channel(None))
+    begin: float
+    call: float
+    complete: float
 
 
 def report_saves(folder: Path, megabytes: int, repeats: int, num_threads: int) -> None:
-    """Print what a save costs the steps of a loop, with and without `--async-save`.
+    """Print what a save costs the steps of a run, with and without `--async-save`.
 
-    What a step loses is the time from the call of the save to the end of the next update, less a
-    step without a save: the median of the steps before it.  Steps are timed until the save is
-    complete.  A machine is disturbed by others, too, so the longest step is looked for among the
-    medians, over the saves, of the steps at the same place after a save.
+    What a step loses is the time from the end of the update before the save to the end of the next
+    one, less a step without a save: the median of the steps before it.  A machine is disturbed by
+    others, too, so the longest step is looked for among the medians, over the saves, of the steps
+    at the same place after a save.
 
     Args:
-        folder: Folder for the checkpoints.
+        folder: Folder for the run, created and removed.
         megabytes: Size of weights and moments together, in 10^6 bytes.
-        repeats: Number of saves of each kind.
+        repeats: Number of saves of each kind; one more comes first.
         num_threads: Threads of a step; with fewer than the processors the writer has one.
     """
-    import torch
-    from checkpoint import seconds
-
-    from lmcore.train.resume.saver import Saver
-
-    loop = Loop(folder, megabytes)
-    size = sum(tensor.nbytes for tensor in loop.tensors().values()) / 1e6
-    torch.set_num_threads(num_threads)
-    loop.step()
-    plain = [seconds(loop.step)[0] for _ in range(2 * STEPS)]
-    usual = statistics.median(plain)
-    print(
-        f"{size:.0f} MB of weights and moments; steps of {num_threads} threads on "
-        f"{os.cpu_count()} processors take {usual:.3f} s without a save, the longest of "
-        f"{len(plain)} {max(plain) / usual:.2f}x of that"
-    )
-
-    def saver(*, background: bool) -> Saver:
-        return Saver(functools.partial(loop.take, background=background), background=background)
-
-    synchronous, asynchronous = (
-        save_cost(functools.partial(saver, background=background), loop.step, repeats)
-        for background in (False, True)
-    )
-    for name, cost in (("synchronous", synchronous), ("asynchronous", asynchronous)):
-        print(
-            f"{name} save: the step loses {cost.loss:.3f} s, {cost.loss / synchronous.loss:.1%} "
-            f"of a synchronous save (the call {cost.call:.3f} s); the steps after it take "
-            f"{cost.slower:.2f}x of one without a save, the longest of the first {STEPS} "
-            f"{cost.longest_place:.2f}x at its place and {cost.longest:.2f}x after a single save; "
-            f"all together lose {cost.total:.3f} s"
+    flags = [*model_flags(megabytes), "--num-threads", str(num_threads), "--save", str(folder)]
+    found: dict[str, list[Observed]] = {}
+    for name in ("synchronous", "asynchronous"):
+        more = ["--async-save"] if name == "asynchronous" else []
+        steps = INTERVAL * (repeats + 1) + AFTER + 5
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *flags, *more, "--train-iters", str(steps)],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-    print(f"it is complete after {asynchronous.complete:.1f} s; ", end="")
-    print(f"a copy of the bytes takes `memmove` {memmove_seconds(loop.tensors()):.3f} s")
+        shutil.rmtree(folder)
+        times = json.loads(done.stdout.splitlines()[-1])
+        saves = [Save(*one) for one in times["saves"]]
+        found[name] = [observed(times["ends"], save) for save in saves[: repeats + 1]]
+    usual = statistics.median(one.usual for one in found["asynchronous"])
+    print(
+        f"{megabytes} MB of weights and moments; a step of {num_threads} threads on "
+        f"{os.cpu_count()} processors takes {usual:.3f} s; the longest of {BEFORE} steps without a "
+        f"save takes {statistics.median(one.longest_before for one in found['asynchronous']):.2f}x"
+    )
+    base = statistics.median(one.loss for one in found["synchronous"][1:])
+    for name, (first, *others) in found.items():
+        cost = functools.partial(middle, others)
+        places = zip(*(one.later for one in others), strict=True)
+        print(
+            f"{name} save: the step loses {cost('loss'):.3f} s, {cost('loss') / base:.1%} of a "
+            f"synchronous save ({', '.join(f'{one.loss / base:.1%}' for one in others)}; the first "
+            f"save of the run {first.loss / base:.1%}), of that the call {cost('call'):.3f} s; of "
+            f"the {AFTER} steps after it the median takes "
+            f"{statistics.median(ratio for one in others for ratio in one.later):.2f}x, the "
+            f"longest {max(map(statistics.median, places)):.2f}x at its place and "
+            f"{statistics.median(max(one.later) for one in others):.2f}x after a single save; all "
+            f"together lose {cost('total'):.3f} s; it is complete after {cost('complete'):.1f} s"
+        )
 
 
-class SaveCost(NamedTuple):
-    """Cost of saves for a loop: medians over the saves.
+class Observed(NamedTuple):
+    """Steps around a save.
 
     Attributes:
+        usual: Seconds of a step without a save.
+        longest_before: The longest of the steps before, in steps without a save.
         call: Seconds of the call.
-        loss: Seconds that the step after it ends later than without a save.
-        slower: Time of the later steps, in steps without a save.
-        longest_place: The longest of the first `STEPS` later steps, in steps without a save, when
-            each is the median of the steps at its place.
-        longest: The longest of those after one save.
+        loss: Seconds that the step with the save takes longer.
+        later: Steps after it, in steps without a save.
         total: Seconds that all steps lose until the save is complete.
         complete: Seconds from the call until then.
     """
 
+    usual: float
+    longest_before: float
     call: float
     loss: float
-    slower: float
-    longest_place: float
-    longest: float
-    total: float
-    complete: float
-
-
-class Observed(NamedTuple):
-    """Times of one save in seconds: the call, its loss, the end, and the later steps over plain."""
-
-    call: float
-    loss: float
-    total: float
-    complete: float
     later: list[float]
+    total: float
+    complete: float
 
 
-def save_cost(make_saver: Callable[[], Saver], step: Callable[[], None], repeats: int) -> SaveCost:
-    """Return the cost of saves.
-
-    Args:
-        make_saver: Returns a saver whose checkpoint is absent.
-        step: A step, with its update.
-        repeats: Number of saves; one more comes first, which takes the memory.
-    """
-    seen = [observe_save(make_saver(), step) for _ in range(repeats + 1)][1:]
-    places = zip(*(one.later[:STEPS] for one in seen), strict=True)
-    return SaveCost(
-        call=statistics.median(one.call for one in seen),
-        loss=statistics.median(one.loss for one in seen),
-        slower=statistics.median(ratio for one in seen for ratio in one.later),
-        longest_place=max(map(statistics.median, places)),
-        longest=statistics.median(max(one.later[:STEPS]) for one in seen),
-        total=statistics.median(one.total for one in seen),
-        complete=statistics.median(one.complete for one in seen),
+def observed(ends: Sequence[float], save: Save) -> Observed:
+    """Return the steps around a save, by the ends of all steps."""
+    first = next(number for number, end in enumerate(ends) if end > save.begin)
+    steps = [end - begin for begin, end in itertools.pairwise(ends)]
+    before = steps[max(0, first - 1 - BEFORE) : first - 1]
+    usual = statistics.median(before)
+    last = next((number for number, end in enumerate(ends) if end > save.complete), len(ends) - 1)
+    meanwhile = steps[first - 1 : max(first, last)]
+    return Observed(
+        usual,
+        max(before) / usual,
+        save.call,
+        steps[first - 1] - usual,
+        [step / usual for step in steps[first : first + AFTER]],
+        sum(meanwhile) - len(meanwhile) * usual,
+        save.complete - save.begin,
     )
 
 
-def observe_save(saver: Saver, step: Callable[[], None]) -> Observed:
-    """Save, time the steps until the checkpoint is complete, and delete it."""
-    from checkpoint import seconds
-
-    os.sync()
-    plain = statistics.median(seconds(step)[0] for _ in range(STEPS // 2))
-    start = time.perf_counter()
-    target = saver.save()
-    call = time.perf_counter() - start
-    step()
-    loss = time.perf_counter() - start - plain
-    steps = [seconds(step)[0] for _ in range(STEPS)]
-    while not target.exists():
-        steps.append(seconds(step)[0])
-    complete = time.perf_counter() - start
-    saver.wait()
-    shutil.rmtree(target)
-    total = loss + sum(steps) - len(steps) * plain
-    return Observed(call, loss, total, complete, [one / plain for one in steps])
+def middle(seen: Sequence[Observed], name: str) -> float:
+    """Return the median of one of the numbers."""
+    return statistics.median(getattr(one, name) for one in seen)
 
 
-def memmove_seconds(tensors: dict[str, torch.Tensor]) -> float:
-    """Return the time of a copy of as many bytes in memory, without torch; the median of five."""
-    source = bytearray(sum(tensor.nbytes for tensor in tensors.values()))
-    target = bytearray(len(source))
-    taken = []
-    for _ in range(5):
-        start = time.perf_counter()
-        memoryview(target)[:] = source
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+def model_flags(megabytes: int) -> list[str]:
+    """Return the flags of a GPT with as many bytes of weights and moments, one sample a step."""
+    hidden, rows = (768, 32_000) if megabytes >= 500 else (64, 320)
+    layers = max(1, round((megabytes * 1e6 / 12 - rows * hidden) / (12 * hidden * hidden)))
+    shape = {
+        "num-layers": layers,
+        "hidden-size": hidden,
+        "num-attention-heads": hidden // 64,
+        "seq-length": 128,
+        "max-position-embeddings": 128,
+        "micro-batch-size": 1,
+        "global-batch-size": 1,
+        "make-vocab-size-divisible-by": rows,
+        "save-interval": INTERVAL,
+        "keep-last": 1,
+        "eval-iters": 0,
+        "log-interval": 10,
+    }
+    return [word for name, value in shape.items() for word in (f"--{name}", str(value))]
+
+
+def train(flags: Sequence[str]) -> dict[str, Any]:
+    """Train with *flags*; return the ends of steps, and the saves."""
+    from lmcore.cli.main import main
+    from lmcore.optim.optimizer import Optimizer
+    from lmcore.train.resume.saver import Saver
+    from lmcore.train.resume.snapshot import Snapshot
+
+    ends: list[float] = []
+    begins: list[float] = []
+    calls: list[float] = []
+    completes: list[float] = []
+
+    def noted(function: Callable[..., Any], *, before: Any = (), after: Any) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            begin = time.perf_counter()
+            for times in before:
+                times.append(begin)
+            result = function(*arguments, **options)
+            after(begin)
+            return result
+
+        return call
+
+    clock = time.perf_counter
+    Optimizer.step = noted(Optimizer.step, after=lambda _: ends.append(clock()))  # type: ignore[method-assign]
+    Snapshot.write = noted(Snapshot.write, after=lambda _: completes.append(clock()))  # type: ignore[method-assign]
+    Saver.save = noted(  # type: ignore[method-assign]
+        Saver.save, before=[begins], after=lambda begin: calls.append(clock() - begin)
+    )
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        status = main(["train", *flags])
+    if status:
+        raise SystemExit(status)
+    return {"ends": ends, "saves": list(zip(begins, calls, completes, strict=True))}

@@ -6,8 +6,10 @@ All variants run in turn inside each repeat, so that a slow moment of the disk h
 printed are medians, the processor time of all threads, the ratio to torch's distributed save
 (load), and the ratio to writing (reading) the same bytes as one file, with fsync.  Loads read from
 the page cache, but for those named `cold`.  Conversions are of a model of as many bytes, from and
-to a Hugging Face directory.  Memory is the growth of the peak of a separate process, beside the
-size of the largest tensor; a save's peak has no state in it.
+to a Hugging Face directory that is not in the page cache: they are also compared with reading and
+then writing as many bytes, since a disk may do both at the same time no faster.  Memory is the
+growth of the peak of a separate process, beside the size of the largest tensor; a save's peak has
+no state in it.
 """
 
 from __future__ import annotations
@@ -182,8 +184,10 @@ def convert_all(
         for path in (folder / "hf", folder / "back"):
             shutil.rmtree(path, ignore_errors=True)
         os.sync()
+        drop_cache(run)
         timings[names[0]].append(seconds(lambda: convert(run, folder / "hf", "huggingface")))
         os.sync()
+        drop_cache(folder / "hf")
         timings[names[1]].append(seconds(lambda: convert(folder / "hf", folder / "back", "lmcore")))
     for path in (folder / "hf", folder / "back"):
         shutil.rmtree(path, ignore_errors=True)
@@ -211,7 +215,9 @@ def seconds(action: Action) -> Timing:
 def drop_cache(folder: Path) -> None:
     """Ask the system to forget the content of the files in *folder*."""
     os.sync()
-    for path in folder.iterdir():
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            continue
         with path.open("rb") as stream:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -323,15 +329,19 @@ def main() -> None:
             shutil.rmtree(path)
         threads = torch.get_num_threads()
         for num_threads in sorted({threads, max(1, threads - 1)}, reverse=True):
-            report_saves(Path(folder), arguments.megabytes, arguments.repeats, num_threads)
-        torch.set_num_threads(threads)
-        shutil.rmtree(Path(folder, "async"))
-        disk = statistics.median(wall for wall, _ in timings["save: raw write + fsync"])
+            report_saves(Path(folder, "run"), arguments.megabytes, arguments.repeats, num_threads)
+        disk, read = (
+            statistics.median(wall for wall, _ in timings[name])
+            for name in ("save: raw write + fsync", "load: raw read, cold")
+        )
         converted, size = convert_all(Path(folder), arguments.megabytes, arguments.repeats)
         for name, pairs in converted.items():
             middle = statistics.median(wall for wall, _ in pairs)
-            ratio = disk / megabytes * size / middle
-            print(f"{name:32}{size / middle:7.0f} MB/s, {ratio:.2f}x of the raw write")
+            ratio, both = ((one / megabytes * size / middle) for one in (disk, disk + read))
+            print(
+                f"{name:32}{size / middle:7.0f} MB/s, {ratio:.2f}x of the raw write, {both:.2f}x "
+                "of a raw read and a raw write"
+            )
 
 
 if __name__ == "__main__":

@@ -69,13 +69,21 @@ class AdamW(Optimizer):
             frozenset(names), frozenset(f"{kind}.{name}" for kind in _MOMENTS for name in names)
         )
 
+    def prepare_release(self) -> None:
+        """Allocate the results of a step, and have the system find the memory now.
+
+        Of memory that is allocated and never written the system has nothing but the addresses.
+        """
+        if self._can_release and not self._spare:
+            self._spare = [_zeros_like(self._tensors(at)) for at in range(len(self.groups))]
+
     @torch.no_grad()
     def _step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
+        if self._released:
+            self.prepare_release()
         for at, group in enumerate(self.groups):
-            old = ([weight.data for weight in group.parameters], self._first[at], self._second[at])
-            if self._released and len(self._spare) == at:
-                self._spare.append(_empty_like(old))
+            old = self._tensors(at)
             self.update(
                 list(group.parameters),
                 group.gradients(),
@@ -94,6 +102,11 @@ class AdamW(Optimizer):
                 self._spare[at] = old
         self._released = False
 
+    def _tensors(self, at: int) -> tuple[Tensors, Tensors, Tensors]:
+        """Return weights and moments of a group."""
+        weights = [weight.data for weight in self.groups[at].parameters]
+        return weights, self._first[at], self._second[at]
+
     def _exchange(self, at: int, results: tuple[Tensors, Tensors, Tensors]) -> None:
         """Put *results* in the place of a group's weights and moments."""
         group = self.groups[at]
@@ -104,6 +117,7 @@ class AdamW(Optimizer):
             self._state[kind].update(zip(group.names, moments, strict=True))
 
 
-def _empty_like(old: tuple[Tensors, Tensors, Tensors]) -> tuple[Tensors, Tensors, Tensors]:
-    weights, first, second = ([torch.empty_like(one) for one in part] for part in old)
+def _zeros_like(old: tuple[Tensors, Tensors, Tensors]) -> tuple[Tensors, Tensors, Tensors]:
+    # Not `torch.zeros_like`, which on a host takes memory that the system has not found yet.
+    weights, first, second = ([torch.empty_like(one).zero_() for one in part] for part in old)
     return weights, first, second

@@ -146,6 +146,12 @@ class Optimizer(ABC):
         """
         return Released()
 
+    def prepare_release(self) -> None:  # noqa: B027 - optional
+        """Allocate the memory that the step after the first `release_state` needs.
+
+        Called before training, so that no step waits for the memory.
+        """
+
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the live state by name, KIND.PARAMETER."""
         return {

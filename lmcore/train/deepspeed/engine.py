@@ -36,7 +36,7 @@ from lmcore.train.compilation import compiles_blocks
 from lmcore.train.deepspeed.flat_optimizer import FlatUpdate, StateKind, state_kinds
 from lmcore.train.deepspeed.package import initialize, open_deepspeed, time_waits
 from lmcore.train.deepspeed.shards import Shards
-from lmcore.train.diagnose.non_finite import HINT, NonFiniteError
+from lmcore.train.diagnose.non_finite import HINT, NonFiniteError, is_finite
 from lmcore.train.state import TrainState
 from lmcore.train.step import loss_arguments
 from lmcore.train.step_record import PendingStep, StepRecord
@@ -280,7 +280,7 @@ class DeepSpeedEngine:
         size, rank = self.runtime.rank.world_size, self.runtime.rank.rank
         for number, (part, name, kind) in enumerate(wanted):
             tensor = self._shards.weight(name) if kind is None else self._shards.state(name, kind)
-            if kind is None and not bool(torch.isfinite(tensor).all()):
+            if kind is None and not is_finite(tensor):
                 raise NonFiniteError(
                     f"weights are not finite after step {self.state.iteration}: `{name}`",
                     why="the last update moved them too far; they are not saved",

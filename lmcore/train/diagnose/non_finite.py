@@ -22,6 +22,7 @@ __all__ = [
     "NonFiniteError",
     "check_copies",
     "check_weights",
+    "is_finite",
     "non_finite",
     "non_finite_after_update",
 ]
@@ -85,7 +86,7 @@ def non_finite(
     bad = [
         name
         for name, parameter in state.parallel.named_parameters()
-        if parameter.grad is not None and not _is_finite(parameter.grad)
+        if parameter.grad is not None and not is_finite(parameter.grad)
     ]
     weights = _non_finite_weights(state)
     if not bad and math.isfinite(loss):
@@ -136,10 +137,10 @@ def _culprit(
 
 def _non_finite_weights(state: TrainState) -> list[str]:
     named = state.parallel.named_parameters()
-    return [name for name, weight in named if not _is_finite(weight)]
+    return [name for name, weight in named if not is_finite(weight)]
 
 
-def _is_finite(tensor: Tensor) -> bool:
+def is_finite(tensor: Tensor) -> bool:
     """Return True if a tensor has no NaN and no infinity.
 
     Its sum is computed in a tenth of the time; only that of very large numbers is infinite, too.

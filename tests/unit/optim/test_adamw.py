@@ -143,6 +143,21 @@ def test_what_is_released_stays_as_it_is(update: Callable[..., None]) -> None:
     assert len(places) == (6 * len(SHAPES) if can else 0)  # two tensors of each, by turns
 
 
+def test_memory_of_the_first_release(update: Callable[..., None]) -> None:
+    """`prepare_release` allocates what the step after the first release needs, once."""
+    named = weights()
+    optimizer = make(named, update, owns_weights=True)
+    for _ in range(2):
+        optimizer.prepare_release()
+    places = {tensor.data_ptr() for group in optimizer._spare for part in group for tensor in part}
+    optimizer.release_state()
+    advance(named, optimizer, range(1))
+    live = {tensor.data_ptr() for tensor in named.values()}
+    state = optimizer.state_tensors()
+    live |= {state[name].data_ptr() for name in state if not name.startswith("step.")}
+    assert places == (live if "results" in inspect.signature(update).parameters else set())
+
+
 def test_what_is_not_released() -> None:
     """On a device memory is dearer than a copy; what something else keeps is not exchanged."""
 
