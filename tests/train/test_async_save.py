@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lmcore.accelerator.transfer import host_copies
 from lmcore.checkpoint import find_checkpoint, verify_checkpoint
 from lmcore.errors import CheckpointError
+from lmcore.optim.adamw import AdamW
 from lmcore.optim.optimizer import Optimizer
 from lmcore.train.resume import snapshot as saving
 from lmcore.train.resume.saver import WRITER_NAME
@@ -154,6 +156,36 @@ def test_failed_copy(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Traceback" not in run.err
     assert 3 <= len(run.rows) <= 6
     assert not list((run.directory / "checkpoints").glob("*"))
+
+
+def test_weights_that_are_not_finite(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that writes finds them and ends the run at a later step; earlier ones stay."""
+    plain, calls = AdamW._step, []
+
+    def spoil(optimizer: AdamW, lr: float) -> None:
+        plain(optimizer, lr)
+        calls.append("step")
+        if calls.count("step") == 6:  # a row of padding, which no loss depends on
+            with torch.no_grad():
+                optimizer.groups[0].parameters[0].data[-1, 0] = torch.inf
+
+    prepare = AdamW.prepare_release
+    monkeypatch.setattr(AdamW, "_step", spoil)
+    monkeypatch.setattr(
+        AdamW, "prepare_release", lambda self: (calls.append("prepare"), prepare(self))[1]
+    )
+    run = train("run", "--train-iters 400 --save-interval 3 --async-save")
+    assert run.status == 1
+    assert calls[0] == "prepare"  # of memory, not in a step
+    assert "weights are not finite after step 6: `token_embedding.weight`" in run.err
+    assert "Traceback" not in run.err
+    assert "iter_0000006" not in run.err
+    last = run.err.strip().splitlines()[-1]
+    assert last == f"to continue from step 3: `lmcore train --continue {run.directory}`"
+    assert 6 <= len(run.rows) <= 9
+    assert [path.name for path in (run.directory / "checkpoints").glob("*iter_*")] == [
+        "iter_0000003"
+    ]
 
 
 def test_resume_from_it(train: Any, assert_same: Any) -> None:

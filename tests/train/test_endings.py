@@ -66,7 +66,10 @@ def test_advice_after_nan(train: Any) -> None:
         "base", f"{flags} --load {base.directory} --override-opt-param-scheduler --exit-interval 9"
     )
     assert later.status == 1, later.err
-    assert f"continue from `{base.directory}/checkpoints/iter_0000002`" in later.err
+    assert f"to continue from step 2: `lmcore train --continue {base.directory}`" in later.err
+    other = train("other", f"{flags} --load {base.directory} --override-opt-param-scheduler")
+    assert other.status == 1, other.err
+    assert f"continue from `{base.directory}/checkpoints/iter_0000002`" in other.err
 
 
 def test_the_last_line_of_a_run_that_ends_early(train: Any) -> None:

@@ -244,8 +244,8 @@ class RunReport:
             status = self.status
         except BaseException as error:
             if isinstance(error, (NonFiniteError, ReplicaDriftError)):
-                saved = self.checkpoint or checkpoint
-                error.hint = f"{error.hint}; continue from `{saved}`" if saved else error.hint
+                if checkpoint and not self.directory.has_checkpoints():  # else `_name_continuation`
+                    error.hint = f"{error.hint}; continue from `{checkpoint}`"
             status = failure_status(error)
             self._write_failure(state, status)
             self._name_continuation(error, continuation)
