@@ -1,20 +1,19 @@
-"""`BitChecksum`: checksum of the bits of tensors, computed on their device.
+"""Checksums of the bits of tensors, computed on their device.
 
-Each 32 bits, as an integer, are multiplied by a random odd number drawn for their position, and the
-products are summed modulo 2^64.  A change of one element always changes the checksum; any other
-change, such as two swapped elements, is missed with a probability of about 2^-32.
-
-Source: multilinear hashing, Carter and Wegman, 1979.
+A change of one element always changes the checksum; any other change, such as two swapped elements,
+is missed with a probability of about 2^-32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["BitChecksum", "bits"]
+from lmcore.crc32 import crc32
+
+__all__ = ["DeviceChecksum", "bit_checksum", "bits", "host_checksum"]
 
 _BLOCK = 2**18
 """Elements that are multiplied at once; factors take 2 MB, and products too during a checksum."""
@@ -22,8 +21,38 @@ _SEED = 20_261_122
 _INTEGERS = {1: torch.int8, 2: torch.int16}
 
 
-class BitChecksum:
-    """Checksums on one device; equal bits have equal checksums on all devices and ranks."""
+def bit_checksum(device: torch.device) -> Callable[[Sequence[Tensor]], Tensor]:
+    """Return the checksum of tensors in their order, an int64 scalar, for the tensors of a device.
+
+    Equal bits have equal checksums on all devices but the host, and on all hosts.
+
+    Args:
+        device: Device of the tensors.
+    """
+    return host_checksum if device.type == "cpu" else DeviceChecksum(device)
+
+
+def host_checksum(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the CRC-32 of *tensors* in their order, which takes as long as reading them.
+
+    Args:
+        tensors: Tensors on the host, of any shapes and dtypes; none have the checksum 0.
+    """
+    checksum = 0
+    for tensor in tensors:
+        content = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        checksum = crc32(content.numpy().data, checksum)
+    return torch.tensor(checksum)
+
+
+class DeviceChecksum:
+    """Checksums on one device, by operations of torch; see `bit_checksum`.
+
+    Each 32 bits, as an integer, are multiplied by a random odd number drawn for their position, and
+    the products are summed modulo 2^64.
+
+    Source: multilinear hashing, Carter and Wegman, 1979.
+    """
 
     def __init__(self, device: torch.device) -> None:
         """Draw the factors, the same on every rank.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmcore.accelerator.dtype import dtype_name
 from lmcore.errors import counted
-from lmcore.parallel.bit_checksum import BitChecksum
+from lmcore.parallel.bit_checksum import bit_checksum
 from lmcore.parallel.scalar_collectives import all_gather_scalars
 from lmcore.runtime.launch.rank import named_ranks
 
@@ -59,7 +59,7 @@ class ReplicaComparison:
             runtime: Device and processes.
         """
         self._runtime = runtime
-        self._checksum: BitChecksum | None = None
+        self._checksum: Callable[[Sequence[Tensor]], Tensor] | None = None
 
     def find_drift(self, classes: Sequence[ReplicaClass]) -> ReplicaDrift | None:
         """Return the replicas that differ, None if there are none; all ranks must call it.
@@ -68,7 +68,7 @@ class ReplicaComparison:
             classes: Tensors on the run's device, of as many classes on all ranks.
         """
         if self._checksum is None:
-            self._checksum = BitChecksum(self._runtime.device.torch_device)
+            self._checksum = bit_checksum(self._runtime.device.torch_device)
         checksums = [self._checksum(list(each.parameters.values())) for each in classes]
         of_ranks = _gather(self._runtime, torch.stack(checksums))
         differing = [

@@ -243,9 +243,10 @@ class RunReport:
                 self.untrained = True
             status = self.status
         except BaseException as error:
-            if isinstance(error, (NonFiniteError, ReplicaDriftError)):
-                if checkpoint and not self.directory.has_checkpoints():  # else `_name_continuation`
-                    error.hint = f"{error.hint}; continue from `{checkpoint}`"
+            # A checkpoint of its own is named by `_name_continuation`.
+            elsewhere = None if self.directory.has_checkpoints() else checkpoint
+            if elsewhere and isinstance(error, (NonFiniteError, ReplicaDriftError)):
+                error.hint = f"{error.hint}; continue from `{elsewhere}`"
             status = failure_status(error)
             self._write_failure(state, status)
             self._name_continuation(error, continuation)
