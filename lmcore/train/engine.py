@@ -91,11 +91,14 @@ class NativeEngine:
         self.state = TrainState.create(parallel, plan, runtime)
         require_sampled_targets(self.state)
         self.step: Step = TrainStep(self.state, plan, runtime, profiler_range)
+        self._saves_in_background = plan.config.checkpoint.async_save
         self.run_files: Mapping[str, Any] = {}
         self.divided = plan.layout.divides_model or plan.layout.context > 1
 
     def begin(self) -> None:
-        """Do nothing: the model is on its device."""
+        """Allocate what saves in the background need; the model is on its device."""
+        if self._saves_in_background:
+            self.state.optimizer.prepare_release()
 
 
 @contextlib.contextmanager

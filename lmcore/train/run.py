@@ -86,8 +86,6 @@ def run_training(
             check_learning_rate(plan, state.schedule, state.iteration, state.scheduled_samples)
             history = ValidationHistory.announced(plan)
             engine.begin()
-            if saving.async_save:
-                state.optimizer.prepare_release()
             if rendezvous is not None:
                 rendezvous.watch.activity = lambda: f"step {state.iteration + 1}"
 

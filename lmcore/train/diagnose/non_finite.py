@@ -143,7 +143,7 @@ def _non_finite_weights(state: TrainState) -> list[str]:
 def is_finite(tensor: Tensor) -> bool:
     """Return True if a tensor has no NaN and no infinity.
 
-    Its sum is computed in a tenth of the time; only that of very large numbers is infinite, too.
+    Its sum is computed in a tenth of the time; the sum of very large numbers is infinite, too.
     """
     values = tensor.detach()
     return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())

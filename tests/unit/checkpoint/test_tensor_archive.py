@@ -71,7 +71,7 @@ def test_torch_writes_one_tensor_of_a_kind(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_other_tensors_are_left_to_torch(tmp_path: Path):
-    """A tensor of which the archive has more than its elements is written by torch."""
+    """A tensor is written by torch if its archive has more than its elements."""
     conjugate = numbers((3, 4), torch.complex64, 1).conj()
     tensors = [
         conjugate,
