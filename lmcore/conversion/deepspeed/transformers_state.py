@@ -19,7 +19,7 @@ from lmcore.conversion.deepspeed.saved_run import (
     run_progress,
     saved_precision,
 )
-from lmcore.conversion.huggingface.config import CONFIG_NAME
+from lmcore.conversion.huggingface.directory import CONFIG_NAME
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.megatron.run.saved_arguments import saved_layout
 from lmcore.conversion.state import WEIGHT
