@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-__all__ = ["save_file"]
+__all__ = ["save_file", "separate"]
 
 
 def save_file(content: Any, path: Path, **options: Any) -> None:
@@ -30,3 +31,8 @@ def save_file(content: Any, path: Path, **options: Any) -> None:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from error
         raise
+
+
+def separate(tensor: Tensor) -> Tensor:
+    """Return a tensor with separate memory: `torch.save` stores the whole memory of a view."""
+    return tensor.clone(memory_format=torch.contiguous_format)

@@ -33,7 +33,7 @@ from lmcore.data.indexed.metadata import verify_files
 from lmcore.data.indexed.tokenizer import dataset_tokenizer
 from lmcore.data.prepare.named_text import NamedText, bundled_text, find_text, prepare_named_text
 from lmcore.data.tokenizer import tokenizer_from
-from lmcore.data.tokenizer.same_tokens import same_tokens
+from lmcore.data.tokenizer.comparison import same_tokens
 from lmcore.data.tokenizer.saved import load_tokenizer
 from lmcore.errors import ConfigError, LmcoreError, counted
 from lmcore.log import ALL_RANKS

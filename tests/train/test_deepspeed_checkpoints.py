@@ -19,8 +19,8 @@ from megatron_models import GPT, LLAMA, MemoryState
 
 from lmcore.conversion.deepspeed.read import read_deepspeed
 from lmcore.conversion.deepspeed.write import write_deepspeed
-from lmcore.conversion.huggingface.config import config_of
 from lmcore.conversion.huggingface.recipes import recipes_of
+from lmcore.conversion.huggingface.written_config import config_of
 from lmcore.conversion.megatron.parameters.packing import Packing
 from lmcore.conversion.megatron.run.written_arguments import architecture_arguments
 from lmcore.conversion.state import ModelState, Progress

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmcore.bounded_file import read_bounded_file
+from lmcore.conversion.directory_entries import sorted_entries
 from lmcore.errors import CheckpointArgumentError, CheckpointError, counted
 
 __all__ = [
@@ -84,7 +85,7 @@ class DeepSpeedDirectory:
 
 def is_deepspeed(directory: Path) -> bool:
     """Return True if *directory* has files of a DeepSpeed checkpoint, or directories with them."""
-    return has_files(directory) or any(has_files(one) for one in _entries(directory))
+    return has_files(directory) or any(has_files(one) for one in sorted_entries(directory))
 
 
 def checkpoints_at(path: Path) -> list[Path]:
@@ -98,7 +99,7 @@ def checkpoints_at(path: Path) -> list[Path]:
     """
     if has_files(path):
         return [path]
-    return sorted((one for one in _entries(path) if has_files(one)), key=_by_number)
+    return sorted((one for one in sorted_entries(path) if has_files(one)), key=_by_number)
 
 
 def find_files(path: Path) -> DeepSpeedDirectory:
@@ -115,7 +116,7 @@ def find_files(path: Path) -> DeepSpeedDirectory:
     found: dict[re.Pattern[str], dict[Pair, Path]] = {
         pattern: {} for pattern in (_PARTITION, _OPTIMIZER, _LAYER)
     }
-    for entry in _entries(checkpoint):
+    for entry in sorted_entries(checkpoint):
         if _EXPERT.match(entry.name):
             raise CheckpointError(
                 f"lmcore does not have the model of `{checkpoint}`",
@@ -280,11 +281,4 @@ def has_files(path: Path) -> bool:
         path: Directory that may have the files of ranks or layers.
     """
     patterns = (_MODEL, _PARTITION, _OPTIMIZER, _LAYER)
-    return any(pattern.match(one.name) for one in _entries(path) for pattern in patterns)
-
-
-def _entries(path: Path) -> list[Path]:
-    try:
-        return sorted(path.iterdir())
-    except OSError:
-        return []
+    return any(pattern.match(one.name) for one in sorted_entries(path) for pattern in patterns)

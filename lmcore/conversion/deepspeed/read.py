@@ -18,10 +18,10 @@ from lmcore.conversion.deepspeed.directory import DeepSpeedDirectory, find_files
 from lmcore.conversion.deepspeed.missing_files import (
     embedding_files,
     require_files,
-    universal_notes,
     weight_files,
 )
 from lmcore.conversion.deepspeed.names import legacy_names
+from lmcore.conversion.deepspeed.opened import OpenedCheckpoint
 from lmcore.conversion.deepspeed.rank_tensors import RankTensors, open_ranks, universal_tensors
 from lmcore.conversion.deepspeed.saved_run import (
     read_kinds,
@@ -29,7 +29,6 @@ from lmcore.conversion.deepspeed.saved_run import (
     run_progress,
     run_schedule,
     saved_precision,
-    weight_notes,
 )
 from lmcore.conversion.deepspeed.transformers_state import TransformersDeepSpeedState
 from lmcore.conversion.foreign_pickle.load import load_tensors
@@ -67,15 +66,17 @@ def read_deepspeed(path: Path, *, weights_only: bool = False, compare: bool = Tr
     files = bare if weights_only else files
     content = load_content(files.first, compare=compare)
     args = values_of(content.get("args"))
+    opened = OpenedCheckpoint(path, files, content, weights_only=weights_only)
     if args is not None and "hidden_size" in args and "num_attention_heads" in args:
         try:
-            return MegatronDeepSpeedState(path, files, content, args, weights_only=weights_only)
+            return MegatronDeepSpeedState(opened, args)
         except CheckpointError:
             if without_zero and not weights_only:
                 # A missing or surplus tensor of the model is why its state does not fit: name it.
-                MegatronDeepSpeedState(path, bare, content, args, weights_only=True)
+                weights = dataclasses.replace(opened, files=bare, weights_only=True)
+                MegatronDeepSpeedState(weights, args)
             raise
-    return TransformersDeepSpeedState(path, files, content, weights_only=weights_only)
+    return TransformersDeepSpeedState(opened)
 
 
 class MegatronDeepSpeedState(ModelState):
@@ -87,29 +88,19 @@ class MegatronDeepSpeedState(ModelState):
 
     format = "Megatron-DeepSpeed"
 
-    def __init__(
-        self,
-        path: Path,
-        files: DeepSpeedDirectory,
-        content: Mapping[str, Any],
-        args: Mapping[str, Any],
-        *,
-        weights_only: bool = False,
-    ) -> None:
+    def __init__(self, opened: OpenedCheckpoint, args: Mapping[str, Any]) -> None:
         """Open the files of all ranks and compare their tensors with the saved arguments.
 
         Args:
-            path: Directory that DeepSpeed saved to.
-            files: Files of the checkpoint.
-            content: Content of the first rank's file.
+            opened: Checkpoint.
             args: Arguments of the run.
-            weights_only: True to leave the state of Adam out.
 
         Raises:
             CheckpointError: A file is missing or damaged, lmcore does not have the model, or the
                 tensors do not fit the arguments.
         """
-        self.path, self.checkpoint, self._universal = path, files.path, files.universal
+        files, content, weights_only = opened.files, opened.content, opened.weights_only
+        self.path, self.checkpoint, self._universal = opened.path, files.path, files.universal
         tensor = args.get("tensor_model_parallel_size", args.get("model_parallel_size"))
         tensor_size = rank_count(files.path, "tensor_model_parallel_size", tensor, 1)
         if files.universal is not None:
@@ -127,11 +118,7 @@ class MegatronDeepSpeedState(ModelState):
         self.layout = saved_layout(args, data=content.get("dp_world_size"))
         self.tokenizer, self.tokenizer_type = model.tokenizer, model.tokenizer_type
         self.shape = model.shape
-        self.notes = [
-            *model.notes,
-            *universal_notes(files),
-            *weight_notes(files, content, self._dtypes()),
-        ]
+        self.notes = [*model.notes, *opened.notes(self._dtypes())]
         self.notes += self._padding_notes(files, content, args)
         self.vocab_size = self._vocab_size(content, model.vocab_size)
         version = self._version(content)

@@ -10,20 +10,16 @@ import torch
 from torch import Tensor
 
 from lmcore.conversion.deepspeed.directory import DeepSpeedDirectory
-from lmcore.conversion.deepspeed.missing_files import (
-    require_files,
-    universal_file,
-    universal_notes,
-)
+from lmcore.conversion.deepspeed.missing_files import require_files, universal_file
+from lmcore.conversion.deepspeed.opened import OpenedCheckpoint
 from lmcore.conversion.deepspeed.rank_tensors import open_ranks, universal_tensors
 from lmcore.conversion.deepspeed.saved_run import (
     read_kinds,
     recorded_precision,
     run_progress,
     saved_precision,
-    weight_notes,
 )
-from lmcore.conversion.huggingface.config import CONFIG_NAME
+from lmcore.conversion.huggingface.directory import CONFIG_NAME
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.megatron.run.saved_arguments import saved_layout
 from lmcore.conversion.state import WEIGHT
@@ -41,28 +37,19 @@ class TransformersDeepSpeedState(HuggingFaceState):
 
     format = "DeepSpeed"
 
-    def __init__(
-        self,
-        path: Path,
-        files: DeepSpeedDirectory,
-        content: Mapping[str, Any],
-        *,
-        weights_only: bool = False,
-    ) -> None:
+    def __init__(self, opened: OpenedCheckpoint) -> None:
         """Open the files of all ranks and compare their tensors with the `config.json` beside.
 
         Args:
-            path: Directory that DeepSpeed saved to.
-            files: Files of the checkpoint.
-            content: Content of the first rank's file.
-            weights_only: True to leave the state of Adam out.
+            opened: Checkpoint.
 
         Raises:
             CheckpointError: There is no `config.json`, a file is missing or damaged, or the
                 tensors do not fit the configuration.
         """
-        self.checkpoint = files.path
-        places = dict.fromkeys((path, files.path, files.path.parent))
+        files, content, weights_only = opened.files, opened.content, opened.weights_only
+        self.checkpoint, self._universal = files.path, files.universal
+        places = dict.fromkeys((opened.path, files.path, files.path.parent))
         described = next((one for one in places if (one / CONFIG_NAME).is_file()), None)
         if described is None:
             raise CheckpointError(
@@ -71,7 +58,6 @@ class TransformersDeepSpeedState(HuggingFaceState):
                 f"no `{CONFIG_NAME}` of transformers in `{files.path.parent}`",
                 hint=f"copy the model's `{CONFIG_NAME}` and its tokenizer files there",
             )
-        self._universal = files.universal
         if files.universal is not None:
             rank = universal_tensors(files, files.universal, content, weights_only=weights_only)
         else:
@@ -79,18 +65,13 @@ class TransformersDeepSpeedState(HuggingFaceState):
             [rank] = open_ranks(files, content, 1, 1, weights_only=weights_only)
         self._rank = rank
         super().__init__(described, weights=rank)
-        self.path = path
+        self.path = opened.path
         self.settings = saved_precision(content)
         self.precision = recorded_precision(content)
         sizes = {"tensor": "mp_world_size", "data": "dp_world_size"}
         self.layout = saved_layout({}, **{axis: content.get(name) for axis, name in sizes.items()})
-        self.notes = [
-            *self.notes,
-            *universal_notes(files),
-            *weight_notes(
-                files, content, {rank.tensors[one].dtype for one in self._names.values()}
-            ),
-        ]
+        dtypes = {rank.tensors[one].dtype for one in self._names.values()}
+        self.notes = [*self.notes, *opened.notes(dtypes)]
         if not weights_only:
             names = list(self._names.values())
             self.kinds, self.without_adam = read_kinds(files, content, [rank], [names])

@@ -11,7 +11,6 @@ number of updates from another place, and adds no rows to the vocabulary.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +34,8 @@ from lmcore.conversion.megatron.directory import TRACKER_NAME
 from lmcore.conversion.megatron.parameters.layout import Layout
 from lmcore.conversion.megatron.parameters.packing import Packing
 from lmcore.conversion.megatron.parameters.vocabulary import (
-    padded,
+    padded_parts,
+    padded_shape,
     vocabulary_notes,
     vocabulary_rows,
 )
@@ -47,7 +47,7 @@ from lmcore.conversion.megatron.run.written_arguments import (
     run_arguments,
 )
 from lmcore.conversion.state import ADAM, WEIGHT, recorded_samples
-from lmcore.conversion.torch_file import save_file
+from lmcore.conversion.torch_file import save_file, separate
 from lmcore.durable import write_atomically
 from lmcore.errors import CheckpointArgumentError, CheckpointError
 from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
@@ -99,8 +99,7 @@ def write_deepspeed(
         OSError: The file system refuses.
     """
     _check(state.shape, layout, style)
-    _, rows = vocabulary_rows(state, layout.tensor)
-    shape = dataclasses.replace(state.shape, padded_vocab_size=rows)
+    shape = padded_shape(state, layout.tensor)
     progress = state.progress
     iteration = progress.iteration if progress else 0
     checkpoint = directory / f"global_step{iteration}"
@@ -171,8 +170,8 @@ class _Writer:
             for kind in (WEIGHT, *ADAM):
                 tensor = self._state.read(name, kind).float()
                 # DeepSpeed's own have no rows of padding; without these the losses would differ.
-                tensor = padded(name, tensor, self._shape.padded_vocab_size)
-                content = {"param": _own(packing.split(name, tensor)[0]), **self._joined(name)}
+                (whole,) = padded_parts(packing, name, tensor)
+                content = {"param": separate(whole), **self._joined(name)}
                 save_file(content, place / f"{'fp32' if kind == WEIGHT else kind}.pt")
             save_file(counter, place / "step.pt")
         # Settings of the optimizer stay the run's own, but for the number of updates.
@@ -240,10 +239,8 @@ class _Writer:
 
     def _shares(self, name: str) -> list[Tensor]:
         """Return the weights of all ranks, each with separate memory."""
-        tensor = self._state.read(name)
-        tensor = padded(name, tensor, self._shape.padded_vocab_size)
-        parts = self._packing.split(name, tensor)
-        return [_own(cast(name, part, self._dtype)) for part in parts]
+        parts = padded_parts(self._packing, name, self._state.read(name))
+        return [separate(cast(name, part, self._dtype)) for part in parts]
 
     def _joined(self, name: str) -> dict[str, Any]:
         """Return DeepSpeed's rule by which ranks of tensor parallelism divide a parameter."""
@@ -254,11 +251,6 @@ class _Writer:
             return {"cat_dim": dim, "vocab_tensor": True}
         gated = self._shape.swiglu and ".feed_forward.up" in name
         return {"cat_dim": dim, **({"param_n_sub_params": 2} if gated else {})}
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """Return a tensor with separate memory: `torch.save` stores the whole memory of a view."""
-    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _check(shape: ModelShape, layout: Layout, style: str) -> None:

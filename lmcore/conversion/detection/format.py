@@ -13,7 +13,7 @@ from types import MappingProxyType
 from lmcore.checkpoint.layout import CHECKPOINTS_NAME
 from lmcore.checkpoint.manifest import MANIFEST_NAME
 from lmcore.conversion.deepspeed.directory import is_deepspeed
-from lmcore.conversion.huggingface.config import CONFIG_NAME, WEIGHT_FILES, is_huggingface
+from lmcore.conversion.huggingface.directory import CONFIG_NAME, WEIGHT_FILES, is_huggingface
 from lmcore.conversion.megatron.directory import (
     TRACKER_NAME,
     incomplete_distributed,

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lmcore.conversion.huggingface.config import CONFIG_NAME, read_config, unread_notes
+from lmcore.conversion.huggingface.directory import CONFIG_NAME, unread_notes
 from lmcore.conversion.huggingface.recipes import UNUSED, recipes_of
+from lmcore.conversion.huggingface.saved_config import read_config
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.huggingface.weights import WeightFiles, Weights
 from lmcore.conversion.state import WEIGHT, ModelState, require_no_problems

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lmcore.bounded_file import open_regular, read_bounded_file
 from lmcore.conversion.foreign_pickle.load import load_tensors
-from lmcore.conversion.huggingface.config import WEIGHT_FILES
+from lmcore.conversion.huggingface.directory import WEIGHT_FILES
 from lmcore.errors import CheckpointError
 
 __all__ = ["StoredTensor", "WeightFiles", "Weights"]

@@ -11,17 +11,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lmcore.conversion.huggingface.config import (
-    CONFIG_NAME,
-    INDEX_NAME,
-    SINGLE_NAME,
-    config_of,
-    model_type_of,
-)
+from lmcore.conversion.huggingface.directory import CONFIG_NAME, INDEX_NAME, SINGLE_NAME
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.recipes import recipes_of
 from lmcore.conversion.huggingface.safetensors_writer import SafetensorsWriter, shards
 from lmcore.conversion.huggingface.tokenizer_files import write_tokenizer
+from lmcore.conversion.huggingface.written_config import config_of, model_type_of
 from lmcore.errors import counted
 from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
 from lmcore.threads import read_ahead

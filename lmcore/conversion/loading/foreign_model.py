@@ -13,7 +13,8 @@ from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.deepspeed.directory import has_files
 from lmcore.conversion.detection.format import format_of
 from lmcore.conversion.detection.step import foreign_checkpoint
-from lmcore.conversion.huggingface.config import read_config, unread_notes
+from lmcore.conversion.huggingface.directory import unread_notes
+from lmcore.conversion.huggingface.saved_config import read_config
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.loading.describe import describe_isolated
 from lmcore.model.saved_shape import read_shape

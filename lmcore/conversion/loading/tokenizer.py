@@ -17,8 +17,7 @@ from lmcore.data.tokenizer import (
     tokenizer_from,
     tokenizer_types,
 )
-from lmcore.data.tokenizer.recorded_type import may_be_same
-from lmcore.data.tokenizer.same_tokens import same_tokens
+from lmcore.data.tokenizer.comparison import may_be_same, same_tokens
 from lmcore.data.tokenizer.saved import load_tokenizer
 from lmcore.errors import ConfigError, LmcoreError, counted
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmcore.bounded_file import read_bounded_file
+from lmcore.conversion.directory_entries import sorted_entries
 from lmcore.errors import CheckpointArgumentError, CheckpointError, counted
 
 if TYPE_CHECKING:
@@ -115,7 +116,9 @@ def checkpoints_at(path: Path) -> list[Path]:
     """
     if _is_checkpoint(path):
         return [path]
-    return [one for one in _entries(path) if _ITERATION.match(one.name) and _is_checkpoint(one)]
+    return [
+        one for one in sorted_entries(path) if _ITERATION.match(one.name) and _is_checkpoint(one)
+    ]
 
 
 def find_checkpoint(path: Path) -> Path | None:
@@ -199,7 +202,7 @@ def rank_files(path: Path) -> MegatronDirectory:
         CheckpointError: Ranks are missing, or it is of a model with experts.
     """
     ranks: dict[tuple[int, int], Path] = {}
-    for entry in _entries(path):
+    for entry in sorted_entries(path):
         match = _RANK.match(entry.name)
         file = next((entry / name for name in _FILES if (entry / name).is_file()), None)
         if match is None or file is None:
@@ -284,7 +287,7 @@ def incomplete_distributed(path: Path) -> CheckpointError | None:
     Args:
         path: Directory that Megatron saved to, or one checkpoint in it.
     """
-    inside = [one for one in _entries(path) if _ITERATION.match(one.name)]
+    inside = [one for one in sorted_entries(path) if _ITERATION.match(one.name)]
     names = (FORMAT_NAME, _INDEX_NAME, COMMON_NAME)
     for checkpoint in (path, *reversed(inside)):
         missing = [name for name in names if not (checkpoint / name).is_file()]
@@ -325,7 +328,7 @@ def _backend(path: Path) -> str | None:
 def _is_checkpoint(path: Path) -> bool:
     return is_distributed(path) or any(
         _RANK.match(entry.name) and any((entry / name).is_file() for name in _FILES)
-        for entry in _entries(path)
+        for entry in sorted_entries(path)
     )
 
 
@@ -352,10 +355,3 @@ def _name_one(directory: Path) -> str:
     """Return the hint to name a checkpoint, with the last one in *directory* if there is any."""
     found = checkpoints_at(directory)
     return "name a checkpoint in the directory" + (f", such as `{max(found)}`" if found else "")
-
-
-def _entries(path: Path) -> list[Path]:
-    try:
-        return sorted(path.iterdir())
-    except OSError:
-        return []

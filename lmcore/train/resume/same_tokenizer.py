@@ -11,7 +11,7 @@ from lmcore.checkpoint.layout import CHECKPOINTS_NAME
 from lmcore.config.tokenizer import TokenizerIdentity, TokenizerSettings
 from lmcore.conversion.native.manifest import recorded_type
 from lmcore.data.tokenizer import tokenizer_from
-from lmcore.data.tokenizer.recorded_type import may_be_same
+from lmcore.data.tokenizer.comparison import may_be_same, same_tokens
 from lmcore.data.tokenizer.saved import saved_tokenizer_settings
 from lmcore.errors import ConfigError, LmcoreError
 from lmcore.log import ALL_RANKS
@@ -108,8 +108,6 @@ def _same_tokens(saved: Mapping[str, Any], checkpoint: Path, now: TokenizerIdent
         checkpoint: Directory of the checkpoint.
         now: Tokenizer of the run.
     """
-    from lmcore.data.tokenizer.same_tokens import same_tokens  # only if needed: it takes time
-
     settings = _saved_tokenizer(saved, checkpoint)
     try:
         if settings is None:

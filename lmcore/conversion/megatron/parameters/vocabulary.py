@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,21 +17,37 @@ from lmcore.errors import counted
 from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
 
 if TYPE_CHECKING:
+    from lmcore.conversion.megatron.parameters.packing import Packing
     from lmcore.conversion.state import ModelState
+    from lmcore.model.shape import ModelShape
 
-__all__ = ["padded", "vocabulary_notes", "vocabulary_rows"]
+__all__ = ["padded_parts", "padded_shape", "vocabulary_notes", "vocabulary_rows"]
 
 
-def padded(name: str, tensor: Tensor, rows: int) -> Tensor:
-    """Return a tensor, with further rows of 0 if it is an embedding.
+def padded_shape(state: ModelState, ranks: int) -> ModelShape:
+    """Return the shape of a model with the number of rows of the vocabulary for *ranks*.
 
     Args:
+        state: Model to write.
+        ranks: Number of ranks of tensor parallelism.
+    """
+    _, rows = vocabulary_rows(state, ranks)
+    return dataclasses.replace(state.shape, padded_vocab_size=rows)
+
+
+def padded_parts(packing: Packing, name: str, tensor: Tensor) -> list[Tensor]:
+    """Return the parts of all ranks of a tensor, with further rows of 0 if it is an embedding.
+
+    Args:
+        packing: Rules that split tensors, with the shape of `padded_shape`.
         name: Name of the parameter in lmcore.
         tensor: Tensor of the parameter.
-        rows: Number of rows of the embeddings.
     """
+    rows = packing.shape.padded_vocab_size
     missing = rows - tensor.shape[0] if name in ROW_FOR_EACH_TOKEN else 0
-    return torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])]) if missing else tensor
+    if missing:
+        tensor = torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])])
+    return packing.split(name, tensor)
 
 
 def vocabulary_rows(state: ModelState, ranks: int) -> tuple[int, int]:

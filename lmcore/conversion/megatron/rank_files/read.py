@@ -4,62 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmcore.conversion.cast import FLOAT_DTYPES
-from lmcore.conversion.megatron.directory import (
-    rank_count,
-    rank_files,
-    require_checkpoint,
-    require_ranks,
-)
+from lmcore.conversion.megatron.checkpoint_state import MegatronCheckpointState
+from lmcore.conversion.megatron.directory import rank_count, rank_files, require_ranks
 from lmcore.conversion.megatron.optimizer.loss_scale import unknown_scale_notes
 from lmcore.conversion.megatron.optimizer.moments import Moments, UnreadOptimizer, require_rounded
 from lmcore.conversion.megatron.parameters.names import TIED
 from lmcore.conversion.megatron.parameters.packing import Packing, require_order
 from lmcore.conversion.megatron.rank_files.optimizer import read_moments
 from lmcore.conversion.megatron.rank_files.rank_file import Part, RankFile
-from lmcore.conversion.megatron.run.saved_arguments import (
-    read_model,
-    require_known,
-    saved_layout,
-    saved_precision,
-)
+from lmcore.conversion.megatron.run.saved_arguments import read_model, require_known
 from lmcore.conversion.megatron.run.schedule import SavedSchedule, read_schedule
-from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress, require_no_problems
+from lmcore.conversion.state import ADAM, WEIGHT, Progress, require_no_problems
 from lmcore.errors import CheckpointError, counted
 from lmcore.model.parameters import parameter_shapes
 
 __all__ = ["MegatronState"]
 
 
-class MegatronState(ModelState):
-    """Model, and the state of Adam if it is there, in rank files; see `ModelState`.
-
-    Attributes:
-        checkpoint: Directory of the checkpoint, `iter_XXXXXXX` or `release`.
-    """
+class MegatronState(MegatronCheckpointState):
+    """Model, and the state of Adam if it is there, in rank files; see `ModelState`."""
 
     format = "Megatron-LM"
 
-    def __init__(self, path: Path, *, weights_only: bool = False, compare: bool = True) -> None:
-        """Open the files of all ranks and compare their tensors with the saved arguments.
-
-        Args:
-            path: Directory that Megatron saved to, or one checkpoint in it.
-            weights_only: True to leave the optimizer out.
-            compare: True to compare the checksums of files that are read.
-
-        Raises:
-            CheckpointError: A file is missing or damaged, lmcore does not have the model, or the
-                tensors do not fit the arguments.
-        """
-        self.path = path
-        self.checkpoint = checkpoint = require_checkpoint(path)
+    def _open(self, *, weights_only: bool, compare: bool) -> None:
+        checkpoint = self.checkpoint
         files = rank_files(checkpoint)
         self._files = [
             [
@@ -86,12 +60,7 @@ class MegatronState(ModelState):
         self._require_one_iteration()
         self._number_layers()
         model = read_model(args, checkpoint, self._rows())
-        self.settings = model.settings
-        self.precision = saved_precision(args)
-        sizes = {"tensor": files.tensor_size, "pipeline": files.pipeline_size}
-        self.layout = saved_layout(args, **sizes)
-        self.tokenizer, self.tokenizer_type = model.tokenizer, model.tokenizer_type
-        self.shape, self.vocab_size, self.notes = model.shape, model.vocab_size, model.notes
+        self._describe(model, args, tensor=files.tensor_size, pipeline=files.pipeline_size)
         version = self._files[0][0].version
         require_order(checkpoint, self.shape, version)
         self._packing = Packing(self.shape, files.tensor_size, version)
@@ -106,11 +75,6 @@ class MegatronState(ModelState):
         self.notes = [*self.notes, *schedule.notes]
         self.progress = self._progress(args, moments, schedule)
         self.training_notes = [*model.training_notes, *unknown_scale_notes(self)]
-
-    @property
-    def files(self) -> Path:
-        """Directory of the files that are read: one checkpoint."""
-        return self.checkpoint
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
@@ -207,8 +171,7 @@ class MegatronState(ModelState):
         try:
             read = [read_moments(rank) for rank in ranks]
         except UnreadOptimizer as reason:
-            self.without_adam = str(reason)
-            self.notes = [*self.notes, f"the state of its optimizer is not read: {reason}"]
+            self._leave_adam_out(str(reason))
             return weights, None
         moments = [one for one in read if one is not None]
         if not moments:

@@ -6,7 +6,6 @@ one rank's share of the model and of its optimizer, and one tensor.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +22,12 @@ from lmcore.conversion.megatron.directory import (
 from lmcore.conversion.megatron.parameters.layout import Layout
 from lmcore.conversion.megatron.parameters.names import STYLES
 from lmcore.conversion.megatron.parameters.packing import Packing
-from lmcore.conversion.megatron.parameters.vocabulary import padded, vocabulary_rows
+from lmcore.conversion.megatron.parameters.vocabulary import padded_parts, padded_shape
 from lmcore.conversion.megatron.rank_files.optimizer import moments_content
 from lmcore.conversion.megatron.run.schedule import schedule_content
 from lmcore.conversion.megatron.run.written_arguments import VERSION, run_arguments, start_notes
 from lmcore.conversion.state import WEIGHT
-from lmcore.conversion.torch_file import save_file
+from lmcore.conversion.torch_file import save_file, separate
 from lmcore.durable import write_atomically
 
 if TYPE_CHECKING:
@@ -66,8 +65,7 @@ def write_megatron(
         OSError: The file system refuses.
     """
     layout.check(state.shape)
-    _, rows = vocabulary_rows(state, layout.tensor)
-    shape = dataclasses.replace(state.shape, padded_vocab_size=rows)
+    shape = padded_shape(state, layout.tensor)
     progress = state.progress
     arguments = run_arguments(state, shape, tokenizer, layout, dtype)
     for stage in range(layout.pipeline):
@@ -146,10 +144,7 @@ class _Rank:
     def _share(self, name: str, kind: str) -> Tensor:
         """Return the rank's part of a tensor in float32, with separate memory."""
         tensor = self._state.read(name, kind).float()
-        tensor = padded(name, tensor, self._shape.padded_vocab_size)
-        return self._packing.split(name, tensor)[self._rank].clone(
-            memory_format=torch.contiguous_format
-        )
+        return separate(padded_parts(self._packing, name, tensor)[self._rank])
 
 
 def nested(flat: dict[str, Tensor]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,8 @@ from torch import Tensor
 from lmcore.checkpoint.dcp_metadata import dtype_of
 from lmcore.conversion.cast import FLOAT_DTYPES
 from lmcore.conversion.foreign_pickle.records import load_content, values_of
-from lmcore.conversion.megatron.directory import COMMON_NAME, require_checkpoint
+from lmcore.conversion.megatron.checkpoint_state import MegatronCheckpointState
+from lmcore.conversion.megatron.directory import COMMON_NAME
 from lmcore.conversion.megatron.optimizer.groups import group_values
 from lmcore.conversion.megatron.optimizer.loss_scale import megatron_loss_scale, unknown_scale_notes
 from lmcore.conversion.megatron.optimizer.moments import (
@@ -30,7 +30,7 @@ from lmcore.conversion.megatron.optimizer.moments import (
 )
 from lmcore.conversion.megatron.parameters.names import UNUSED, parameter_of
 from lmcore.conversion.megatron.parameters.packing import Packing
-from lmcore.conversion.megatron.run.saved_arguments import read_model, saved_layout, saved_precision
+from lmcore.conversion.megatron.run.saved_arguments import read_model
 from lmcore.conversion.megatron.run.schedule import SavedSchedule, read_schedule
 from lmcore.conversion.megatron.torch_dist.buckets import BucketState, has_buckets
 from lmcore.conversion.megatron.torch_dist.gathered import GatheredState, has_gathered
@@ -38,7 +38,6 @@ from lmcore.conversion.megatron.torch_dist.stored_tensors import StoredTensors
 from lmcore.conversion.state import (
     ADAM,
     WEIGHT,
-    ModelState,
     OptimizerStateError,
     Progress,
     require_no_problems,
@@ -75,29 +74,13 @@ class _Stored:
         return tuple(self.name + half for half in _HALVES) if self.halves else (self.name,)
 
 
-class DistributedState(ModelState):
-    """Model, and the state of Adam if it is there, in `torch_dist`; see `ModelState`.
-
-    Attributes:
-        checkpoint: Directory of the checkpoint, `iter_XXXXXXX` or `release`.
-    """
+class DistributedState(MegatronCheckpointState):
+    """Model, and the state of Adam if it is there, in `torch_dist`; see `ModelState`."""
 
     format = "Megatron-LM (torch_dist)"
 
-    def __init__(self, path: Path, *, weights_only: bool = False, compare: bool = True) -> None:
-        """Read the index and compare its tensors with the saved arguments.
-
-        Args:
-            path: Directory that Megatron saved to, or one checkpoint in it.
-            weights_only: True to leave the optimizer out.
-            compare: True to compare the checksums of files that are read.
-
-        Raises:
-            CheckpointError: A file is missing or damaged, lmcore does not have the model, or the
-                tensors do not fit the arguments.
-        """
-        self.path = path
-        self.checkpoint = checkpoint = require_checkpoint(path)
+    def _open(self, *, weights_only: bool, compare: bool) -> None:
+        checkpoint = self.checkpoint
         content = load_content(checkpoint / COMMON_NAME)
         args = values_of(content.get("args"))
         if args is None:
@@ -115,15 +98,12 @@ class DistributedState(ModelState):
         if embedding is None or len(self._entries[embedding.name].shape) != 2:
             raise CheckpointError(f"`{checkpoint}` has no token embedding")
         model = read_model(args, checkpoint, self._entries[embedding.name].shape[0])
-        self.settings = model.settings
-        self.precision, self.layout = saved_precision(args), saved_layout(args)
-        self.tokenizer, self.tokenizer_type = model.tokenizer, model.tokenizer_type
-        self.shape, self.vocab_size = model.shape, model.vocab_size
+        self._describe(model, args)
         self._packing = Packing(self.shape, 1)
         problems += self._unfit(stored[WEIGHT], complete=True)
         require_no_problems(checkpoint, problems)
         schedule = read_schedule(content, args)
-        self.notes = [*model.notes, *schedule.notes]
+        self.notes = [*self.notes, *schedule.notes]
         self._weights = stored[WEIGHT]
         self._buckets: BucketState | None = None
         self._places = {WEIGHT: stored[WEIGHT]}
@@ -140,11 +120,6 @@ class DistributedState(ModelState):
             self.kinds = tuple(self._places)
         self.progress = self._progress(content, args, schedule)
         self.training_notes = [*model.training_notes, *unknown_scale_notes(self)]
-
-    @property
-    def files(self) -> Path:
-        """Directory of the files that are read: one checkpoint."""
-        return self.checkpoint
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
@@ -252,11 +227,6 @@ class DistributedState(ModelState):
             self.kinds = (WEIGHT, *ADAM)
         except UnreadOptimizer as reason:
             self._leave_adam_out(str(reason))
-
-    def _leave_adam_out(self, reason: str) -> None:
-        """Note why the state of the optimizer is not read."""
-        self.without_adam = reason
-        self.notes = [*self.notes, f"the state of its optimizer is not read: {reason}"]
 
     def _has_optimizer(self) -> bool:
         held = (*self._entries, *self._stored.objects)

@@ -7,7 +7,6 @@ loads it.  Megatron's plain optimizer calls the main parameters `fp32_param`, th
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from lmcore.conversion.megatron.optimizer.loss_scale import grad_scaler
 from lmcore.conversion.megatron.parameters.layout import Layout
 from lmcore.conversion.megatron.parameters.names import foreign_name
 from lmcore.conversion.megatron.parameters.packing import Packing
-from lmcore.conversion.megatron.parameters.vocabulary import padded, vocabulary_rows
+from lmcore.conversion.megatron.parameters.vocabulary import padded_parts, padded_shape
 from lmcore.conversion.megatron.run.schedule import schedule_content
 from lmcore.conversion.megatron.run.written_arguments import VERSION, run_arguments, start_notes
 from lmcore.conversion.state import ADAM, WEIGHT
@@ -108,8 +107,7 @@ def write_distributed(
         OSError: The file system refuses.
     """
     layout.check(state.shape)
-    _, rows = vocabulary_rows(state, layout.tensor)
-    shape = dataclasses.replace(state.shape, padded_vocab_size=rows)
+    shape = padded_shape(state, layout.tensor)
     packing = Packing(shape, 1)
     checkpoint = directory / directory_name(state)
     checkpoint.mkdir(parents=True)
@@ -127,8 +125,7 @@ def write_distributed(
 
     def read(key: str) -> Tensor:
         one = members[key]
-        tensor = padded(one.name, state.read(one.name, one.kind), rows)
-        (piece,) = packing.split(one.name, tensor)
+        (piece,) = padded_parts(packing, one.name, state.read(one.name, one.kind))
         return cast(one.name, piece, one.dtype).reshape(pieces[key].shape)
 
     zeros = {key: (0,) * len(piece.shape) for key, piece in pieces.items()}

@@ -14,8 +14,8 @@ from megatron_models import GPT, LLAMA, MemoryState
 from lmcore.conversion.deepspeed.names import STYLES
 from lmcore.conversion.deepspeed.read import read_deepspeed
 from lmcore.conversion.deepspeed.write import write_deepspeed
-from lmcore.conversion.huggingface.config import config_of
 from lmcore.conversion.huggingface.recipes import recipes_of
+from lmcore.conversion.huggingface.written_config import config_of
 from lmcore.conversion.state import WEIGHT, Progress
 from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape

@@ -17,9 +17,9 @@ from lmcore.conversion.convert import convert
 from lmcore.conversion.deepspeed.read import read_deepspeed
 from lmcore.conversion.detection.format import format_of
 from lmcore.conversion.formats import read_state
-from lmcore.conversion.huggingface.config import config_of
 from lmcore.conversion.huggingface.recipes import recipes_of
 from lmcore.conversion.huggingface.write import write_huggingface
+from lmcore.conversion.huggingface.written_config import config_of
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import WEIGHT, Progress
 from lmcore.errors import CheckpointError

@@ -11,9 +11,9 @@ from model_states import SHAPES, RandomState
 from suite.selection import peer
 
 from lmcore.accelerator import OP_SPECS, OpTable
-from lmcore.conversion.huggingface.config import config_of, model_type_of
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import write_huggingface
+from lmcore.conversion.huggingface.written_config import config_of, model_type_of
 from lmcore.conversion.state import ModelState
 from lmcore.data.tokenizer import ByteTokenizer, GPT2BPETokenizer, Tokenizer
 from lmcore.model.gpt import GPT

@@ -1,4 +1,4 @@
-"""Conversion between the `config.json` of Hugging Face and lmcore's model shape.
+"""Reading of the `config.json` of Hugging Face as a shape of lmcore.
 
 Values come from the configuration classes of transformers (`GPT2Config`, `LlamaConfig`,
 `MistralConfig`, `Qwen2Config`); values that a file leaves out have their defaults.
@@ -14,34 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from lmcore.bounded_file import read_bounded_file
-from lmcore.errors import CheckpointArgumentError, CheckpointError, counted
+from lmcore.conversion.huggingface.directory import CONFIG_NAME
+from lmcore.errors import CheckpointArgumentError, CheckpointError
 from lmcore.model.saved_shape import read_shape
 from lmcore.model.shape import ModelShape
 
-__all__ = [
-    "CONFIG_NAME",
-    "INDEX_NAME",
-    "SINGLE_NAME",
-    "WEIGHT_FILES",
-    "HFConfig",
-    "config_of",
-    "is_huggingface",
-    "model_type_of",
-    "read_config",
-    "unread_notes",
-]
+__all__ = ["ROPE_SCALING", "TRAINED_LENGTH", "HFConfig", "read_config"]
 
-CONFIG_NAME = "config.json"
-SINGLE_NAME = "model.safetensors"
-INDEX_NAME = "model.safetensors.index.json"
-WEIGHT_FILES = (
-    (SINGLE_NAME, INDEX_NAME),
-    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
-)
-"""Names of the weight files in the order of transformers: a single file, the index of several."""
-_OPTIMIZER_FILES = ("optimizer.pt", "optimizer.bin")
-"""Names of the optimizer's state in a directory of transformers' `Trainer` or of accelerate."""
-_DEEPSPEED_FILES = "global_step*/*_states.pt"
 _MAX_BYTES = 16 * 1024 * 1024
 _COPY = "download or copy the file again"
 _HINT = "convert it with the program that it belongs to, or use a supported model"
@@ -51,8 +30,8 @@ _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 _OTHER_TASK = re.compile(r"For(?!CausalLM)[A-Z]")
 """End of the name of a class of transformers with another head, as `ForSequenceClassification`."""
 _GPT2_DROPOUT = 0.1
-_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-_TRAINED_LENGTH = 8192
+ROPE_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+TRAINED_LENGTH = 8192
 """Settings of Llama 3.1's rotary scaling, the only ones that `--use-rope-scaling` computes."""
 
 
@@ -71,36 +50,6 @@ class HFConfig:
     shape: ModelShape
     notes: tuple[str, ...] = ()
     attention_bias_only: bool = False
-
-
-def is_huggingface(directory: Path) -> bool:
-    """Return True if *directory* has the files of a Hugging Face model."""
-    weights = any((directory / name).is_file() for names in WEIGHT_FILES for name in names)
-    return weights and (directory / CONFIG_NAME).is_file()
-
-
-def unread_notes(directory: Path) -> tuple[str, ...]:
-    """Return notes that name files of *directory* which a user may expect to be read.
-
-    Trainers save the optimizer's state beside the model; weights in two formats may belong to two
-    models.
-    """
-    notes = []
-    for single, index in WEIGHT_FILES:
-        if (directory / single).is_file() and (directory / index).is_file():
-            notes.append(
-                f"`{single}` is read, as by transformers; the files that `{index}` names are not"
-            )
-        if (directory / single).is_file() or (directory / index).is_file():
-            break
-    if any(directory.glob(_DEEPSPEED_FILES)):
-        notes.append(
-            "the state of its optimizer, in DeepSpeed's files, is not read; `lmcore checkpoint "
-            "convert` reads it with `--source-format megatron-deepspeed`"
-        )
-    elif any((directory / name).is_file() for name in _OPTIMIZER_FILES):
-        notes.append("the state of its optimizer is not read")
-    return tuple(notes)
 
 
 def read_config(directory: Path) -> HFConfig:
@@ -314,125 +263,11 @@ def _rope(reader: _Reader, default_base: float) -> tuple[int, float]:
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind == "default":
         return int(base), 1.0
-    found = {name: settings.get(name, value) for name, value in _SCALING.items()}
-    length = settings.get("original_max_position_embeddings", _TRAINED_LENGTH)
-    if kind != "llama3" or found != _SCALING or length != _TRAINED_LENGTH:
+    found = {name: settings.get(name, value) for name, value in ROPE_SCALING.items()}
+    length = settings.get("original_max_position_embeddings", TRAINED_LENGTH)
+    if kind != "llama3" or found != ROPE_SCALING or length != TRAINED_LENGTH:
         raise reader.unsupported(
             f"its rotary scaling is `{json.dumps(dict(settings))}`; lmcore computes `llama3` with "
-            f"{json.dumps(_SCALING)} and `original_max_position_embeddings` {_TRAINED_LENGTH}"
+            f"{json.dumps(ROPE_SCALING)} and `original_max_position_embeddings` {TRAINED_LENGTH}"
         )
     return int(base), float(settings.get("factor", 8.0))
-
-
-def model_type_of(shape: ModelShape) -> str:
-    """Return the architecture of transformers that computes the same as a model of lmcore.
-
-    Raises:
-        CheckpointError: There is none.
-    """
-    differences = _differences(shape)
-    if not differences["llama"]:
-        return "qwen2" if shape.add_qkv_bias and not shape.add_bias_linear else "llama"
-    if not differences["gpt2"]:
-        return "gpt2"
-    raise CheckpointError(
-        "no supported architecture of transformers computes the same as this model",
-        why="\n".join(
-            f"not `{kind}`: it has {', '.join(found)}" for kind, found in differences.items()
-        ),
-        hint="train a model of one of these families to share it there",
-    )
-
-
-def _differences(shape: ModelShape) -> dict[str, list[str]]:
-    """Return the features of a model that each architecture of transformers lacks."""
-    positions = {"learned_absolute": "learned", "rope": "rotary", "none": "no"}
-    encoding = f"{positions[shape.position_embedding_type]} positions"
-    keys = counted(shape.num_query_groups, "key head")
-    found = {
-        "llama": {
-            f"{shape.normalization} instead of RMSNorm": shape.normalization != "RMSNorm",
-            "GELU instead of SwiGLU": not shape.swiglu,
-            f"{encoding} instead of rotary ones": not shape.rotary,
-            f"rotary positions in {shape.rotary_percent:g} of a head's channels instead of all": (
-                shape.rotary and shape.rotary_percent != 1.0
-            ),
-        },
-        "gpt2": {
-            f"{shape.normalization} instead of LayerNorm": shape.normalization != "LayerNorm",
-            "SwiGLU instead of GELU": shape.swiglu,
-            f"{encoding} instead of learned ones": not shape.learned_positions,
-            "no biases": not shape.add_bias_linear,
-            f"{keys} for {shape.num_attention_heads} query heads": (
-                shape.num_query_groups != shape.num_attention_heads
-            ),
-            f"{shape.attention_size} channels in all heads instead of {shape.hidden_size}": (
-                shape.attention_size != shape.hidden_size
-            ),
-        },
-    }
-    return {kind: [what for what, there in one.items() if there] for kind, one in found.items()}
-
-
-def config_of(shape: ModelShape, *, dtype: str, eos: int | None, bos: int | None) -> dict[str, Any]:
-    """Return the `config.json` of a model.
-
-    Args:
-        shape: Shape of the model, with as many rows of the embedding as are written.
-        dtype: Dtype of the weights.
-        eos: Token that ends a text; None: the tokenizer has none.
-        bos: Token that begins a text; None: the tokenizer has none.
-    """
-    kind = model_type_of(shape)
-    common = {
-        "architectures": [_CLASSES[kind]],
-        "model_type": kind,
-        "torch_dtype": dtype,
-        "vocab_size": shape.padded_vocab_size,
-        "initializer_range": shape.init_method_std,
-        "tie_word_embeddings": shape.tied,
-        "bos_token_id": bos,
-        "eos_token_id": eos,
-        "use_cache": True,
-    }
-    if kind == "gpt2":
-        return common | {
-            "activation_function": "gelu_new",
-            "attn_pdrop": shape.attention_dropout,
-            "embd_pdrop": shape.hidden_dropout,
-            "layer_norm_epsilon": shape.layernorm_epsilon,
-            "n_embd": shape.hidden_size,
-            "n_head": shape.num_attention_heads,
-            "n_inner": shape.ffn_hidden_size,
-            "n_layer": shape.num_layers,
-            "n_positions": shape.max_position_embeddings,
-            "resid_pdrop": shape.hidden_dropout,
-        }
-    scaling = None
-    if shape.rope_scaling_factor != 1.0:
-        scaling = {
-            "rope_type": "llama3",
-            "factor": shape.rope_scaling_factor,
-            "original_max_position_embeddings": _TRAINED_LENGTH,
-            **_SCALING,
-        }
-    config = common | {
-        "attention_dropout": shape.attention_dropout,
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.ffn_hidden_size,
-        "max_position_embeddings": shape.max_position_embeddings,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_hidden_layers": shape.num_layers,
-        "num_key_value_heads": shape.num_query_groups,
-        "rms_norm_eps": shape.layernorm_epsilon,
-        "rope_scaling": scaling,
-        "rope_theta": float(shape.rotary_base),
-    }
-    if kind == "llama":
-        config |= {"attention_bias": shape.add_bias_linear, "mlp_bias": shape.add_bias_linear}
-    return config
-
-
-_CLASSES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}

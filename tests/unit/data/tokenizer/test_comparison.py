@@ -1,4 +1,4 @@
-"""Tokenizers of several types whose ids have the same tokens."""
+"""Tokenizers of several types whose ids have the same tokens, and the names of types alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lmcore.data.tokenizer import (
     build_tokenizer,
 )
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
-from lmcore.data.tokenizer.same_tokens import same_tokens
+from lmcore.data.tokenizer.comparison import may_be_same, same_tokens
 
 END = "<|endoftext|>"
 VOCABULARY = {letter: byte for byte, letter in enumerate(byte_alphabet())} | {"he": 256, END: 257}
@@ -74,3 +74,29 @@ def test_another_end_of_documents(tmp_path: Path, bpe: Tokenizer) -> None:
     same = of_pipeline(tmp_path, "HFTokenizer")
     same.eod = 0
     assert not same_tokens(bpe, same)
+
+
+@pytest.mark.parametrize(
+    "recorded,given,expected",
+    [
+        ("GPT2BPETokenizer", "GPT2BPETokenizer", True),
+        ("GPT2BPETokenizer", "HuggingFaceTokenizer", True),
+        ("BertWordPieceCase", "HFTokenizer", True),
+        ("Llama2Tokenizer", "GPTSentencePieceTokenizer", True),
+        ("TikTokenizer", "HFTokenizer", True),
+        ("TikTokenizer", "GPT2BPETokenizer", True),
+        ("GPT2BPETokenizer", "TypeOfAPlugin", True),
+        ("HuggingFaceTokenizer", "ByteTokenizer", True),
+        ("GPT2BPETokenizer", "NullTokenizer", False),
+        ("TikTokenizer", "NullTokenizer", False),
+        ("HFTokenizer", "NullTokenizer", False),
+        ("NullTokenizer", "HFTokenizer", False),
+        ("GPT2BPETokenizer", "ByteTokenizer", False),
+        ("TikTokenizer", "ByteTokenizer", False),
+        ("GPT2BPETokenizer", "Llama2Tokenizer", False),
+        ("BertWordPieceCase", "BertWordPieceLowerCase", False),
+    ],
+)
+def test_names_of_types(recorded: str, given: str, expected: bool) -> None:
+    """False only if no files of the second type can have the tokens of the first."""
+    assert may_be_same(recorded, given) is expected
