@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from suite.memory import huge_page_bytes
 from suite.threads import idle_threads
 
 from lmcore.checkpoint.files import synced_file
@@ -108,6 +109,16 @@ def test_the_thread_takes_idle_processors():
         assert len(idle_threads()) == 1
         writer.finish()
     assert not idle_threads()
+
+
+def test_memory_of_huge_pages():
+    """A block is of huge pages, which a disk takes in one request."""
+    before = huge_page_bytes()
+    with Path(os.devnull).open("wb", buffering=0) as file:
+        writer = _native.BackgroundWriter(file.fileno())
+        assert huge_page_bytes() - before == BLOCK_BYTES
+        del writer
+    assert huge_page_bytes() == before
 
 
 def test_while_it_is_waited_for():

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+from suite.memory import huge_page_bytes
 
 from lmcore.checkpoint.files import block_writer, synced_file
-from lmcore.checkpoint.files.block_writer import BLOCK_BYTES, WRITER_NAME
+from lmcore.checkpoint.files.block_writer import BLOCK_BYTES, WRITER_NAME, new_block
 from lmcore.checkpoint.files.synced_file import SyncedFile, file_checksum
 
 CONTENT = os.urandom(1024) * (2 * BLOCK_BYTES // 1024) + b"and a rest"
@@ -129,3 +132,15 @@ def test_writes_pass_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert is_right(saved(tmp_path / "file"))
     assert flags[:2] == [os.O_DIRECT] * 2
     assert synced_file.BLOCK_BYTES == BLOCK_BYTES
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such pages")
+def test_blocks_of_huge_pages():
+    """A block is aligned to huge pages, which are asked for."""
+    before = huge_page_bytes()
+    blocks = [new_block() for _ in range(3)]
+    assert {len(block) for block in blocks} == {BLOCK_BYTES}
+    assert {np.frombuffer(block, np.uint8).ctypes.data % 2**21 for block in blocks} == {0}
+    assert huge_page_bytes() - before == 3 * BLOCK_BYTES
+    for block in blocks:
+        block[-1:] = b"x"
