@@ -145,7 +145,11 @@ def middle(seen: Sequence[Observed], name: str) -> float:
 
 
 def model_flags(megabytes: int) -> list[str]:
-    """Return the flags of a GPT with as many bytes of weights and moments, one sample a step."""
+    """Return the flags of a GPT with as many bytes of weights and moments, one sample a step.
+
+    Its learning rate is small: with a usual one this model soon computes with subnormal numbers,
+    which take a processor longer, so that the steps of a run become slower one after another.
+    """
     hidden, rows = (768, 32_000) if megabytes >= 500 else (64, 320)
     layers = max(1, round((megabytes * 1e6 / 12 - rows * hidden) / (12 * hidden * hidden)))
     shape = {
