@@ -161,6 +161,7 @@ def model_flags(megabytes: int) -> list[str]:
         "micro-batch-size": 1,
         "global-batch-size": 1,
         "make-vocab-size-divisible-by": rows,
+        "lr": 1e-5,
         "save-interval": INTERVAL,
         "keep-last": 1,
         "eval-iters": 0,
