@@ -33,7 +33,13 @@ if TYPE_CHECKING:
     from lmcore.runtime.process.group import Processes
     from lmcore.runtime.process.rendezvous import Rendezvous
 
-__all__ = ["Runtime", "connect_processes", "deterministic_algorithms", "start_runtime"]
+__all__ = [
+    "Runtime",
+    "connect_processes",
+    "deterministic_algorithms",
+    "start_runtime",
+    "subnormals_flushed",
+]
 
 
 @dataclass(frozen=True)
@@ -168,18 +174,15 @@ def start_runtime(
     section = config.accelerator
     if section.num_threads is not None:
         torch.set_num_threads(section.num_threads)
-    device = create_device(plugins, selection, config)
-    start_device(device, selection)
-    problems = [
-        LmcoreError(problem.what, why=problem.why, hint=problem.hint)
-        for problem in validate_config(plugins, selection, device, config)
-    ]
-    if problems:
-        raise ConfigError.collect(problems)
-    rng = device.rng_tracker()
-    rng.verify()
-    policies = start_policies(config, plugins, selection, device)
     with contextlib.ExitStack() as stack:
+        # First: the threads that torch starts later have the setting of their starter.
+        stack.enter_context(subnormals_flushed(wanted=section.flush_subnormals))
+        device = create_device(plugins, selection, config)
+        start_device(device, selection)
+        _require_valid(config, plugins, selection, device)
+        rng = device.rng_tracker()
+        rng.verify()
+        policies = start_policies(config, plugins, selection, device)
         stack.enter_context(deterministic_algorithms(wanted=section.deterministic))
         processes = None
         if rendezvous is not None:  # one process needs no backend, also if the settings name one
@@ -211,6 +214,38 @@ def start_runtime(
             ),
             processes=processes,
         )
+
+
+def _require_valid(
+    config: Config, plugins: PluginSet, selection: Selection, device: Device
+) -> None:
+    """Raise a `ConfigError` with all problems that the device has with the settings."""
+    problems = [
+        LmcoreError(problem.what, why=problem.why, hint=problem.hint)
+        for problem in validate_config(plugins, selection, device, config)
+    ]
+    if problems:
+        raise ConfigError.collect(problems)
+
+
+@contextlib.contextmanager
+def subnormals_flushed(*, wanted: bool = True) -> Iterator[None]:
+    """Compute with zero in place of subnormal numbers within the context, in the calling thread.
+
+    So do the threads that it starts meanwhile, and keep on doing so.  Processors that cannot do
+    this compute with the numbers as they are.
+
+    Args:
+        wanted: False to change nothing.
+    """
+    import torch
+
+    flushes = wanted and torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        if flushes:
+            torch.set_flush_denormal(False)
 
 
 @contextlib.contextmanager

@@ -120,3 +120,9 @@ class AcceleratorSection:
         maximum=MAX_THREADS,
         on_resume=FREE,
     )
+    flush_subnormals: bool = option(
+        True,
+        "Compute on the CPU with zero in place of subnormal numbers (float32: below 1.2e-38), with "
+        "which processors are many times slower.",
+        on_resume=FREE,
+    )

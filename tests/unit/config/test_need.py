@@ -26,6 +26,7 @@ reset_attention_mask eod_mask_loss num_prefetch vocab_size tokenizer_type verify
 optimizer lr lr_decay_style lr_warmup_fraction weight_decay clip_grad
 save load save_interval save_interval_mins keep_last async_save save_optim save_rng
 device plugin_off precision recompute ops strict_ops deterministic num_threads
+flush_subnormals
 engine tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size
 nproc_per_node
 log_interval progress tensorboard profile

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -23,6 +25,12 @@ def plugins() -> PluginSet:
 def start(plugins: PluginSet, flags: str = ""):
     config = load_config(["--num-threads", "1", *flags.split()]).config
     return start_runtime(config, plugins, select(plugins, requested="cpu", env={}), RankInfo())
+
+
+def can_flush() -> bool:
+    """Return True if the processor can compute with zero in place of subnormal numbers."""
+    can: bool = torch.set_flush_denormal(False)
+    return can
 
 
 def test_defaults(plugins: PluginSet) -> None:
@@ -82,6 +90,39 @@ def test_unknown_names(plugins: PluginSet, flags: str) -> None:
         pass
     assert caught.value.exit_status == 2
     assert caught.value.hint
+
+
+@pytest.mark.skipif(not can_flush(), reason="the processor computes with such numbers only")
+def test_subnormal_numbers(plugins: PluginSet) -> None:
+    """They are computed as zero during a run, and as they are afterwards."""
+    small = torch.full((1000,), 1e-39)
+
+    def kept() -> int:
+        """Return how many products are not zero."""
+        return int((small * 0.5).view(torch.int32).count_nonzero())
+
+    with start(plugins, "--no-flush-subnormals"):
+        assert kept() == 1000
+    with start(plugins, ""):
+        assert kept() == 0
+    assert kept() == 1000
+
+
+def test_subnormal_numbers_in_threads() -> None:
+    """Threads that torch starts within the context compute so, too."""
+    program = """
+import torch
+from lmcore.runtime.runtime import subnormals_flushed
+torch.set_num_threads(1)
+small = torch.full((1_000_000,), 1e-39)
+with subnormals_flushed():
+    torch.set_num_threads(2)  # the second thread starts now
+    print((small * 0.5).view(torch.int32).count_nonzero().item())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) == (0 if can_flush() else 1_000_000)
 
 
 def test_deterministic_is_put_back(plugins: PluginSet) -> None:
