@@ -35,7 +35,7 @@ LAYERS = [
     ["accelerator"],
     ["config"],
     ["lock"],
-    ["child_process"],
+    ["child_process", "idle_work"],
     ["bounded_file", "crc32", "durable", "log", "signals", "threads"],
     ["errors"],
 ]
