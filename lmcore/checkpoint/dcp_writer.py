@@ -21,7 +21,7 @@ from torch.serialization import get_crc32_options
 from lmcore.accelerator.dtype import dtype_name
 from lmcore.checkpoint.files.synced_file import SyncedFile
 from lmcore.checkpoint.manifest import FileEntry, TensorEntry
-from lmcore.checkpoint.tensor_archive import torch_checksums_left_out, write_archive
+from lmcore.checkpoint.tensor_archive import torch_checksums, write_archive
 from lmcore.checkpoint.write_plan import num_bytes
 from lmcore.parallel.tensor_layout import Chunk, box
 from lmcore.threads import map_in_threads
@@ -65,7 +65,7 @@ def write_chunks(
     checksums = get_crc32_options()
 
     def write_file(file: tuple[str, Sequence[int]]) -> tuple[FileEntry, list[ByteRange]]:
-        with torch_checksums_left_out(before=checksums):
+        with torch_checksums(written=False, before=checksums):
             return _write_file(directory / file[0], [chunks[number] for number in file[1]])
 
     written = map_in_threads(write_file, list(zip(names, groups, strict=True)), len(groups))
@@ -83,6 +83,7 @@ def write_streamed(
     entries: Mapping[str, TensorEntry],
     read: Callable[[str], torch.Tensor],
     *,
+    checksums: bool,
     num_threads: int = 1,
 ) -> Written:
     """Write tensors that are read one at a time into *directory*, one file a thread, and sync them.
@@ -94,6 +95,7 @@ def write_streamed(
         chunks: Tensor name and chunk of the whole tensor, by key.
         entries: Dtype and shape of each tensor, by name, about in the order of reading.
         read: Returns the whole tensor with a name, on any device; called by one thread at a time.
+        checksums: True to write torch's checksums, for a checkpoint without others.
         num_threads: Largest number of threads, and of files.
 
     Raises:
@@ -105,7 +107,7 @@ def write_streamed(
         of_tensor[name].append((key, chunk))
     files: dict[str, FileEntry] = {}
     ranges: dict[str, ByteRange] = {}
-    reading, failed, checksums = threading.Lock(), threading.Event(), get_crc32_options()
+    reading, failed, before = threading.Lock(), threading.Event(), get_crc32_options()
 
     def write(stream: SyncedFile, name: str) -> None:
         # A function of its own: its tensor is freed before the next is read.
@@ -121,7 +123,7 @@ def write_streamed(
         number, names = item
         try:
             with (
-                torch_checksums_left_out(before=checksums),
+                torch_checksums(written=checksums, before=before),
                 SyncedFile(directory / f"__0_{number}.distcp") as stream,
             ):
                 for name in names:

@@ -180,7 +180,9 @@ def save_streamed(
         from lmcore.checkpoint.dcp_writer import write_streamed
 
         threads = _num_threads(sum(map(num_bytes, entries.values())), _STREAMS)
-        return write_streamed(directory, plan.own, entries, read, num_threads=threads)
+        return write_streamed(
+            directory, plan.own, entries, read, checksums=False, num_threads=threads
+        )
 
     return _save(save, write, Channel(None))
 

@@ -16,19 +16,20 @@ from torch.serialization import get_crc32_options, set_crc32_options
 
 from lmcore.checkpoint.files.synced_file import SyncedFile
 
-__all__ = ["torch_checksums_left_out", "write_archive"]
+__all__ = ["torch_checksums", "write_archive"]
 
 _MOST_KINDS = 4096
 
 
 def write_archive(stream: SyncedFile, tensor: torch.Tensor) -> None:
-    """Append the archive of a tensor; to be called within `torch_checksums_left_out`.
+    """Append the archive of a tensor, with torch's checksums if these are set (`torch_checksums`).
 
     Args:
         stream: File; a failed write is kept in it.
         tensor: Contiguous tensor on the host, whose storage is its own memory alone.
     """
-    around = _bytes_around(tensor) if _is_plain(tensor) else None
+    # A checksum depends on the elements.
+    around = _bytes_around(tensor) if not get_crc32_options() and _is_plain(tensor) else None
     if around is None:
         torch.save(tensor, cast("IO[bytes]", stream))
         return
@@ -60,17 +61,16 @@ _known: dict[tuple[torch.dtype, torch.Size], _Around] = {}
 def _bytes_around(tensor: torch.Tensor) -> _Around | None:
     """Return the bytes around the elements of such a tensor.
 
-    None if torch does not write the elements in one piece, or with checksums, which depend on them.
+    None if torch does not write the elements in one piece.
     """
     kind = (tensor.dtype, tensor.shape)
     if (known := _known.get(kind)) is not None:
         return known
     like = torch.empty(tensor.shape, dtype=tensor.dtype)  # never filled: it takes no memory
     record = _Record(like)
-    checksums = get_crc32_options()
     torch.save(like, cast("IO[bytes]", record))
-    # Asked twice: another thread may have changed a setting that is one for all.
-    if checksums or get_crc32_options() or len(record.parts) != 2:
+    # Asked again: another thread may have changed a setting that is one for all.
+    if get_crc32_options() or len(record.parts) != 2:
         return None
     found = _Around(*(b"".join(part) for part in record.parts))
     if len(_known) < _MOST_KINDS:
@@ -115,15 +115,17 @@ def _address(piece: memoryview) -> int:
 
 
 @contextmanager
-def torch_checksums_left_out(*, before: bool) -> Iterator[None]:
-    """Leave out the checksums that torch computes and never compares: the manifest has its own.
+def torch_checksums(*, written: bool, before: bool) -> Iterator[None]:
+    """Write, or leave out, the checksums that torch computes and never compares.
 
-    They take most of the processor time of a save, which a training step may need.
+    They take most of the processor time of a save, which a training step may need; a checkpoint
+    with a manifest has its own.
 
     Args:
+        written: True to write them.
         before: Setting to restore; some versions of torch have one for all threads.
     """
-    set_crc32_options(False)
+    set_crc32_options(written)
     try:
         yield
     finally:

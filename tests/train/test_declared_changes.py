@@ -125,6 +125,7 @@ CHANGES: Mapping[str, tuple[str, str]] = {
     "strict_ops": ("gpt", "--strict-ops"),
     "deterministic": ("gpt", "--deterministic"),
     "num_threads": ("gpt", "--num-threads 2"),
+    "flush_subnormals": ("gpt", "--no-flush-subnormals"),
     "name": ("gpt", "--name another"),
     "log_interval": ("gpt", "--log-interval 2"),
     "progress": ("gpt", "--progress none"),

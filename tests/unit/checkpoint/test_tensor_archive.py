@@ -12,7 +12,7 @@ from torch.serialization import get_crc32_options
 
 from lmcore.checkpoint import tensor_archive
 from lmcore.checkpoint.files.synced_file import SyncedFile
-from lmcore.checkpoint.tensor_archive import torch_checksums_left_out, write_archive
+from lmcore.checkpoint.tensor_archive import torch_checksums, write_archive
 
 DTYPES = [
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float8_e4m3fn),
@@ -47,7 +47,7 @@ def written(path: Path, tensors: list[torch.Tensor]) -> bytes:
 def no_checksums(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Leave out torch's checksums, and begin without known kinds of tensors."""
     monkeypatch.setattr(tensor_archive, "_known", {})
-    with torch_checksums_left_out(before=get_crc32_options()):
+    with torch_checksums(written=False, before=get_crc32_options()):
         yield
 
 
@@ -82,13 +82,14 @@ def test_other_tensors_are_left_to_torch(tmp_path: Path):
     assert written(tmp_path / "file", tensors) == by_torch(tensors)
 
 
-def test_with_checksums_nothing_is_kept(tmp_path: Path):
+def test_with_checksums(tmp_path: Path):
     """With torch's checksums, which depend on the elements, torch writes each tensor."""
     tensors = [numbers((40, 50), torch.float32, seed) for seed in range(2)]
-    with torch_checksums_left_out(before=get_crc32_options()):
-        torch.serialization.set_crc32_options(True)
-        assert written(tmp_path / "file", tensors) == by_torch(tensors)
-    assert not tensor_archive._known
+    without = written(tmp_path / "without", tensors)
+    assert len(tensor_archive._known) == 1
+    with torch_checksums(written=True, before=get_crc32_options()):
+        assert written(tmp_path / "with", tensors) == by_torch(tensors) != without
+    assert written(tmp_path / "again", tensors) == without
 
 
 def test_elements_in_several_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -132,7 +132,7 @@ def write_distributed(
     chunks = {
         key: (key, Chunk(zeros[key], zeros[key], piece.shape)) for key, piece in pieces.items()
     }
-    written = write_streamed(checkpoint, chunks, pieces, read)
+    written = write_streamed(checkpoint, chunks, pieces, read, checksums=True)
     stored = []
     for key, found in zip(chunks, written.ranges, strict=True):
         foreign, layer = _place(members[key].name)
