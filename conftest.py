@@ -36,3 +36,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if settings is not None and not config.getoption("--hypothesis-profile", None):
         settings.load_profile("full" if config.stash[SET].full else "fast")
+
+
+@pytest.fixture(autouse=True)
+def _subnormal_numbers() -> None:
+    """Compute with subnormal numbers at the start of each test.
+
+    A runtime that several tests share computes with zero in their place, in the process of all
+    tests that come next.
+    """
+    torch = sys.modules.get("torch")
+    if OURS and hasattr(torch, "set_flush_denormal"):
+        torch.set_flush_denormal(False)

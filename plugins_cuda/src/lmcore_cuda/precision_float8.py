@@ -38,7 +38,8 @@ def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """
     largest = x.detach().abs().amax().float()
     most = torch.finfo(dtype).max
-    exponent = torch.log2(most / largest.clamp(min=_LEAST)).floor()
+    # A number by a tensor would be its product with 1 / x, a subnormal number for the largest x.
+    exponent = torch.log2(torch.full_like(largest, most) / largest.clamp(min=_LEAST)).floor()
     scaled = (x.float() * torch.exp2(exponent)).clamp(-most, most)
     return scaled.to(dtype), torch.exp2(-exponent)
 
