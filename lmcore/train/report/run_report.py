@@ -430,12 +430,14 @@ class RunReport:
             return result(self._finished, None, generates, unchanged=True)
         summary, sample = self._summary(engine.state, self.checkpoint or loaded), None
         if self.is_main_rank:
-            self.directory.write_json("summary.json", summary)
-            if self.status == "completed":  # a user who ends a run early wants it to end
-                checkpoint = self.checkpoint or loaded
-                sample = take_sample(engine, datasets, self.plan, self.runtime, checkpoint)
-            if sample is not None:
-                summary["sample"] = {"prompt": sample.prompt, "text": sample.text}
+            try:
+                if self.status == "completed":  # a user who ends a run early wants it to end
+                    checkpoint = self.checkpoint or loaded
+                    sample = take_sample(engine, datasets, self.plan, self.runtime, checkpoint)
+                if sample is not None:
+                    summary["sample"] = {"prompt": sample.prompt, "text": sample.text}
+            finally:
+                # Once: a run that is killed between two writes would end without its sample.
                 self.directory.write_json("summary.json", summary)
         return result(summary, sample, generates, self._continue_command(engine.state.iteration))
 

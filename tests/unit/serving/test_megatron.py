@@ -32,8 +32,10 @@ def test_the_published_request(server: Server) -> None:
     assert set(reply.json) == {"text", "segments", "logprobs"}
     (text,), (segments,) = reply.json["text"], reply.json["segments"]
     assert text.startswith("Hello world")
-    assert len(text) == len("Hello world") + 1
-    assert segments == list(text)
+    more = text.removeprefix("Hello world")
+    assert len(more) <= 1  # none, if the drawn token is the one that ends a text
+    assert "".join(segments).startswith(text)
+    assert segments[:11] == list("Hello world")
     assert reply.json["logprobs"] is None
 
 
