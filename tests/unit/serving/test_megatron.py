@@ -27,16 +27,17 @@ def test_the_published_request(server: Server) -> None:
     """The reply has the whole text, the text of each token, and no log-probabilities."""
     body = b'{"prompts":["Hello world"], "tokens_to_generate":1}'
     header = {"Content-Type": "application/json; charset=UTF-8"}
-    reply = server.ask("/api", body, headers=header)
-    assert reply.status == 200
-    assert set(reply.json) == {"text", "segments", "logprobs"}
-    (text,), (segments,) = reply.json["text"], reply.json["segments"]
-    assert text.startswith("Hello world")
-    more = text.removeprefix("Hello world")
-    assert len(more) <= 1  # none, if the drawn token is the one that ends a text
-    assert "".join(segments).startswith(text)
-    assert segments[:11] == list("Hello world")
-    assert reply.json["logprobs"] is None
+    for _ in range(5):  # without a seed: one token in 257 ends the text
+        reply = server.ask("/api", body, headers=header)
+        assert reply.status == 200
+        assert set(reply.json) == {"text", "segments", "logprobs"}
+        assert reply.json["logprobs"] is None
+        (text,), (segments,) = reply.json["text"], reply.json["segments"]
+        assert text.startswith("Hello world")
+        if text != "Hello world":
+            break
+    assert len(text) == len("Hello world") + 1
+    assert segments == list(text)
 
 
 def test_tokens_and_logprobs(server: Server, loaded: LoadedModel) -> None:
