@@ -44,6 +44,12 @@ def run(
     return launch(command, size, {**ENV, **env}, dialogue=dialogue, failed=failed)
 
 
+def wait_for_handler(number: signal.Signals) -> None:
+    """Wait until the launcher handles a signal: before, it would end this process, the tests'."""
+    while signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}:
+        time.sleep(0.01)
+
+
 def test_places(tmp_path: Path) -> None:
     """Each process gets its place, and all the same address and secret of the store."""
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT LMCORE_LAUNCHED"
@@ -299,6 +305,7 @@ def test_signals_are_passed_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     def interrupt() -> None:
         while len(list(tmp_path.iterdir())) < 2:
             time.sleep(0.01)
+        wait_for_handler(signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
@@ -330,9 +337,10 @@ def test_interrupts_of_a_dialogue(
     """
 
     def interrupt() -> None:
+        while not all((tmp_path / f"begun{rank}").exists() for rank in range(2)):
+            time.sleep(0.01)
+        wait_for_handler(signal.SIGINT)
         for number in range(3):
-            while not all((tmp_path / f"begun{rank}").exists() for rank in range(2)):
-                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGINT)
             while not (tmp_path / f"heard{number + 1}").exists():
                 time.sleep(0.01)
@@ -370,6 +378,7 @@ def test_ended_by_signals(
     def interrupt() -> None:
         while len(list(tmp_path.iterdir())) < 2:
             time.sleep(0.01)
+        wait_for_handler(number)
         for _ in range(times):
             time.sleep(0.1)
             os.kill(os.getpid(), number)
