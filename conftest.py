@@ -19,7 +19,7 @@ OURS = str(Path(__file__).parent / "tests" / "lib") in sys.path
 """False in a session of another project, which loads this file too if it collects a package that is
 installed below this folder, as in `.tox`."""
 
-pytest_plugins = ["suite.selection", "suite.durations"] if OURS else []
+pytest_plugins = ["suite.selection", "suite.durations", "suite.processors"] if OURS else []
 
 if settings is not None:
     # A busy machine is no failure: no example has a deadline.

@@ -62,9 +62,9 @@ def get_accelerator() -> Any:
 def bound_module() -> Any:
     """Return a model's layer norm whose op was bound to `no_op` by the op table."""
     from lmcore.accelerator import OP_SPECS, OpImpl, OpTable
-    from lmcore.model.op_binding import OpBinding
+    from lmcore.families.layers.transformer import LayerNorm
+    from lmcore.families.op_binding import OpBinding
     from lmcore.model.shape import ModelShape
-    from lmcore.model.transformer import LayerNorm
 
     impl = OpImpl("layer_norm", "no-op", f"{no_op.__module__}:no_op", plugin="bench")
     shape = ModelShape(1, 8, 1, 8, 8, 8)
@@ -230,8 +230,8 @@ def starting() -> Figures:
     before = time.perf_counter()
     table = build_op_table(plugins, selection, device)
     built = time.perf_counter()
-    from lmcore.model.gpt import GPT
-    from lmcore.model.op_binding import OpBinding
+    from lmcore.families.gpt.model import GPT
+    from lmcore.families.op_binding import OpBinding
     from lmcore.model.shape import ModelShape
 
     with torch.device("meta"):

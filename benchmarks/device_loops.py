@@ -102,17 +102,18 @@ def bare_loop(shape: DeviceShape, device: str, precision: str, *, compiled: bool
     parts = Parts(shape, compiled=compiled, threads=1, flags=flags, device=device)
     import torch
 
-    from lmcore.train.step import loss_arguments
+    from lmcore.data.loading.nested import to_device
+    from lmcore.train.token_mean import weighted
 
     model, optimizer = parts.state.model, parts.state.optimizer
     where = parts.runtime.device.torch_device
-    batch, options = loss_arguments(next(parts.batches()), model.sample_kind, where)
+    batch = weighted(to_device(next(parts.batches()), where), model.family)
     parameters = [p for group in optimizer.groups for p in group.parameters]
 
     def take() -> torch.Tensor:
         model.zero_grad()
         with parts.runtime.precision.context():
-            loss = model.loss(*batch, **options)
+            loss = model.loss(**batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step(_RATE)

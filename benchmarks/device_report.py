@@ -206,8 +206,9 @@ def _loops(suite: Suite, results: Mapping[str, Any]) -> str:
 
 def _flops(shape: Any) -> float:
     """Return the model FLOPs of a sample, forward and backward, as lmcore's MFU counts them."""
-    from lmcore.config.derived.model_math import flops_per_step
+    from lmcore.config.derived.model_math import model_shape
     from lmcore.config.section import ModelSection
+    from lmcore.model.family import family_of
 
     section = ModelSection(
         num_layers=shape.num_layers,
@@ -216,7 +217,8 @@ def _flops(shape: Any) -> float:
         seq_length=shape.seq_length,
         **shape.values,
     )
-    return flops_per_step(section, shape.vocab_size, 1)
+    whole = model_shape(section, shape.vocab_size)
+    return family_of(whole).forward_flops(whole, shape.seq_length).of_training()
 
 
 def _percent(value: float | None) -> str:

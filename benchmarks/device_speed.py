@@ -120,7 +120,9 @@ def train(runner: Runner, case: Case) -> dict[str, Any]:
     later = rows[len(rows) // 3 :]
     mfu = [row["mfu"] for row in later if row.get("mfu") is not None]
     return {
-        "tokens_per_second": statistics.median(row["tokens_per_second"] for row in later),
+        "tokens_per_second": statistics.median(
+            row["tokens_per_second"] for row in later if "tokens_per_second" in row
+        ),
         "mfu": statistics.median(mfu) if mfu else None,
         "data_wait": sum(row["data_wait_ms"] for row in later)
         / sum(row["step_time_ms"] for row in later),

@@ -68,10 +68,10 @@ def lmcore_contender(
     """Return lmcore's generation on a model that is built as a run builds it."""
     from lmcore.cli.selection import find_plugins
     from lmcore.config.section import AcceleratorSection, Config
+    from lmcore.families.build import build_model
     from lmcore.generation.generate import generate
     from lmcore.generation.sampling.options import SamplingOptions
     from lmcore.generation.weights.fix import fix_weights
-    from lmcore.model.build import build_model
     from lmcore.model.shape import ModelShape
     from lmcore.runtime.device_choice import choose_device
     from lmcore.runtime.launch.rank import RankInfo
@@ -85,7 +85,7 @@ def lmcore_contender(
     shape = ModelShape(sizes.layers, hidden, sizes.heads, 4 * hidden, POSITIONS, PADDED)
     model = build_model(shape, runtime, masked=True)
     model.initialize(1)
-    context = fix_weights(model.eval(), runtime, rows, quantization)
+    execution = fix_weights(model.eval(), runtime, rows, quantization)
 
     def run(prompts: Prompts, num_tokens: int) -> int:
         made = generate(
@@ -96,7 +96,7 @@ def lmcore_contender(
             seed=0,
             eod=None,
             vocab_size=VOCABULARY,
-            precision_context=context,
+            execution=execution,
         )
         return sum(len(one.tokens) for one in made)
 

@@ -16,14 +16,12 @@ import torch
 from subjects import Parts
 from torch import Tensor, distributed, nn
 
-from lmcore.model.build import build_model
-from lmcore.model.protocol import CAUSAL_LM
-from lmcore.model.shape import ModelShape
+from lmcore.families.build import build_model
 from lmcore.parallel.collectives import all_reduce_coalesced
 from lmcore.parallel.data_parallel import LossModule
 from lmcore.parallel.parallel_model import parallelize
 from lmcore.train.state import TrainState
-from lmcore.train.step import loss_arguments
+from lmcore.train.token_mean import mean_loss, weighted
 
 if TYPE_CHECKING:
     from lmcore.data.loading.batch import Batch
@@ -45,7 +43,7 @@ def by_hand(parts: Parts) -> Step:
 def _ready_made(parts: Parts) -> Step:
     """Return a step with torch's `DistributedDataParallel` or `fully_shard`."""
     stage = parts.plan.layout.zero_stage
-    model = build_model(ModelShape.from_plan(parts.plan), parts.runtime)
+    model = build_model(parts.plan.shape, parts.runtime)
     model.initialize(1)
     root: nn.Module = LossModule(model)
     if stage:
@@ -63,7 +61,7 @@ def _ready_made(parts: Parts) -> Step:
 
     def take() -> float:
         optimizer.zero_grad()
-        loss = _loss(root, next(batches))
+        loss = mean_loss(root, next(batches), model.family, torch.device("cpu"))
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(root.parameters(), 1.0)
         optimizer.step()
@@ -74,7 +72,7 @@ def _ready_made(parts: Parts) -> Step:
 
 def _divided(parts: Parts) -> Step:
     """Return a step over a model whose layers, stages or sequences are divided."""
-    placed = parallelize(ModelShape.from_plan(parts.plan), parts.plan.layout, parts.runtime)
+    placed = parallelize(parts.plan.shape, parts.plan.layout, parts.runtime)
     placed.initialize(1)
     optimizer = TrainState.create(placed, parts.plan, parts.runtime).optimizer
     parameters = [one.source for one in placed.parameters]
@@ -102,12 +100,9 @@ def _divided(parts: Parts) -> Step:
 def _in_place(placed: ParallelModel, batches: list[Batch]) -> list[Tensor]:
     losses = []
     for number, batch in enumerate(batches, start=1):
-        arguments, options = loss_arguments(
-            batch, CAUSAL_LM, torch.device("cpu"), share=1 / len(batches)
-        )
-        arguments, options = placed._local_arguments((arguments, options))
+        own = placed._local_batch(weighted(batch, placed.model.family, share=1 / len(batches)))
         with placed._replica.accumulation(last=number == len(batches)):
-            loss = placed.root(*arguments, **options)
+            loss = placed.root(**own)
             loss.backward()
         losses.append(loss)
     return losses
@@ -115,28 +110,21 @@ def _in_place(placed: ParallelModel, batches: list[Batch]) -> list[Tensor]:
 
 def _pipelined(placed: ParallelModel, batches: list[Batch]) -> list[Tensor]:
     share = 1 / len(batches)
-    arguments = [
-        loss_arguments(one, CAUSAL_LM, torch.device("cpu"), share=share) for one in batches
-    ]
+    own = [weighted(one, placed.model.family, share=share) for one in batches]
     pipeline = placed._pipeline
-    schedule = pipeline._schedule(arguments[0][0][0], len(batches))
-    losses: list[Tensor] = []
+    schedule = pipeline._schedule(own[0], len(batches))
     target: dict[str, Any] = {}
     if pipeline._has_last:
-        target = {"target": torch.arange(len(batches)), "losses": losses}
-    pipeline._feed.batches = arguments
+        target = {"target": torch.arange(len(batches))}
+    pipeline._feed.batches, pipeline._losses = own, []
     for module in pipeline.modules:
         module.taken = 0
     schedule.step(return_outputs=False, **target)
     ends = placed.mesh.pipeline_ends
     tied = [one.source.grad for one in placed.parameters if one.name == "token_embedding.weight"]
     all_reduce_coalesced([one for one in tied if one is not None], ends)
+    losses: list[Tensor] = pipeline._losses
     return losses
-
-
-def _loss(loss: Callable[..., Tensor], batch: Batch) -> Tensor:
-    arguments, options = loss_arguments(batch, CAUSAL_LM, torch.device("cpu"))
-    return loss(*arguments, **options)
 
 
 def _mean(losses: Iterable[Tensor]) -> float:

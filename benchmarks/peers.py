@@ -27,9 +27,29 @@ def _adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def transformers_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], float]:
-    """Return a step of the `transformers` GPT-2, SDPA, with its own loss."""
+    """Return a step of the `transformers` GPT-2 or BERT, SDPA, with its own loss."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    model, batch = (_bert if shape.family == "bert" else _gpt2)(shape)
+    model.train()
+    run = torch.compile(model) if compiled else model
+    optimizer = _adamw(model)
+
+    def take() -> float:
+        optimizer.zero_grad()
+        loss = run(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return float(loss)
+
+    return take
+
+
+def _gpt2(shape: Shape) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -44,22 +64,36 @@ def transformers_step(shape: Shape, *, compiled: bool, threads: int) -> Callable
         attn_implementation="sdpa",
         use_cache=False,
     )
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(config).train()
-    run = torch.compile(model) if compiled else model
-    optimizer = _adamw(model)
     tokens, _ = _batch(shape)
+    return GPT2LMHeadModel(config), {"input_ids": tokens, "labels": tokens}
 
-    def take() -> float:
-        optimizer.zero_grad()
-        loss = run(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return float(loss)
 
-    return take
+def _bert(shape: Shape) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """Return BERT with both heads, and a batch with 15% of the tokens masked."""
+    import torch
+    from transformers import BertConfig, BertForPreTraining
+
+    config = BertConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        intermediate_size=4 * shape.hidden_size,
+        max_position_embeddings=shape.seq_length,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        attn_implementation="sdpa",
+    )
+    tokens, _ = _batch(shape)
+    masked = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(1)) < 0.15
+    second_half = torch.arange(shape.seq_length) >= shape.seq_length // 2
+    return BertForPreTraining(config), {
+        "input_ids": tokens.masked_fill(masked, 4),
+        "token_type_ids": second_half.long().expand_as(tokens),
+        "attention_mask": torch.ones_like(tokens),
+        "labels": tokens.masked_fill(~masked, -100),
+        "next_sentence_label": torch.arange(len(tokens)) % 2,
+    }
 
 
 def megatron_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], float]:

@@ -23,7 +23,7 @@ from installed import check, marked, parse
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lmcore.model.protocol import CausalLM
+    from lmcore.families.protocol import CausalLM
     from lmcore.runtime.runtime import Runtime
 
 KINDS = (("fp32", None), ("bf16", None), ("bf16", "int8"), ("bf16", "int4"))
@@ -79,9 +79,9 @@ def perplexity(model: CausalLM, runtime: Runtime, kind: str | None, held: Tensor
     from lmcore.generation.weights.fix import fix_weights
 
     runtime.precision.apply(model)
-    context = fix_weights(model.eval(), runtime, 1, kind)
+    execution = fix_weights(model.eval(), runtime, 1, kind)
     total = 0.0
-    with torch.inference_mode(), context():
+    with execution.passes():
         for sample in held.split(16):
             logits = model.logits(model(sample[:, :-1])).double().flatten(0, 1)
             target = sample[:, 1:].flatten()
@@ -102,7 +102,7 @@ def main() -> None:
     check(asked)
     import torch
 
-    from lmcore.model.build import build_model
+    from lmcore.families.build import build_model
     from lmcore.model.shape import ModelShape
 
     torch.set_num_threads(asked.num_threads)

@@ -70,23 +70,24 @@ class Answer:
         return (self.last - self.first) / max(self.tokens - 1, 1)
 
 
-def save_model(directory: Path, shape: Sequence[int]) -> None:
-    """Write a run directory with random weights and the tokenizer of token ids."""
+def save_model(
+    directory: Path, shape: Sequence[int], tokenizer: Any, *, rows: int, positions: int
+) -> None:
+    """Write a run directory with random weights and a tokenizer."""
     from lmcore.accelerator import OP_SPECS, OpTable
     from lmcore.checkpoint import save_checkpoint
-    from lmcore.data.tokenizer import NullTokenizer
     from lmcore.data.tokenizer.saved import save_tokenizer
-    from lmcore.model.gpt import GPT
-    from lmcore.model.op_binding import OpBinding
+    from lmcore.families.gpt.model import GPT
+    from lmcore.families.op_binding import OpBinding
     from lmcore.model.shape import ModelShape
 
     layers, hidden, heads = shape
-    sizes = ModelShape(layers, hidden, heads, 4 * hidden, POSITIONS, 50304)
+    sizes = ModelShape(layers, hidden, heads, 4 * hidden, positions, rows)
     model = GPT(sizes, OpBinding(OpTable(OP_SPECS), "cpu", "float32"))
     model.initialize(1)
     tensors = {f"model.{name}": tensor.detach() for name, tensor in model.named_parameters()}
     save_checkpoint(directory / "checkpoints", 1, tensors, {}, model_shape=sizes.to_dict())
-    save_tokenizer(NullTokenizer(VOCABULARY), directory / "tokenizer")
+    save_tokenizer(tokenizer, directory / "tokenizer")
 
 
 @contextmanager
@@ -246,9 +247,12 @@ def main() -> None:
         shape=[1, 32, 2],
     )
     check(asked)
+    from lmcore.data.tokenizer import NullTokenizer
+
     with tempfile.TemporaryDirectory() as folder:
-        save_model(Path(folder) / "run", asked.shape)
-        with served(Path(folder) / "run", asked) as (port, pid):
+        run, tokenizer = Path(folder) / "run", NullTokenizer(VOCABULARY)
+        save_model(run, asked.shape, tokenizer, rows=50304, positions=POSITIONS)
+        with served(run, asked) as (port, pid):
             figures = {**throughput(port, asked), **endurance(port, pid, asked)}
     if asked.json is not None:
         asked.json.write_text(json.dumps(marked(figures, asked), indent=2) + "\n", encoding="utf-8")

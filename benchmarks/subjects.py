@@ -22,12 +22,24 @@ def _flags(shape: Shape, prefix: str, *, compiled: bool, threads: int) -> list[s
         *("--num-layers", str(shape.num_layers), "--hidden-size", str(shape.hidden_size)),
         *("--num-attention-heads", str(shape.num_heads), "--seq-length", str(shape.seq_length)),
         *("--micro-batch-size", str(shape.micro_batch_size), "--train-iters", "100000"),
-        *("--tokenizer-type", "NullTokenizer", "--vocab-size", str(shape.vocab_size - 1)),
         *("--data-path", prefix, "--split", "1,0,0", "--eval-iters", "0", "--lr", "1e-4"),
         *("--lr-decay-style", "constant", "--lr-warmup-fraction", "0"),
         *("--progress", "none", "--no-tensorboard", "--num-threads", str(threads)),
         *(["--compile"] if compiled else []),
+        *_tokenizer(shape, Path(prefix).parent),
     ]
+
+
+def _tokenizer(shape: Shape, directory: Path) -> list[str]:
+    """Return flags of family and tokenizer; BERT is the original, as transformers has it."""
+    if shape.family == "gpt":
+        return ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(shape.vocab_size - 1)]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[BOS]", "[EOS]"]
+    words = [*special, *(f"w{i}" for i in range(shape.vocab_size - len(special)))]
+    vocabulary = directory / "vocab.txt"
+    vocabulary.write_text("\n".join(words) + "\n", encoding="utf-8")
+    tokenizer = ("--tokenizer-type", "BertWordPieceLowerCase", "--vocab-file", str(vocabulary))
+    return ["--model-family", "bert", "--bert-post-norm", "--bert-gelu", "erf", *tokenizer]
 
 
 def _data(shape: Shape, directory: Path) -> str:
@@ -40,11 +52,11 @@ def _data(shape: Shape, directory: Path) -> str:
     prefix = str(directory / "ids")
     with IndexedDatasetWriter(prefix, np.dtype(np.uint16)) as writer:
         for _ in range(200):
-            writer.add_document(
-                random.integers(
-                    0, min(50257, shape.vocab_size - 1), size=4 * shape.seq_length
-                ).tolist()
-            )
+            ids = random.integers(7, min(50257, shape.vocab_size - 1), size=4 * shape.seq_length)
+            sentences = None
+            if shape.family == "bert":
+                sentences = [shape.seq_length // 8] * 32
+            writer.add_document(ids.tolist(), sentences)
     return prefix
 
 
@@ -74,10 +86,9 @@ class Parts:
         selection = choose_device(plugins, device, rank)  # before torch is imported
         from lmcore.config.load import load_config
         from lmcore.config.resolve import resolve
-        from lmcore.config.tokenizer import TokenizerIdentity
+        from lmcore.config.tokenizer import TokenizerIdentity, TokenizerSettings
         from lmcore.config.validate import validate
-        from lmcore.data.tokenizer import NullTokenizer
-        from lmcore.model.shape import ModelShape
+        from lmcore.data.tokenizer import tokenizer_from
         from lmcore.parallel.parallel_model import parallelize
         from lmcore.runtime.runtime import start_runtime
         from lmcore.train.datasets import build_datasets
@@ -86,9 +97,9 @@ class Parts:
         self.stack = ExitStack()
         atexit.register(self.stack.close)  # a step may outlive this object, but not its files
         self.directory = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
-        tokenizer = NullTokenizer(shape.vocab_size - 1)
         own = _flags(shape, _data(shape, self.directory), compiled=compiled, threads=threads)
         loaded = load_config([*own, *flags])
+        tokenizer = tokenizer_from(TokenizerSettings.of(loaded.config.data))
         self.plan = resolve(
             validate(loaded, world_size=rank.world_size),
             tokenizer=TokenizerIdentity.of(tokenizer),
@@ -101,7 +112,7 @@ class Parts:
         )
         self.datasets = build_datasets(self.plan, tokenizer, self.directory)
         parallel = parallelize(
-            ModelShape.from_plan(self.plan),
+            self.plan.shape,
             self.plan.layout,
             self.runtime,
             compile_blocks=compiled,
@@ -140,22 +151,25 @@ class Parts:
                 micro_batch_size=self.plan.config.training.micro_batch_size,
                 data_parallel_rank=self.state.parallel.mesh.data_rank,
                 data_parallel_size=self.plan.layout.data,
+                collation=self.datasets.collation,
             )
         )
 
 
-def lmcore_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], float]:
+def lmcore_step(
+    shape: Shape, *, compiled: bool, threads: int, device: str = "cpu"
+) -> Callable[[], float]:
     """Return a step as `lmcore train` takes it, metrics and display included."""
     from lmcore.train.step import TrainStep
     from lmcore.train.step_queue import StepQueue
 
-    parts = Parts(shape, compiled=compiled, threads=threads)
+    parts = Parts(shape, compiled=compiled, threads=threads, device=device)
     batches = parts.batches()
     queue = StepQueue(TrainStep(parts.state, parts.plan, parts.runtime), batches)
     report = parts.report()
 
     def take() -> float:
-        queue.submit()
+        queue.submit(parts.state.iteration + 1)
         (record,) = queue.completed(wait=True)
         report.step(record)
         return record.loss
@@ -168,7 +182,7 @@ def bare_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], flo
     parts = Parts(shape, compiled=compiled, threads=threads)
     import torch
 
-    from lmcore.train.step import mean_loss
+    from lmcore.train.token_mean import mean_loss
 
     model, optimizer = parts.state.model, parts.state.optimizer
     batch = next(parts.batches())
@@ -177,7 +191,7 @@ def bare_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], flo
 
     def take() -> float:
         model.zero_grad()
-        loss = mean_loss(model.loss, batch, model.sample_kind, device)
+        loss = mean_loss(model.loss, batch, model.family, device)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step(1e-4)

@@ -7,6 +7,7 @@ installed is left out and named.
 
     python benchmarks/train_step.py                     # small model, eager
     python benchmarks/train_step.py --shape 124m --contenders lmcore+compile transformers+compile
+    python benchmarks/train_step.py --family bert --contenders lmcore transformers
 
 Contenders: `lmcore` is what `lmcore train` runs (loader, metrics and all); `lmcore-bare` is the
 same model and kernels in a hand-written loop, for the cost of the framework.
@@ -42,6 +43,7 @@ class Shape:
     seq_length: int
     micro_batch_size: int
     vocab_size: int = 50304
+    family: str = "gpt"
 
     @property
     def tokens(self) -> int:
@@ -52,6 +54,9 @@ class Shape:
 SHAPES = {
     "small": Shape(4, 256, 8, 256, 8),
     "124m": Shape(12, 768, 12, 512, 1),
+    "bert-base-128": Shape(12, 768, 12, 128, 8, vocab_size=30592, family="bert"),
+    "bert-base-512": Shape(12, 768, 12, 512, 2, vocab_size=30592, family="bert"),
+    "bert-toy": Shape(2, 32, 2, 32, 2, vocab_size=512, family="bert"),
     "toy": Shape(2, 32, 2, 32, 1, vocab_size=512),
 }
 
@@ -153,7 +158,8 @@ def measure(
 def main() -> None:
     """Measure and print a table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--shape", choices=SHAPES, default="small")
+    parser.add_argument("--shape", choices=SHAPES)
+    parser.add_argument("--family", choices=("gpt", "bert"), default="gpt")
     parser.add_argument("--contenders", nargs="*", default=list(CONTENDERS))
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--turns", type=int, default=5)
@@ -161,6 +167,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     asked = parse(parser, shape="toy", turns=1, per_turn=1, threads=1)
+    usual = {"gpt": ("small", "toy"), "bert": ("bert-base-128", "bert-toy")}[asked.family]
+    asked.shape = usual[1] if asked.shape == "toy" else asked.shape or usual[0]
     shape = SHAPES[asked.shape]
     if asked.worker:
         work(asked.worker, shape, asked.threads)

@@ -1,35 +1,44 @@
 """Write the reference pages that are made from the code.
 
 `python docs/generate.py` writes docs/reference/{options,presets,megatron-flags,commands}.md,
-docs/reference/torch-functions.md, tests/golden/flags.txt and the snapshot of the plugin contract; a
-test fails where a file and the code differ.  Of the plugins only the CPU's and the authors' kit are
-described, whatever else is installed; the kit has to be importable.
+docs/reference/{records,torch-functions}.md, tests/golden/flags.txt and the snapshot of the plugin
+contract; a test fails where a file and the code differ.  Of the plugins only the CPU's and the
+authors' kit are described, whatever else is installed; the kit has to be importable.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import inspect
 import io
 import os
+import textwrap
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+from lmcore import accelerator
 from lmcore.accelerator import API_VERSION
 from lmcore.accelerator.op.records import load_target
 from lmcore.accelerator.registry import CommandRegistry
 from lmcore.cli.main import COMMANDS, main
 from lmcore.cli.plugin.plugin_commands import find_commands
 from lmcore.config.continued import CONTINUE_OPTION
-from lmcore.config.derived.model_math import num_query_groups, pad_vocab_size, parameter_count
+from lmcore.config.derived.model_math import model_shape, num_query_groups
 from lmcore.config.foreign import megatron
 from lmcore.config.load import load_config
+from lmcore.config.megatron_defaults import DEFAULTS_OPTION
 from lmcore.config.option import Option, options_of
 from lmcore.config.options.help import shown_default
 from lmcore.config.plugin_section import PluginSections, summary_of
 from lmcore.config.preset import PRESET_OPTION, PRESETS
 from lmcore.config.section import SECTIONS, ModelSection, run_options
+from lmcore.model.family import parameters_of
+from lmcore.model.parameters import parameter_count
+from lmcore.model.vocabulary import pad_vocab_size
 from lmcore.plugin import ALLOW_LIST, discover
 from lmcore.plugin.registrations import plugin_sections
 from lmcore_conformance import plugin as kit
@@ -39,6 +48,12 @@ from lmcore_conformance.contract.torch_needs import TORCH_NEEDS
 ROOT = Path(__file__).resolve().parents[1]
 CONTRACTS = "plugins/conformance/src/lmcore_conformance/contract/versions"
 _NOTE = "<!-- Made by `python docs/generate.py`; do not edit. -->"
+
+_ABOUT_RECORDS = """\
+What a plugin's hooks return and get: frozen dataclasses of `lmcore.accelerator`. A field without a
+default has to be given. Where a type is a function, the field takes a function with these arguments
+and this result: `available=lambda: None` for a policy that can be used everywhere. The hooks are on
+[their own page](hooks.md)."""
 
 _ABOUT_OPTIONS = """\
 Every option is a flag (`--train-iters 100`) and a key of a YAML file, below its section
@@ -55,7 +70,7 @@ flag accepts it:
 
 A setting that needs something else to have an effect says so: "Needs `--profile`." If it is given
 without that, it is an error, or a line at the start of the run and of `lmcore config show` names
-it: `settings without effect: ...`.
+it: `ignored: ...`.
 
 Plugins add sections of their own. The last one below is that of the CPU's plugin, which comes with
 lmcore. The flags of a plugin begin with its name (`--cpu-keep-freed-memory`), the keys in its
@@ -79,7 +94,7 @@ _ABOUT_COMMANDS = """\
 | 2 | an argument or settings file is wrong, or the data or `--load` of a run: nothing ran |
 | 130 | interrupted by Ctrl-C |
 | 143, 129, 138, 140 | ended by SIGTERM, SIGHUP, SIGUSR1, SIGUSR2: 128 + the number of the signal |
-| 141 | the reader of the output ended first, as in `lmcore ops list \\| head -1` |"""
+| 141 | the reader of the output ended first, as in `lmcore ops list \\| head`; `train` goes on |"""
 
 _ABOUT_TORCH = """\
 Functions of torch that the core calls for a device. They are part of the
@@ -148,7 +163,7 @@ def presets_page() -> str:
         rows.append(
             (
                 f"`{preset.name}`",
-                f"{parameter_count(model, padded):,}",
+                f"{parameter_count(parameters_of(model_shape(model, padded))):,}",
                 str(model.num_layers),
                 str(model.hidden_size),
                 _heads(model),
@@ -231,10 +246,60 @@ def commands_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def records_page() -> str:
+    """Return the fields of every record of the contract."""
+    parts = ["# Records of the contract", _NOTE, _ABOUT_RECORDS]
+    for name in sorted(accelerator.__all__):
+        record = getattr(accelerator, name)
+        if not (isinstance(record, type) and dataclasses.is_dataclass(record)):
+            continue
+        summary, _, attributes = inspect.cleandoc(record.__doc__ or "").partition("Attributes:")
+        meanings = _meanings(attributes)
+        rows = [
+            (f"`{one.name}`", f"`{one.type}`", _default_of(one), meanings.get(one.name, ""))
+            for one in dataclasses.fields(record)
+            if one.init and not one.name.startswith("_")
+        ]
+        parts += [f"## `{name}`", summary.strip()]
+        parts += [_table(("field", "type", "default", "meaning"), rows)] if rows else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _meanings(attributes: str) -> dict[str, str]:
+    """Return the text about each name of the section `Attributes:` of a docstring."""
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in textwrap.dedent(attributes.strip("\n")).splitlines():
+        if line.startswith(" "):
+            for name in names:
+                found[name] = f"{found[name]} {line.strip()}"
+        elif ": " in line:
+            words, _, text = line.partition(": ")
+            names = [word.strip() for word in words.split(",")]
+            found |= dict.fromkeys(names, text.strip())
+        else:
+            names = []  # a paragraph after the attributes
+    return found
+
+
+def _default_of(field: dataclasses.Field[Any]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        made = field.default_factory()
+        return f"`{made!r}`" if not made or dataclasses.is_dataclass(made) else ""
+    if field.default is dataclasses.MISSING:
+        return "required"
+    if callable(field.default):
+        return (
+            "a function that does nothing" if field.type == "Callable[[], None]" else "a function"
+        )
+    return f"`{field.default!r}`"
+
+
 def flags_list() -> str:
     """Return every flag of a run, one a line, including the flags of the CPU's plugin."""
     options = [
         PRESET_OPTION,
+        DEFAULTS_OPTION,
         CONTINUE_OPTION,
         *run_options().values(),
         *_cpu_sections().options.values(),
@@ -248,6 +313,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "docs/reference/megatron-flags.md": megatron_page,
     "tests/golden/flags.txt": flags_list,
     "docs/reference/commands.md": commands_page,
+    "docs/reference/records.md": records_page,
     "docs/reference/torch-functions.md": torch_page,
     f"{CONTRACTS}/{API_VERSION}.json": renewed_contract,
 }

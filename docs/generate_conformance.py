@@ -47,6 +47,15 @@ nothing of such a plugin are not applicable; a level is reached if the checks th
 passed. [How to check a plugin](../how-to/check-a-plugin.md#try-what-is-bound) lists the checks of
 each kind of offer.
 
+`--shapes-of NAME` adds checks of the ops at the shapes of your own configuration: a preset, a run
+directory or a settings file. The sizes are those of one rank and one micro-batch, in the precision
+of the run. Kernels compute the whole call; some rows of the result, and all gradients, are compared
+with float64. On the CPU this takes minutes.
+
+```sh
+pytest --pyargs lmcore_conformance --accelerator mychip --shapes-of llama-1b -k shapes
+```
+
 A check that crashes or hangs fails with its position in the code, and the other checks continue in
 a new process. A check hangs if its main thread stays in the same functions for 20 seconds;
 `--patience` multiplies the limit for a slow device. [The suite's
@@ -59,11 +68,13 @@ the reason, as `[closed]` (missing) or `[depends]` (depends on the hardware). An
 neither offered nor declared is a failure, and so is a closed ability that is offered."""
 
 _ABOUT_LEVELS = {
-    "L0": "In separate processes, without torch; `--levels L0` needs no device.",
+    "L0": "In separate processes, without torch until the device is created; `--levels L0` needs "
+    "no device. `lmcore plugin check` makes the same checks.",
     "L1": "The device without a model; if there are several devices, the first and the last one.",
     "L2": "Every kernel of the plugin and every reference on the device, in every dtype of the "
     "device, compared with the reference in float64 on the host, with the op's "
-    "[tolerances](ops.md). Sizes of real models are computed in float32 alone.",
+    "[tolerances](ops.md). Head dims and widths of published models are tried in the first dtype "
+    "and one half precision, calls of over 16,384 rows and 2^22 elements in float32 and bfloat16.",
     "L3": "A GPT of two layers, trained by the core; and loops of a user's own on the "
     "[library](library.md), small forms of the [examples](../../examples/library).",
     "L4": "Two processes, each with its own device (on one host or two).",
@@ -78,7 +89,8 @@ _PROVES = {
     "L0": (
         (
             "The plugin can be found, imported without torch and called; each hook returns "
-            "what the contract requires; it imports only public names of lmcore."
+            "what the contract requires, and leaves the process and torch as they are; it imports "
+            "only public names of lmcore."
         ),
         ("Numbers: nothing is computed. Hooks of a device that is absent here."),
     ),
@@ -100,9 +112,8 @@ _PROVES = {
             "backward, for small, odd, empty, strided and large arguments, and hides no NaN."
         ),
         (
-            "Arguments that no check has, such as the exact sizes of a model; large sizes in "
-            "other dtypes than float32; kernels that reject every case (`ops.reached` names "
-            "them); speed."
+            "Arguments that no check has, such as a model's exact sizes without `--shapes-of`; "
+            "kernels that reject every case (`ops.reached` names them); speed."
         ),
     ),
     "L3": (
@@ -151,12 +162,17 @@ def page() -> str:
     proves = _table(("level", "it proves", "it cannot prove"), rows)
     parts = ["# Conformance", _NOTE, _ABOUT]
     parts += ["## What a level proves", _ABOUT_PROVES, proves, _ABOUT_FAITH]
+    parts.append((RESULTS / "wrong_plugins.md").read_text(encoding="utf-8").strip())
     parts += ["## Levels of our plugins", _ABOUT_PLUGINS]
     parts += [_plugin(name) for name in PLUGINS]
     parts += ["## Requirements", _ABOUT_REQUIREMENTS, _requirements(checks)]
+    optional = [one for one in all_checks("--shapes-of") if one.option]
     for level, name in LEVELS.items():
         own = [one for one in checks if one.level == level]
-        parts.append(f"## {level} {name}\n\n{_ABOUT_LEVELS[level]} {len(own)} checks.")
+        more = [one for one in optional if one.level == level]
+        also = f", and {len(more)} with `--shapes-of`" if more else ""
+        parts.append(f"## {level} {name}\n\n{_ABOUT_LEVELS[level]} {len(own)} checks{also}.")
+        own += more
         rows = [
             (f"`{one.id}`", one.title, one.reason, ", ".join(f"`{r}`" for r in one.requires))
             for one in own

@@ -46,11 +46,13 @@ def served(*arguments: str) -> Iterator[str]:
         assert server.stderr is not None
         for line in server.stderr:
             if found := re.search(r"on (http://\S+)", line):
-                yield found[1]
                 break
         else:
             sys.exit("error: the server did not start; see above")
-        server.send_signal(signal.SIGINT)
+        try:
+            yield found[1]
+        finally:
+            server.send_signal(signal.SIGINT)
 
 
 def generated(browser: Any, address: str, tokens: int, **options: Any) -> Any:
@@ -59,12 +61,12 @@ def generated(browser: Any, address: str, tokens: int, **options: Any) -> Any:
     page.goto(address)
     page.locator("#facts b").first.wait_for()
     if page.locator("#max_tokens").is_hidden():
-        page.locator("summary").click()
+        page.locator("#settings summary").click()
     page.fill("#max_tokens", str(tokens))
     page.fill("#seed", "7")
     page.fill("#prompt", PROMPT)
     if options["viewport"]["width"] < 800:
-        page.locator("summary").click()
+        page.locator("#settings summary").click()
     page.press("#prompt", "Control+Enter")
     page.locator("#stop:disabled").wait_for()
     page.locator(".status", has_text="tokens in").first.wait_for()
@@ -76,7 +78,7 @@ def take(browser: Any, run: Path) -> None:
     wide, phone = {"width": 1280, "height": 720}, {"width": 390, "height": 720}
     with served("--load", str(run)) as address:
         page = generated(browser, address, 100, viewport=wide)
-        page.locator(".token").nth(23).hover()
+        page.locator(".token", has_text=re.compile(r"\S")).nth(20).hover()
         page.screenshot(path=FOLDER / "page.png")
         page = generated(browser, address, 60, viewport=phone, color_scheme="dark")
         page.screenshot(path=FOLDER / "phone.png")

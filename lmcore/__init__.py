@@ -45,9 +45,24 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module `lmcore` has no attribute `{name}`")
     import importlib
 
+    if name in _LIBRARY:
+        _import_torch()
     value = getattr(importlib.import_module(_LIBRARY.get(name, "lmcore.errors")), name)
     globals()[name] = value
     return value
+
+
+def _import_torch() -> None:
+    """Import torch, or end the program with a message about the package that prevents it."""
+    from lmcore.errors import PluginError
+    from lmcore.runtime.torch_import import import_torch
+    from lmcore.runtime.user_line import install_excepthook
+
+    try:
+        import_torch()
+    except PluginError:
+        install_excepthook()
+        raise
 
 
 def __dir__() -> list[str]:

@@ -28,6 +28,7 @@ __all__ = [
     "host_memory",
     "nearest",
     "printable",
+    "several",
     "suggestion",
 ]
 
@@ -190,6 +191,12 @@ def counted(count: float, word: str, plural: str = "") -> str:
     """
     number = f"{count:,}" if isinstance(count, int) else f"{count:g}"
     return f"{number} {word if count == 1 else plural or f'{word}s'}"
+
+
+def several(names: Sequence[str]) -> str:
+    """Return names for a message: the first one, and how many others there are."""
+    more = f" and {counted(len(names) - 1, 'other')}" if len(names) > 1 else ""
+    return f"`{names[0]}`{more}"
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:

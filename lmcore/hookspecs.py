@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lmcore.accelerator.registry import (
         CommandRegistry,
         CorpusRegistry,
+        FamilyRegistry,
         OptionRegistry,
         TokenizerRegistry,
     )
@@ -115,6 +116,18 @@ def lmcore_add_tokenizers(registry: TokenizerRegistry) -> None:
     When: before flags are read.
     Ranks: the launcher and every worker.
     Return: nothing; `factory` makes a tokenizer from the options of the command line.
+    """
+
+
+@hookspec
+def lmcore_add_families(registry: FamilyRegistry) -> None:
+    """Add families of models: `registry.add(family)`.
+
+    Called by: every command that reads settings or checkpoints, for every usable plugin.
+    When: after discovery, before flags are read; torch is not imported.
+    Ranks: the launcher and every worker.
+    Return: nothing; a family is a record, `lmcore.model.family.Family`, which names its model's
+    class and its samples as `module:object`.
     """
 
 

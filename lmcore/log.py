@@ -60,9 +60,16 @@ def configure(*, level: int = logging.INFO, rank: int = 0, world_size: int = 1) 
     root.propagate = False
 
 
-def warn_once(logger: logging.Logger, message: str, *args: object) -> None:
-    """Log a warning once for each logger, message and arguments."""
+def warn_once(logger: logging.Logger, message: str, *args: object, all_ranks: bool = False) -> None:
+    """Log a warning once for each logger, message and arguments.
+
+    Args:
+        logger: Logger of the module.
+        message: Message with places for the arguments.
+        *args: Arguments of the message.
+        all_ranks: True if every rank logs it, so that only rank 0 shows it.
+    """
     key = (logger.name, message % args if args else message)
     if key not in _warned:
         _warned.add(key)
-        logger.warning(message, *args)
+        logger.warning(message, *args, extra=ALL_RANKS if all_ranks else None)

@@ -7,6 +7,7 @@ when called.  docs/reference/hooks.md lists them with the names of the few other
 from __future__ import annotations
 
 from lmcore.accelerator.communication import CommBackend
+from lmcore.accelerator.compilations import Compilations
 from lmcore.accelerator.device import Device, own_index
 from lmcore.accelerator.device_errors import first_line, hint_by_words
 from lmcore.accelerator.generation_kernels import (
@@ -56,6 +57,7 @@ __all__ = [
     "CheckStatus",
     "CheckpointStager",
     "CommBackend",
+    "Compilations",
     "ConstantProjection",
     "Device",
     "MemoryStats",

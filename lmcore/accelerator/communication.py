@@ -41,10 +41,16 @@ class CommBackend:
 
 
 def registered_comm_backends(device: Device) -> list[CommBackend]:
-    """Return the backend that torch.distributed has registered for the device's type, if any."""
+    """Return the backend that torch.distributed has registered for the device's type, if any.
+
+    A package that gives torch the type as text, not as a list, registers each of its letters.
+    """
     import torch
 
     if not torch.distributed.is_available():
         return []
-    name = torch.distributed.Backend.default_device_backend_map.get(device.type)
-    return [CommBackend(name, device.type)] if name else []
+    registered = torch.distributed.Backend.default_device_backend_map
+    names = {registered.get(device.type)}
+    if None in names:
+        names = {registered.get(letter) for letter in device.type}
+    return [CommBackend(name, device.type) for name in names if name and len(names) == 1]

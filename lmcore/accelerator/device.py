@@ -8,12 +8,15 @@ capabilities, never a name.  A missing capability is `None`, with its reason in 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lmcore.accelerator.compilations import Compilations
+from lmcore.accelerator.device_errors import first_line
 from lmcore.accelerator.memory_stats import MemoryStats
-from lmcore.errors import DeviceError, PluginError
+from lmcore.accelerator.probe import API_VERSION
+from lmcore.errors import DeviceError, PluginError, suggestion
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +56,10 @@ def own_index(device_type: str) -> int:
     return torch_device.own_index(device_type)
 
 
+def _nothing() -> None:
+    """Do nothing: work begins when it is queued."""
+
+
 @dataclass(frozen=True)
 class Device:
     """One device of this process and the functions that work on it.
@@ -86,6 +93,20 @@ class Device:
         next_token_attention: Takes the dtype of queries and cache and the channels of a head, and
             returns the `NextTokenAttention` for them, or None if there is no kernel; None: there
             is never one.
+        health: Returns None if the device is healthy, else the reason in one line; it is called
+            during a run every `--check-device-interval` steps, and after an error, so that it takes
+            milliseconds, and waits for no work on the device.  None: the plugin cannot tell.
+        compilations: Returns the programs that the device has compiled in this process so far; both
+            numbers only grow.  It is called in the main thread before and after each step, so that
+            it takes microseconds, and waits for no work on the device.  None: the device compiles
+            nothing while it works, or the plugin cannot tell.
+        step_boundary: Runs what a lazy device has recorded, without waiting for it.  It is called
+            after each micro-batch's backward pass, after the optimizer, after each evaluation batch
+            and each generated token, and before a checkpoint reads tensors.
+        inference_mode: False if tensors of `torch.inference_mode` do not work on the device: the
+            core uses `torch.no_grad` then.
+        compile_backend: Backend that `torch.compile` gets, a name or a function; None: torch's
+            default.
         missing: For each optional ability that is None, the reason.
         facts: Versions and properties for `environment.json`, JSON values only.  `compile_pays`,
             if it is true, compiles blocks in runs without `--compile` and `--no-compile`.
@@ -113,6 +134,11 @@ class Device:
     new_graph: Callable[[], Any] | None = None
     constant_projection: Callable[[ConstantProjection], Projection | None] | None = None
     next_token_attention: Callable[[torch.dtype, int], NextTokenAttention | None] | None = None
+    health: Callable[[], str | None] | None = None
+    compilations: Callable[[], Compilations] | None = None
+    step_boundary: Callable[[], None] = _nothing
+    inference_mode: bool = True
+    compile_backend: str | Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         """Refuse an absent ability without a reason, and a present ability with one."""
@@ -165,6 +191,41 @@ class Device:
             )
         return tracker
 
+    def health_problem(self) -> str | None:
+        """Return why the device is not healthy; None if it is, or if its plugin cannot tell.
+
+        Raises:
+            PluginError: `health` returned something else.
+        """
+        if self.health is None:
+            return None
+        try:
+            found = self.health()
+        except Exception as error:  # noqa: BLE001 - a device that cannot be asked is not healthy
+            return f"its health cannot be read: {type(error).__name__}: {first_line(error)}"
+        if isinstance(found, str | None):
+            return found
+        raise PluginError(
+            f"device `{self.type}` returned {found!r:.80} from `health`",
+            why="it returns None for a healthy device, else the reason as text",
+        )
+
+    def compiled_so_far(self) -> Compilations | None:
+        """Return the programs compiled in this process so far; None if the device does not tell.
+
+        Raises:
+            PluginError: `compilations` returned something else.
+        """
+        if self.compilations is None:
+            return None
+        found = self.compilations()
+        if isinstance(found, Compilations):
+            return found
+        raise PluginError(
+            f"device `{self.type}` returned {found!r:.80} from `compilations`",
+            why="it returns a `Compilations`: number and seconds of the programs compiled so far",
+        )
+
     @classmethod
     def from_torch(cls, device_type: str, index: int | None = None, **overrides: Any) -> Device:
         """Return a device with torch's functions for *device_type*.
@@ -173,7 +234,8 @@ class Device:
         torch's current accelerator.
 
         Args:
-            device_type: A type that torch has a device module for.
+            device_type: A type of torch's.  For one without a module `torch.<type>` the plugin
+                brings every function that a device must have.
             index: Ordinal on this host; default: local rank of this process.
             **overrides: Attributes that the plugin sets itself; `missing` is merged.
 
@@ -181,10 +243,11 @@ class Device:
             DeviceError: the type is unknown to torch, or torch has fewer devices than this host has
                 processes.
             PluginError: torch lacks something that every device has, and the plugin does not
-                bring it.
+                bring it; or an attribute is not in this version of the contract.
         """
         from lmcore.accelerator.torch_device import defaults, require_complete
 
+        _require_known(overrides)
         index = own_index(device_type) if index is None else index
         values = defaults(device_type, index, brought=overrides)
         missing = {**values.pop("missing"), **overrides.pop("missing", {})}
@@ -205,3 +268,15 @@ class Device:
             "missing": dict(self.missing),
             "facts": dict(self.facts),
         }
+
+
+def _require_known(names: Iterable[str]) -> None:
+    """Raise if an attribute is unknown, as one of a later version of the contract is."""
+    known = {field.name for field in dataclasses.fields(Device)}
+    for name in names:
+        if name not in known:
+            raise PluginError(
+                f"`Device` has no attribute `{name}`",
+                why=f"the version of the plugin API is {API_VERSION} here; a later one may have it",
+                hint=f"promise that version in `PluginInfo.api`; {suggestion(name, known)}",
+            )

@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ["API_VERSION", "Check", "CheckStatus", "PluginInfo", "Probe", "ProbeState", "Problem"]
 
-API_VERSION = "1.1"
+API_VERSION = "1.2"
 """Version of the plugin contract.  A removed or changed hook raises the first number, an added
 hook or argument the second."""
 

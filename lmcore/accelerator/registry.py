@@ -1,4 +1,4 @@
-"""Registries through which plugins add options, commands, corpora and tokenizers.
+"""Registries through which plugins add options, commands, corpora, tokenizers and families.
 
 A registry belongs to one plugin for the time of one hook call, and checks each registration at
 once, so that a traceback points into the plugin.  `lmcore.plugin.registrations` makes the
@@ -20,10 +20,12 @@ from lmcore.errors import PluginError
 
 if TYPE_CHECKING:
     from lmcore.accelerator.tokenizer import TokenizerFactory
+    from lmcore.model.family import Family
 
 __all__ = [
     "CommandRegistry",
     "CorpusRegistry",
+    "FamilyRegistry",
     "OptionRegistry",
     "PluginCommand",
     "PluginCorpus",
@@ -38,6 +40,7 @@ _OPEN_GROUPS = ("plugin",)
 """Commands of the core that are groups, to which plugins may add `GROUP NAME`."""
 _CORPUS = r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)*"  # names files
 _TOKENIZER = r"[A-Za-z][A-Za-z0-9_.-]*"
+_FAMILY = r"[a-z][a-z0-9-]*"
 _TARGET = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*"
 _NOBODY: Mapping[str, str] = MappingProxyType({})
 
@@ -269,6 +272,36 @@ class TokenizerRegistry(_Registry["TokenizerFactory"]):
         except ValueError:  # a callable without a signature, as some of C have none
             pass
         self.found[claimed] = factory
+
+
+class FamilyRegistry(_Registry["Family"]):
+    """Registry of the hook `lmcore_add_families`."""
+
+    kind = "model family"
+
+    def add(self, family: Family) -> None:
+        """Register a family of models, which `--model-family` chooses by its name.
+
+        Args:
+            family: Its record; `matches` is None.
+
+        Raises:
+            PluginError: It is no such record, or the name is malformed or taken.
+        """
+        from lmcore.model.family import Family  # not loaded without families of plugins
+
+        if not isinstance(family, Family):
+            raise self._error(
+                f"registers the model family {family!r:.100}",
+                why="a family is a record, `lmcore.model.family.Family`",
+            )
+        claimed = self._claim(family.key, _FAMILY, "letters, digits and dashes, a letter first")
+        if family.matches is not None:
+            raise self._error(
+                f"registers the model family `{claimed}` with `matches`",
+                why="settings alone choose the core's families only; others are named",
+            )
+        self.found[claimed] = family
 
 
 def _is_target(value: object) -> bool:

@@ -26,14 +26,18 @@ _HOST = "cpu"
 def own_index(device_type: str) -> int:
     """Return the ordinal of the device that is this process's: its local rank's.
 
+    A type without a module in torch has no count; the ordinal is the local rank then.
+
     Raises:
         DeviceError: the type is unknown to torch, or there are more processes on this host than
             torch sees devices.
     """
-    _module(device_type)
+    module = _module(device_type)
     if device_type == _HOST:
         return 0  # all processes are on the one host
     index = int(os.environ.get("LOCAL_RANK", "0"))
+    if module is _NoModule:
+        return index  # the plugin brings every function, or `require_complete` refuses
     count = _required(device_type, "device_count")()
     if index >= count:
         raise DeviceError(
@@ -42,6 +46,13 @@ def own_index(device_type: str) -> int:
             hint=_hint_for(count),
         )
     return index
+
+
+def device_count(device_type: str) -> int:
+    """Return the number of devices of a type that torch sees; 1 if it does not know the type."""
+    module = getattr(torch, device_type, None)
+    count = getattr(module, "device_count", None)
+    return max(1, count()) if count is not None and device_type != _HOST else 1
 
 
 def _hint_for(count: int) -> str:
@@ -113,10 +124,14 @@ def require_complete(device_type: str, values: Collection[str], missing: Mapping
     """
     for function in _REQUIRED:
         if function not in values:
+            hint = f"pass `{function}=` to `Device.from_torch`, or add it to torch's module"
+            if _module(device_type) is _NoModule:
+                hint = (
+                    "import the package that registers the module before the device is created, or "
+                    f"pass all of {', '.join(f'`{name}=`' for name in _REQUIRED)}"
+                )
             raise PluginError(
-                f"device `{device_type}` has no `{function}`",
-                why=missing[function],
-                hint=f"pass `{function}=` to `Device.from_torch`, or add it to torch's module",
+                f"device `{device_type}` has no `{function}`", why=missing[function], hint=hint
             )
 
 
@@ -134,15 +149,30 @@ def memory_info(device_type: str, index: int) -> tuple[int, int] | None:
     return int(free), int(total)
 
 
+class _NoModule:
+    """Empty module, for a device type for which torch has none."""
+
+
 def _module(device_type: str) -> Any:
     try:
         return torch.get_device_module(device_type)
     except (RuntimeError, AttributeError) as cause:
+        if _is_type(device_type):
+            return _NoModule
         raise DeviceError(
             f"torch {torch.__version__} has no device type `{device_type}`",
             why=first_line(cause),
             hint="import the package that brings it to torch before the device is created",
         ) from cause
+
+
+def _is_type(device_type: str) -> bool:
+    """Return True if torch has tensors of a type, whether or not it has a module for it."""
+    try:
+        torch.device(device_type)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _host_functions() -> dict[str, Any]:
@@ -231,6 +261,8 @@ def _required(device_type: str, name: str) -> Any:
     found = _find(device_type, name)
     if found is not None:
         return found
+    if _module(device_type) is _NoModule:
+        raise AttributeError(f"torch has no module `torch.{device_type}`")
     raise AttributeError(f"torch's module of `{device_type}` has no `{name}`")
 
 

@@ -306,7 +306,7 @@ class _Schema:
             iteration=self.count(document, "iteration"),
             sequence=self.count(document, "sequence"),
             model_shape=self.mapping(document, "model_shape", self.shape_value),
-            meta=self.mapping(document, "meta", lambda _name, value: value),
+            meta=self.mapping(document, "meta", lambda _name, value: value, names=False),
             tensors=self.mapping(document, "tensors", self.tensor),
             files=self.mapping(document, "files", self.file),
         )
@@ -324,18 +324,37 @@ class _Schema:
         value = document[name]
         if not isinstance(value, str):
             raise self.error(f"`{name}` is not a string")
+        self.require_encodable(name, value)
         return value
 
     def mapping(
-        self, document: Mapping[str, Any], name: str, convert: Callable[[str, Any], Any]
+        self,
+        document: Mapping[str, Any],
+        name: str,
+        convert: Callable[[str, Any], Any],
+        *,
+        names: bool = True,
     ) -> dict[str, Any]:
+        """Return a field with its values converted; *names* are used outside of the manifest."""
         value = document[name]
         if not isinstance(value, dict):
             raise self.error(f"`{name}` is not an object")
+        for key in value if names else ():
+            self.require_encodable(name, key)
         return {key: convert(key, entry) for key, entry in value.items()}
 
+    def require_encodable(self, field: str, text: str) -> None:
+        """Refuse text that JSON can escape and UTF-8 cannot have: an unpaired surrogate."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            shown = shortened(text.encode(errors="backslashreplace").decode())
+            raise self.error(f"`{shown}` in `{field}` cannot be encoded in UTF-8") from None
+
     def shape_value(self, name: str, value: Any) -> ShapeValue:
-        if value is None or isinstance(value, int | float | str):
+        if isinstance(value, str):
+            return self.text({name: value}, name)
+        if value is None or isinstance(value, int | float):
             return value
         raise self.error(f"`model_shape` entry `{shortened(name)}` is not a plain value")
 
@@ -355,7 +374,7 @@ class _Schema:
     def file(self, name: str, value: Any) -> FileEntry:
         if name in {"", ".", "..", MANIFEST_NAME} or "/" in name or "\\" in name or "\0" in name:
             raise self.error(f"file `{shortened(name)}` is not a name inside the checkpoint")
-        if len(name.encode(errors="replace")) > _LONGEST_FILE_NAME:
+        if len(name.encode()) > _LONGEST_FILE_NAME:
             raise self.error(f"the name of file `{shortened(name)}` has {len(name)} characters")
         if not isinstance(value, dict) or set(value) != {"size", "crc32"}:
             raise self.error(f"file `{shortened(name)}` does not have exactly `size` and `crc32`")

@@ -10,6 +10,8 @@ from lmcore.cli.text.sample_output import standard_output
 from lmcore.errors import ConfigError, counted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lmcore.generation.chat.template import ChatTemplate
     from lmcore.generation.load import LoadedModel
     from lmcore.generation.text.answers import Answer
@@ -45,7 +47,12 @@ def find_template(loaded: LoadedModel, file: str | None, *, load: str) -> ChatTe
 
 
 def chat(
-    settings: SampleSettings, loaded: LoadedModel, template: ChatTemplate, *, system: str | None
+    settings: SampleSettings,
+    loaded: LoadedModel,
+    template: ChatTemplate,
+    *,
+    system: str | None,
+    waits: Callable[[], None],
 ) -> None:
     """Answer each line of the user as a message of one conversation.
 
@@ -54,6 +61,7 @@ def chat(
         loaded: The model.
         template: Its chat template.
         system: System prompt.
+        waits: See `Dialogue`.
 
     Raises:
         ConfigError: A message from a pipe does not fit, is not UTF-8, or the template refuses it.
@@ -62,7 +70,7 @@ def chat(
     from lmcore.generation.chat.conversation import Conversation
     from lmcore.generation.text.answers import Answers
 
-    dialogue = Dialogue(standard_output(), prompt=PROMPT, banner=BANNER)
+    dialogue = Dialogue(standard_output(), prompt=PROMPT, banner=BANNER, waits=waits)
     conversation = Conversation(Answers(settings, loaded), template, system=system)
 
     def answer(text: str) -> None:
@@ -84,12 +92,15 @@ def chat(
         template.close()
 
 
-def continue_lines(settings: SampleSettings, loaded: LoadedModel) -> None:
+def continue_lines(
+    settings: SampleSettings, loaded: LoadedModel, *, waits: Callable[[], None]
+) -> None:
     """Continue each line of the user by itself.
 
     Args:
         settings: Length of each text, and the choice of its tokens.
         loaded: The model.
+        waits: See `Dialogue`.
 
     Raises:
         ConfigError: A line from a pipe does not fit, or is not UTF-8.
@@ -98,7 +109,7 @@ def continue_lines(settings: SampleSettings, loaded: LoadedModel) -> None:
     from lmcore.generation.text.answers import Answers
     from lmcore.generation.text.prompt import encode_prompt
 
-    dialogue = Dialogue(standard_output(), prompt="prompt>", banner=LINES_BANNER)
+    dialogue = Dialogue(standard_output(), prompt="prompt>", banner=LINES_BANNER, waits=waits)
     answers = Answers(settings, loaded)
 
     def take(line: str) -> bool:

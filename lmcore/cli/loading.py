@@ -161,8 +161,7 @@ def plan_processes(section: LoadingSection, plugins: PluginSet) -> ProcessPlan:
             hint=f"`--nproc-per-node {number}`, or leave it out",
         )
     end_with_launcher(os.environ)
-    if number > 1:
-        os.environ.update(translate(os.environ))
+    os.environ.update(translate(os.environ))
     rank = rank_info(os.environ) if number > 1 else only_process(os.environ)
     if rank.world_size > 1:
         log.configure(rank=rank.rank, world_size=rank.world_size)

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from lmcore.cli.streams import (
+    discard_unread,
+    open_closed_streams,
+    print_every_character,
+    stdout_error,
+)
 
 if TYPE_CHECKING:
     from lmcore.errors import LmcoreError
@@ -79,22 +85,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         ended by signal N, such as 143 for SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    _open_closed_streams()
-    _print_every_character()
+    open_closed_streams()
+    print_every_character()
     try:
         status = _start(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        if not _reader_is_gone():
-            raise  # another pipe than stdout is a failure, unlike the end of `| head`
-        _discard_stdout()
+        if not discard_unread():
+            raise  # another pipe than the output is a failure, unlike the end of `| head`
         return _TERMINATED_BY_PIPE
     except KeyboardInterrupt as interrupt:
         if not _is_launched():  # the launcher says it, once
             sys.stderr.write(f"interrupted\n{_notes(interrupt)}")
         return _INTERRUPTED
     except Exception as error:
-        failed = _stdout_error(error) or _path_error(error)
+        failed = stdout_error(error) or _path_error(error) or _torch_error(error)
         if _is_launched():
             from lmcore.runtime.launch.worker_protocol import report_error
 
@@ -113,32 +118,6 @@ def _notes(error: BaseException) -> str:
     return printable("".join(f"\n{note}\n" for note in getattr(error, "__notes__", ())))
 
 
-def _open_closed_streams() -> None:
-    """Open the null device for each standard stream that this process was started without (`>&-`).
-
-    Otherwise the next file to be opened gets its descriptor, and a library that prints there writes
-    into that file.
-    """
-    for fd, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
-        if getattr(sys, name) is not None:
-            continue
-        try:
-            os.fstat(fd)
-        except OSError:
-            null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, fd)  # also if they are the same
-            os.set_inheritable(fd, True)  # noqa: FBT003
-            if null != fd:
-                os.close(null)
-        setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
-
-
-def _print_every_character() -> None:
-    """Let standard output show what its encoding lacks, such as a byte of a path, as an escape."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")
-
-
 def _is_launched() -> bool:
     """Return True if lmcore's launcher started this process, which then reports its errors."""
     from lmcore.runtime.launch.worker_protocol import launch_info
@@ -146,37 +125,12 @@ def _is_launched() -> bool:
     return bool(launch_info(os.environ).report_file)
 
 
-def _reader_is_gone() -> bool:
-    import select
-
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return bool(poll.poll(0))
-
-
-def _stdout_error(error: Exception) -> LmcoreError | None:
-    """Return the message for an *error* of standard output, such as a full disk; else None.
-
-    If it is one, a line end fails there in the same way.  Python drops the text that could not be
-    written, so that a flush alone does not fail again.
-    """
-    if not isinstance(error, OSError) or error.filename is not None:
-        return None
-    try:
-        os.write(sys.stdout.fileno(), b"\n")
-    except io.UnsupportedOperation:  # no file
-        return None
-    except OSError as again:
-        if again.errno == error.errno:
-            from lmcore.errors import LmcoreError
-
-            _discard_stdout()
-            return LmcoreError(f"cannot write to standard output: {error.strerror}")
-    return None
-
-
 def _path_error(error: Exception) -> LmcoreError | None:
     """Return the message for a path that the system refuses, unlike a bug; else None."""
+    if isinstance(error, RecursionError) and _is_of_pathlib(error):  # it recurses to make parents
+        from lmcore.errors import LmcoreError
+
+        return LmcoreError("a path has too many directories within each other")
     refused = {errno.EACCES, errno.ENAMETOOLONG, errno.ELOOP}
     if not isinstance(error, OSError) or error.errno not in refused or error.filename is None:
         return None
@@ -187,9 +141,18 @@ def _path_error(error: Exception) -> LmcoreError | None:
     return LmcoreError(f"cannot use `{shown}`", why=error.strerror, hint=hint)
 
 
-def _discard_stdout() -> None:
-    """Discard what is left of standard output; else the interpreter fails again when it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _is_of_pathlib(error: RecursionError) -> bool:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and "pathlib" in trace.tb_frame.f_code.co_filename
+
+
+def _torch_error(error: Exception) -> LmcoreError | None:
+    """Return the message for a backend that another package adds to torch and cannot be loaded."""
+    from lmcore.plugin.torch_backends import backend_error
+
+    return backend_error(error)
 
 
 def _start(arguments: list[str]) -> int:
@@ -224,6 +187,8 @@ def _exit_status(exit_: SystemExit) -> int:
     from lmcore.signals import TerminatedError, end_word
 
     code = exit_.code
+    if isinstance(exit_.__context__, BrokenPipeError):  # rich's console ends with status 1
+        return _TERMINATED_BY_PIPE
     if isinstance(exit_, TerminatedError) and not _is_launched():  # the launcher says it, once
         sys.stderr.write(f"{end_word(exit_.number)}\n{_notes(exit_)}")
     if code is None or isinstance(code, int):

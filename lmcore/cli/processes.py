@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from lmcore.plugin import HANDED_DOWN, launch_env
+from lmcore.runtime import torch_import
 from lmcore.runtime.launch.rank import RankInfo
 
 if TYPE_CHECKING:
@@ -73,13 +74,17 @@ def _import_for(num_processes: int, plugins: PluginSet, selection: Selection, mo
 
 
 def import_torch() -> None:
-    """Import torch, whose objects are never garbage: no collection traverses them, now or later."""
+    """Import torch, whose objects are never garbage: no collection traverses them, now or later.
+
+    Raises:
+        PluginError: A backend that another package adds to torch cannot be loaded.
+    """
     if "torch" in sys.modules:
         return
     enabled = gc.isenabled()
     gc.disable()
     try:
-        import torch  # noqa: F401
+        torch_import.import_torch()
     finally:
         gc.freeze()
         if enabled:

@@ -1,4 +1,4 @@
-"""The question which learning-rate schedule follows, asked on a terminal before a run resumes."""
+"""The question which learning-rate schedule follows, asked or refused before a run resumes."""
 
 from __future__ import annotations
 
@@ -7,44 +7,63 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from lmcore.errors import printable
+from lmcore.errors import CheckpointError, printable
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.train.resume.schedule_change import ScheduleChoice
 
-__all__ = ["ask_schedule"]
+__all__ = ["decide_schedule"]
 
 
-def ask_schedule(plan: RunPlan, environ: Mapping[str, str]) -> str | None:
-    """Return the user's choice of a schedule; None if there is none to make, or nobody to ask.
+def decide_schedule(plan: RunPlan, environ: Mapping[str, str]) -> str | None:
+    """Return the user's choice of a schedule; None if the settings decide.
 
     The question is asked only if standard input and standard error are a terminal and no launcher
-    started this process.  Without an answer the run ends later with an error that names the choices
-    and all other differences.
+    started this process.  Everybody else gets the error here, before a device is started, unless
+    other settings differ too: then `check_same_run` names all differences at once.
 
     Args:
         plan: The run; `plan.resume` is the checkpoint that it continues from.
         environ: Environment variables.
-    """
-    from lmcore.runtime.launch.rank import started_by_launcher
 
-    resume = plan.resume
-    if resume is None or plan.config.checkpoint.finetune or started_by_launcher(environ):
-        return None
-    if not (sys.stdin.isatty() and sys.stderr.isatty() and _is_in_foreground()):
-        return None
-    from lmcore.optim.schedule import LearningRateSchedule
+    Raises:
+        ConfigError: Nothing says which schedule follows.
+    """
     from lmcore.train.resume.saved_meta import check_saved_run
     from lmcore.train.resume.schedule_change import schedule_choices, schedule_is_open
 
-    own_schedule = plan.config.checkpoint.override_opt_param_scheduler
-    check_saved_run(resume.checkpoint, resume.manifest, own_schedule=own_schedule)
-    is_over = plan.train_iters <= resume.manifest.iteration
-    if is_over or not schedule_is_open(plan, resume.manifest):
+    resume, asked = plan.resume, plan.config.checkpoint
+    if resume is None or asked.finetune:
         return None
-    own = LearningRateSchedule.from_plan(plan)
-    return _answer(plan, schedule_choices(plan, resume.manifest, own))
+    asks = _can_ask(environ)
+    try:
+        own_schedule = asked.override_opt_param_scheduler
+        check_saved_run(resume.checkpoint, resume.manifest, own_schedule=own_schedule)
+    except CheckpointError:
+        if asks:
+            raise
+        return None  # training names what is wrong
+    if not schedule_is_open(plan, resume.manifest):
+        return None
+    from lmcore.optim.schedule import LearningRateSchedule
+    from lmcore.train.resume.same_run import refuse_open_schedule
+
+    answer = None
+    if asks and plan.train_iters > resume.manifest.iteration:
+        own = LearningRateSchedule.from_plan(plan)
+        answer = _answer(plan, schedule_choices(plan, resume.manifest, own))
+    if answer is None:
+        refuse_open_schedule(plan, resume.manifest)
+    return answer
+
+
+def _can_ask(environ: Mapping[str, str]) -> bool:
+    """Return True if there is a user to ask."""
+    from lmcore.runtime.launch.rank import started_by_launcher
+
+    is_terminal = sys.stdin.isatty() and sys.stderr.isatty() and _is_in_foreground()
+    return is_terminal and not started_by_launcher(environ)
 
 
 def _is_in_foreground() -> bool:

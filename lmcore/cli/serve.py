@@ -25,6 +25,7 @@ from lmcore.config.foreign.generate import GivenModel, serve_flags
 from lmcore.config.option import option, options_of
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
 from lmcore.errors import ConfigError, MissingPackageError, counted
+from lmcore.model.family import family_of
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.serving.key_file import read_keys
 
@@ -96,6 +97,12 @@ class ServeSection(LoadingSection):
     )
     max_body_kb: int = option(
         4096, "Largest body of a request in KiB.", minimum=1, maximum=1024 * 1024
+    )
+    max_connections: int = option(
+        512,
+        "Open connections; beyond, a new one takes the place of one that waits.",
+        minimum=8,
+        maximum=65536,
     )
     max_tokens_to_oom: int = option(
         12000,
@@ -169,13 +176,20 @@ def _serve(
         ):
             return
     keys = read_keys(section.api_key_file) if section.api_key_file is not None else []
-    from lmcore.serving.server import ServerSettings, is_loopback, listen, serve
+    from lmcore.serving.server import (
+        ServerSettings,
+        allowed_connections,
+        is_loopback,
+        listen,
+        serve,
+    )
     from lmcore.serving.state import Limits, ServerState
 
     sock = listen(section.host, section.port)
     limits = Limits(
         max_body_bytes=section.max_body_kb * 1024,
         request_seconds=section.request_timeout,
+        max_connections=allowed_connections(section.max_connections),
         max_total_tokens=section.max_tokens_to_oom,
     )
     with ExitStack() as stack:
@@ -324,7 +338,7 @@ def _facts(
     """Return what the page shows of a model."""
     shape = loaded.model.shape
     return {
-        "family": shape.family,
+        "family": family_of(shape).name,
         "parameters": loaded.num_parameters,
         "layers": shape.num_layers,
         "hidden_size": shape.hidden_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shlex
@@ -12,15 +13,18 @@ from typing import TYPE_CHECKING, Any
 from lmcore import log
 from lmcore.cli.device_count import default_process_count
 from lmcore.cli.processes import import_torch, leave, start_processes
-from lmcore.cli.schedule_question import ask_schedule
+from lmcore.cli.schedule_question import decide_schedule
 from lmcore.cli.selection import find_plugins
+from lmcore.cli.streams import outlive_readers
 from lmcore.config.continued import CONTINUE_OPTION
+from lmcore.config.derived.data_source import RunSources
 from lmcore.config.load import load_config
 from lmcore.config.options.command_line import wants_help
 from lmcore.config.options.help import render_run_help
 from lmcore.config.resolve import resolve
+from lmcore.config.settings import UnreadSettingError, readable
 from lmcore.config.tokenizer import TokenizerIdentity
-from lmcore.config.validate import validate
+from lmcore.config.validate import problems_of, validate
 from lmcore.errors import ConfigError, DeviceError, LmcoreError, RunError, counted, printable
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.runtime.device_choice import prepare_environment, select_device
@@ -31,7 +35,6 @@ from lmcore.train.resume.saved_settings import ForeignModels, read_saved_setting
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from lmcore.config.derived.data_source import RunSources
     from lmcore.config.plan import RunPlan
     from lmcore.config.settings import LoadedConfig
     from lmcore.data.prepare.named_text import NamedText
@@ -52,21 +55,21 @@ def run(argv: list[str]) -> int:
         sections = plugin_sections(find_plugins(argv, probe=False))
         print(render_run_help("lmcore train", SUMMARY, plugins=sections))
         return 0
-    with clean_termination():  # until training handles it, and afterwards
+    # Signals: until training handles them, and afterwards.
+    with outlive_readers(), clean_termination():
         return _train(argv)
 
 
 def _train(argv: list[str]) -> int:
     """Resolve the plan; start the processes of the run, or train in this one."""
-    from lmcore.data.blend.check import inspect_sources
     from lmcore.data.tokenizer.build import registered_types
     from lmcore.runtime.launch.rank import rank_info
     from lmcore.runtime.launch.scheduler_env import translate
-    from lmcore.runtime.launch.worker_protocol import end_with_launcher
+    from lmcore.runtime.launch.worker_protocol import end_with_launcher, launch_info
+    from lmcore.runtime.process.stop_limit import StopLimit
     from lmcore.train.datasets import choose_tokenizer
     from lmcore.train.report.startup_clock import PhaseClock
     from lmcore.train.resume.resume_point import find_resume_point, unknown_tokenizer
-    from lmcore.train.torch_needs import torch_problems
 
     clock, foreign = PhaseClock(), ForeignModels()
     end_with_launcher(os.environ)
@@ -80,23 +83,22 @@ def _train(argv: list[str]) -> int:
         saved_settings=read_saved_settings,
         foreign_settings=foreign.settings,
         foreign_run=not_a_run,
+        check=lambda loaded: _Surroundings(loaded, plugins, rank).all_problems(),
+        announce=not launch_info(os.environ).report_file,
     )
-    config = loaded.config
-    plugins = plugins.without(config.accelerator.plugin_off)  # a file's, too
-    sources, problems = inspect_sources(loaded.sources[0])
-    selection = None
-    try:
-        selection = select_device(plugins, config.accelerator.device, rank)
-    except DeviceError as problem:
-        problems.append(problem)
-    texts = _named_texts(sources, plugins, problems, may_be_gone=config.data.lazy_loader)
-    world_size = _process_count(loaded, rank, plugins, selection)
-    valid = validate(loaded, world_size=world_size, further=[*problems, *torch_problems(loaded)])
+    config, found = loaded.config, _Surroundings(loaded, plugins, rank)
+    plugins, sources, selection = found.plugins, found.sources, found.selection
+    world_size = found.world_size or rank.world_size
+    valid = validate(loaded, world_size=world_size, further=found.problems)
     assert selection is not None  # its absence is among the problems
     continued = str(loaded.provenance["load"]) == CONTINUE_OPTION.flag
     starts_anew = loaded.provenance["finetune"].kind != "checkpoint"
     resume = find_resume_point(
-        config.checkpoint, continued=continued, starts_anew=starts_anew, foreign=foreign
+        config.checkpoint,
+        continued=continued,
+        starts_anew=starts_anew,
+        foreign=foreign,
+        texts=loaded.texts,
     )
     copy = None if resume is None else resume.checkpoint.parent.parent / "tokenizer"
     tokenizer = choose_tokenizer(
@@ -112,36 +114,98 @@ def _train(argv: list[str]) -> int:
     if _is_finished(plan, rank):
         return 0
     _refuse_kill_switch(config.training.kill_switch_path)
-    if (answer := ask_schedule(plan, os.environ)) is not None:
+    if (answer := decide_schedule(plan, os.environ)) is not None:
         return _train(["--schedule", answer, *argv])
     if world_size > rank.world_size:
         return _start_processes(argv, world_size, plugins, selection, plan)
     prepare_environment(plugins, selection, rank)
     clock.mark("launcher")
-    import_torch()  # timed separately: everything below needs it
-    clock.mark("import_torch")
-    from lmcore.train.run import run_training
+    with StopLimit(60 * config.training.stop_timeout_minutes) as stop_limit:
+        import_torch()  # timed separately: everything below needs it
+        clock.mark("import_torch")
+        from lmcore.train.run import run_training
 
-    result = run_training(plan, tokenizer, plugins, selection, rank, clock, texts=texts)
+        result = run_training(
+            *(plan, tokenizer, plugins, selection, rank, clock),
+            texts=found.texts,
+            stop_limit=stop_limit,
+        )
     if rank.rank == 0:
-        _report(result)
+        _report(result, plan)
     if rank.world_size > 1:
         leave()
     return 0
 
 
-def _named_texts(
-    sources: RunSources, plugins: PluginSet, problems: list[LmcoreError], *, may_be_gone: bool
-) -> Mapping[str, NamedText]:
-    """Return the named texts that a run reads; add to *problems* the texts that are missing."""
-    from lmcore.data.prepare.named_text import named_texts
-    from lmcore.train.datasets import choose_texts
+class _Surroundings:
+    """Plugins, device, processes and data of a run, as far as its settings could be read.
 
-    try:
-        return choose_texts(sources, named_texts(plugins), may_be_gone=may_be_gone)
-    except LmcoreError as problem:
-        problems += [problem, *getattr(problem, "others", ())]
-        return {}
+    Attributes:
+        plugins: Plugins of the run.
+        sources: Data sources with their metadata.
+        selection: Choice of the device; None if there is none.
+        texts: Named texts that the run reads.
+        world_size: Number of processes; None if it is unknown.
+        problems: Missing or wrong parts of them, besides the settings.
+    """
+
+    def __init__(self, loaded: LoadedConfig, plugins: PluginSet, rank: RankInfo) -> None:
+        self.loaded, self.plugins = loaded, plugins
+        self.problems: list[LmcoreError] = []
+        self.sources = RunSources(None)
+        self.selection: Selection | None = None
+        self.texts: Mapping[str, NamedText] = {}
+        self.world_size: int | None = None
+        for find in (
+            *(self._find_plugins, self._find_sources, self._find_device, self._find_texts),
+            *(self._count_processes, self._check_torch),
+        ):
+            with contextlib.suppress(UnreadSettingError):
+                find(rank)
+
+    def all_problems(self) -> list[LmcoreError]:
+        """Return every problem, of the settings too."""
+        return [*problems_of(self.loaded, world_size=self.world_size), *self.problems]
+
+    def _find_plugins(self, _rank: RankInfo) -> None:
+        self.plugins = self.plugins.without(self.loaded.config.accelerator.plugin_off)  # a file's
+
+    def _find_device(self, rank: RankInfo) -> None:
+        try:
+            device = self.loaded.config.accelerator.device
+            self.selection = select_device(self.plugins, device, rank)
+        except DeviceError as problem:
+            self.problems.append(problem)
+
+    def _count_processes(self, rank: RankInfo) -> None:
+        try:
+            self.world_size = _process_count(self.loaded, rank, self.plugins, self.selection)
+        except ConfigError as problem:
+            self.problems.append(problem)
+            self.world_size = rank.world_size
+
+    def _find_sources(self, _rank: RankInfo) -> None:
+        from lmcore.data.blend.check import inspect_sources
+
+        self.sources, problems = inspect_sources(self.loaded.sources[0])
+        self.problems += problems
+
+    def _find_texts(self, _rank: RankInfo) -> None:
+        from lmcore.data.prepare.named_text import named_texts
+        from lmcore.train.datasets import choose_texts
+
+        may_be_gone = self.loaded.config.data.lazy_loader
+        try:
+            self.texts = choose_texts(
+                self.sources, named_texts(self.plugins), may_be_gone=may_be_gone
+            )
+        except LmcoreError as problem:
+            self.problems += [problem, *getattr(problem, "others", ())]
+
+    def _check_torch(self, _rank: RankInfo) -> None:
+        from lmcore.train.torch_needs import torch_problems
+
+        self.problems += readable(torch_problems(self.loaded))
 
 
 def _is_finished(plan: RunPlan, rank: RankInfo) -> bool:
@@ -248,17 +312,17 @@ def _start_processes(
     )
 
 
-def _report(result: RunResult) -> None:
+def _report(result: RunResult, plan: RunPlan) -> None:
     """Print the result of a run.
 
     Raises:
-        RunError: All steps were skipped: the run came to its end and never updated its weights.
+        RunError: All steps were skipped at a fixed loss scale: no weight was ever updated.
     """
     from lmcore.train.resume.finished import nothing_left
 
     summary = result.summary
     if result.unchanged:
-        print(nothing_left(result.directory, summary))
+        print(nothing_left(result.directory, summary, plan.length_option))
         return
     lines = []
     if result.sample is not None:
@@ -285,8 +349,16 @@ def _report(result: RunResult) -> None:
     if result.untrained:
         raise RunError(
             "no step updated the weights",
-            why="loss or gradients overflowed in each step at its loss scale, which began too high",
-            hint="give a lower `--initial-loss-scale`, more steps, or `--precision bf16`",
+            why="loss or gradients overflowed in each step at the loss scale, which is fixed",
+            hint="give a lower `--loss-scale`; leave it out for a scale that falls by itself; or "
+            "use `--precision bf16`",
+        )
+    if total and skipped == total and result.status == "completed":
+        logger.warning(
+            "no step updated the weights: the loss scale began at %g, falls with each skipped "
+            "step, and is still too high; train more steps, or give a lower "
+            "`--initial-loss-scale`",
+            plan.config.accelerator.initial_loss_scale,
         )
 
 
@@ -295,10 +367,22 @@ def _losses(summary: Mapping[str, Any]) -> Iterator[str]:
     if summary["valid_loss"] is not None:
         yield (
             f"validation loss {summary['valid_loss']:.4f}, perplexity "
-            f"{summary['valid_perplexity']:.2f}"
+            f"{summary['valid_perplexity']:.2f}{_accuracies(summary, 'valid')}"
         )
     step = summary["best_valid_step"]
     if step is not None and step != summary["valid_step"]:
         yield f"best validation loss {summary['best_valid_loss']:.4f}, at step {step:,}"
     if summary["test_loss"] is not None:
-        yield f"test loss {summary['test_loss']:.4f}, perplexity {summary['test_perplexity']:.2f}"
+        yield (
+            f"test loss {summary['test_loss']:.4f}, perplexity {summary['test_perplexity']:.2f}"
+            f"{_accuracies(summary, 'test')}"
+        )
+
+
+def _accuracies(summary: Mapping[str, Any], part: str) -> str:
+    found = {
+        name.removeprefix(f"{part}_").replace("_", " "): value
+        for name, value in summary.items()
+        if name.startswith(f"{part}_") and name.endswith("_accuracy")
+    }
+    return "".join(f", {name} {value:.1%}" for name, value in found.items())

@@ -46,6 +46,7 @@ _IN_PLACE_OF = {
     "load": "`--continue` names the checkpoint: give `iter_XXXXXXX`, or `--ckpt-step N`",
     "finetune": "use `--load` with `--finetune`: fine-tuning is another run",
     "preset": "leave it out: the model is the run's",
+    "defaults": "leave it out: all settings are the run's",
     "use_checkpoint_args": "leave it out: all settings are the run's",
 }
 """Options that contradict `--continue`, each with a hint."""

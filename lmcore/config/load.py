@@ -1,5 +1,7 @@
 """Merge of a run's settings: defaults < preset < run of `--continue` < YAML files < flags.
 
+The defaults are lmcore's, or Megatron's by `--defaults megatron`.
+
 If two options exclude each other (`train_iters` and `train_samples`), a value from a higher source
 resets the other option from a lower one.  Both in one source are a conflict, which `validate`
 reports.
@@ -14,9 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from lmcore.config.continued import CONTINUE_OPTION, ContinuedRun
+from lmcore.config.engine import settle_engine
 from lmcore.config.file.saved_settings import SavedSettings
 from lmcore.config.foreign.deepspeed_file import DeepSpeedFile
 from lmcore.config.foreign.megatron_flags import train_flags
+from lmcore.config.megatron_defaults import (
+    DEFAULTS_OPTION,
+    defaults_layer,
+    note_of_defaults,
+)
 from lmcore.config.option import Option
 from lmcore.config.options.flags import (
     CONFIG_FILES,
@@ -31,6 +39,7 @@ from lmcore.config.section import SECTIONS, Config, run_options
 from lmcore.config.settings import LoadedConfig, Provenance
 from lmcore.config.settings_file import SettingsFile
 from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.config.validate import problems_of
 from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["EXCLUSIVE", "load_config"]
@@ -45,8 +54,9 @@ EXCLUSIVE: tuple[tuple[str, ...], ...] = (
         "train_data",
         "train_data_path",
         "train_weighted_split_paths",
+        "task_data",
     ),
-    ("valid_data", "valid_data_path", "valid_weighted_split_paths"),
+    ("valid_data", "valid_data_path", "valid_weighted_split_paths", "task_valid_data"),
     ("test_data", "test_data_path", "test_weighted_split_paths"),
     ("train_iters", "train_samples"),
     ("lr_decay_iters", "lr_decay_samples"),
@@ -75,7 +85,15 @@ ForeignRunCheck = Callable[[Path, str | None], ConfigError | None]
 """Returns the error for a path of `--continue` that is another program's, and for the step of
 `--ckpt-step`; None if it is none."""
 
-_SOURCES = (PRESET_OPTION, CONTINUE_OPTION)
+Check = Callable[[LoadedConfig], Sequence[LmcoreError]]
+"""Returns every problem of settings, some of them unread."""
+
+
+def _without_processes(loaded: LoadedConfig) -> Sequence[LmcoreError]:
+    return problems_of(loaded, world_size=None)
+
+
+_SOURCES = (PRESET_OPTION, DEFAULTS_OPTION, CONTINUE_OPTION)
 """Options that name a source of settings."""
 
 
@@ -86,24 +104,28 @@ def load_config(
     saved_settings: SavedReader | None = None,
     foreign_settings: ForeignReader | None = None,
     foreign_run: ForeignRunCheck | None = None,
+    check: Check = _without_processes,
+    announce: bool = True,
 ) -> LoadedConfig:
     """Return the settings that the arguments of `lmcore train` describe; `validate` checks them.
 
     Megatron's flags that were translated are logged in one message, as are those without effect.
 
     Args:
-        argv: YAML files, flags, `--preset`, `--continue`.
+        argv: YAML files, flags, `--preset`, `--defaults`, `--continue`.
         plugins: Sections that plugins add.
         saved_settings: Reads settings from a checkpoint, for `--use-checkpoint-args` and a run
             without `config.yaml` that is continued; None if checkpoints are not read.
-        foreign_settings: Reads another program's checkpoint of `--load`; None if checkpoints
-            are not read.
+        foreign_settings: Reads another program's checkpoint of `--load`; None: none is read.
         foreign_run: Explains a `--continue` that names another program's checkpoint; None if
             checkpoints are not read.
+        check: Returns the problems of the settings that could be read, if others cannot.
+        announce: False if the launcher of this process has logged the notices.
 
     Raises:
-        ConfigError: Every setting that cannot be read, at once.  Flags of Megatron that are not
-            supported leave all settings readable: `LoadedConfig.problems` holds them.
+        ConfigError: Every setting that cannot be read, and what *check* finds, at once.  Flags of
+            Megatron that are not supported leave all settings readable: `LoadedConfig.problems`
+            holds them.
     """
     options = {**_CORE_OPTIONS, **plugins.options}
     parsed = parse_flags(
@@ -115,6 +137,8 @@ def load_config(
     )
     problems = list(parsed.problems)
     continued = _continued_run(parsed, problems, foreign_run)
+    is_whole = not parsed.unread & {"preset", "defaults"}
+    is_whole &= len(problems) == len(parsed.problems)
     paths = parsed.positionals[_CONFIG_FILES.name]
     if continued is not None and continued.settings_file is not None:
         paths = (str(continued.settings_file), *paths)
@@ -123,14 +147,16 @@ def load_config(
         file.read(problems)
     warnings = [notice for file in files for notice in file.notices]
     layers = [*(file.layer for file in files), _flag_layer(parsed)]
+    known = len(problems)
     layers = _continued_layers(continued, options, layers, files, saved_settings, problems)
-    presets = [parsed.values.get("preset"), *(file.preset for file in reversed(files))]
-    preset = next((name for name in presets if name is not None), None)
-    below_files = [] if preset is None else [_preset_layer(preset)]
+    preset = _preset(parsed, files)
+    below_files = [defaults_layer(parsed.values.get(DEFAULTS_OPTION.name))]
+    below_files += [] if preset is None else [_preset_layer(preset)]
     foreign = _foreign_layer(foreign_settings, options, layers, problems)
     if not foreign and (saved := _saved_model(layers, saved_settings)) is not None:
         below_files.append(saved.model_layer(options, problems))
     below_files.append(foreign)
+    is_whole &= len(problems) == known and all(file.is_whole for file in files)
     deepspeed = _deepspeed_file(layers)
     accumulation_steps = None
     if deepspeed is not None:
@@ -138,25 +164,83 @@ def load_config(
         warnings += deepspeed.notices()
         accumulation_steps = deepspeed.accumulation_steps
     config, provenance = _merge(options, [*below_files, *layers], plugins, problems)
-    if not all(isinstance(problem, UnsupportedFlagError) for problem in problems):
-        raise ConfigError.collect(problems)
-    if not problems:
-        for notice in parsed.notices:
-            logger.info("%s", notice)
-        warnings += _new_directory(config, [one for file in files for one in file.run_directories])
-        for warning in warnings:
-            logger.warning("%s", warning)
-    return LoadedConfig(
-        config,
-        provenance,
-        preset,
-        paths,
-        (*parsed.notices, *warnings),
-        parsed.texts,
-        plugins,
-        accumulation_steps,
-        tuple(problems),
+    loaded = LoadedConfig(
+        *(config, provenance, preset, paths, (), parsed.texts, plugins, accumulation_steps)
     )
+    loaded, lines = _with_engine(loaded, deepspeed, problems)
+    notices = [*_notices(parsed, loaded), *lines]
+    if not all(isinstance(problem, UnsupportedFlagError) for problem in problems):
+        unread = _unread(options, parsed, files, deepspeed, layers, is_whole=is_whole)
+        raise ConfigError.collect(check(loaded.without(unread)))
+    if not problems:
+        warnings += _new_directory(config, [one for file in files for one in file.run_directories])
+        if announce:
+            _log(notices, warnings)
+    return dataclasses.replace(loaded, notices=(*notices, *warnings))
+
+
+def _with_engine(
+    loaded: LoadedConfig, file: DeepSpeedFile | None, problems: list[LmcoreError]
+) -> tuple[LoadedConfig, list[str]]:
+    """Return the settings with the engine of the run and all problems, and lines about both."""
+    loaded, line = settle_engine(loaded)
+    notices = [] if line is None else [line]
+    if file is not None and loaded.config.parallel.engine == "native":
+        problems += file.native_problems()
+        line = file.native_notice()
+        notices += [] if line is None else [line]
+    return dataclasses.replace(loaded, problems=tuple(problems)), notices
+
+
+def _log(notices: Sequence[str], warnings: Sequence[str]) -> None:
+    for notice in notices:
+        logger.info("%s", notice)
+    for warning in warnings:
+        logger.warning("%s", warning)
+
+
+def _unread(
+    options: Mapping[str, Option],
+    parsed: ParsedFlags,
+    files: Sequence[SettingsFile],
+    deepspeed: DeepSpeedFile | None,
+    layers: Sequence[_Layer],
+    *,
+    is_whole: bool,
+) -> set[str]:
+    """Return the names of the options whose values are unknown because of a problem.
+
+    Args:
+        options: All options.
+        parsed: The command line.
+        files: Files of settings.
+        deepspeed: DeepSpeed's file; None without one.
+        layers: Values of the files and the command line.
+        is_whole: False if a source could not be read at all, or not completely.
+    """
+    in_files = {name for file in files for name in file.unread}
+    if deepspeed is not None:
+        in_files |= deepspeed.unread
+        is_whole &= deepspeed.is_readable
+    if not is_whole:
+        in_files |= options.keys() - {name for layer in layers for name in layer}
+    unread = parsed.unread | (in_files - parsed.values.keys())
+    for group in EXCLUSIVE:
+        unread = unread.union(group) if unread & set(group) else unread
+    if unread & {"vocab_file", "merge_file"}:
+        unread |= {"tokenizer_type"}
+    return set(unread)
+
+
+def _notices(parsed: ParsedFlags, loaded: LoadedConfig) -> tuple[str, ...]:
+    """Return the messages about flags of Megatron, with the defaults that differ from its own."""
+    chosen = any(option.name in parsed.values for option in (DEFAULTS_OPTION, CONTINUE_OPTION))
+    differing = note_of_defaults(loaded.config, loaded.provenance)
+    if not parsed.notices or chosen:
+        differing = ()
+    if loaded.config.parallel.engine != parsed.values.get("engine"):
+        parsed = parsed.without_translation("engine")  # a line of its own says who trains
+    return *parsed.notices, *differing
 
 
 def _continued_run(
@@ -267,6 +351,11 @@ def _new_directory(config: Config, run_directories: Sequence[Path]) -> Iterator[
             )
 
 
+def _preset(parsed: ParsedFlags, files: Sequence[SettingsFile]) -> str | None:
+    names = [parsed.values.get("preset"), *(file.preset for file in reversed(files))]
+    return next((name for name in names if name is not None), None)
+
+
 def _preset_layer(name: str) -> _Layer:
     origin = Provenance("preset", name)
     return {key: (value, origin) for key, value in PRESETS[name].values.items()}
@@ -295,7 +384,7 @@ def _deepspeed_layer(
 ) -> _Layer:
     """Return the settings in DeepSpeed's file; the user's value of a setting must be the same."""
     given = {
-        name: (value, f"{origin}: {name}: {value}" if origin.kind == "file" else texts[name])
+        name: (value, (origin.kind == "flag" and texts.get(name)) or f"{origin}: {name}: {value}")
         for layer in layers
         for name, (value, origin) in layer.items()
     }

@@ -27,11 +27,13 @@ class Situation:
         config: All settings, a `Config`.
         layout: `ParallelLayout`; None if the number of processes is not known yet.
         loss_scaling: True if the precision policy has a loss scale; None if it is not known yet.
+        family: Name of the model's family.
     """
 
     config: Any
     layout: Any = None
     loss_scaling: bool | None = None
+    family: str = ""
 
     def value(self, name: str) -> Any:
         """Return the value of the core's option called *name*."""
@@ -49,12 +51,19 @@ class Need:
         off: Values of the setting that have no effect, besides its default.
         refused: Reason of the error that a setting without its condition is; empty: it is named
             in a note.
+        ignored: Reason in that note, in place of "needs" and the condition; empty for these.
     """
 
     words: str
     met: Callable[[Situation], bool]
     off: tuple[Any, ...] = ()
     refused: str = ""
+    ignored: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Reason why a setting without the condition is ignored."""
+        return self.ignored or f"needs {self.words}"
 
     def or_off(self, *values: Any) -> Need:
         """Return this condition for a setting that is off if it has one of *values*."""

@@ -66,6 +66,8 @@ _PATHS = frozenset({"FILE", "DIR", "PATH", "PREFIX"})
 
 _LONGEST_SHOWN = 80
 """Largest number of characters of a path in a message."""
+_MOST_DIRECTORIES = 250
+"""Largest number of directories within each other; Python recurses to make them."""
 
 _ONE = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 _SEVERAL = {bool: "true or false", int: "integers", float: "numbers", str: "texts"}
@@ -83,6 +85,7 @@ def option(
     form: str | None = None,
     metavar: str | None = None,
     aliases: Mapping[str, str] | None = None,
+    refused: Mapping[str, str] | None = None,
     on_resume: str = "warn",
     needs: Need | tuple[Need, ...] = (),
     paths: str | None = None,
@@ -101,6 +104,7 @@ def option(
         form: Pattern with a colon of the values that are allowed besides the choices.
         metavar: Placeholder of the value in the help; default: from the type.
         aliases: Other spellings of choices, each with the choice that it means.
+        refused: Values of other programs that have no equal here, each with the hint for it.
         on_resume: Consequence of a value that differs from the checkpoint's when a run resumes:
             `FREE`, `DROPOUT`, `CHECKED`, or "warn", which names the change in a warning.
         needs: Conditions under which the setting has an effect; default: always.
@@ -119,6 +123,7 @@ def option(
         "form": form,
         "metavar": metavar,
         "aliases": aliases,
+        "refused": refused,
         "on_resume": on_resume,
         "needs": (needs,) if isinstance(needs, Need) else needs,
         "paths": paths,
@@ -163,6 +168,7 @@ class Option:
     plugin: str = ""
     form: str | None = None
     aliases: Mapping[str, str] | None = None
+    refused: Mapping[str, str] | None = None
     on_resume: str = "warn"
     needs: tuple[Need, ...] = ()
     paths: str | None = None
@@ -234,6 +240,12 @@ class Option:
             if self.repeated and not self.required:
                 return ()
             raise ConfigError(f"{where}: `{self.name}` cannot be empty", why=self.expected)
+        if isinstance(value, (list, tuple)) and not self.repeated:
+            hint = "write the value without brackets" if len(value) == 1 else None
+            one = _ONE[self.type].removeprefix("an ").removeprefix("a ")
+            raise ConfigError(
+                f"{where}: must be one {one}, got a list", why=self.expected or None, hint=hint
+            )
         if self.repeated:
             items = [value] if isinstance(value, str) else value
             if not isinstance(items, (list, tuple)):
@@ -256,6 +268,8 @@ class Option:
             converted = (self.aliases or {}).get(str(converted).lower(), converted)
             same = [word for word in self.choices if word.lower() == str(converted).lower()]
             converted = same[0] if same else converted
+        if self.type is str and self.paths is None and self.metavar not in _PATHS:
+            converted = _decoded(converted)
         if self.paths in {INPUT_PATH, OUTPUT_PATH}:
             _refuse_url(converted, where)
         if self.paths is not None or self.metavar in _PATHS:
@@ -265,6 +279,8 @@ class Option:
 
     def _check_range(self, value: Any, where: str) -> None:
         if self.choices is not None:
+            if self.refused and value in self.refused:
+                raise ConfigError(f"{where}: not supported", hint=self.refused[value])
             if value not in self.choices and not (self.form and ":" in value):
                 raise ConfigError(f"{where}: unknown choice", hint=suggestion(value, self.choices))
             return
@@ -301,8 +317,9 @@ def _check_names(path: str, where: str) -> None:
     """Refuse a path that no file can have, or whose directory is not accessible.
 
     Raises:
-        ConfigError: A name or the path is too long, has a NUL character or an unexpanded `~`,
-            symbolic links lead in a circle, or a directory on the way may not be searched.
+        ConfigError: A name or the path is too long, has a NUL character, an unexpanded `~` or too
+            many directories, symbolic links lead in a circle, or a directory on the way may not be
+            searched.
     """
     if path.startswith(("~/", "$")) or path == "~":
         raise ConfigError(
@@ -312,6 +329,9 @@ def _check_names(path: str, where: str) -> None:
         )
     if len(path) > _LONGEST_SHOWN:
         where = where.replace(path, f"{path[:_LONGEST_SHOWN]}...")
+    if path.count("/") > _MOST_DIRECTORIES:
+        deep = f"it has more than {_MOST_DIRECTORIES} directories within each other"
+        raise ConfigError(f"{where}: this path cannot be used", why=deep)
     try:
         os.stat(path)  # noqa: PTH116 - also of a text that is no path
     except ValueError:
@@ -320,6 +340,14 @@ def _check_names(path: str, where: str) -> None:
         if error.errno in {errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES}:
             why = error.strerror
             raise ConfigError(f"{where}: this path cannot be used", why=why) from None
+
+
+def _decoded(text: str) -> str:
+    """Return a text of the command line, whose bytes of UTF-8 the C locale does not decode."""
+    try:
+        return text.encode(errors="surrogateescape").decode()
+    except UnicodeError:  # other bytes, which only a path may have
+        return text
 
 
 def _digits(bound: float) -> str:

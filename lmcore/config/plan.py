@@ -18,6 +18,7 @@ from lmcore.config.plugin_section import plugin_options
 from lmcore.config.section import Config, run_options
 from lmcore.config.settings import Provenance
 from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.model.shape import ModelShape
 
 __all__ = ["ResumePoint", "RunPlan"]
 
@@ -34,6 +35,8 @@ class ResumePoint:
         damaged: Newer checkpoints that were passed over because they are damaged.
         data_rules: Values of `split_rule` and `blend_rule` by which its run ordered the samples;
             empty with `--finetune`.
+        loss_rules: Values of `calculate_per_token_loss` and `include_padding_in_loss` of its run;
+            empty with `--finetune`.
         global_batch_size: Samples in a step of its run; None with `--finetune` or if unknown.
         foreign: True for a checkpoint of another program, which has weights only.
     """
@@ -44,6 +47,7 @@ class ResumePoint:
     verified: bool = False
     damaged: tuple[Path, ...] = ()
     data_rules: Mapping[str, str] = field(default_factory=dict)
+    loss_rules: Mapping[str, bool] = field(default_factory=dict)
     global_batch_size: int | None = None
     foreign: bool = False
 
@@ -74,6 +78,7 @@ class RunPlan:
         flops_per_step: Model FLOPs of a step of `global_batch_size`, over all processes, without
             recomputation.
         model_shape: Sizes that a checkpoint must agree with, by name.
+        shape: Shape of the model.
     """
 
     config: Config
@@ -96,6 +101,7 @@ class RunPlan:
     parameter_count: int
     flops_per_step: int
     model_shape: Mapping[str, int]
+    shape: ModelShape
 
     @property
     def data_parallel_size(self) -> int:
@@ -112,6 +118,12 @@ class RunPlan:
     def batch_sizes(self) -> BatchSizes:
         """Global batch size of every step."""
         return BatchSizes.of(self.global_batch_size, self.config.training.rampup_batch_size)
+
+    @property
+    def length_option(self) -> str:
+        """Name of the option that sets the length of the run."""
+        by_samples = self.config.training.train_samples is not None
+        return "train_samples" if by_samples else "train_iters"
 
     @property
     def flops_per_sample(self) -> int:

@@ -98,6 +98,19 @@ _LLAMA_1B: Mapping[str, Any] = {
 }
 
 
+def _bert(
+    name: str, shape: tuple[int, int, int], own: Mapping[str, Any], *, kind: str, source: str
+) -> Preset:
+    base = _gpt(name, shape, seq_length=512, vocab_size=30522, lr=1e-4, source=source)
+    values = {"model_family": "bert", **base.values, **own}
+    return Preset(name, f"a BERT, {kind}: {base.summary}", values, source)
+
+
+_ORIGINAL = {"bert_post_norm": True, "bert_gelu": "erf", "layernorm_epsilon": 1e-12}
+_DEVLIN = "BERT (Devlin et al. 2018)"
+_SHOEYBI = "Megatron-LM (Shoeybi et al. 2019)"
+
+
 def _all_presets() -> tuple[Preset, ...]:
     small = (
         _gpt(
@@ -127,7 +140,12 @@ def _all_presets() -> tuple[Preset, ...]:
         _LLAMA_1B,
         "TinyLlama (Zhang et al. 2024) with twice its sequence",
     )
-    return (*small, llama, *large)
+    bert = (
+        _bert("bert-base", (12, 768, 12), _ORIGINAL, kind="post-norm", source=_DEVLIN),
+        _bert("bert-large", (24, 1024, 16), _ORIGINAL, kind="post-norm", source=_DEVLIN),
+        _bert("bert-345m", (24, 1024, 16), {}, kind="pre-norm", source=_SHOEYBI),
+    )
+    return (*small, llama, *bert, *large)
 
 
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _all_presets()}

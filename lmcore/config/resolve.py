@@ -8,17 +8,12 @@ checkpoint's, or the one that `--schedule` chooses, in `lmcore/train/resume/rest
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 from lmcore.config.derived.batch_size import BatchSizes
-from lmcore.config.derived.data_source import RunSources
-from lmcore.config.derived.model_family import family_of
-from lmcore.config.derived.model_math import (
-    ffn_hidden_size,
-    num_query_groups,
-    pad_vocab_size,
-    vocabulary_multiple,
-)
+from lmcore.config.derived.data_source import RunSources, TaskData
+from lmcore.config.derived.model_math import ffn_hidden_size, model_shape, num_query_groups
 from lmcore.config.plan import ResumePoint, RunPlan
 from lmcore.config.rules.training import DEFAULT_TRAIN_ITERS
 from lmcore.config.section import Config
@@ -27,6 +22,9 @@ from lmcore.config.settings import LoadedConfig, Provenance
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import ValidConfig
 from lmcore.errors import ConfigError
+from lmcore.model.family import family_of
+from lmcore.model.parameters import parameter_count
+from lmcore.model.vocabulary import pad_vocab_size, vocabulary_multiple
 
 __all__ = ["RunPlan", "resolve"]
 
@@ -51,9 +49,11 @@ def resolve(
         ConfigError: `vocab_size` is less than the tokenizer needs.
     """
     loaded, layout = validated.loaded, validated.layout
+    # The other item of `loaded.sources` is the list of problems, which `validate` has raised.
     rows = _rows_of_checkpoint(loaded, resume)
     _check_vocabulary(loaded, tokenizer.vocab_size, rows)
-    config, provenance = _derive_defaults(loaded, layout.data, resume)
+    found = loaded.sources[0] if sources is None else sources
+    config, provenance = _derive_defaults(loaded, layout.data, resume, found.task)
     vocabulary = max(tokenizer.vocab_size, config.data.vocab_size or 0)
     model = _with_rows(config.model, vocabulary, layout.tensor, rows)
     config = dataclasses.replace(config, model=model)
@@ -67,13 +67,16 @@ def resolve(
     train_iters, train_samples = _train_length(config, batch)
     decay, warmup = _lr_samples(config, train_iters, train_samples, batch)
     valid_samples, test_samples = _evaluation_samples(config, train_iters, batch)
-    family = family_of(model)
+    num_labels = found.task.num_labels if found.task else 0
+    shape = model_shape(model, padded, config, num_labels=num_labels)
+    family = family_of(shape)
+    if not training.include_padding_in_loss:
+        shape = dataclasses.replace(shape, vocab_size=vocabulary)
     return RunPlan(
         config=config,
         provenance=provenance,
         preset=loaded.preset,
-        # The other item is the list of problems, which `validate` has raised.
-        sources=loaded.sources[0] if sources is None else sources,
+        sources=found,
         tokenizer=tokenizer,
         resume=resume,
         world_size=layout.world_size,
@@ -87,9 +90,10 @@ def resolve(
         test_samples=test_samples,
         lr_decay_samples=decay,
         lr_warmup_samples=warmup,
-        parameter_count=family.parameter_count(model, padded),
-        flops_per_step=family.flops_per_step(model, padded, batch),
+        parameter_count=parameter_count(family.parameters(shape)),
+        flops_per_step=batch * family.forward_flops(shape, model.seq_length).of_training(),
         model_shape=_shape(model, padded),
+        shape=shape,
     )
 
 
@@ -153,14 +157,17 @@ def _check_vocabulary(loaded: LoadedConfig, vocab_size: int, rows: int | None) -
 
 
 def _derive_defaults(
-    loaded: LoadedConfig, data_parallel_size: int, resume: ResumePoint | None
+    loaded: LoadedConfig,
+    data_parallel_size: int,
+    resume: ResumePoint | None,
+    task: TaskData | None,
 ) -> tuple[Config, dict[str, Provenance]]:
     """Return the settings with derived defaults, and their provenance."""
     config, provenance = loaded.config, dict(loaded.provenance)
     model, training = config.model, config.training
-    filled: dict[str, dict[str, Any]] = {name: {} for name in ("model", "data", "training")}
+    filled: dict[str, dict[str, Any]] = {n: {} for n in ("model", "data", "training", "task")}
 
-    def derive(section: str, name: str, value: int, formula: str) -> None:
+    def derive(section: str, name: str, value: Any, formula: str) -> None:
         filled[section][name] = value
         provenance[name] = Provenance("derived", formula)
 
@@ -175,17 +182,40 @@ def _derive_defaults(
         derive("training", "global_batch_size", *_global_batch(loaded, data_parallel_size, resume))
     if training.train_iters is None and training.train_samples is None:
         derive("training", "train_iters", DEFAULT_TRAIN_ITERS, "the length of a run without one")
-    for name, rule in resume.data_rules.items() if resume is not None else ():
-        if not loaded.given(name) and rule != loaded.value(name):
-            filled["data"][name] = rule
+    batch = filled["training"].get("global_batch_size", training.global_batch_size)
+    for derived in _of_task(loaded, task, _required(batch)):
+        derive(*derived)
+    for name, kept in _kept_settings(resume).items():
+        if not loaded.given(name) and kept != loaded.value(name):
+            filled[loaded.options[name].section][name] = kept
             provenance[name] = Provenance("checkpoint")  # a setting: the run's file repeats it
     config = dataclasses.replace(
         config,
         model=dataclasses.replace(model, **filled["model"]),
         data=dataclasses.replace(config.data, **filled["data"]),
         training=dataclasses.replace(training, **filled["training"]),
+        task=dataclasses.replace(config.task, **filled["task"]),
     )
     return config, provenance
+
+
+def _of_task(
+    loaded: LoadedConfig, task: TaskData | None, batch: int
+) -> Iterator[tuple[str, str, Any, str]]:
+    """Yield section, name, value and formula of the settings that follow from a task's files."""
+    if task is None:
+        return
+    if task.labels != loaded.config.task.task_labels:
+        yield "task", "task_labels", task.labels, "the classes of task_data"
+    if not loaded.given("eval_iters"):
+        yield "training", "eval_iters", -(-task.rows.get("valid", 0) // batch), "one validation set"
+
+
+def _kept_settings(resume: ResumePoint | None) -> dict[str, Any]:
+    """Return the settings of a checkpoint's run that a run which resumes keeps by default."""
+    if resume is None:
+        return {}
+    return {**resume.data_rules, **resume.loss_rules}
 
 
 def _global_batch(

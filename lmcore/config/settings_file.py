@@ -29,6 +29,8 @@ class SettingsFile:
     Attributes:
         damage: Missing part of a run's file, in words; None if it is complete.
         is_readable: False if nothing could be read because of what it has.
+        is_whole: False if it may set options that are not in `layer` or `unread`.
+        unread: Names of the options whose values in it are wrong.
     """
 
     def __init__(self, path: str, options: Mapping[str, Option], plugins: PluginSections) -> None:
@@ -44,6 +46,8 @@ class SettingsFile:
         self.run_file: RunFile | None = None
         self.damage: str | None = None
         self.is_readable = True
+        self.is_whole = True
+        self.unread: set[str] = set()
 
     def read(self, problems: list[LmcoreError]) -> None:
         """Fill layer, preset and notices; add every problem to *problems*."""
@@ -51,12 +55,17 @@ class SettingsFile:
         known = len(problems)
         file = read_file(self.path, problems, names)
         self.is_readable = bool(file.entries) or len(problems) == known
+        self.is_whole = len(problems) == known
         self.run_file = run_file = RunFile.of(file.text)
         for entry in file.entries:
             where = f"{self.path}:{entry.line}"
             values = entry.value if isinstance(entry.value, list) else [entry.value]
             words = ["" if value is None else str(value) or '""' for value in values]
-            shown = f"{where}: `{entry.key}: {' '.join(words)}`"
+            named = self.options.get(entry.key)
+            is_list = isinstance(entry.value, list) and not (named and named.repeated)
+            text = f"[{', '.join(words)}]" if is_list else " ".join(words)
+            shown = f"{where}: `{entry.key}: {text}`"
+            option: Option | None = None
             try:
                 if (entry.section, entry.key) == ("", PRESET_OPTION.name):
                     self.preset = PRESET_OPTION.convert(entry.value, where=shown)
@@ -71,6 +80,10 @@ class SettingsFile:
                     self.layer[option.name] = (value, Provenance("file", where, origin))
             except ConfigError as problem:
                 problems.append(problem)
+                if option is None:
+                    self.is_whole = False
+                else:
+                    self.unread.add(option.name)
         self._follow_moved(run_file)
         self.damage = damage(file.text, len(self.layer))
 

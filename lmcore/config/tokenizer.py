@@ -39,8 +39,8 @@ class TokenizerSettings:
         tokenizer_model: path of a SentencePiece model; for pretrained types, as the next one.
         tokenizer_name_or_path: directory of a pretrained tokenizer, or its `tokenizer.json`.
         vocab_extra_ids: number of sentinel tokens added at the end of the vocabulary.
-        add_special_tokens: add the special tokens that the tokenizer puts around a text; None: as
-            Megatron does for the type.
+        add_special_tokens: add the special tokens that the tokenizer puts around a text, or that
+            WordPiece puts after its vocabulary; None: as Megatron does for the type.
         parse_special_tokens: encode text that spells a special token as that token.
     """
 
@@ -204,7 +204,7 @@ class TypeOptions:
 
 _WORDPIECE = TypeOptions(
     needs=(("vocab_file",),),
-    takes=("vocab_extra_ids",),
+    takes=("vocab_extra_ids", "add_special_tokens"),
     hint="give the `vocab.txt` of the tokenizer; `lmcore data train-tokenizer` creates one",
 )
 _MODEL_HINT = "give a SentencePiece `.model` file; `lmcore data train-tokenizer` creates one"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmcore.config.derived.layout import ParallelLayout
-from lmcore.config.rules import Rule
+from lmcore.config.rules import Problems, Rule
 from lmcore.config.rules.checkpoint import CHECKPOINT_RULES
 from lmcore.config.rules.data import DATA_RULES
 from lmcore.config.rules.deepspeed import DEEPSPEED_RULES
@@ -21,12 +21,18 @@ from lmcore.config.rules.parallel import (
 )
 from lmcore.config.rules.paths import PATH_RULES
 from lmcore.config.rules.profile import profile_problems
+from lmcore.config.rules.task import TASK_RULES
 from lmcore.config.rules.tokenizer import TOKENIZER_RULES
-from lmcore.config.rules.training import TRAINING_RULES, batch_size_problems, train_iters
-from lmcore.config.settings import LoadedConfig
+from lmcore.config.rules.training import (
+    TRAINING_RULES,
+    batch_size_problems,
+    train_iters,
+    with_micro_batch,
+)
+from lmcore.config.settings import LoadedConfig, readable
 from lmcore.errors import ConfigError, LmcoreError
 
-__all__ = ["RULES", "ValidConfig", "problems_of", "validate"]
+__all__ = ["RULES", "ValidConfig", "problems_of", "settled", "validate"]
 
 RULES: tuple[Rule, ...] = (
     *MODEL_RULES,
@@ -34,6 +40,7 @@ RULES: tuple[Rule, ...] = (
     *OPTIMIZER_RULES,
     *TOKENIZER_RULES,
     *DATA_RULES,
+    *TASK_RULES,
     *DEEPSPEED_RULES,
     *PARALLEL_RULES,
     *PATH_RULES,
@@ -69,6 +76,7 @@ def validate(
     Raises:
         LmcoreError: The only problem; if there are several, a `ConfigError` with all of them.
     """
+    loaded = settled(loaded, world_size)
     problems = [*problems_of(loaded, world_size=world_size), *further]
     if len(problems) == 1:
         raise problems[0]
@@ -77,21 +85,60 @@ def validate(
     return ValidConfig(loaded, ParallelLayout.of(loaded.config, world_size))
 
 
+def settled(loaded: LoadedConfig, world_size: int) -> LoadedConfig:
+    """Return the settings with the values that follow from the number of processes.
+
+    Args:
+        loaded: The settings.
+        world_size: Number of processes of the run.
+    """
+    if loaded.unread:
+        return loaded
+    data = data_parallel_size(loaded, world_size)
+    return loaded if data is None else with_micro_batch(loaded, data)
+
+
 def problems_of(loaded: LoadedConfig, *, world_size: int | None) -> list[LmcoreError]:
     """Return every problem of the settings, in the order of the rules.
+
+    Rules that need a setting which could not be read are left out.
 
     Args:
         loaded: The settings.
         world_size: Number of processes; None if it is not known yet, which leaves out the rules
-            that depend on it.
+            that depend on it, but for batch sizes that fit no number.
     """
+    if world_size is not None:
+        loaded = settled(loaded, world_size)
     found = [*loaded.problems]
-    found += [problem for rule in RULES for problem in rule(loaded)]
-    found += profile_problems(loaded, world_size=world_size, train_iters=train_iters(loaded))
-    if world_size is None:
-        return found
+    for rule in RULES:
+        found += readable(rule(loaded))
+    found += readable(_profile(loaded, world_size))
+    of_number = _of_one(loaded) if world_size is None else _of_processes(loaded, world_size)
+    return [*found, *readable(of_number)]
+
+
+def _profile(loaded: LoadedConfig, world_size: int | None) -> Problems:
+    data = None if world_size is None else data_parallel_size(loaded, world_size)
+    steps = train_iters(loaded, data)
+    yield from profile_problems(loaded, world_size=world_size, train_iters=steps)
+
+
+def _of_one(loaded: LoadedConfig) -> Problems:
+    """Yield what fits no number of processes, as it does not fit one."""
+    if loaded.accumulation_steps is None:  # else the micro-batch size may follow from the number
+        yield from batch_size_problems(loaded, 1)
+
+
+def _of_processes(loaded: LoadedConfig, world_size: int) -> Problems:
+    """Yield what does not fit the number of processes."""
     data = data_parallel_size(loaded, world_size)
     if data is None:
-        return [*found, world_size_problem(loaded, world_size)]
-    found += layout_problems(loaded, ParallelLayout.of(loaded.config, world_size))
-    return [*found, *batch_size_problems(loaded, data)]
+        yield world_size_problem(loaded, world_size)
+        return
+    yield from readable(_layout(loaded, world_size))
+    yield from batch_size_problems(loaded, data)
+
+
+def _layout(loaded: LoadedConfig, world_size: int) -> Problems:
+    yield from layout_problems(loaded, ParallelLayout.of(loaded.config, world_size))

@@ -14,10 +14,12 @@ import torch
 
 from lmcore.conversion.formats import FORMATS, WriteOptions, read_state
 from lmcore.conversion.loading.tokenizer import NO_CHOICE, tokenizer_of
+from lmcore.conversion.logits import compared_logits, reason_not_to_compare
 from lmcore.conversion.native.continuing import continue_flags, continue_notes, longer_flag
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.new_directory import new_directory, require_absent
 from lmcore.conversion.state import lacks_optimizer, notes_beside, recorded_samples
+from lmcore.model.megatron_names import names_for
 
 if TYPE_CHECKING:
     from lmcore.config.tokenizer import TokenizerSettings
@@ -33,6 +35,9 @@ _RUN_LEFT_OUT = (
 )
 _ABSENT = "the checkpoint has no optimizer state: its weights alone are written"
 _NOT_COUNTED = "the checkpoint does not record how many samples the run consumed: 0 is written"
+_BY_FAMILY = ("megatron", "megatron-dist")
+"""Formats that have the optimizer's state of some families only."""
+_OTHER_FAMILY = "lmcore converts that of GPT and Llama for Megatron"
 _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
 
 
@@ -53,7 +58,11 @@ class Conversion:
         tokenizer_type: Type of the tokenizer that the source names, if its files are not known;
             None otherwise.
         size: Size of the written files in bytes.
-        seconds: Duration of the conversion.
+        seconds: Duration of the conversion, without the comparison of the logits.
+        agreement: Bound of the difference of the logits, relative to the largest one; None if
+            they were not compared.
+        not_compared: Reason for which they were not compared; None if they were, or if the user
+            chose so.
         notes: Notes for the user about differences between the two.
     """
 
@@ -69,6 +78,8 @@ class Conversion:
     tokenizer_type: str | None
     size: int
     seconds: float
+    agreement: str | None
+    not_compared: str | None
     notes: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
@@ -87,10 +98,12 @@ def convert(
     options: WriteOptions | None = None,
     choice: TokenizerSettings = NO_CHOICE,
     extra: Mapping[str, TokenizerFactory] = _NONE,
+    verify: bool = True,
 ) -> Conversion:
     """Write the checkpoint in *source* to the new directory *target* in another format.
 
-    At most two tensors at a time are in memory.  *target* appears when it is complete.
+    At most two tensors at a time are in memory, and one model, in float32, for the comparison.
+    *target* appears when it is complete.
 
     Args:
         source: Directory of a checkpoint of any format.
@@ -101,10 +114,12 @@ def convert(
         options: Settings of the written checkpoint; None: the defaults.
         choice: Tokenizer chosen by the user instead of the checkpoint's own.
         extra: Tokenizer types that plugins registered.
+        verify: True to compare the logits of a few tokens by both models, if memory has room for
+            two of them.
 
     Raises:
         CheckpointError: *source* is damaged or has no counterpart in the other format, *target*
-            exists, or the disk is full or refuses; nothing was written.
+            exists, the disk is full or refuses, or the logits differ; nothing was written.
         ConfigError, DataError: The tokenizer is not the checkpoint's, or its files are invalid.
     """
     begin = time.perf_counter()
@@ -115,6 +130,7 @@ def convert(
     if state.vocab_size is None and tokenizer is not None:
         state.vocab_size = tokenizer.vocab_size
     left_out = [_LEFT_OUT] if weights_only else []
+    left_out += _leave_optimizer_out(state, to)
     if FORMATS[to].optimizer:
         left_out += state.training_notes
         if lacks_optimizer(state):
@@ -131,6 +147,10 @@ def convert(
     with new_directory(target, _least_bytes(state, to, options)) as directory:
         notes = FORMATS[to].write(state, directory, tokenizer, options)
         size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+        seconds = time.perf_counter() - begin
+        not_compared = reason_not_to_compare(state) if verify else None
+        compare = verify and not_compared is None
+        agreement = compared_logits(state, read_state(directory, to)) if compare else None
     return Conversion(
         source=state.format,
         target=FORMATS[to].title,
@@ -143,9 +163,21 @@ def convert(
         longer_flag=longer_flag(state) if to == "lmcore" else None,
         tokenizer_type=state.tokenizer_type if tokenizer is None else None,
         size=size,
-        seconds=time.perf_counter() - begin,
+        seconds=seconds,
+        agreement=agreement,
+        not_compared=not_compared,
         notes=[*notes_beside(state.notes, tokenizer), *left_out, *notes],
     )
+
+
+def _leave_optimizer_out(state: ModelState, to: str) -> list[str]:
+    """Leave out the optimizer's state of a family for which *to* has none, with a note."""
+    names = names_for(state.shape)
+    has_it = names is not None and names.optimizer
+    if to not in _BY_FAMILY or len(state.kinds) == 1 or has_it:
+        return []
+    state.leave_optimizer_out()
+    return [f"the state of the optimizer is left out: {_OTHER_FAMILY}"]
 
 
 def _least_bytes(state: ModelState, to: str, options: WriteOptions) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,15 +17,17 @@ from lmcore.conversion.detection.format import MATCHES, format_of, unrecognized
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import LARGEST_FILE, write_huggingface
 from lmcore.conversion.megatron.parameters.layout import Layout
-from lmcore.conversion.megatron.parameters.names import STYLES
+from lmcore.conversion.megatron.parameters.names import STYLES, require_names
 from lmcore.conversion.megatron.rank_files.read import MegatronState
 from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.megatron.torch_dist.read import DistributedState
 from lmcore.conversion.megatron.torch_dist.write import write_distributed
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.native.write import write_lmcore
-from lmcore.conversion.state import LEFT_OUT, WEIGHT, ModelState
+from lmcore.conversion.state import ModelState
 from lmcore.errors import CheckpointArgumentError
+from lmcore.families.gpt.megatron import NAMES as GPT_NAMES
+from lmcore.model.megatron_names import names_for
 
 if TYPE_CHECKING:
     from lmcore.data.tokenizer import Tokenizer
@@ -95,32 +97,33 @@ def _write_huggingface(
 def _write_megatron(
     state: ModelState, directory: Path, tokenizer: Tokenizer | None, options: WriteOptions
 ) -> list[str]:
+    style = _style(options.names, STYLES, "megatron")
+    require_names(state, "Megatron-LM", names_for(state.shape), style)
     return write_megatron(
-        state,
-        directory,
-        tokenizer,
-        layout=options.layout,
-        style=_style(options.names, STYLES, "megatron"),
-        dtype=options.dtype,
+        state, directory, tokenizer, layout=options.layout, style=style, dtype=options.dtype
     )
 
 
 def _write_dist(
     state: ModelState, directory: Path, tokenizer: Tokenizer | None, options: WriteOptions
 ) -> list[str]:
+    style = _style(options.names, STYLES, "megatron-dist")
+    require_names(state, "Megatron-LM", names_for(state.shape))
     return write_distributed(
         state,
         directory,
         tokenizer,
         layout=options.layout,
         dtype=options.dtype,
-        step_of_parameters=_style(options.names, STYLES, "megatron-dist") != STYLES[0],
+        step_of_parameters=style != STYLES[0],
     )
 
 
 def _write_deepspeed(
     state: ModelState, directory: Path, tokenizer: Tokenizer | None, options: WriteOptions
 ) -> list[str]:
+    names = names_for(state.shape)
+    require_names(state, "Megatron-DeepSpeed", names if names == GPT_NAMES else None)
     return write_deepspeed(
         state,
         directory,
@@ -198,11 +201,7 @@ def read_state(
     known = _known_format(directory, name)
     state = FORMATS[known].read(directory, ReadOptions(weights_only, compare))
     if weights_only:
-        state.kinds, state.without_adam = (WEIGHT,), LEFT_OUT
-        if state.progress is not None:
-            state.progress = replace(
-                state.progress, optimizer_step=None, adam=None, loss_scale=None
-            )
+        state.leave_optimizer_out()
     return state
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lmcore.errors import CheckpointError
-from lmcore.model.parameters import has_known_parameters, parameter_shapes
+from lmcore.model.family import parameter_shapes
 from lmcore.model.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -46,11 +46,13 @@ _SHOWN = 10
 """Number of problems that an error lists, at most."""
 
 TRAINING_OPTIONS = (
-    *("seq_length", "micro_batch_size", "global_batch_size", "train_iters", "train_samples"),
+    *("seq_length", "micro_batch_size", "global_batch_size", "rampup_batch_size"),
+    *("train_iters", "train_samples"),
     *("lr", "min_lr", "lr_decay_style", "lr_decay_iters", "lr_decay_samples"),
     *("lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "clip_grad"),
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "seed", "split"),
-    *("eval_interval", "eval_iters"),
+    *("eval_interval", "eval_iters", "calculate_per_token_loss"),
+    "include_padding_in_loss",
 )
 """Options of training in `ModelState.settings`, which have the names of arguments of Megatron."""
 KEPT_OPTIONS = (
@@ -208,17 +210,14 @@ class ModelState(ABC):
 
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each parameter by its name in lmcore.
-
-        Raises:
-            CheckpointError: The model is of another family than GPT and Llama.
-        """
-        if not has_known_parameters(self.shape):
-            raise CheckpointError(
-                f"the {self.shape.family} model of `{self.path}` cannot be converted",
-                why="only models of the families GPT and Llama can",
-            )
+        """Shape of each parameter by its name in lmcore."""
         return parameter_shapes(self.shape)
+
+    def leave_optimizer_out(self) -> None:
+        """Have weights alone."""
+        self.kinds, self.without_adam = (WEIGHT,), LEFT_OUT
+        if self.progress is not None:
+            self.progress = replace(self.progress, optimizer_step=None, adam=None, loss_scale=None)
 
     @abstractmethod
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:

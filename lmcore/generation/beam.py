@@ -5,16 +5,15 @@ Shapes: W beams, V padded vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lmcore.generation.next_token import not_finite
-from lmcore.generation.text_model import compute_dtype, set_source
+from lmcore.generation.text_model import PLAIN, Execution, compute_dtype, set_source
 
 if TYPE_CHECKING:
     from lmcore.generation.text_model import TextCache, TextModel
@@ -77,14 +76,14 @@ class BeamSearch:
         vocab_size: int,
         stop_tokens: frozenset[int] = frozenset(),
         length_penalty: float = 1.0,
-        precision_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        execution: Execution = PLAIN,
         source: Sequence[int] = (),
     ) -> None:
         """Begin a search; see `beam_search` for the arguments."""
         assert width > 0
         assert max_tokens > 0
         self.ended = False
-        self._model, self._context = model, precision_context
+        self._model, self._execution = model, execution
         self._prompt, self._length = list(prompt), len(prompt)
         self._source = source
         self._width, self._max_tokens = width, max_tokens
@@ -103,7 +102,7 @@ class BeamSearch:
         """
         if self.ended:
             return
-        with torch.inference_mode(), self._context():
+        with self._execution.passes():
             hidden = self._pass()
             logprobs_WV = _logprobs(self._model.logits(hidden[:, -1]), self._vocab_size)
             order = self._extend(logprobs_WV)
@@ -113,6 +112,7 @@ class BeamSearch:
             else:
                 assert self._cache is not None
                 self._cache.select(order, self._length)
+            self._execution.step_boundary()
 
     def best(self) -> list[Beam]:
         """Return the texts found, the best one first; open ones too after the last token."""
@@ -172,7 +172,7 @@ def beam_search(
     vocab_size: int,
     stop_tokens: frozenset[int] = frozenset(),
     length_penalty: float = 1.0,
-    precision_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    execution: Execution = PLAIN,
     source: Sequence[int] = (),
 ) -> list[Beam]:
     """Return the *width* best texts, the best one first.
@@ -186,7 +186,7 @@ def beam_search(
         stop_tokens: Tokens that end a text.
         length_penalty: Exponent of the number of tokens in the score: 0 prefers short texts, 1
             compares the mean log-probability, more prefers long texts.
-        precision_context: Context of a forward pass, which sets the precision.
+        execution: Context of the passes, and what follows each token.
         source: Token ids of the encoder's input; empty for a model without an encoder.
 
     Raises:
@@ -200,11 +200,10 @@ def beam_search(
         vocab_size=vocab_size,
         stop_tokens=stop_tokens,
         length_penalty=length_penalty,
-        precision_context=precision_context,
+        execution=execution,
         source=source,
     )
-    # A precision policy that casts weights casts them once in a context.
-    with torch.inference_mode(), precision_context():
+    with execution.passes():
         while not search.ended:
             search.step()
     return search.best()

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from torch import Tensor
 from lmcore.generation.next_token import extend, probabilities
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.logits import new_generator
-from lmcore.generation.text_model import compute_dtype, set_source
+from lmcore.generation.text_model import PLAIN, Execution, compute_dtype, set_source
 
 if TYPE_CHECKING:
     from lmcore.generation.text_model import TextCache, TextModel
@@ -72,7 +71,7 @@ class Engine:
         *,
         vocab_size: int,
         max_requests: int = 16,
-        precision_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        execution: Execution = PLAIN,
     ) -> None:
         """Take a model in evaluation mode.
 
@@ -81,12 +80,12 @@ class Engine:
                 lengths are to be decoded together.
             vocab_size: Size of the vocabulary without padding, which is never generated.
             max_requests: Largest number of requests that are decoded together; others wait.
-            precision_context: Context of a step, which sets the precision.
+            execution: Context of the passes, and what follows each step.
         """
         assert model.causal, "generation needs causal attention"
         self._model, self._vocab_size = model, vocab_size
         self._max_requests = max_requests
-        self._context = precision_context
+        self._execution = execution
         self._device = model.device
         self._waiting: deque[Continuation] = deque()
         self._slots: list[_Slot] = []
@@ -126,7 +125,7 @@ class Engine:
 
         The list is empty if there is nothing to do, or if a step took only a part of a prompt.
         """
-        with torch.inference_mode(), self._context():
+        with self._execution.passes():
             return self._step()
 
     def run(self, on_step: Callable[[Sequence[Continuation]], None] | None = None) -> None:
@@ -135,8 +134,7 @@ class Engine:
         Args:
             on_step: Called with the continuations that each step changed.
         """
-        # A precision policy that casts weights casts them once in a context.
-        with torch.inference_mode(), self._context():
+        with self._execution.passes():
             while self._waiting or self._slots:
                 changed = self._step()
                 if on_step is not None:
@@ -149,6 +147,7 @@ class Engine:
         refused = self._admit()
         begun = self._prefill()
         self._remove_ended()
+        self._execution.step_boundary()
         return decoded + refused + begun
 
     def _admit(self) -> list[Continuation]:

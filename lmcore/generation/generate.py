@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,10 +14,10 @@ from lmcore.generation.next_token import extend
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.logits import new_generator
 from lmcore.generation.sampling.options import SamplingOptions
+from lmcore.generation.text_model import PLAIN, Execution, TextModel
 
 if TYPE_CHECKING:
-    from lmcore.generation.text_model import TextModel
-    from lmcore.model.protocol import CausalLM
+    from lmcore.families.protocol import CausalLM
 
 __all__ = ["Generation", "OnToken", "generate", "require_room", "room"]
 
@@ -58,7 +57,7 @@ def generate(
     seed: int,
     eod: int | None,
     vocab_size: int,
-    precision_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    execution: Execution = PLAIN,
     on_token: OnToken | None = None,
     use_cache: bool = True,
 ) -> list[Generation]:
@@ -73,7 +72,7 @@ def generate(
         seed: Seed; row i samples from a generator with seed + i, independently of other rows.
         eod: End-of-document token; None: the tokenizer has none.
         vocab_size: Size of the vocabulary without padding, which is never sampled.
-        precision_context: Context of a forward pass, which sets the precision.
+        execution: Context of the passes, and what follows each token.
         on_token: Callback for each new token.
         use_cache: False: every token recomputes the whole sequence.
 
@@ -96,7 +95,7 @@ def generate(
     model.eval()
     try:
         make = generate_with_cache if use_cache else recompute
-        made = make(model, requests, vocab_size, precision_context, on_token)
+        made = make(model, requests, vocab_size, execution, on_token)
     finally:
         model.train(was_training)
     return [Generation(tuple(one.tokens), one.finish_reason == "stop") for one in made]
@@ -106,7 +105,7 @@ def generate_with_cache(
     model: TextModel,
     requests: Sequence[Request],
     vocab_size: int,
-    precision_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    execution: Execution = PLAIN,
     on_token: OnToken | None = None,
 ) -> list[Continuation]:
     """Continue all requests together; see `Engine`.
@@ -115,7 +114,7 @@ def generate_with_cache(
         model: Model in evaluation mode.
         requests: Requests that fit the model.
         vocab_size: Size of the vocabulary without padding.
-        precision_context: Context of a forward pass, which sets the precision.
+        execution: Context of the passes, and what follows each token.
         on_token: Callback for each new token.
 
     Raises:
@@ -125,7 +124,7 @@ def generate_with_cache(
         model,
         vocab_size=vocab_size,
         max_requests=len(requests),
-        precision_context=precision_context,
+        execution=execution,
     )
     made = [engine.add(request) for request in requests]
     reported = [0] * len(made)
@@ -147,7 +146,7 @@ def recompute(
     model: TextModel,
     requests: Sequence[Request],
     vocab_size: int,
-    precision_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    execution: Execution = PLAIN,
     on_token: OnToken | None = None,
 ) -> list[Continuation]:
     """Continue each request alone and without a cache: every token is a pass over the whole text.
@@ -155,7 +154,7 @@ def recompute(
     For the arguments and errors see `generate_with_cache`.
     """
     made = []
-    with torch.inference_mode(), precision_context():
+    with execution.passes():
         for number, request in enumerate(requests):
             assert not request.source, "an encoder's output is in a cache"
             text = Continuation(request, new_generator(request.seed))
@@ -164,6 +163,7 @@ def recompute(
                 tokens_1S = torch.tensor([[*request.prompt, *text.tokens]], device=model.device)
                 before = len(text.tokens)
                 extend([text], model.logits(model(tokens_1S)[:, -1]), vocab_size)
+                execution.step_boundary()
                 if text.error is not None:
                     raise text.error
                 if on_token is not None and len(text.tokens) > before:

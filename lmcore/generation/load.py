@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,15 +24,15 @@ from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import notes_beside
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
 from lmcore.errors import CheckpointError
+from lmcore.families.build import create_model, op_binding
+from lmcore.families.protocol import CausalLM, MaskedLM, Model
+from lmcore.families.saved_shape import read_shape
 from lmcore.generation.weights.fix import fix_weights
-from lmcore.model.build import op_binding
-from lmcore.model.protocol import CausalLM
-from lmcore.model.registry import create_model
-from lmcore.model.saved_shape import read_shape
+from lmcore.model.family import family_of
 from lmcore.model.shape import ModelPart, ModelShape
 
 if TYPE_CHECKING:
-    from lmcore.generation.text_model import TextModel
+    from lmcore.generation.text_model import Execution, TextModel
     from lmcore.runtime.runtime import Runtime
 
 __all__ = [
@@ -59,14 +58,14 @@ class LoadedModel:
         model: Model in evaluation mode, on the run's device.
         tokenizer: Tokenizer that the model was trained with.
         checkpoint: Directory of the checkpoint.
-        context: Returns the context of a forward pass, which sets the precision.
+        execution: Context of forward passes on the device, and what follows each token.
         num_parameters: Number of parameters, tied ones once.
     """
 
     model: TextModel
     tokenizer: Tokenizer
     checkpoint: Path
-    context: Callable[[], AbstractContextManager[Any]]
+    execution: Execution
     num_parameters: int = 0
 
 
@@ -106,8 +105,8 @@ def load_model(
     else:
         model, directory = _foreign_model(weights, runtime, path), path
     count = model.parameter_count()
-    context = fix_weights(model, runtime, rows, quantization)
-    return LoadedModel(model, tokenizer, directory, context, count)
+    execution = fix_weights(model, runtime, rows, quantization)
+    return LoadedModel(model, tokenizer, directory, execution, count)
 
 
 def _foreign_model(weights: WeightReader, runtime: Runtime, path: Path) -> CausalLM:
@@ -179,12 +178,16 @@ def described_model(
     with torch.device("meta"):
         # With a mask: texts of different lengths are continued together.
         model = create_model(shape, op_binding(runtime), masked=True, part=part)
-    if not isinstance(model, CausalLM) or not model.causal:
-        raise CheckpointError(f"the {shape.family} model of `{path}` cannot generate text")
+    if not isinstance(model, CausalLM) or not model.causal or shape.task:
+        family = family_of(shape).name
+        hint = None
+        if isinstance(model, MaskedLM) and not shape.task:
+            hint = "fill masks: `--fill-mask --prompt 'The capital of [MASK] is Paris.'`"
+        raise CheckpointError(f"the {family} model of `{path}` cannot generate text", hint=hint)
     return model
 
 
-def allocate(model: CausalLM, runtime: Runtime) -> None:
+def allocate(model: Model, runtime: Runtime) -> None:
     """Give the parameters of a model memory on the run's device, without values."""
     model.to_empty(device=runtime.device.torch_device)
     runtime.precision.apply(model)

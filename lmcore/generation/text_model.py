@@ -2,20 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from lmcore.accelerator.device import Device
     from lmcore.model.shape import ModelShape
 
-__all__ = ["SourceCache", "TextCache", "TextModel", "compute_dtype", "set_source"]
+__all__ = [
+    "PLAIN",
+    "Execution",
+    "SourceCache",
+    "TextCache",
+    "TextModel",
+    "compute_dtype",
+    "set_source",
+]
+
+
+def _nothing() -> None:
+    """Do nothing: the device computes what is queued."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Context of a model's passes for generation on a device, and what follows each token.
+
+    Attributes:
+        precision: Returns the context of a forward pass, which sets the precision.
+        inference_mode: See `Device.inference_mode`.
+        step_boundary: See `Device.step_boundary`; called after each token.
+    """
+
+    precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+    inference_mode: bool = True
+    step_boundary: Callable[[], None] = _nothing
+
+    @classmethod
+    def on(cls, device: Device, precision: Callable[[], AbstractContextManager[Any]]) -> Execution:
+        """Return how passes run on *device*, with the context of a precision."""
+        return cls(precision, device.inference_mode, device.step_boundary)
+
+    @contextmanager
+    def passes(self) -> Iterator[None]:
+        """Run forward passes within this context: without gradients, in the precision."""
+        # A precision policy that casts weights casts them once in a context.
+        no_gradients = torch.inference_mode if self.inference_mode else torch.no_grad
+        with no_gradients(), self.precision():
+            yield
+
+
+PLAIN = Execution()
+"""Passes in the dtype of the weights, on a device that has inference mode."""
 
 
 class TextCache(Protocol):
-    """Keys and values of sequences of different lengths; see `lmcore.model.cache.SlotCache`.
+    """Keys and values of sequences of different lengths; see `SlotCache`.
 
     The views that `first_tokens`, `further_tokens` and `next_tokens` return are for one call of the
     model.

@@ -35,6 +35,7 @@ __all__ = [
     "RankOrder",
     "Share",
     "checked_to_end",
+    "drops_last",
     "ranks_share",
     "replace_order",
     "rounds",
@@ -61,9 +62,21 @@ def seed_of(seed: int, *numbers: int) -> int:
     return int(np.random.SeedSequence((seed, *numbers)).generate_state(1, np.uint64)[0])
 
 
-def rounds(count: int, size: int) -> int:
-    """Return the number of rounds in which *size* ranks take *count* batches."""
-    return (count + size - 1) // size
+def rounds(count: int, size: int, *, drop_last: bool = False) -> int:
+    """Return the number of rounds in which *size* ranks take *count* batches.
+
+    Args:
+        count: Number of batches.
+        size: Number of ranks.
+        drop_last: True to leave out an incomplete round.
+    """
+    return count // size if drop_last else (count + size - 1) // size
+
+
+def drops_last(loader: Any) -> bool:
+    """Return True if a loader leaves out its last batch where that is incomplete."""
+    own = getattr(loader, "drop_last", False)
+    return getattr(getattr(loader, "batch_sampler", None), "drop_last", own) is True
 
 
 @dataclass
@@ -86,11 +99,13 @@ def ranks_share(
     keep: Callable[[_T], _T] = lambda unit: unit,
     *,
     share: Share | None = None,
+    drop_last: bool = False,
 ) -> Iterator[_T]:
     """Yield units rank, rank + size, ..., as many as rank 0 has.
 
     If the last round has no unit for this rank, its unit of the first round is given again; the
-    first unit of all if there are fewer units than ranks.
+    first unit of all if there are fewer units than ranks.  With *drop_last*, an incomplete round is
+    left out on all ranks.
 
     Args:
         units: Batches, or lists of their indices.
@@ -98,7 +113,11 @@ def ranks_share(
         size: Number of ranks.
         keep: Function that copies a unit which may be given again.
         share: Record of this rank's share, which is changed before the last unit is repeated.
+        drop_last: True to yield a unit only when the units of its round are there.
     """
+    if drop_last:
+        yield from _complete_rounds(units, rank, size, keep)
+        return
     first: list[_T] = []  # empty, or the unit that may be given again
     count = 0
     for index, unit in enumerate(units):
@@ -111,6 +130,19 @@ def ranks_share(
         if share is not None:
             share.repeats = True
         yield first[0]
+
+
+def _complete_rounds(
+    units: Iterable[_T], rank: int, size: int, keep: Callable[[_T], _T]
+) -> Iterator[_T]:
+    """Yield this rank's unit of each complete round."""
+    own: list[_T] = []
+    for index, unit in enumerate(units):
+        place = index % size
+        if place == rank:
+            own = [unit if rank == size - 1 else keep(unit)]
+        if place == size - 1:
+            yield own.pop()
 
 
 class RankOrder:
@@ -126,6 +158,7 @@ class RankOrder:
         sampler = loader.batch_sampler
         self._units: Any = loader.sampler if sampler is None else sampler
         self._rank, self._rendezvous = processes.rank, processes.rendezvous
+        self._drop_last = drops_last(loader)
         self._seed, self._epoch, self._turn = seed, 0, 0
         self._share = Share()
         self._generator = torch.Generator()
@@ -146,13 +179,14 @@ class RankOrder:
 
     def __len__(self) -> int:
         """Return the number of batches of this rank."""
-        return rounds(len(self._units), self._rank.world_size)
+        return rounds(len(self._units), self._rank.world_size, drop_last=self._drop_last)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the indices of this rank's batches."""
         self._generator.manual_seed(seed_of(self._seed, self._epoch))
         units = self._drawn_by_rank_0(self._turn) if self._seeded is None else self._seeded
-        return ranks_share(units, self._rank.rank, self._rank.world_size, share=self._share)
+        rank, size = self._rank.rank, self._rank.world_size
+        return ranks_share(units, rank, size, share=self._share, drop_last=self._drop_last)
 
     def _drawn_by_rank_0(self, turn: int) -> Iterator[Any]:
         """Yield the indices of all batches as rank 0 draws them.

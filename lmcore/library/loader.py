@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
@@ -25,11 +25,12 @@ from torch.utils.data import (
 
 from lmcore.data.loading.device_prefetch import BatchCopier, CopiedAhead, copies_ahead
 from lmcore.data.loading.nested import map_tensors, to_device
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, counted
 from lmcore.library.batch_order import (
     RankOrder,
     Share,
     checked_to_end,
+    drops_last,
     ranks_share,
     replace_order,
     rounds,
@@ -37,6 +38,7 @@ from lmcore.library.batch_order import (
     sharding_sampler,
 )
 from lmcore.library.epoch import Epoch, RecentEpochs
+from lmcore.library.worker_share import shared_by_workers
 
 if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
@@ -89,7 +91,10 @@ class ShardedLoader:
 
     A sampler that shards already, such as `DistributedSampler`, is left as it is.  If the last
     round has too few batches, the remaining ranks get their batch of the first round again, so
-    that every sample is seen and all ranks have the same number of batches.
+    that every sample is seen and all ranks have the same number of batches; a `DataLoader` with
+    `drop_last=True` leaves the round out instead.
+
+    The workers of an `IterableDataset` share its samples; see `lmcore.library.worker_share`.
 
     If the length is known, ranks compare it before each epoch.  Without a length, each rank waits
     at the end of its epoch for the other ranks, and a difference is an error.  Neither sees a rank
@@ -133,10 +138,13 @@ class ShardedLoader:
             if self._indexed:
                 self._reads_all = False
                 self._order = RankOrder(loader, self._processes, seed)
+                _require_a_round(loader, self._processes.rank.world_size)
             # The user's generator is kept; else the processes of a map-style dataset draw other
             # numbers on each rank, and those of a stream, which all ranks read, the same.
             self._generator = torch.Generator() if loader.generator is None else None
             self._source = replace_order(loader, self._order, self._generator)
+        if shard and isinstance(loader, DataLoader) and not self._indexed:
+            self._source = shared_by_workers(cast("DataLoader[Any]", self._source))
         self._current: ReferenceType[Epoch] | None = None
 
     def __len__(self) -> int:
@@ -149,7 +157,8 @@ class ShardedLoader:
             return len(self._order)
         length = len(self._loader)  # type: ignore[arg-type]
         if self._reads_all and self._processes is not None:
-            return rounds(length, self._processes.rank.world_size)
+            size = self._processes.rank.world_size
+            return rounds(length, size, drop_last=drops_last(self._loader))
         return length
 
     def __iter__(self) -> Iterator[Any]:
@@ -197,6 +206,8 @@ class ShardedLoader:
         """Return an attribute of the user's loader."""
         if name.startswith("_"):
             raise AttributeError(f"`{type(self).__name__}` has no attribute `{name}`")
+        if name in {"dataset", "worker_init_fn"}:
+            return getattr(self._loader, name)
         return getattr(self._source, name)
 
     def _counts_batches(self) -> bool:
@@ -232,7 +243,10 @@ class ShardedLoader:
         batches = iter(self._source)
         if self._reads_all:
             keep = functools.partial(map_tensors, function=Tensor.clone)
-            batches = ranks_share(batches, rank.rank, rank.world_size, keep, share=share)
+            dropping = drops_last(self._loader)
+            batches = ranks_share(
+                batches, rank.rank, rank.world_size, keep, share=share, drop_last=dropping
+            )
         if self._order is None and not self._counts_batches():
             batches = checked_to_end(batches, rendezvous, turn)
         return batches
@@ -287,6 +301,18 @@ def _length(value: Any) -> int | None:
         return len(value) if isinstance(value, Sized) else None
     except (TypeError, NotImplementedError):
         return None
+
+
+def _require_a_round(loader: DataLoader[Any], size: int) -> None:
+    """Raise if `drop_last` leaves out all batches, as there are fewer than ranks."""
+    count = _length(loader)
+    if drops_last(loader) and count is not None and 0 < count < size:
+        raise ConfigError(
+            f"the loader has {counted(count, 'batch', 'batches')} for {size} ranks",
+            why="with `drop_last=True` a round that has no batch for each rank is left out: no "
+            "batch would remain",
+            hint="use a smaller `batch_size`, or `drop_last=False`",
+        )
 
 
 def _require_batches(loader: Any) -> None:

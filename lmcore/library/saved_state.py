@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ from lmcore.errors import (
 )
 from lmcore.library.exchange import check_same
 from lmcore.library.saved_replicas import SavedReplicas
-from lmcore.library.saved_tensors import SavedTensors
+from lmcore.library.saved_tensors import SavedTensors, plain_name
 from lmcore.library.saved_value import decode, encode, has_tensors, is_value
 from lmcore.parallel.random_states import (
     named_random_states,
@@ -132,6 +133,7 @@ class SavedStates:
         with _hints_for_callers():
             plan = self._plan(tensors, state)
             groups = {name: values[name]["groups"] for name in values if name in optimizers}
+            self._runtime.device.step_boundary()
             self._replicas.check(state.weights, groups)
             return save_checkpoint(
                 path,
@@ -190,6 +192,7 @@ class SavedStates:
         objects: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Fill objects from a checkpoint and return its JSON values."""
+        stored, manifest = _plain_names(manifest)
         values = _values(checkpoint, manifest)
         self._placement.reshard()
         state = SavedTensors(self._placement)
@@ -197,7 +200,7 @@ class SavedStates:
         _require(checkpoint, manifest, values, objects)
         for name, each in _ordered(objects):
             if isinstance(each, nn.Module):
-                own = {f"{name}.{key}" for key in each.state_dict()}
+                own = {f"{name}.{plain_name(key)}" for key in each.state_dict()}
                 saved = [key for key in manifest.tensors if key.startswith(f"{name}.")]
                 _require_all(checkpoint, name, each, saved, own)
                 state.add_model(name, each)
@@ -215,12 +218,14 @@ class SavedStates:
         random = self._random_states(manifest)
         rank = self._runtime.rank.rank
         named = {random_state_name(name, rank): value for name, value in random.items()}
+        wanted = state.tensors | named
+        held = {stored.get(name, name): entry for name, entry in manifest.tensors.items()}
         load_checkpoint(
             checkpoint,
-            {**state.tensors, **named},
-            manifest,
+            {stored.get(name, name): tensor for name, tensor in wanted.items()},
+            replace(manifest, tensors=held),
             verify=False,
-            layouts=state.layouts,
+            layouts={stored.get(name, name): one for name, one in state.layouts.items()},
             channel=self._planner.loads,
         )
         returned = {
@@ -290,6 +295,41 @@ def _values(checkpoint: Path, manifest: Manifest) -> dict[str, Any]:
             hint="`lmcore train --load` continues its run",
         )
     return values
+
+
+def _plain_names(manifest: Manifest) -> tuple[dict[str, str], Manifest]:
+    """Return a manifest without the parts of names that `torch.compile` adds.
+
+    Earlier versions saved them.
+
+    Args:
+        manifest: Manifest of a checkpoint.
+
+    Returns:
+        Name in the checkpoint by the plain one, where the two differ; and the manifest.
+    """
+    values = manifest.meta.get("values")
+    if not isinstance(values, dict):
+        return {}, manifest
+    own = {name for name, value in values.items() if not _is_of_optimizer(value)}
+    plain = {
+        name: name if name.partition(".")[0] in own else plain_name(name)
+        for name in manifest.tensors
+    }
+    renamed = {new: name for name, new in plain.items() if new != name}
+    if not renamed:
+        return {}, manifest
+    optimizers = {name: value for name, value in values.items() if name not in own}
+    for name, value in optimizers.items():
+        groups = [
+            {**group, "params": [plain_name(one) for one in group["params"]]}
+            for group in value["groups"]
+        ]
+        numbers = {plain_name(one): held for one, held in value["numbers"].items()}
+        optimizers[name] = {**value, "groups": groups, "numbers": numbers}
+    tensors = {plain[name]: entry for name, entry in manifest.tensors.items()}
+    meta = {**manifest.meta, "values": {**values, **optimizers}}
+    return renamed, replace(manifest, tensors=tensors, meta=meta)
 
 
 def _is_state(found: Any) -> bool:

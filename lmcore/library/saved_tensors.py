@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,18 @@ if TYPE_CHECKING:
     from lmcore.library.placement import ModelPlacement
     from lmcore.runtime.runtime import Runtime
 
-__all__ = ["SavedTensors"]
+__all__ = ["SavedTensors", "plain_name"]
+
+_COMPILED = re.compile(r"(?:^|(?<=\.))_orig_mod\.")
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a tensor without the parts that `torch.compile` adds to it, at any depth.
+
+    Args:
+        name: Name in a `state_dict`, such as `_orig_mod.layers.0._orig_mod.weight`.
+    """
+    return _COMPILED.sub("", name)
 
 
 class SavedTensors:
@@ -49,8 +61,9 @@ class SavedTensors:
     def add_model(self, name: str, model: nn.Module) -> None:
         """Add the parameters and persistent buffers of a model."""
         for key, parameter in model.named_parameters():
-            self._names[id(parameter)] = f"{name}.{key}"
-        for key, tensor in model.state_dict(keep_vars=True).items():
+            self._names[id(parameter)] = f"{name}.{plain_name(key)}"
+        for saved, tensor in model.state_dict(keep_vars=True).items():
+            key = plain_name(saved)
             if not isinstance(tensor, Tensor):
                 raise ConfigError(
                     f"`{name}`: `{key}` of its `state_dict` is a {type(tensor).__name__}",

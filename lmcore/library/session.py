@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from lmcore.accelerator.rng import RngTracker
+    from lmcore.accelerator import Compilations, RngTracker
     from lmcore.config.section import Config
     from lmcore.library.module_kernels import KernelReport
     from lmcore.library.op_calls import OpCalls
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Session"]
 
-First = TypeVar("First")
 Value = TypeVar("Value")
 Second = TypeVar("Second")
 
@@ -70,8 +69,7 @@ class Session:
         self._seed, self._resources = seed, resources
         self._placement = ModelPlacement(runtime, config.parallel.zero_stage or 0)
         self._updates = Updates(runtime, self._placement, config.accelerator)
-        self._epochs = RecentEpochs()
-        self._closed, self._pid = False, os.getpid()
+        self._epochs, self._closed, self._pid = RecentEpochs(), False, os.getpid()
         self.opened_at = caller_line() or "an unknown line"
         Session._open = self
         atexit.register(self._end_at_exit)
@@ -185,6 +183,14 @@ class Session:
         read = self._runtime.device.memory_stats
         return None if read is None else dataclasses.asdict(read())
 
+    def compilations(self) -> Compilations | None:
+        """Return the programs that the device has compiled so far; None if it does not tell."""
+        return self._runtime.device.compiled_so_far()
+
+    def step_boundary(self) -> None:
+        """Run what a lazy device has recorded, for loops without `backward` and `step`."""
+        self._runtime.device.step_boundary()
+
     def print(self, *values: Any, **options: Any) -> None:
         """Print on rank 0 only; with the arguments of Python's `print`."""
         if self.is_main:
@@ -195,9 +201,9 @@ class Session:
         return torch.profiler.record_function(name)
 
     @overload
-    def prepare(self, first: First, /) -> First: ...
+    def prepare(self, first: Value, /) -> Value: ...
     @overload
-    def prepare(self, first: First, second: Second, /) -> tuple[First, Second]: ...
+    def prepare(self, first: Value, second: Second, /) -> tuple[Value, Second]: ...
     @overload
     def prepare(self, first: Any, second: Any, /, *others: Any) -> tuple[Any, ...]: ...
 
@@ -225,12 +231,7 @@ class Session:
     def loader(self, loader: Iterable[Any], /, *, shard: bool = True) -> ShardedLoader: ...
     @overload
     def loader(
-        self,
-        loader: Iterable[Any],
-        second: Iterable[Any],
-        /,
-        *more: Iterable[Any],
-        shard: bool = ...,
+        self, one: Iterable[Any], two: Iterable[Any], /, *more: Iterable[Any], shard: bool = ...
     ) -> tuple[ShardedLoader, ...]: ...
 
     def loader(self, *loaders: Iterable[Any], shard: bool = True) -> Any:
@@ -275,20 +276,25 @@ class Session:
         ends = self._epochs.begin_block()
         return self._updates.accumulate(steps, last=ends if last is None else last)
 
-    def backward(self, loss: Tensor, **options: Any) -> None:
+    def backward(
+        self, loss: Tensor, *, weight: float | Tensor | None = None, **options: Any
+    ) -> None:
         """Compute the gradients of a loss, and average them over all ranks; all ranks must call it.
 
         Args:
             loss: Scalar loss of this rank's micro-batch.
+            weight: Number of targets that the loss is the mean of: `step` updates by the gradients
+                of the mean over all targets of the update and ranks.  None: losses count alike.
             options: Options of `torch.Tensor.backward`.
 
         Raises:
             ConfigError: The loss is no scalar, on another device, or depends on no parameter or,
-                with several ranks, on no prepared model.
+                with several ranks, on no prepared model; the weight is no number of 0 or more; only
+                some micro-batches of an update have weights, or one has two losses.
             RunError: The loss is NaN or infinite; checked on the CPU only.
         """
         self._require_open("backward")
-        self._updates.backward(loss, **options)
+        self._updates.backward(loss, weight, **options)
 
     def step(self, optimizer: Optimizer, *, clip: float | None = None) -> Tensor | None:
         """Update weights and drop their gradients; all ranks must call it.
@@ -304,8 +310,9 @@ class Session:
         Raises:
             ConfigError: *clip* is not positive, or *optimizer* has no gradients of `backward`, or
                 `rt.accumulate` has not completed them.
-            RunError: Gradients overflow at the smallest loss scale, or *clip* is given and their
-                norm is not finite; on another device than the CPU, the norm of an earlier update.
+            RunError: Gradients overflow at the smallest loss scale, the weights of all losses are
+                0, or *clip* is given and the norm is not finite; on another device than the CPU,
+                weights or norm of an earlier update.
         """
         self._require_open("step")
         return self._updates.step(optimizer, clip=clip)
@@ -489,6 +496,5 @@ class Session:
 
     def _require_open(self, name: str) -> None:
         if self._closed:
-            raise ConfigError(
-                f"`{name}`: the session has ended", hint="call `lmcore.start` for a new one"
-            )
+            what = f"`{name}`: the session has ended"
+            raise ConfigError(what, hint="call `lmcore.start` for a new one")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from lmcore.config.plugin_section import PluginSections
+    from lmcore.runtime.process.stop_limit import StopLimit
 
 __all__ = ["start"]
 
@@ -44,6 +45,7 @@ def start(
     precision: str | None = None,
     zero_stage: int = 0,
     seed: int | None = None,
+    stop_timeout_minutes: float = 0,
     **options: Any,
 ) -> Session:
     """Start a session: device, precision and kernels, and the connection of the run's processes.
@@ -59,6 +61,9 @@ def start(
             gradients too, 3 weights too.
         seed: Seed of the random numbers of host and device, which differ between ranks; None
             leaves the generators unchanged.
+        stop_timeout_minutes: Minutes that one call may take after Ctrl-C, another signal that the
+            program handles, or the failure of another process, before this process ends by force: a
+            hung device never returns.  0: no limit.
         options: Further options of `lmcore train` by their names with underscores: the section
             `accelerator` (`recompute`, `ops`, `strict_ops`, `deterministic`, `num_threads`,
             `loss_scale`, `plugin_off`, ...), `distributed_backend`, `distributed_timeout_minutes`,
@@ -84,6 +89,7 @@ def start(
             **options,
         }
         given = {name: value for name, value in given.items() if value is not None}
+        stop_limit = _stop_limit(stop_timeout_minutes, stack)
         os.environ.update(translate(os.environ))
         rank = rank_info(os.environ)
         log.configure(rank=rank.rank, world_size=rank.world_size)
@@ -97,13 +103,18 @@ def start(
         arguments = {name: repr(value) for name, value in {**given, "seed": seed}.items()}
         connection = connect_processes(config, rank, "the arguments of `lmcore.start`", arguments)
         rendezvous = stack.enter_context(connection)
+        if rendezvous is not None and stop_limit is not None:
+            rendezvous.watch.over = stop_limit.request
         runtime = stack.enter_context(start_runtime(config, plugins, selection, rank, rendezvous))
         hook.put_first()
         if seed is not None:
             from lmcore.parallel.random_states import seed_everything
 
             seed_everything(_seed(seed), runtime)
-        return Session(runtime, config, plugins, seed=seed, resources=stack.pop_all())
+        session = Session(runtime, config, plugins, seed=seed, resources=stack.pop_all())
+        if stop_limit is not None:
+            stop_limit.activity = lambda: f"update {session.updates + 1} on `{session.device}`"
+        return session
 
 
 _was_frozen = False
@@ -207,6 +218,18 @@ def _names(value: Any) -> tuple[str, ...]:
 def _seed(seed: int) -> int:
     converted: int = _converted(run_options()["seed"], seed)
     return converted
+
+
+def _stop_limit(minutes: float, stack: contextlib.ExitStack) -> StopLimit | None:
+    """Begin to limit the time to stop, until the stack ends; None for no limit, and no import."""
+    if not minutes:
+        return None
+    from lmcore.runtime.process.stop_limit import StopLimit
+
+    seconds = 60 * _converted(run_options()["stop_timeout_minutes"], minutes)
+    limit = stack.enter_context(StopLimit(seconds, "stop_timeout_minutes"))
+    limit.activity = lambda: "the start of the session"
+    return limit
 
 
 def _refuse_own_group(rank: RankInfo) -> None:

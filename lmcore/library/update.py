@@ -16,6 +16,7 @@ from torch import Tensor
 from lmcore.errors import ConfigError, RunError
 from lmcore.library.finite_check import FiniteCheck
 from lmcore.library.forward_precision import ForwardPrecision
+from lmcore.library.loss_weights import LossWeights
 from lmcore.optim.clip import clip_as_torch, clip_by_norm
 from lmcore.optim.loss_scale import loss_scale_of
 
@@ -66,6 +67,7 @@ class Updates:
         self._scale = self.loss_scale.value  # of the gradients
         self._complete = True  # False if the last `backward` was not that of a last micro-batch
         self._missing = 1.0  # micro-batches of the update / micro-batches until its data ended
+        self._weights = LossWeights(runtime)
         self._backwards = 0
         self._in_block: list[Optimizer] = []  # optimizers that made a step in this `accumulate`
         self._stepping = False
@@ -93,6 +95,7 @@ class Updates:
             raise ConfigError("`accumulate` within `accumulate`")
         self._accumulating = True
         self._in_block.clear()
+        self._weights.begin_micro_batch()
         self._steps = steps
         self._done += 1
         self._last = last or self._done >= steps
@@ -100,20 +103,23 @@ class Updates:
             yield
         finally:
             self._accumulating = False
+            self._weights.begin_micro_batch()
             if self._last:
                 self._done = 0
             self._last, self._steps = True, 1
 
-    def backward(self, loss: Any, **options: Any) -> None:
+    def backward(self, loss: Any, weight: Any = None, **options: Any) -> None:
         """Compute gradients; at the end of an update average them; see `Session.backward`."""
         self._check_loss(loss)
+        begins = not self._done or (self._accumulating and self._done == 1)
+        loss = self._weights.apply(loss, weight, begins=begins)
         if not self._runtime.precision.loss_scaling:
             self.finite.check_loss(loss)
         self._forward.check()
         self._backwards += 1
         self._complete = self._last
         self._missing = self._steps / self._done if self._accumulating else 1.0
-        if not self._done or (self._accumulating and self._done == 1):
+        if begins:
             self._scale = self.loss_scale.value  # fixed within an update, which adds gradients
         if self._steps > 1:
             loss = loss / self._steps
@@ -137,6 +143,9 @@ class Updates:
                 hint="prepare the model by `rt.prepare(model)`; call `loss.backward()` if you "
                 "average gradients yourself",
             )
+        self._runtime.device.step_boundary()
+        if self._last:
+            self._weights.complete(self._steps)
 
     def _check_loss(self, loss: Any) -> None:
         """Refuse a loss that is no scalar of this device with a gradient."""
@@ -176,6 +185,8 @@ class Updates:
         self.updated = False
         if self._accumulating:
             self._check_first(optimizer)
+        else:
+            self._weights.begin_micro_batch()
         if not self._last:
             return None
         gradients = self._gradients(optimizer)
@@ -184,16 +195,17 @@ class Updates:
             return None
         self._check_gradients(optimizer, every)
         self._forward.is_used = False
+        factor = self._factor()
         norm = None
         if self._runtime.precision.loss_scaling:
-            scale = self._scale / self._missing
+            scale = self._scale / float(factor)
             norm = self._total_norm(gradients, every, scale)
             if not self._unscale(every, float(norm), clip or 0.0, scale):
                 optimizer.zero_grad()
                 return None
         else:
-            if self._missing != 1.0:
-                torch._foreach_mul_(every, self._missing)
+            if not isinstance(factor, float) or factor != 1.0:
+                torch._foreach_mul_(every, factor)
             if clip is not None:
                 norm = self._total_norm(gradients, every)
                 self.finite.check_norm(norm, self.count + 1)
@@ -203,10 +215,19 @@ class Updates:
             optimizer.step()
         finally:
             self._stepping = False
+        self._runtime.device.step_boundary()
         optimizer.zero_grad()
         self.count += 1
         self.updated = True
         return None if clip is None else norm
+
+    def _factor(self) -> float | Tensor:
+        """Return the factor of complete gradients, for the mean over the losses of an update."""
+        factor, total = self._weights.factor(), self._weights.total
+        if factor is None or total is None:
+            return self._missing
+        self.finite.check_weight(total, self.count + 1)
+        return factor
 
     def _check_gradients(self, optimizer: Optimizer, gradients: list[Tensor]) -> None:
         """Raise unless there are gradients, and `backward` computed them."""
@@ -258,7 +279,17 @@ class Updates:
                 why="`rt.backward` multiplies the loss by it in this precision",
                 hint="call `rt.step(optimizer)`, which divides them by it",
             )
+        if self._weights.total is not None:
+            raise ConfigError(
+                f"`{name}.step()` with gradients of losses that have weights",
+                why="they are not divided by the sum of the weights yet",
+                hint="call `rt.step(optimizer)`, which divides them",
+            )
         self._require_complete(f"{name}.step()")
+        self._weights.begin_micro_batch()
+        if self._missing != 1.0:
+            gradients = self._gradients(optimizer).values()
+            torch._foreach_mul_([each for tensors in gradients for each in tensors], self._missing)
         self._stepped[optimizer] = self._backwards
         self.count += 1
         self.updated = True

@@ -1,1 +1,1 @@
-"""Model families, written for one device; their ops are bound from the op table."""
+"""Description of models without torch: their shapes, their parameters, and their families."""

@@ -1,58 +1,89 @@
-"""Names and shapes of a model's parameters, without building the model."""
+"""`Parameter`: one row of a family's table of parameters.
+
+Counts, shapes, splits over ranks and initial values of a model follow from the table, without
+building the model.
+"""
 
 from __future__ import annotations
 
-from lmcore.model.shape import ModelShape
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-__all__ = ["ROW_FOR_EACH_TOKEN", "has_known_parameters", "parameter_shapes"]
-
-ROW_FOR_EACH_TOKEN = ("token_embedding.weight", "output_embedding.weight")
-"""Names of the parameters with a row for each token."""
-_FAMILIES = {"GPT", "Llama"}
+__all__ = ["ONES", "ZEROS", "Init", "Parameter", "Split", "parameter_count", "stored", "tied"]
 
 
-def has_known_parameters(shape: ModelShape) -> bool:
-    """Return True if `parameter_shapes` knows the model's family."""
-    return shape.family in _FAMILIES
+@dataclass(frozen=True)
+class Init:
+    """Initial values of a parameter: a constant, or draws from a normal distribution.
 
-
-def parameter_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter of a GPT or Llama model, by name, in order.
-
-    Args:
-        shape: Shape of the model.
+    Attributes:
+        mean: The constant, or the mean.
+        std: Standard deviation; 0: the constant.
     """
-    hidden, width = shape.hidden_size, shape.ffn_hidden_size
-    packed = shape.attention_size + 2 * shape.key_size
-    up = 2 * width if shape.swiglu else width
-    found: dict[str, tuple[int, ...]] = {
-        "token_embedding.weight": (shape.padded_vocab_size, hidden)
-    }
-    if shape.learned_positions:
-        found["position_embedding.weight"] = (shape.max_position_embeddings, hidden)
 
-    def add_norm(name: str) -> None:
-        found[f"{name}.weight"] = (hidden,)
-        if shape.normalization == "LayerNorm":
-            found[f"{name}.bias"] = (hidden,)
+    mean: float = 0.0
+    std: float = 0.0
 
-    for layer in range(shape.num_layers):
-        block = f"blocks.{layer}"
-        add_norm(f"{block}.attention_norm")
-        found[f"{block}.attention.qkv.weight"] = (packed, hidden)
-        if shape.qkv_bias:
-            found[f"{block}.attention.qkv.bias"] = (packed,)
-        found[f"{block}.attention.output.weight"] = (hidden, shape.attention_size)
-        if shape.add_bias_linear:
-            found[f"{block}.attention.output_bias"] = (hidden,)
-        add_norm(f"{block}.feed_forward_norm")
-        found[f"{block}.feed_forward.up.weight"] = (up, hidden)
-        if shape.add_bias_linear:
-            found[f"{block}.feed_forward.{'up.bias' if shape.swiglu else 'up_bias'}"] = (up,)
-        found[f"{block}.feed_forward.down.weight"] = (hidden, width)
-        if shape.add_bias_linear:
-            found[f"{block}.feed_forward.down_bias"] = (hidden,)
-    add_norm("final_norm")
-    if not shape.tied:
-        found["output_embedding.weight"] = (shape.padded_vocab_size, hidden)
-    return found
+
+ONES = Init(mean=1.0)
+"""Initial values of gains."""
+ZEROS = Init()
+"""Initial values of biases and offsets."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Split of a parameter over the ranks of tensor parallelism.
+
+    Attributes:
+        dim: Dim that is split.
+        groups: Sizes of packed projections that are split one by one, such as queries, keys and
+            values; empty: the dim is split as a whole.  The table of a narrow shape (see
+            `ModelShape.narrowed`) has the sizes of one rank.
+    """
+
+    dim: int
+    groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Parameter of a model.
+
+    Attributes:
+        name: Name in the model and in checkpoints.
+        shape: Shape.
+        init: Initial values.
+        split: Split over the ranks of tensor parallelism; None: every rank has all of it.
+        rows_are_tokens: True if it has a row for each token of the vocabulary.
+        tied_to: Name of the parameter that is used in its place, so that this one is not stored;
+            empty: it is stored.  The first and the last stage of a pipeline both have that one.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    init: Init
+    split: Split | None = None
+    rows_are_tokens: bool = False
+    tied_to: str = ""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+def stored(table: Iterable[Parameter]) -> list[Parameter]:
+    """Return the parameters that a model stores, in order, without any that is tied to another."""
+    return [row for row in table if not row.tied_to]
+
+
+def tied(table: Iterable[Parameter]) -> frozenset[str]:
+    """Return the names of the parameters that another one is tied to."""
+    return frozenset(row.tied_to for row in table if row.tied_to)
+
+
+def parameter_count(table: Sequence[Parameter]) -> int:
+    """Return the number of elements of all parameters, tied ones once."""
+    return sum(row.size for row in stored(table))

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lmcore.config.derived.model_family import family_of
-from lmcore.config.derived.model_math import num_query_groups, vocabulary_multiple
-
-if TYPE_CHECKING:
-    from lmcore.config.resolve import RunPlan
+from lmcore.model.vocabulary import vocabulary_multiple
 
 __all__ = ["ModelPart", "ModelShape"]
 
 _LATER = "may be missing"
-_NUMBERS = 6
-"""Number of fields without a default."""
 
 
 def _later(default: Any) -> Any:
     """Return a field that checkpoints leave out if it has its default value."""
     return field(default=default, metadata={_LATER: True})
+
+
+Further = tuple[tuple[str, bool | int | float | str], ...]
+"""Names and values, sorted: hashable, unlike a dictionary."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,13 @@ class ModelShape:
         head_dim: Channels of one attention head; 0: hidden_size / num_attention_heads.
         num_query_groups: Number of heads of keys and values; 0: one for each query head.
         rope_scaling_factor: Ratio of the longest context to the context in training; 1: no scaling.
+        model_family: Name of the family in small letters; empty: GPT or Llama, as the settings say.
+        vocab_size: Number of tokens, beyond which rows only pad the vocabulary and are left out of
+            the loss; 0: every row counts.  It is a setting of the run, and not saved.
+        further: Values of the settings that only this family has (`Family.settings`), by name.
+        task: Task of the model's head (`--task`); empty: the heads of pretraining.
+        num_labels: Number of classes of a classification, or most choices of a question; 0 without
+            a task.
     """
 
     num_layers: int
@@ -55,6 +60,11 @@ class ModelShape:
     untie_embeddings_and_output_weights: bool = _later(False)  # noqa: FBT003
     add_bias_linear: bool = _later(True)  # noqa: FBT003
     add_qkv_bias: bool = _later(False)  # noqa: FBT003
+    model_family: str = _later("")
+    task: str = _later("")
+    num_labels: int = _later(0)
+    further: Further = _later(())  # noqa: RUF009 - a field
+    vocab_size: int = 0
 
     def __post_init__(self) -> None:
         """Replace zeros by the values that follow from other fields."""
@@ -62,6 +72,11 @@ class ModelShape:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         if not self.num_query_groups:
             object.__setattr__(self, "num_query_groups", self.num_attention_heads)
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """Values of the settings that only this family has, by name."""
+        return dict(self.further)
 
     @property
     def attention_size(self) -> int:
@@ -87,11 +102,6 @@ class ModelShape:
     def rotary(self) -> bool:
         """True if positions are encoded by rotation of queries and keys."""
         return self.position_embedding_type == "rope"
-
-    @property
-    def family(self) -> str:
-        """Name of the model family."""
-        return family_of(self).name
 
     @property
     def rotary_dim(self) -> int:
@@ -120,36 +130,6 @@ class ModelShape:
             padded_vocab_size=self.padded_vocab_size // size,
         )
 
-    @classmethod
-    def from_plan(cls, plan: RunPlan) -> ModelShape:
-        """Return the shape of the model of a resolved plan."""
-        model = plan.config.model
-        assert model.ffn_hidden_size is not None
-        assert model.max_position_embeddings is not None
-        return cls(
-            num_layers=model.num_layers,
-            hidden_size=model.hidden_size,
-            num_attention_heads=model.num_attention_heads,
-            ffn_hidden_size=model.ffn_hidden_size,
-            max_position_embeddings=model.max_position_embeddings,
-            padded_vocab_size=plan.padded_vocab_size,
-            layernorm_epsilon=model.layernorm_epsilon,
-            init_method_std=model.init_method_std,
-            attention_dropout=model.attention_dropout,
-            hidden_dropout=model.hidden_dropout,
-            head_dim=model.kv_channels or 0,
-            num_query_groups=num_query_groups(model),
-            normalization=model.normalization,
-            swiglu=model.swiglu,
-            position_embedding_type=model.position_embedding_type,
-            rotary_base=model.rotary_base,
-            rotary_percent=model.rotary_percent,
-            rope_scaling_factor=model.rope_scaling_factor if model.use_rope_scaling else 1.0,
-            untie_embeddings_and_output_weights=model.untie_embeddings_and_output_weights,
-            add_bias_linear=model.add_bias_linear,
-            add_qkv_bias=model.add_qkv_bias,
-        )
-
     def settings(self, vocab_size: int | None) -> dict[str, Any]:
         """Return the options of the `model` section that give this shape, by name.
 
@@ -168,7 +148,9 @@ class ModelShape:
             names.add("add_qkv_bias")
         if self.rotary:
             names |= {"rotary_base", "rotary_percent"}
-        found = {name: getattr(self, name) for name in names}
+        found = {name: getattr(self, name) for name in names} | self.own
+        if self.model_family:
+            found["model_family"] = self.model_family
         rows = self.padded_vocab_size
         found["make_vocab_size_divisible_by"] = (
             rows if vocab_size is None else vocabulary_multiple(vocab_size, rows)
@@ -184,15 +166,24 @@ class ModelShape:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values for a checkpoint's manifest, without later fields at their default."""
-        values = {name: getattr(self, name) for name in self.saved_types()}
-        usual = type(self)(*(values[one.name] for one in dataclasses.fields(self)[:_NUMBERS]))
-        left_out = {name for name in self.later() if values[name] == getattr(usual, name)}
+        values, later = self.values(), self.later()
+        sizes = {one.name for one in dataclasses.fields(self) if one.default is dataclasses.MISSING}
+        usual = type(self)(**{name: values[name] for name in sizes}).values()
+        left_out = {name for name in later if name in usual and values[name] == usual[name]}
         return {name: value for name, value in values.items() if name not in left_out}
+
+    def values(self) -> dict[str, Any]:
+        """Return every value by name, also each one of `further`."""
+        values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        del values["further"], values["vocab_size"]
+        return values | self.own
 
     @classmethod
     def saved_types(cls) -> dict[str, str]:
-        """Return the type of each value that `to_dict` may return, by name."""
-        return {one.name: str(one.type) for one in dataclasses.fields(cls)}
+        """Return the type of each value that every family has, by name."""
+        types = {one.name: str(one.type) for one in dataclasses.fields(cls)}
+        del types["further"], types["vocab_size"]
+        return types
 
     @classmethod
     def later(cls) -> frozenset[str]:

@@ -28,19 +28,31 @@ def clip_by_norm(
 
 
 @torch.no_grad()
-def clip_by_norm_on_device(gradients: list[Tensor], norm: Tensor, limit: float) -> None:
-    """Clip without a loss scale and without synchronizing with the device.
+def clip_by_norm_on_device(
+    gradients: list[Tensor], norm: Tensor, limit: float, *, divisor: Tensor | None = None
+) -> None:
+    """Do the same as `clip_by_norm` without synchronizing with the device.
 
     Args:
-        gradients: All gradients of the model, on one device.
-        norm: Euclidean norm of the gradients, a scalar on that device; in float64 the factor is
-            equal to `clip_by_norm`'s, rounded to float32 as there.
-        limit: Largest norm; 0 does not clip.
+        gradients: All gradients of the model, on one device, multiplied by *divisor*.
+        norm: Euclidean norm of these gradients, a scalar on that device; in float64 the factor is
+            equal to `clip_by_norm`'s, rounded as there, to float32 for all but float64.
+        limit: Largest norm of the gradients without *divisor*; 0 does not clip.
+        divisor: Number to divide by, a scalar on that device; None: 1.
     """
-    if limit > 0 and gradients:
+    if not gradients or (limit <= 0 and divisor is None):
+        return
+    if divisor is not None:
+        norm = norm / divisor
+    factor = torch.ones_like(norm)
+    if limit > 0:
         # Not `limit / norm`, which torch computes as a product with the reciprocal.
         factor = torch.full_like(norm, limit).div_(norm + _MARGIN).clamp_(max=1.0)
-        torch._foreach_mul_(gradients, factor.to(torch.float32))
+    if divisor is not None:
+        factor = factor / divisor
+    torch._foreach_mul_(
+        gradients, factor.to(torch.promote_types(torch.float32, gradients[0].dtype))
+    )
 
 
 @torch.no_grad()

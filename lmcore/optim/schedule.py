@@ -74,5 +74,7 @@ class LearningRateSchedule:
         start = self.decay_samples - span
         if samples <= start:
             return self.highest
+        if samples == self.decay_samples:  # the quotient may be a little less than 1
+            return self.lowest
         ratio = (samples - start) / span
         return self.lowest + (self.highest - self.lowest) * (1.0 - math.sqrt(ratio))

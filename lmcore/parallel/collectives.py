@@ -27,6 +27,7 @@ __all__ = [
     "copy_to_group",
     "gather_into",
     "reduce_scatter",
+    "scale_gradient",
     "scatter_into",
 ]
 
@@ -80,6 +81,11 @@ def reduce_scatter(x_BSH: Tensor, axis: Axis, dim: int = 1) -> Tensor:
         dim: Dim to slice, divisible by the size of *axis*.
     """
     return cast("Tensor", _ReduceScatter.apply(x_BSH, axis.group, dim, axis.clock))  # type: ignore[no-untyped-call]
+
+
+def scale_gradient(x: Tensor, factor: float) -> Tensor:
+    """Return *x*, whose gradient is multiplied by *factor*."""
+    return x.detach() + (x - x.detach()) * factor if x.requires_grad else x
 
 
 def all_reduce_coalesced(tensors: list[Tensor], axis: Axis, *, scale: float = 1.0) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from lmcore.parallel.collectives import all_gather
 
 if TYPE_CHECKING:
-    from lmcore.model.protocol import Model
+    from lmcore.families.protocol import Model
     from lmcore.parallel.mesh import Axis
 
 __all__ = ["connect", "local_positions", "local_tokens"]

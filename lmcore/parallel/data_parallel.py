@@ -21,7 +21,7 @@ from lmcore.parallel.collectives import gather_into, scatter_into
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:
-    from lmcore.model.protocol import Model
+    from lmcore.families.protocol import Model
     from lmcore.parallel.gradient_buckets import GradientBuckets
     from lmcore.parallel.mesh import ParallelMesh
     from lmcore.parallel.pipeline import StageModule
@@ -60,9 +60,9 @@ class LossModule(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, *arguments: Any, **options: Any) -> Tensor:
+    def forward(self, **batch: Any) -> Tensor:
         """Return the model's loss; see `Model.loss`."""
-        return self.model.loss(*arguments, **options)
+        return self.model.loss(**batch)
 
 
 @dataclass(frozen=True)

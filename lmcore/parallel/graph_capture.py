@@ -19,7 +19,7 @@ from lmcore.errors import DeviceError
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
-    from lmcore.model.protocol import Arguments
+    from lmcore.data.loading.batch import Batch
 
 __all__ = ["GraphedMicroBatch", "allocate_gradients", "require_graphs"]
 
@@ -44,7 +44,7 @@ class GraphedMicroBatch:
         """Set up; the capture follows after the warm-up micro-batches.
 
         Args:
-            loss: Function that takes the arguments of `Model.loss` and returns the loss, on the
+            loss: Function that takes a micro-batch's tensors by name and returns the loss, on the
                 device.
             parameters: Parameters that get gradients.
             device: Device that captures.
@@ -60,7 +60,7 @@ class GraphedMicroBatch:
         self._new_stream = device.require("new_stream")
         self._warm_ups = 0
         self._graph: Any = None
-        self._static_inputs: Arguments = ((), {})
+        self._static_inputs: Batch = {}
         self._static_loss = torch.empty(0)
 
     @property
@@ -73,13 +73,11 @@ class GraphedMicroBatch:
         grads = [param.grad for param in self._parameters if param.grad is not None]
         torch._foreach_zero_(grads)
 
-    def __call__(
-        self, arguments: Arguments, context: Callable[[], AbstractContextManager[Any]]
-    ) -> Tensor:
+    def __call__(self, batch: Batch, context: Callable[[], AbstractContextManager[Any]]) -> Tensor:
         """Run forward and backward of a micro-batch and return its loss.
 
         Args:
-            arguments: Positional and keyword arguments of *loss*, of the same shapes in every call.
+            batch: Micro-batch, of the same shapes in every call.
             context: Context of the forward pass, which sets the precision.
 
         Raises:
@@ -87,41 +85,31 @@ class GraphedMicroBatch:
         """
         if self._graph is None and self._warm_ups < _WARM_UP:
             self._warm_ups += 1
-            return self._forward_backward(arguments, context)
+            return self._forward_backward(batch, context)
         if self._graph is None:
-            self._capture(arguments, context)
+            self._capture(batch, context)
         else:
-            self._copy_inputs(arguments)
+            self._copy_inputs(batch)
         self._graph.replay()
         return self._static_loss.clone()
 
     def _forward_backward(
-        self, arguments: Arguments, context: Callable[[], AbstractContextManager[Any]]
+        self, batch: Batch, context: Callable[[], AbstractContextManager[Any]]
     ) -> Tensor:
-        tensors, options = arguments
         with context():
-            loss = self._loss(*tensors, **options)
-        loss.backward()
+            loss = self._loss(**batch)
+        (loss.sum() if loss.dim() else loss).backward()
         return loss.detach()
 
-    def _copy_inputs(self, arguments: Arguments) -> None:
+    def _copy_inputs(self, batch: Batch) -> None:
         """Copy a micro-batch into the memory that the graph reads."""
-        (tensors, options), (static, static_options) = arguments, self._static_inputs
-        assert options.keys() == static_options.keys(), "a micro-batch with other arguments"
-        pairs = [*zip(static, tensors, strict=True)]
-        pairs += [(static_options[name], tensor) for name, tensor in options.items()]
-        for target, tensor in pairs:
-            assert target.shape == tensor.shape, "a micro-batch of another shape"
-            target.copy_(tensor)
+        assert batch.keys() == self._static_inputs.keys(), "a micro-batch with other tensors"
+        for name, target in self._static_inputs.items():
+            assert target.shape == batch[name].shape, "a micro-batch of another shape"
+            target.copy_(batch[name])
 
-    def _capture(
-        self, arguments: Arguments, context: Callable[[], AbstractContextManager[Any]]
-    ) -> None:
-        tensors, options = arguments
-        self._static_inputs = (
-            tuple(tensor.clone() for tensor in tensors),
-            {name: tensor.clone() for name, tensor in options.items()},
-        )
+    def _capture(self, batch: Batch, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._static_inputs = {name: tensor.clone() for name, tensor in batch.items()}
         self._allocate()
         graph, stream = self._new_graph(), self._new_stream()
         self._device.synchronize()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lmcore.model.build import build_model
+from lmcore.families.build import build_model
 from lmcore.model.shape import ModelPart
 from lmcore.parallel import context_parallel, tensor_parallel
 from lmcore.parallel.collectives import all_reduce_coalesced
@@ -33,7 +33,8 @@ from lmcore.runtime.profiler_range import ProfilerRange, no_range
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
     from lmcore.config.derived.layout import ParallelLayout
-    from lmcore.model.protocol import Arguments, Model
+    from lmcore.data.loading.batch import Batch
+    from lmcore.families.protocol import Model
     from lmcore.model.shape import ModelShape
     from lmcore.runtime.runtime import Runtime
 
@@ -83,7 +84,7 @@ class ParallelModel:
         mesh: ParallelMesh,
         shape: ModelShape,
         layouts: dict[str, TensorLayout],
-        device: torch.device,
+        device: Device,
     ) -> None:
         """Replicate, shard or pipeline *model*; all ranks must call it.
 
@@ -94,8 +95,11 @@ class ParallelModel:
             layouts: Layout of each parameter before ZeRO, by name.
             device: Device of this rank; parameters on the meta device get memory there.
         """
-        self.model, self.mesh, self.shape, self.device = model, mesh, shape, device
-        self._pipeline = Pipeline(model, mesh, device) if mesh.layout.pipeline > 1 else None
+        self.model, self.mesh, self.shape = model, mesh, shape
+        self.device, self._step_boundary = device.torch_device, device.step_boundary
+        self._pipeline = None
+        if mesh.layout.pipeline > 1:
+            self._pipeline = Pipeline(model, mesh, self.device)
         if self._pipeline is not None:
             shard_stages(self._pipeline.modules, mesh)
             roots: list[nn.Module] = list(self._pipeline.modules)
@@ -105,7 +109,7 @@ class ParallelModel:
             roots = [self.root]
         if any(parameter.is_meta for parameter in model.parameters()):
             for root in roots:
-                root.to_empty(device=device)
+                root.to_empty(device=self.device)
         self.parameters = tuple(self._local(layouts))
         self._graphed: GraphedMicroBatch | None = None
         self._by_replica_count: dict[int, list[nn.Parameter]] = {}
@@ -153,7 +157,7 @@ class ParallelModel:
 
     def run(
         self,
-        micro_batches: Iterable[Arguments],
+        micro_batches: Iterable[Batch],
         count: int,
         context: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
         profiler_range: ProfilerRange = no_range,
@@ -161,7 +165,7 @@ class ParallelModel:
         """Run forward and backward of a step and return the loss of each micro-batch.
 
         Args:
-            micro_batches: Arguments of `Model.loss`, on the device.
+            micro_batches: Micro-batches, on the device.
             count: Number of micro-batches.
             context: Context of a forward pass, which sets the precision.
             profiler_range: Profiler ranges of forward, backward and gradient reduction.
@@ -170,17 +174,20 @@ class ParallelModel:
             Losses; empty if this rank does not have the last pipeline stage.
         """
         if self._pipeline is not None:
-            own = (self._local_arguments(arguments) for arguments in micro_batches)
-            return self._pipeline.run(own, count, context, profiler_range)
+            own = map(self._local_batch, micro_batches)
+            losses = self._pipeline.run(own, count, context, profiler_range)
+            self._step_boundary()
+            return losses
         if self._graphed is not None:
             return self._run_graphed(self._graphed, micro_batches, context, profiler_range)
         losses = []
-        for number, (arguments, options) in enumerate(micro_batches, start=1):
+        for number, batch in enumerate(micro_batches, start=1):
             with self._replica.accumulation(last=number == count, profiler_range=profiler_range):
                 with profiler_range("forward"), context():
-                    loss = self.loss(*arguments, **options)
+                    loss = self.loss(**batch)
                 with profiler_range("backward"):
-                    loss.backward()
+                    (loss.sum() if loss.dim() else loss).backward()
+            self._step_boundary()
             losses.append(loss.detach())
         return losses
 
@@ -203,51 +210,54 @@ class ParallelModel:
     def _run_graphed(
         self,
         graphed: GraphedMicroBatch,
-        micro_batches: Iterable[Arguments],
+        micro_batches: Iterable[Batch],
         context: Callable[[], AbstractContextManager[Any]],
         profiler_range: ProfilerRange,
     ) -> list[Tensor]:
         losses = []
-        for arguments in micro_batches:
+        for batch in micro_batches:
             # A replay is one launch: backward has no separate profiler range.
             with (
                 self._replica.accumulation(last=False, profiler_range=profiler_range),
                 profiler_range("forward"),
             ):
-                losses.append(graphed(arguments, context))
+                losses.append(graphed(batch, context))
         if self._replica.buckets is not None:
             self._replica.buckets.all_reduce(profiler_range)
         return losses
 
-    def loss(self, *arguments: Tensor, **options: Tensor) -> Tensor:
-        """Return the loss of a micro-batch; see `Model.loss`.
+    def loss(self, **batch: Tensor) -> Tensor:
+        """Return the losses of a micro-batch; see `Model.loss`.
 
         With context parallelism, each rank returns the loss of its tokens times the number of
         ranks, so that the mean over the axis is the loss of all tokens.  In a pipeline there are no
-        gradients, and ranks without the last stage return 0.
+        gradients, and ranks without the last stage return zeros.
 
         Args:
-            arguments: Tensors named by the model's `sample_kind.arguments`.
-            options: Tensors named by its `sample_kind.options`.
+            batch: Tensors by the names of `Family.batch`.
         """
-        own, own_options = self._local_arguments((arguments, options))
+        own = self._local_batch(batch)
         if self._pipeline is not None:
-            return self._pipeline.evaluate((own, own_options), contextlib.nullcontext)
-        loss: Tensor = self.root(*own, **own_options)
+            return self._pipeline.evaluate(own, contextlib.nullcontext)
+        loss: Tensor = self.root(**own)
         return loss
 
-    def _local_arguments(self, arguments: Arguments) -> Arguments:
-        """Return the arguments of `Model.loss` for this rank's part of the sequences."""
-        axis, kind = self.mesh.context, self.model.sample_kind
+    def _local_batch(self, batch: Batch) -> Batch:
+        """Return a micro-batch with this rank's part of the sequences."""
+        axis, family = self.mesh.context, self.model.family
         if axis.size == 1:
-            return arguments
-        tensors, options = arguments
-        named = dict(zip(kind.arguments, tensors, strict=True))
-        own = {name: local_tokens(values, axis) for name, values in {**named, **options}.items()}
-        if "positions_BS" in kind.options and "positions_BS" not in own:
-            own["positions_BS"] = local_positions(tensors[0].shape[1], axis).to(tensors[0].device)
-        own[kind.loss_weight] = own[kind.loss_weight] * axis.size
-        return tuple(own.pop(name) for name in kind.arguments), own
+            return batch
+        own = {
+            name: local_tokens(values, axis) if family.batch[name] == "BS" else values
+            for name, values in batch.items()
+        }
+        if "positions_BS" in family.batch and "positions_BS" not in own:
+            tokens_BS = batch[family.tokens]
+            own["positions_BS"] = local_positions(tokens_BS.shape[1], axis).to(tokens_BS.device)
+        for loss in family.losses:
+            if family.batch[loss.weight] == "BS":
+                own[loss.weight] = own[loss.weight] * axis.size
+        return own
 
     def reshard(self) -> None:
         """Drop weights that ZeRO has gathered; the next pass gathers them again.
@@ -373,4 +383,4 @@ def parallelize(
     layouts = tensor_parallel.tensor_layouts(model, mesh.tensor)
     context_parallel.connect(model, mesh.context)
     tensor_parallel.connect(model, mesh.tensor, sequence=layout.sequence, rng=runtime.rng)
-    return ParallelModel(model, mesh, shape, layouts, runtime.device.torch_device)
+    return ParallelModel(model, mesh, shape, layouts, runtime.device)

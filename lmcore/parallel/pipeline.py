@@ -25,7 +25,8 @@ from lmcore.parallel.pipeline_split import owner_of, stage_layers, stages_of
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:
-    from lmcore.model.protocol import Arguments, Model
+    from lmcore.data.loading.batch import Batch
+    from lmcore.families.protocol import Model
     from lmcore.parallel.mesh import ParallelMesh
 
 __all__ = ["Pipeline", "StageModule"]
@@ -37,7 +38,7 @@ Context = Callable[[], AbstractContextManager[Any]]
 class _Feed:
     """Micro-batches of the current step, with the context and profiler ranges of forward."""
 
-    batches: Sequence[Arguments] = ()
+    batches: Sequence[Batch] = ()
     context: Context = contextlib.nullcontext
     profiler_range: ProfilerRange = no_range
 
@@ -74,14 +75,14 @@ class StageModule(nn.Module):
         self.taken = 0
 
     def forward(self, *hidden: Tensor) -> Tensor:
-        """Return the hidden states after the last layer; of the last stage the loss, [1]."""
-        arguments = self._feed.batches[self.taken]
+        """Return the hidden states after the last layer; of the last stage the losses, [L]."""
+        batch = self._feed.batches[self.taken]
         self.taken += 1
         with self._feed.profiler_range("forward"), self._feed.context():
             out = self._model[0].run_stage(
-                None if self.first else hidden[0], arguments, list(self.layers), last=self.last
+                None if self.first else hidden[0], batch, list(self.layers), last=self.last
             )
-            return torch.stack([out]) if self.last else out
+            return torch.stack([out]) if self.last and not out.dim() else out
 
 
 class Pipeline:
@@ -114,14 +115,15 @@ class Pipeline:
             )
             for stage in self.numbers
         ]
-        self._device = device
+        self._device, self._family = device, model.family
         self._hidden_size = model.shape.hidden_size
+        self._losses: list[Tensor] = []
         self._schedule_key: tuple[int, ...] = ()
         self._cached: Any = None
 
     def run(
         self,
-        micro_batches: Iterable[Arguments],
+        micro_batches: Iterable[Batch],
         count: int,
         context: Context,
         profiler_range: ProfilerRange = no_range,
@@ -129,33 +131,33 @@ class Pipeline:
         """Run forward and backward of a step; return its losses if this rank has the last stage.
 
         Args:
-            micro_batches: Arguments of `Model.loss`, on the device.
+            micro_batches: Micro-batches, on the device.
             count: Number of micro-batches.
             context: Context of a forward pass, which sets the precision.
             profiler_range: Profiler ranges of forward and backward.
         """
         batches = list(micro_batches)
-        schedule = self._schedule(batches[0][0][0], count)
-        losses: list[Tensor] = []
+        schedule = self._schedule(batches[0], count)
+        self._losses = []
         # Targets come with the micro-batch; the schedule requires some to pass to the loss.
-        target = {"target": torch.arange(count), "losses": losses} if self._has_last else {}
+        target = {"target": torch.arange(count)} if self._has_last else {}
         # What is not the forward or backward pass of a stage is a wait for another rank.
         with self._feeding(batches, context, profiler_range), self._clock:
             # Otherwise it returns the losses, too.
             options = {"return_outputs": False} if SCHEDULE_WITHOUT_OUTPUTS else {}
             schedule.step(**options, **target)
-        return [loss.detach() for loss in losses]
+        return self._losses
 
-    def evaluate(self, batch: Arguments, context: Context) -> Tensor:
+    def evaluate(self, batch: Batch, context: Context) -> Tensor:
         """Return the loss of a micro-batch, without gradients; 0 without the last stage.
 
         Args:
-            batch: Arguments of `Model.loss`, on the device.
+            batch: Micro-batch, on the device.
             context: Context of a forward pass, which sets the precision.
         """
-        x: Tensor = torch.zeros((), device=self._device)
+        x = none = torch.zeros(self._values, device=self._device)
         group = self.axis.group
-        shape = self._hidden_shape(batch[0][0])
+        shape = self._hidden_shape(batch)
         with self._feeding([batch], context):
             for stage, module in zip(self.numbers, self.modules, strict=True):
                 before, after = stage - 1, stage + 1
@@ -168,7 +170,7 @@ class Pipeline:
                 x = module(*hidden)
                 if after < self.count and after not in self.numbers:
                     distributed.send(x.contiguous(), self._rank_of(after), group)
-        return x.squeeze(0) if self._has_last else torch.zeros((), device=self._device)
+        return x.view(self._values) if self._has_last else none
 
     @property
     def _has_last(self) -> bool:
@@ -180,7 +182,7 @@ class Pipeline:
     @contextlib.contextmanager
     def _feeding(
         self,
-        batches: Sequence[Arguments],
+        batches: Sequence[Batch],
         context: Context,
         profiler_range: ProfilerRange = no_range,
     ) -> Any:
@@ -196,19 +198,20 @@ class Pipeline:
         finally:
             self._feed.batches, self._feed.profiler_range = (), no_range
 
-    def _hidden_shape(self, tokens_BS: Tensor) -> tuple[int, int, int]:
+    def _hidden_shape(self, batch: Batch) -> tuple[int, int, int]:
+        tokens_BS = batch[self._family.tokens]
         parts = self.layout.tensor if self.layout.sequence else 1
         return tokens_BS.shape[0], tokens_BS.shape[1] // parts, self._hidden_size
 
     def _empty(self, shape: tuple[int, ...], module: nn.Module) -> Tensor:
         return torch.empty(shape, dtype=next(module.parameters()).dtype, device=self._device)
 
-    def _schedule(self, tokens_BS: Tensor, count: int) -> Any:
+    def _schedule(self, batch: Batch, count: int) -> Any:
         """Return the schedule for *count* micro-batches of this shape; cached until either changes.
 
         A schedule holds receive buffers for each micro-batch; the old ones are freed first.
         """
-        shape = self._hidden_shape(tokens_BS)
+        shape = self._hidden_shape(batch)
         if self._schedule_key != (count, *shape):
             self._cached = None
             self._cached, self._schedule_key = self._new_schedule(shape, count), (count, *shape)
@@ -232,9 +235,21 @@ class Pipeline:
         return make(
             stages if several else stages[0],
             count,
-            loss_fn=lambda loss, _number: loss.sum(),  # not a view: the schedule detaches it
+            loss_fn=self._loss,
             scale_grads=False,  # loss weights do
         )
+
+    def _loss(self, losses_L: Tensor, _number: Tensor) -> Tensor:
+        """Keep the losses of a micro-batch; return their sum, which backward starts from."""
+        several = len(self._family.losses) > 1
+        self._losses.append(losses_L.detach() if several else losses_L.detach().squeeze(0))
+        return losses_L.sum()  # not a view: the schedule detaches it
+
+    @property
+    def _values(self) -> tuple[int, ...]:
+        """Size of what the model's loss returns in evaluation."""
+        count = len(self._family.losses) + len(self._family.accuracies)
+        return (count,) if count > 1 else ()
 
     def _stage(self, number: int, module: StageModule, shape: tuple[int, int, int]) -> Any:
         from torch.distributed.pipelining import PipelineStage
@@ -242,7 +257,8 @@ class Pipeline:
         dtype = next(module.parameters()).dtype
         hidden = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
         wide = torch.promote_types(dtype, torch.float32)
-        loss = torch.empty(1, dtype=wide, device="meta", requires_grad=True)
+        terms = len(self._family.losses)
+        loss = torch.empty(terms, dtype=wide, device="meta", requires_grad=True)
         tensors: dict[str, Any] = {
             "input_args": () if number == 0 else (hidden,),
             "output_args": (loss if number == self.count - 1 else hidden,),

@@ -18,13 +18,19 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lmcore.parallel.collectives import all_gather, all_reduce, copy_to_group, reduce_scatter
+from lmcore.parallel.collectives import (
+    all_gather,
+    all_reduce,
+    copy_to_group,
+    reduce_scatter,
+    scale_gradient,
+)
 from lmcore.parallel.tensor_layout import TensorLayout
 from lmcore.parallel.vocabulary import VocabularyLoss, embed_split
 
 if TYPE_CHECKING:
     from lmcore.accelerator.rng import RngTracker
-    from lmcore.model.protocol import Model, TensorParallelPlan
+    from lmcore.families.protocol import Model, TensorParallelPlan
     from lmcore.parallel.mesh import Axis
 
 __all__ = ["STREAM", "connect", "tensor_layouts"]
@@ -48,10 +54,12 @@ def tensor_layouts(model: Model, axis: Axis) -> dict[str, TensorLayout]:
     layouts = {name: TensorLayout.whole(tuple(p.shape)) for name, p in model.named_parameters()}
     if axis.size == 1:
         return layouts
-    for name, split in model.tensor_parallel_plan().splits.items():
-        layouts[name] = TensorLayout.split(
-            layouts[name].shape, split.dim, rank=axis.rank, size=axis.size, groups=split.groups
-        )
+    model.tensor_parallel_plan()  # refuses families that do not support it
+    for name, whole in layouts.items():
+        if (split := model.table[name].split) is not None:
+            layouts[name] = TensorLayout.split(
+                whole.shape, split.dim, rank=axis.rank, size=axis.size, groups=split.groups
+            )
     return layouts
 
 
@@ -82,13 +90,22 @@ def connect(model: Model, axis: Axis, *, sequence: bool, rng: RngTracker) -> Non
             attention.op = _drawing(attention.op, lambda: rng.fork(STREAM))
     _connect_embeddings(plan, axis, sequence=sequence)
     if plan.head_norm is not None:
-        if sequence:
-            plan.head_norm.op = _before(plan.head_norm.op, functools.partial(all_gather, axis=axis))
-        model.linear_cross_entropy = VocabularyLoss(axis, gathered=sequence)
+        _connect_heads(model, plan, axis, sequence=sequence)
+
+
+def _connect_heads(model: Model, plan: TensorParallelPlan, axis: Axis, *, sequence: bool) -> None:
+    if model.head_weight is not None:
+        model.head_loss = VocabularyLoss(axis, model.head_loss.vocab_size, gathered=sequence)
+    if sequence:
+        assert plan.head_norm is not None
+        plan.head_norm.op = _before(plan.head_norm.op, functools.partial(all_gather, axis=axis))
+        # Gradients of what follows the gathered hidden states are summed over the ranks.
+        for head in plan.whole_heads:
+            head.op = _before(head.op, functools.partial(scale_gradient, factor=1 / axis.size))
 
 
 def _connect_embeddings(plan: TensorParallelPlan, axis: Axis, *, sequence: bool) -> None:
-    tokens, positions = plan.token_embedding, plan.position_embedding
+    tokens = plan.token_embedding
     if tokens is not None:
 
         def embed_tokens(tokens_BS: Tensor) -> Tensor:
@@ -96,13 +113,13 @@ def _connect_embeddings(plan: TensorParallelPlan, axis: Axis, *, sequence: bool)
             return rows if tokens.output_dtype is None else rows.to(tokens.output_dtype)
 
         _replace_forward(tokens, embed_tokens)
-    if positions is not None and sequence:
+    for embedding in plan.replicated_embeddings if sequence else ():
+        _replace_forward(embedding, functools.partial(_embed_part, embedding, axis))
 
-        def embed_positions(positions_BS: Tensor) -> Tensor:
-            own = positions_BS.chunk(axis.size, dim=-1)[axis.rank]
-            return functional.embedding(own, positions.weight)
 
-        _replace_forward(positions, embed_positions)
+def _embed_part(embedding: nn.Embedding, axis: Axis, ids_BS: Tensor) -> Tensor:
+    own = ids_BS.chunk(axis.size, dim=-1)[axis.rank]
+    return functional.embedding(own, embedding.weight)
 
 
 def _replace_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:

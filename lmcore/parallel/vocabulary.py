@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmcore.parallel.collectives import all_reduce, copy_to_group, reduce_scatter
+from lmcore.families.layers.head import HeadLoss, with_bias
+from lmcore.parallel.collectives import all_gather, all_reduce, copy_to_group, reduce_scatter
 
 if TYPE_CHECKING:
     from lmcore.parallel.mesh import Axis
@@ -44,28 +45,52 @@ def embed_split(
     return reduce_scatter(x_BSH, axis) if scatter else all_reduce(x_BSH, axis)
 
 
-class VocabularyLoss:
-    """`linear_cross_entropy` over a split vocabulary, with the arguments of the op."""
+class VocabularyLoss(HeadLoss):
+    """`HeadLoss` over a split vocabulary."""
 
-    def __init__(self, axis: Axis, *, gathered: bool) -> None:
+    def __init__(self, axis: Axis, vocab_size: int, *, gathered: bool) -> None:
         """Set the axis.
 
         Args:
             axis: Tensor axis of the mesh.
+            vocab_size: Number of rows of the whole vocabulary that count; 0: all.
             gathered: True if the hidden states were all-gathered along the sequence, whose backward
                 sums their gradients.
         """
-        self.axis, self.gathered = axis, gathered
+        self.axis, self.vocab_size, self.gathered = axis, vocab_size, gathered
 
     def __call__(
-        self, hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, loss_weight_T: Tensor
+        self,
+        x_TH: Tensor,
+        weight_VH: Tensor,
+        target_T: Tensor,
+        loss_weight_T: Tensor,
+        bias_V: Tensor | None = None,
     ) -> Tensor:
-        """Return the sum of loss_weight times the cross entropy of hidden @ weight.T."""
+        """Return the sum of loss weight times the cross entropy of x @ weight.T + bias."""
         if not self.gathered:
-            hidden_TH = copy_to_group(hidden_TH, self.axis)
-        first = self.axis.rank * weight_VH.shape[0]
-        loss = _Loss.apply(hidden_TH, weight_VH, target_T, loss_weight_T, first, self.axis)  # type: ignore[no-untyped-call]
+            x_TH = copy_to_group(x_TH, self.axis)
+        if bias_V is not None:
+            x_TH, weight_VH = with_bias(x_TH, weight_VH, bias_V)
+        first, own = self._place(weight_VH.shape[0])
+        loss = _Loss.apply(x_TH, weight_VH, target_T, loss_weight_T, first, own, self.axis)  # type: ignore[no-untyped-call]
         return cast("Tensor", loss)
+
+    def best(self, x_TH: Tensor, weight_VH: Tensor, bias_V: Tensor | None = None) -> Tensor:
+        """Return the row of the whole vocabulary with the largest product for each token, [T]."""
+        first, own = self._place(weight_VH.shape[0])
+        logits_TV = functional.linear(x_TH, weight_VH, bias_V).float()
+        logits_TV[:, own:] = -torch.inf
+        largest_T, row_T = logits_TV.max(dim=-1)
+        pair_1T2 = torch.stack([largest_T, (row_T + first).float()], dim=-1).unsqueeze(0)
+        every_RT2 = all_gather(pair_1T2, self.axis, dim=0)
+        best_1T = every_RT2[..., 0].argmax(dim=0, keepdim=True)
+        return every_RT2[..., 1].gather(0, best_1T)[0].long()
+
+    def _place(self, rows: int) -> tuple[int, int]:
+        """Return the number of this rank's first row, and of its rows that count."""
+        first = self.axis.rank * rows
+        return first, max(0, min((self.vocab_size or first + rows) - first, rows))
 
 
 class _Loss(torch.autograd.Function):
@@ -77,6 +102,7 @@ class _Loss(torch.autograd.Function):
         target_T: Tensor,
         loss_weight_T: Tensor,
         first: int,
+        own: int,
         axis: Axis,
     ) -> Tensor:
         needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
@@ -86,6 +112,7 @@ class _Loss(torch.autograd.Function):
         for block in _blocks(hidden_TH.shape[0], weight_VH.shape[0]):
             hidden_CH = hidden_TH[block]
             logits_CV = functional.linear(hidden_CH, weight_VH)
+            logits_CV[:, own:] = -torch.inf  # rows that pad the vocabulary
             compute = logits_CV.dtype
             loss_C, grad_CV = _cross_entropy(
                 logits_CV, target_T[block] - first, axis, gradient=needs_grad
@@ -103,7 +130,7 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden_TH, weight_VH = ctx.saved_tensors
-        return hidden_TH * grads[0], weight_VH * grads[0], None, None, None, None
+        return hidden_TH * grads[0], weight_VH * grads[0], *[None] * 5
 
 
 def _blocks(tokens: int, rows: int) -> list[slice]:

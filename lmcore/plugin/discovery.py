@@ -1,7 +1,7 @@
 """Discovery of plugins: find the installed ones, load each one in isolation, call info and probe.
 
 We load the entry points ourselves: pluggy's loader lets one bad plugin take all others down and
-silently drops the second of two with one name.  A copy of this process goes first
+silently drops the second of two with one name.  Copies of this process go first
 (`lmcore.plugin.isolation.fork_trial`), so that a crash in native code or a hanging driver is a
 plugin's state like any other.  Loads no torch, and checks everything that a plugin returns.
 """
@@ -21,9 +21,11 @@ from lmcore.errors import ConfigError, suggestion
 from lmcore.plugin.known_packages import GROUP
 from lmcore.plugin.load import distribution_of, load, probe_as_json, record_of
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState
+from lmcore.plugin.registrations import register_families
+from lmcore.plugin.variables import warn_unknown_variables
 
 if TYPE_CHECKING:
-    from lmcore.plugin.isolation.fork_trial import Attempt
+    from lmcore.plugin.isolation.fork_trial import Attempt, Trial
 
 __all__ = ["ALLOW_LIST", "GROUP", "OFF", "discover"]
 
@@ -38,6 +40,9 @@ _REGISTERING = tuple(name for name in vars(hookspecs) if name.startswith("lmcore
 
 _TRIAL_SECONDS = 20.0
 """Until a plugin's import, or its probe, counts as hung: a cold driver may take many seconds."""
+
+_SLOW_SECONDS = 3.0
+"""Wall time of a plugin's import, or its probe, from which on it is named as slow."""
 
 
 def discover(
@@ -63,6 +68,8 @@ def discover(
     """
     if entry_points is None:
         entry_points = importlib.metadata.entry_points(group=GROUP)
+    entry_points = tuple(entry_points)
+    warn_unknown_variables(env, [point.name for point in entry_points])
     points = sorted(entry_points, key=lambda point: (point.name, distribution_of(point)))
     sources = dict.fromkeys(_names(env.get(OFF, "")), OFF) | dict.fromkeys(off, "--plugin-off")
     reasons = _left_out(env, sources, [point.name for point in points])
@@ -75,13 +82,14 @@ def discover(
             reason = _taken(point.name, [point, *namesakes])
             records[point] = record_of(point, PluginState.FAILED, reason)
     wanted = [point for point in points if point not in records]
-    probes = _try_in_copy(wanted, env, probe=probe)
+    trials = _try_in_copy(wanted, env, probe=probe)
+    probes = {name: trial.answer for name, trial in trials.items()}
     for point in wanted:
-        failed = probes.get(point.name)
-        records[point] = failed if isinstance(failed, PluginRecord) else load(point)
+        records[point] = _loaded(point, trials.get(point.name))
     found = PluginSet(tuple(_without_namesakes([records[point] for point in points])))
     for name, source in sources.items():  # a plugin may call itself otherwise than its entry point
         found = found.without([name], source)
+    register_families(found)
     if not probe:
         return found
     return PluginSet(
@@ -117,13 +125,25 @@ class _NullRegistry:
         """Take what a plugin adds."""
 
 
+def _loaded(point: importlib.metadata.EntryPoint, trial: Trial | None) -> PluginRecord:
+    """Return the record of a plugin, which is loaded here unless it failed in its trial."""
+    if trial is not None and trial.fault:
+        reason = f"{trial.phase}: {trial.fault}"
+        return record_of(point, PluginState.FAILED, reason, traceback=trial.log.strip())
+    record = load(point)
+    if trial is None:
+        return record
+    slow = [phase for phase, seconds in trial.seconds.items() if seconds >= _SLOW_SECONDS]
+    words = ", ".join(f"{phase} took {trial.seconds[phase]:.1f} s" for phase in slow)
+    return dataclasses.replace(record, slow=words)
+
+
 def _try_in_copy(
     points: Sequence[importlib.metadata.EntryPoint], env: Mapping[str, str], *, probe: bool
-) -> dict[str, PluginRecord | Mapping[str, Any]]:
-    """Load and probe plugins in separate processes; the CPU's own plugin in this one.
+) -> dict[str, Trial]:
+    """Load and probe plugins in separate processes; return the trials by entry point.
 
-    Returns:
-        By entry point: the record of a plugin that ended its process, or what its probe gave.
+    The CPU's own plugin is not tried.
     """
     others = [point for point in points if point.name != CPU]
     if not others:
@@ -150,18 +170,7 @@ def _try_in_copy(
 
         return load_and_probe
 
-    trials = try_each({point.name: attempt(point) for point in others}, seconds=_TRIAL_SECONDS)
-    found: dict[str, PluginRecord | Mapping[str, Any]] = {}
-    for point in others:
-        trial = trials[point.name]
-        if trial.fault:
-            reason = f"{trial.phase}: {trial.fault}"
-            found[point.name] = record_of(
-                point, PluginState.FAILED, reason, traceback=trial.log.strip()
-            )
-        else:
-            found[point.name] = trial.answer
-    return found
+    return try_each({point.name: attempt(point) for point in others}, seconds=_TRIAL_SECONDS)
 
 
 def _taken(name: str, points: Sequence[importlib.metadata.EntryPoint]) -> str:
@@ -188,7 +197,7 @@ def _without_namesakes(records: Sequence[PluginRecord]) -> list[PluginRecord]:
 def _probed(
     record: PluginRecord,
     env: Mapping[str, str],
-    tried: PluginRecord | Mapping[str, Any] | None,
+    tried: Mapping[str, Any] | None,
 ) -> PluginRecord:
     """Return a usable plugin's record with its probe; a plugin that brings no device has none.
 
@@ -199,7 +208,7 @@ def _probed(
     """
     if record.state is not PluginState.USABLE or not record.implements("lmcore_probe"):
         return record
-    if not isinstance(tried, Mapping) or not tried:
+    if not tried:
         tried = probe_as_json(record, env)
     if "probe" in tried:
         return dataclasses.replace(record, probe=Probe.from_dict(tried["probe"]))

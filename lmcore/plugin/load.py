@@ -18,6 +18,7 @@ import pluggy
 from lmcore import hookspecs
 from lmcore.accelerator.probe import API_VERSION, PluginInfo, Probe, ProbeState
 from lmcore.errors import LmcoreError, PluginError, counted, nearest
+from lmcore.plugin.output import stdout_to_stderr
 from lmcore.plugin.record import PluginRecord, PluginState, describe, located
 from lmcore.plugin.version_range import is_range, within
 
@@ -27,7 +28,8 @@ __all__ = ["distribution_of", "load", "new_hook_caller", "probe_as_json", "recor
 def load(point: importlib.metadata.EntryPoint) -> PluginRecord:
     """Import one plugin, register its hooks and check its `PluginInfo`."""
     try:
-        plugin = point.load()
+        with stdout_to_stderr():
+            plugin = point.load()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything
         return record_of(
             point,

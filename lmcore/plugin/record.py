@@ -15,6 +15,8 @@ import pluggy
 
 from lmcore.accelerator.probe import PluginInfo, Probe
 from lmcore.errors import ConfigError, LmcoreError, PluginError, suggestion
+from lmcore.plugin.output import stdout_to_stderr
+from lmcore.plugin.torch_backends import backend_error
 
 __all__ = ["HookError", "PluginRecord", "PluginSet", "PluginState", "describe", "located"]
 
@@ -76,6 +78,7 @@ class PluginRecord:
         info, probe: Results of these hooks; None if it did not get so far, and `probe` None for a
             plugin that brings no device.
         hooks: Pluggy's manager of this plugin alone, so that one call reaches one plugin.
+        slow: Parts of its discovery that took seconds, with their times; empty if none did.
     """
 
     name: str
@@ -88,6 +91,7 @@ class PluginRecord:
     info: PluginInfo | None = None
     probe: Probe | None = None
     hooks: pluggy.PluginManager | None = field(default=None, repr=False, compare=False)
+    slow: str = field(default="", compare=False)
 
     @property
     def label(self) -> str:
@@ -117,16 +121,21 @@ class PluginRecord:
     def call(self, hook: str, **arguments: Any) -> Any:
         """Call one hook of this plugin alone and return what it returned.
 
+        What it prints goes to standard error: standard output is the command's.
+
         Raises:
             HookError: It raised something that is no `LmcoreError`, which passes through.
         """
         assert self.hooks is not None
         assert self.implements(hook)
         try:
-            results = getattr(self.hooks.hook, hook)(**arguments)
+            with stdout_to_stderr():
+                results = getattr(self.hooks.hook, hook)(**arguments)
         except LmcoreError:
             raise
         except Exception as cause:
+            if (of_torch := backend_error(cause)) is not None:
+                raise of_torch from cause
             raise HookError(
                 f"plugin {self.label} raised in `{hook}`",
                 why=located(cause),

@@ -1,4 +1,4 @@
-"""The plugins' additions to the command line: options, commands, corpora and tokenizer types.
+"""The plugins' additions: options, commands, corpora, tokenizer types and families of models.
 
 The hook of every usable plugin is called alone.  A plugin that fails adds nothing, not even what it
 registered before it failed, and a warning says so; an error about a name that it might have added
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from lmcore.accelerator.registry import (
     CommandRegistry,
     CorpusRegistry,
+    FamilyRegistry,
     OptionRegistry,
     PluginCommand,
     PluginCorpus,
@@ -36,6 +37,7 @@ __all__ = [
     "plugin_commands",
     "plugin_corpora",
     "plugin_sections",
+    "register_families",
     "registered_types",
 ]
 
@@ -163,6 +165,32 @@ def registered_types(
     return dataclasses.replace(found, found=checked)
 
 
+def register_families(plugins: PluginSet) -> None:
+    """Add the families of the usable plugins to the registry, in place of those added before.
+
+    Args:
+        plugins: Plugins that were found; they need not have been probed.
+    """
+    hook = "lmcore_add_families"
+    if not _added and not any(record.implements(hook) for record in plugins.usable):
+        return  # the records of the core's families are loaded when they are used
+    from lmcore.model.family import families
+
+    registry = families()
+    for name in _added:
+        registry.pop(name, None)
+    own = {one.key: _CORE for one in registry.values()}
+    found = _collect(
+        plugins, hook, lambda record, taken: FamilyRegistry(record.label, {**taken, **own})
+    )
+    _added[:] = [one.name for one in found.values()]
+    registry.update({one.name: one for one in found.values()})
+
+
+_added: list[str] = []
+"""Names of the plugins' families in the registry."""
+
+
 def load_command(command: PluginCommand, record: PluginRecord) -> Callable[[list[str]], int]:
     """Return the function of a plugin's command; its return value is checked.
 
@@ -231,11 +259,13 @@ def _core_flags() -> dict[str, str]:
     """Return the flags that no plugin may take, each with its owner."""
     from lmcore.config.continued import CONTINUE_OPTION
     from lmcore.config.foreign.megatron import FIXED, RENAMED, UNSUPPORTED
+    from lmcore.config.megatron_defaults import DEFAULTS_OPTION
     from lmcore.config.preset import PRESET_OPTION
     from lmcore.config.section import run_options
 
     flags = dict.fromkeys([*RENAMED, *FIXED, *UNSUPPORTED], "Megatron")
-    return flags | _flags_of((PRESET_OPTION, CONTINUE_OPTION, *run_options().values()))
+    sources = (PRESET_OPTION, DEFAULTS_OPTION, CONTINUE_OPTION)
+    return flags | _flags_of((*sources, *run_options().values()))
 
 
 def _flags_of(options: Iterable[Option]) -> dict[str, str]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from lmcore.accelerator.probe import Probe, ProbeState
 from lmcore.errors import DeviceError, PluginError, nearest
-from lmcore.plugin.discovery import ALLOW_LIST
 from lmcore.plugin.known_packages import device_packages
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState
 
@@ -23,6 +22,7 @@ __all__ = [
     "HANDED_DOWN",
     "REQUEST",
     "Selection",
+    "UnknownDeviceError",
     "chosen_plugin",
     "select",
     "verify",
@@ -45,7 +45,7 @@ class Selection:
         probe: Result of its probe.
         reason: Reason for the choice, one line.
         notice: One line for the user if the decision may be unexpected.
-        warnings: Plugins that are installed and out of service, a line each.
+        warnings: Plugins that are installed and out of service, or slow, a line each.
     """
 
     plugin: str
@@ -104,6 +104,10 @@ def select(
     return _detected(plugins)
 
 
+class UnknownDeviceError(DeviceError):
+    """A device that no installed plugin brings, on this host or elsewhere."""
+
+
 def _requested(plugins: PluginSet, named: str, source: str) -> Selection:
     probed = [(one, one.probe) for one in plugins.usable if one.probe is not None]
     matching = [pair for pair in probed if pair[1].device_type == named]
@@ -118,7 +122,7 @@ def _requested(plugins: PluginSet, named: str, source: str) -> Selection:
             why=_evidence(matching),
             hint=_fix(matching) or _usable_devices(plugins),
         )
-    record, probe = _highest(present)
+    record, probe = _highest(present, named)
     return _selection(record, probe, f"`{source}` asks for it", plugins)
 
 
@@ -197,23 +201,26 @@ def _selection(
         probe=probe,
         reason=reason,
         notice=notice,
-        warnings=tuple(_problem_line(one) for one in plugins.troubled),
+        warnings=(
+            *(_problem_line(one) for one in plugins.troubled),
+            *(f"plugin {one.label} is slow: {one.slow}" for one in plugins if one.slow),
+        ),
     )
 
 
 def _highest(
-    present: Sequence[tuple[PluginRecord, Probe]],
+    present: Sequence[tuple[PluginRecord, Probe]], named: str = ""
 ) -> tuple[PluginRecord, Probe]:
+    """Return the plugin of the highest priority; of several, the one that is called *named*."""
     top = max(probe.priority for _, probe in present)
     best = [pair for pair in present if pair[1].priority == top]
+    best = [pair for pair in best if pair[0].name == named] or best
     if len(best) == 1:
         return best[0]
     names = [record.name for record, _ in best]
     types = {probe.device_type for _, probe in best}
-    if len(types) == len(best):
-        choose = " or ".join(f"`--device {name}`" for name in sorted(types))
-    else:
-        choose = " or ".join(f"`{ALLOW_LIST}={name}`" for name in names)
+    flags = sorted(types) if len(types) == len(best) else names
+    choose = " or ".join(f"`--device {name}`" for name in flags)
     raise DeviceError(
         f"plugins `{'`, `'.join(names)}` each have a device here, at equal priority {top}",
         why=_evidence(best),
@@ -221,7 +228,7 @@ def _highest(
     )
 
 
-def _unknown(plugins: PluginSet, named: str, source: str) -> DeviceError:
+def _unknown(plugins: PluginSet, named: str, source: str) -> UnknownDeviceError:
     """Return the error for a device that no usable plugin brings; name packages that might."""
     explained = [
         f"plugin {one.label}, which has it, {one.trouble}"
@@ -235,7 +242,7 @@ def _unknown(plugins: PluginSet, named: str, source: str) -> DeviceError:
     close = plain if plain in known else nearest(named, known - {CPU})
     meant = f"did you mean `{close}`? " if close else ""
     listed = f"{meant}known: `{'`, `'.join(sorted(known))}`" if known else ""
-    return DeviceError(
+    return UnknownDeviceError(
         f"`{source}`: no usable plugin has this device",
         why="\n".join(explained) or None,
         hint=_join(listed, "" if explained else _install(named, known)),

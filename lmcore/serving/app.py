@@ -16,8 +16,8 @@ from starlette.types import ASGIApp
 
 import lmcore
 from lmcore.serving.api import chat, completions, megatron, models
-from lmcore.serving.api.fields import UNSUPPORTED
 from lmcore.serving.http.access_log import AccessLog
+from lmcore.serving.http.body import BodyReader
 from lmcore.serving.http.guard import OPEN_PATHS, Guard
 from lmcore.serving.http.metrics import Metrics
 from lmcore.serving.http.problems import add_handlers
@@ -62,11 +62,12 @@ def create_app(
     )
     app.state.server = state
     app.state.metrics = Metrics(state.models)
+    app.state.bodies = BodyReader(state.max_items, state.limits.check_seconds)
     routers = (megatron.router, completions.router, chat.router, models.router, _facts)
     for router in routers:
         app.include_router(router)
     app.mount("/page", StaticFiles(packages=[("lmcore.serving", "page")]), name="page")
-    add_handlers(app, megatron.GONE, UNSUPPORTED, completions.EXPECTED)
+    add_handlers(app)
     bodies = (megatron.GenerateBody, completions.CompletionBody, chat.ChatBody, chat.ChatChunk)
     names = list(state.models)
     add_schema(app, bodies, OPEN_PATHS, names, keys=bool(keys), hosts=hosts is not None)

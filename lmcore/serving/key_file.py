@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
+
 from lmcore.bounded_file import read_bounded_file
 from lmcore.errors import ConfigError
 
 __all__ = ["read_keys"]
 
+logger = logging.getLogger(__name__)
+
 _MAX_BYTES = 2**20
 
 
 def read_keys(path: str) -> list[str]:
-    """Return the keys in a file, at least one.
+    """Return the keys in a file, at least one; warn if other users can read it.
 
     Args:
         path: Path of the file.
@@ -20,6 +25,8 @@ def read_keys(path: str) -> list[str]:
         ConfigError: It cannot be read, is not ASCII, or has no keys.
     """
     try:
+        if Path(path).stat().st_mode & 0o077:
+            logger.warning("other users can read the keys in `%s`: `chmod 600 %s`", path, path)
         text = read_bounded_file(path, _MAX_BYTES).decode("ascii")
     except OSError as error:
         raise ConfigError(f"cannot read `{path}`", why=error.strerror or str(error)) from None

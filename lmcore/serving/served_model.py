@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -22,9 +23,15 @@ if TYPE_CHECKING:
     from lmcore.generation.load import LoadedModel
     from lmcore.serving.service import Service
 
-__all__ = ["ServedModel"]
+__all__ = ["LONG_TOKEN", "MAX_SCHEMA_BYTES", "MAX_SCHEMA_VALUES", "ServedModel"]
 
 logger = logging.getLogger(__name__)
+
+LONG_TOKEN = 64
+"""Characters of a token, unless the vocabulary has longer ones."""
+MAX_SCHEMA_BYTES = 64 * 1024
+MAX_SCHEMA_VALUES = 2000
+"""Values of a JSON schema, lists and objects included; it is compiled in at most about a second."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +54,7 @@ class ServedModel:
     facts: Mapping[str, Any] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _schema_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
     def positions(self) -> int:
@@ -71,13 +79,30 @@ class ServedModel:
             name: Field of the request.
 
         Raises:
-            ApiError: The tokenizer has no ids for it.
+            ApiError: It is too long, or the tokenizer has no ids for it.
         """
+        self._require_short(len(text), name)
         try:
             return list(self.loaded.tokenizer.encode(text))
         except (LmcoreError, UnicodeError) as error:
             what = error.what_and_why if isinstance(error, LmcoreError) else "it is not UTF-8"
             raise ApiError(400, f"`{name}` cannot be encoded: {what}", field=name) from None
+
+    def _require_short(self, length: int, name: str) -> None:
+        """Raise an error for characters of more tokens than positions, before any is made."""
+        positions = self.positions
+        if length <= positions * LONG_TOKEN:
+            return
+        longest = max((len(one) for one in self._bytes or () if one is not None), default=0)
+        most = positions * max(LONG_TOKEN, longest)
+        if length > most:
+            raise ApiError(
+                400,
+                f"`{name}` has {length} characters; at most {most} characters can fit in "
+                f"{positions} positions",
+                field=name,
+                code="context_length_exceeded",
+            )
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]], name: str) -> list[int]:
         """Return the token ids of a conversation, with the beginning of an answer.
@@ -92,6 +117,7 @@ class ServedModel:
                 "the server with `--chat-template FILE`",
                 code="no_chat_template",
             )
+        self._require_short(sum(len(one["content"]) for one in messages), name)
         try:
             with self._lock:
                 ids = self.template.prompt_tokens(messages)
@@ -187,12 +213,24 @@ class ServedModel:
             name: Field of the request.
 
         Raises:
-            ApiError: The schema is invalid, or such rules are not available.
+            ApiError: The schema is invalid or too large, or such rules are not available.
         """
+        if (values := _num_values(schema)) > MAX_SCHEMA_VALUES:
+            raise ApiError(
+                400,
+                f"`{name}`: the JSON schema has {values} values; at most {MAX_SCHEMA_VALUES} are "
+                "taken",
+                field=name,
+            )
+        if (size := len(json.dumps(schema))) > MAX_SCHEMA_BYTES:
+            raise ApiError(
+                400,
+                f"`{name}`: the JSON schema has {size} bytes; at most {MAX_SCHEMA_BYTES} are taken",
+                field=name,
+            )
         try:
-            with self._lock:
-                schemas = self._schemas
-            return schemas.compiled(schema)
+            with self._schema_lock:  # one at a time: each may need much processor time and memory
+                return self._schemas.compiled(schema)
         except LmcoreError as error:
             raise ApiError(400, f"`{name}`: {error.what_and_why}", field=name) from None
 
@@ -218,3 +256,12 @@ class ServedModel:
     def tokens_that_begin_a_line(self) -> list[int]:
         """Ids of the tokens whose text begins with a line break."""
         return [one for one in range(self.vocab_size) if self.token_bytes(one)[:1] == b"\n"]
+
+
+def _num_values(value: Any) -> int:
+    """Return the number of values in a JSON value, itself included."""
+    if isinstance(value, Mapping):
+        return 1 + sum(map(_num_values, value.values()))
+    if isinstance(value, list):
+        return 1 + sum(map(_num_values, value))
+    return 1

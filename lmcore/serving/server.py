@@ -6,11 +6,12 @@ import asyncio
 import errno
 import logging
 import math
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
@@ -18,12 +19,25 @@ import uvicorn
 
 from lmcore.errors import ConfigError, RunError, counted
 from lmcore.serving.app import create_app
+from lmcore.serving.http.connection import connections_of
+from lmcore.serving.http.log_limit import limited_logs
 
 if TYPE_CHECKING:
-    from lmcore.serving.service import Service
-    from lmcore.serving.state import ServerState
+    from starlette.types import ASGIApp
 
-__all__ = ["ServerSettings", "is_loopback", "listen", "serve"]
+    from lmcore.serving.service import Service
+    from lmcore.serving.state import Limits, ServerState
+
+__all__ = [
+    "KEEP_ALIVE_SECONDS",
+    "MAX_HEAD_BYTES",
+    "ServerSettings",
+    "allowed_connections",
+    "configuration",
+    "is_loopback",
+    "listen",
+    "serve",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +52,14 @@ _REPLY_SECONDS = 5.0
 """Time for the replies of texts that were ended; afterwards their connections are cut."""
 _LEFTOVER_SECONDS = 5.0
 """Time in which what belongs to connections that were cut may end."""
+MAX_HEAD_BYTES = 64 * 1024
+"""Size of the head of a request."""
+KEEP_ALIVE_SECONDS = 5
+"""Time after which a connection without a byte of a next request ends."""
+_BACKLOG = 128
+_OTHER_FILES = 256
+"""File descriptors that are no connections: the model's files, libraries, and the next
+connections, which are accepted before another one ends for them."""
 LOOPBACK_NAMES = ("127.0.0.1", "::1", "localhost")
 
 
@@ -81,7 +103,7 @@ def listen(host: str, port: int) -> socket.socket:
         made = socket.socket(family, kind, protocol)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
-        made.listen(2048)
+        made.listen(_BACKLOG)
     except OSError as error:
         if made is not None:
             made.close()
@@ -118,30 +140,63 @@ def serve(state: ServerState, sock: socket.socket, host: str, settings: ServerSe
         log.flush()
 
     app = create_app(state, keys=settings.keys, hosts=hosts, log=write if log is not None else None)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        # `_Server` ends everything before: uvicorn would answer by a bare 500.
-        timeout_graceful_shutdown=math.ceil(
-            settings.shutdown_seconds + _REPLY_SECONDS + _LEFTOVER_SECONDS
-        ),
-        h11_max_incomplete_event_size=64 * 1024,
-        http="h11",
-        ws="none",
-        loop="asyncio",
+    config = configuration(app, state.limits)
+    # `_Server` ends everything before: uvicorn would answer by a bare 500.
+    config.timeout_graceful_shutdown = math.ceil(
+        settings.shutdown_seconds + _REPLY_SECONDS + _LEFTOVER_SECONDS
     )
     # The loop waits for Python's lock while a model is run, and the model for the loop.
     sys.setswitchinterval(_SWITCH_SECONDS)
     services = [model.service for model in state.models.values()]
-    _Server(config, services, settings.shutdown_seconds).run(sockets=[sock])
+    with limited_logs():
+        _Server(config, services, settings.shutdown_seconds).run(sockets=[sock])
     if any(service.has_failed for service in services):
         raise RunError("the server ended because it can no longer generate", why="see the log")
     for model in state.models.values():
         if not model.service.close(min(settings.shutdown_seconds, _CLOSE_SECONDS)):
             logger.warning("model `%s`: texts were cut off at the end", model.name)
+
+
+def configuration(app: ASGIApp, limits: Limits) -> uvicorn.Config:
+    """Return the configuration of uvicorn with the limits of connections."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        # As many connections begin at a time, before others are served.
+        backlog=_BACKLOG,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        http=connections_of(limits),
+        ws="none",
+        loop="asyncio",
+    )
+
+
+def allowed_connections(wanted: int) -> int:
+    """Return the number of connections that the process has file descriptors for.
+
+    The limit of the process is raised as far as the system allows.
+
+    Args:
+        wanted: Number that is wanted; a smaller one is logged.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    allowed = max(soft - _OTHER_FILES, soft // 4, 1)
+    logger.warning(
+        "at most %d connections at a time instead of %d: `ulimit -n` is %d", allowed, wanted, soft
+    )
+    return allowed
 
 
 class _Server(uvicorn.Server):

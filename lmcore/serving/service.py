@@ -201,7 +201,7 @@ class Service:
             self._loaded.model,
             vocab_size=self._loaded.tokenizer.vocab_size,
             max_requests=self._max_running,
-            precision_context=self._loaded.context,
+            execution=self._loaded.execution,
         )
 
     def _run(self) -> None:
@@ -298,7 +298,7 @@ class Service:
             vocab_size=self._loaded.tokenizer.vocab_size,
             stop_tokens=request.stop_tokens,
             length_penalty=request.length_penalty,
-            precision_context=self._loaded.context,
+            execution=self._loaded.execution,
         )
         self._searching = _Searching(work, search)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.errors import LmcoreError, counted
 from lmcore.generation.parallel.driver import ProcessesError
 from lmcore.generation.request import Request, TokenProbability
+from lmcore.generation.sampling.json_schema import JsonSchemaError
 from lmcore.generation.text.completion import Completion
 from lmcore.serving.errors import ApiError
 from lmcore.serving.service import ClosedError, QueueFullError
@@ -178,6 +179,10 @@ class Texts:
             raise ApiError(503, "the server is stopping", code="stopping")
         if update.end == "error":
             match update.error:
+                case JsonSchemaError() as error:  # that the client has sent
+                    raise ApiError(
+                        400, f"`response_format`: {error.what_and_why}", field="response_format"
+                    )
                 case ProcessesError():  # its reason is the text of a library
                     what = "the processes of the model ended"
                 case LmcoreError() as error:

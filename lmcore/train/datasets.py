@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.config.derived.data_source import BUNDLED, DataSource, Part, RunSources
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.blend.cyclic_sampler import CyclicDataset
+from lmcore.data.blend.dataset import BlendedDataset
 from lmcore.data.blend.resume import (
     blend_record,
     changed_blend,
@@ -29,9 +30,11 @@ from lmcore.data.blend.sources import (
     build_samples,
     open_sources,
 )
+from lmcore.data.blend.train_split import LONG_NAME
 from lmcore.data.indexed.metadata import verify_files
 from lmcore.data.indexed.tokenizer import dataset_tokenizer
 from lmcore.data.prepare.named_text import NamedText, bundled_text, find_text, prepare_named_text
+from lmcore.data.task.dataset import prepare_task
 from lmcore.data.tokenizer import tokenizer_from
 from lmcore.data.tokenizer.comparison import same_tokens
 from lmcore.data.tokenizer.saved import load_tokenizer
@@ -198,7 +201,7 @@ def choose_tokenizer(
         ConfigError: Nothing says which, or flags and datasets disagree.
         DataError: The tokenizer's files cannot be used.
     """
-    data_sets = [s for blend in sources.blends() for s in blend.sources if not s.corpus]
+    data_sets = [s for blend in sources.blends() for s in blend.sources if s.is_dataset]
     made_with = {source.name: source.tokenizer for source in data_sets}
     if settings.tokenizer_type is not None:
         named = tokenizer_from(TokenizerSettings.of(settings), extra=extra)
@@ -220,7 +223,7 @@ def choose_tokenizer(
         raise ConfigError(
             f"nothing says which tokenizer `{unknown[0]}` was prepared with",
             why="there is no metadata file beside it, as `lmcore data prepare` writes one",
-            hint="add `--tokenizer-type`, with its `--vocab-file` and `--merge-file`",
+            hint="add `--tokenizer-type TYPE`, with its files",
         )
     prefix, first = next(iter(known.items()))
     try:
@@ -285,16 +288,17 @@ def _build(
     settings = plan.config.data
     named = texts if texts is not None else {BUNDLED: bundled_text()}
     sources = plan.sources
-    from lmcore.train.sample_format import sample_format  # loads torch, which the launcher does not
+    from lmcore.families.sample_format import sample_format  # loads torch; the launcher does not
 
     samples = sample_format(plan, tokenizer)
-
     prepared = kept = directory
     if settings.data_cache_path is not None:
         kept = Path(settings.data_cache_path) / "texts"
         prepared = kept / tokenizer.fingerprint()[:16]
 
     def prefix_of(source: DataSource) -> str:
+        if source.files and sources.task is not None:
+            return prepare_task(source.files, sources.task, tokenizer, prepared)
         if not source.corpus:
             return source.name
         return prepare_named_text(
@@ -329,6 +333,7 @@ def _build(
     }
     sets = {id(source.indexed): source.indexed for opened in parts.values() for source in opened}
     training, is_longer = _training(plan, parts["train"], common, saved)
+    _report_unused({"train": training, **further})
     return RunDatasets(
         tokenizer,
         samples.collation,
@@ -340,6 +345,19 @@ def _build(
         saved.order if is_longer and saved is not None else None,
         tuple(sets.values()),
     )
+
+
+def _report_unused(parts: Mapping[Part, TrainingSamples | CyclicDataset]) -> None:
+    """Log a warning of the sources whose weight is too small for a single sample."""
+    for part, samples in parts.items():
+        if isinstance(samples, BlendedDataset) and samples.unused:
+            logger.warning(
+                "no sample of %s among the %s of %s: too small a weight, or too few samples",
+                ", ".join(f"`{name}`" for name in samples.unused),
+                counted(samples.size, "sample"),
+                LONG_NAME[part],
+                extra=ALL_RANKS,
+            )
 
 
 def _training(

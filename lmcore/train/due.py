@@ -20,6 +20,7 @@ class Due:
         validate: True if a validation is due (`--eval-interval`, and after the last step).
         save: True if a checkpoint is due (`--save-interval`).
         check_replicas: True if replicas are compared (`--check-replicas-interval`).
+        check_device: True if the health of the device is checked (`--check-device-interval`).
         exit: True if the run exits after this step (`--exit-interval`).
         last: True if the step is the last one: the run is complete, and the test set is evaluated.
     """
@@ -28,6 +29,7 @@ class Due:
     validate: bool
     save: bool
     check_replicas: bool
+    check_device: bool
     exit: bool
     last: bool
 
@@ -48,6 +50,7 @@ class DueSchedule:
         self.eval_interval = config.training.eval_interval if plan.valid_samples else 0
         self.save_interval = config.checkpoint.save_interval
         self.check_replicas_interval = config.training.check_replicas_interval
+        self.check_device_interval = config.training.check_device_interval
         self.exit_interval = config.training.exit_interval
 
     def due(self, step: int) -> Due:
@@ -58,6 +61,7 @@ class DueSchedule:
             validate=_divides(self.eval_interval, step) or (last and bool(self.eval_interval)),
             save=_divides(self.save_interval, step),
             check_replicas=_divides(self.check_replicas_interval, step),
+            check_device=_divides(self.check_device_interval, step),
             exit=_divides(self.exit_interval, step),
             last=last,
         )

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lmcore.model.shape import ModelShape
 from lmcore.parallel.graph_capture import require_graphs
 from lmcore.parallel.parallel_model import parallelize
 from lmcore.runtime.process.consistency import check_kernels
@@ -80,7 +79,7 @@ class NativeEngine:
         if plan.config.training.step_graph:
             require_graphs(device)
         parallel = parallelize(
-            ModelShape.from_plan(plan),
+            plan.shape,
             plan.layout,
             runtime,
             compile_blocks=compiles_blocks(plan, device),

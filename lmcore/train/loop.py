@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from lmcore.data.loading.device_prefetch import prefetch_to_device
 from lmcore.data.loading.loader import BatchLoader
+from lmcore.train.diagnose.device_health import DeviceCheck
 from lmcore.train.diagnose.replica_drift import ReplicaCheck
 from lmcore.train.due import DueSchedule
 from lmcore.train.garbage_collection import GarbageCollection
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from lmcore.train.state import TrainState
 
 __all__ = ["train"]
+
+logger = logging.getLogger(__name__)
 
 
 def train(
@@ -51,13 +55,14 @@ def train(
     Raises:
         CheckpointError: A checkpoint could not be written; if it was written in the background,
             raised before the next step.
-        NonFiniteError, ReplicaDriftError: Numbers are not finite, or replicas differ; not saved.
+        DeviceHealthError, NonFiniteError, ReplicaDriftError: A fault was found; not saved.
     """
     state, profile, training = engine.state, report.profile, plan.config.training
     schedule = DueSchedule(plan)
     evaluator = Evaluator(state, datasets, plan, runtime, exits, history)
     replicas = ReplicaCheck(state, runtime, interval=schedule.check_replicas_interval)
     start_step = last_saved = state.iteration
+    health = DeviceCheck(state, runtime.device, interval=schedule.check_device_interval)
     state.model.train()
     replicas.check()
     with (
@@ -68,11 +73,11 @@ def train(
     ):
         batches = prefetch_to_device(loader, runtime.device)
         exit_reason, stopped_early = None, history.early_stop_reason(plan, state.iteration)
-        queue = StepQueue.of(engine, batches, plan, runtime, exits)
+        queue = StepQueue.of(engine, batches, plan, runtime, exits, report.compilation)
         while state.iteration < plan.train_iters and stopped_early is None:
             saver.raise_background_error()
             profile.on_step(state.iteration)
-            queue.submit()
+            queue.submit(state.iteration + 1)
             step, is_first = state.iteration, state.iteration == start_step + 1
             due = schedule.due(step)
             # The first record is waited for, too: its time is the time of compiling, and a mistake
@@ -84,6 +89,7 @@ def train(
                 validate = due.validate and record.step == step and not exits.ending
                 report.step(record, evaluator.validate(step) if validate else None)
             replicas.after_step(due)
+            health.after_step(due)
             exit_reason = exits.reason(step, due)
             stopped_early = history.early_stop_reason(plan, step)
             if exit_reason:
@@ -98,12 +104,26 @@ def train(
         for record in queue.completed(wait=True):  # left if the run exits early
             report.step(record)
     report.end_steps()
-    if state.iteration > last_saved:
+    if state.iteration > last_saved or _starts_elsewhere(plan, report, state.iteration):
         _save(state, saver, report, queue, replicas)
     profile.on_step(state.iteration, ends=True)
     if exit_reason is None:
         report.reason = stopped_early
         _test(state, datasets, evaluator, report, exits)
+
+
+def _starts_elsewhere(plan: RunPlan, report: RunReport, step: int) -> bool:
+    """Return True if *step* is the one of a loaded checkpoint, which is in another directory."""
+    start, directory = plan.resume, report.directory.path
+    if start is None or start.foreign or report.checkpoint is not None:
+        return False
+    if start.checkpoint.parent.parent.resolve() == directory.resolve():
+        return False
+    logger.warning(
+        "no step is left to train: the loaded weights of step %d are saved to %s as they are",
+        *(step, directory),
+    )
+    return True
 
 
 def _loader(

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from lmcore.checkpoint import WritePlanner
 from lmcore.parallel.random_states import seed_everything
+from lmcore.runtime.process.stop_limit import StopLimit
 from lmcore.runtime.runtime import connect_processes, start_runtime
 from lmcore.signals import raise_swallowed_signal
 from lmcore.train.datasets import build_datasets
+from lmcore.train.diagnose.device_health import device_failure_explained
 from lmcore.train.diagnose.out_of_memory import out_of_memory_explained
 from lmcore.train.engine import build_engine
 from lmcore.train.exit_conditions import ExitConditions
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from lmcore.data.tokenizer import Tokenizer
     from lmcore.plugin import PluginSet, Selection
     from lmcore.runtime.launch.rank import RankInfo
+    from lmcore.runtime.process.rendezvous import Rendezvous
+    from lmcore.runtime.runtime import Runtime
+    from lmcore.train.state import TrainState
 
 __all__ = ["run_training"]
 
@@ -45,6 +50,7 @@ def run_training(
     clock: PhaseClock | None = None,
     *,
     texts: Mapping[str, NamedText] | None = None,
+    stop_limit: StopLimit | None = None,
 ) -> RunResult:
     """Train a model by *plan* and write a run directory; all processes of the run must call it.
 
@@ -56,13 +62,14 @@ def run_training(
         rank: Rank of this process.
         clock: Clock of the start-up phases; None to start one here.
         texts: Named texts of the plan; None for the bundled text only.
+        stop_limit: Limit on the time that this process takes to stop; None for none.
 
     Raises:
         LmcoreError: A failure that the user can fix; if training had begun, `summary.json` has its
             status.
     """
     raise_swallowed_signal()
-    clock = clock or PhaseClock()
+    clock, stop_limit = clock or PhaseClock(), stop_limit or StopLimit(0)
     with (
         connect_processes(
             plan.config, rank, "their settings", plan.settings, hint=_SAME_SETTINGS
@@ -71,6 +78,8 @@ def run_training(
         open_report(plan, runtime, plugins, clock) as report,
     ):
         clock.mark("device")
+        if rendezvous is not None:
+            rendezvous.watch.over = stop_limit.request
         directory = report.directory
         plan = dataclasses.replace(plan, resume=verify_resume_point(plan, rendezvous))
         datasets = build_datasets(plan, tokenizer, directory.data, texts, rendezvous)
@@ -83,18 +92,14 @@ def run_training(
             state, saving, planner = engine.state, plan.config.checkpoint, WritePlanner(rendezvous)
             order, resumed = datasets.order, datasets.resumed_order
             checkpoint = restore(state, plan, runtime, order=resumed, planner=planner)
-            check_learning_rate(plan, state.schedule, state.iteration, state.scheduled_samples)
+            check_learning_rate(plan, state)
             history = ValidationHistory.announced(plan)
             engine.begin()
-            if rendezvous is not None:
-                rendezvous.watch.activity = lambda: f"step {state.iteration + 1}"
+            _name_step(state, runtime, rendezvous, stop_limit)
 
             def snapshot() -> Snapshot:
                 return take_snapshot(
-                    state,
-                    plan,
-                    runtime,
-                    tokenizer,
+                    *(state, plan, runtime, tokenizer),
                     directory=directory.checkpoints,
                     order=order,
                     data=datasets.record(state.consumed_samples),
@@ -103,9 +108,9 @@ def run_training(
                 )
 
             with (
-                report.training(engine, datasets, checkpoint, history),
-                # Within the outer context: now state and checkpoints are known, and the summary
-                # gets the explanation.
+                report.training(engine, datasets, checkpoint, history, stop_limit),
+                device_failure_explained(runtime.device, state),
+                # Within the outer context: state and checkpoints are known, for the summary, too.
                 out_of_memory_explained(plan, runtime, state, directory.checkpoints),
                 ExitConditions(
                     plan.config.training,
@@ -116,3 +121,13 @@ def run_training(
             ):
                 train(engine, datasets, plan, runtime, report, saver, exits, history)
             return report.finish(engine, datasets, checkpoint)
+
+
+def _name_step(
+    state: TrainState, runtime: Runtime, rendezvous: Rendezvous | None, stop_limit: StopLimit
+) -> None:
+    """Let other ranks, and the error of a call that hangs, name the step of this process."""
+    device = runtime.device.torch_device
+    stop_limit.activity = lambda: f"step {state.iteration + 1} on `{device}`"
+    if rendezvous is not None:
+        rendezvous.watch.activity = lambda: f"step {state.iteration + 1}"

@@ -20,8 +20,10 @@ from lmcore.errors import RunError
 from lmcore.parallel.scalar_collectives import all_reduce_scalars
 
 if TYPE_CHECKING:
+    from lmcore.data.loading.batch import Batch
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.state import TrainState
+    from lmcore.train.token_mean import TokenMean
 
 __all__ = ["estimate_hessian", "hessian_is_due", "require_sampled_targets"]
 
@@ -30,11 +32,11 @@ def require_sampled_targets(state: TrainState) -> None:
     """Raise if the optimizer needs an estimate and the model cannot sample its targets.
 
     Raises:
-        RunError: The sample kind of the model has no targets to sample.
+        RunError: The family of the model has no targets to sample.
     """
-    if state.optimizer.hessian_interval is not None and not state.model.sample_kind.targets:
+    if state.optimizer.hessian_interval is not None and not state.model.family.targets:
         raise RunError(
-            f"`--optimizer sophia` is not supported by {state.parallel.shape.family} models",
+            f"`--optimizer sophia` is not supported by {state.model.family.name} models",
             why="it samples targets from the predictions of the model, which this family does not",
             hint="use another `--optimizer`, such as `adamw`",
         )
@@ -48,31 +50,36 @@ def hessian_is_due(state: TrainState) -> bool:
 
 def estimate_hessian(
     state: TrainState,
-    arguments: tuple[tuple[Tensor, ...], dict[str, Tensor]],
+    batch: Batch,
+    mean: TokenMean,
     context: Callable[[], AbstractContextManager[Any]],
     norm: Callable[[list[Tensor]], Tensor],
     runtime: Runtime,
 ) -> None:
     """Update the optimizer's Hessian estimate; all processes must call it.
 
-    If the gradients overflow, as they may in fp16, the estimate stays as it is.
+    If the gradients overflow, as they may in fp16, or no target of the ranks' micro-batches is
+    valid, the estimate stays as it is.
 
     Args:
         state: State of the run; its gradients are overwritten.
-        arguments: Arguments of `Model.loss`, of one micro-batch; the loss is its mean times
-            `state.loss_scale`.
+        batch: The step's first micro-batch of this rank.
+        mean: Mean of the loss, without micro-batches.
         context: The precision's, in which a forward pass runs.
         norm: The bound `grad_norm`.
         runtime: The run.
     """
-    parallel, scale = state.parallel, state.loss_scale.value
-    kind, (tensors, options) = state.model.sample_kind, arguments
-    named: dict[str, Any] = dict(zip(kind.arguments, tensors, strict=True))
-    counted = float((named[kind.loss_weight] > 0).sum())
+    parallel, scale, family = state.parallel, state.loss_scale.value, mean.family
+    counted_batch = mean.batch(mean.count(batch), share=scale)
+    counted = float((counted_batch[family.losses[0].weight] > 0).sum())
     parallel.zero_grad()
-    without_targets = tuple((named | {kind.targets: None}).values())
-    parallel.run([(without_targets, options)], 1, context)
+    del counted_batch[family.targets]
+    parallel.run([counted_batch], 1, context)
     parallel.gradients()
-    square, num_tokens = all_reduce_scalars(runtime, parallel.squared_grad_norm(norm), counted)
-    if math.isfinite(square):
+    square, num_tokens, *excluded = all_reduce_scalars(
+        runtime, parallel.squared_grad_norm(norm), counted, *mean.excluded
+    )
+    if math.isfinite(square) and num_tokens:
+        scale *= mean.divisors(excluded, runtime.rank.world_size)[0]
         state.optimizer.update_hessian(num_tokens / scale**2)
+    runtime.device.step_boundary()

@@ -18,7 +18,7 @@ from lmcore.parallel.tensor_layout import TensorLayout
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
-    from lmcore.model.protocol import Model
+    from lmcore.families.protocol import Model
     from lmcore.parallel.parallel_model import ParallelModel
     from lmcore.runtime.runtime import Runtime
 

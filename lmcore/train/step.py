@@ -1,10 +1,10 @@
 """A step of the native engine: forward and backward of each micro-batch, clipping, update.
 
-The loss is the mean over micro-batches of their means over counted tokens, as in Megatron.  A
-synchronous step reads loss and gradient norm before the update: if they are not finite, nothing is
-updated; the step is skipped if the loss scale can be lowered, and is an error otherwise.  An
-asynchronous step queues everything and reads nothing; numbers that are not finite are an error when
-its result is read.
+The loss is the mean over the valid targets of the global batch: gradients are multiplied by their
+share until they are clipped, as by a loss scale; see `lmcore.train.token_mean`.  A synchronous step
+reads loss and gradient norm before the update: if they are not finite, nothing is updated; the step
+is skipped if the loss scale can be lowered, and is an error otherwise.  An asynchronous step queues
+everything and reads nothing; numbers that are not finite are an error when its result is read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,58 +22,23 @@ from lmcore.accelerator.transfer.async_scalars import ScalarCopier, supports_asy
 from lmcore.optim.clip import clip_by_norm, clip_by_norm_on_device
 from lmcore.parallel.scalar_collectives import all_reduce_scalars_on_device
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
-from lmcore.train.diagnose.non_finite import non_finite, non_finite_after_update
+from lmcore.train.diagnose.non_finite import (
+    non_finite,
+    non_finite_after_update,
+    where_in_run,
+)
 from lmcore.train.sophia_hessian import estimate_hessian, hessian_is_due
 from lmcore.train.step_record import PendingStep, StepRecord
+from lmcore.train.token_mean import TokenMean, no_valid_target
 
 if TYPE_CHECKING:
     from lmcore.accelerator.transfer.async_scalars import AsyncScalars
     from lmcore.config.plan import RunPlan
     from lmcore.data.loading.batch import Batch
-    from lmcore.model.protocol import Arguments, SampleKind
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.state import TrainState
 
-__all__ = [
-    "TrainStep",
-    "loss_arguments",
-    "mean_loss",
-]
-
-
-def loss_arguments(
-    batch: Batch, kind: SampleKind, device: torch.device, *, share: float = 1.0
-) -> Arguments:
-    """Return the positional and keyword arguments of the model's loss for a micro-batch.
-
-    With them the loss is *share* times the mean loss over the batch, with the batch's loss weights.
-
-    Args:
-        batch: Tensors by the names of *kind*, on the host or the device.
-        kind: Sample kind of the model.
-        device: Device to compute on.
-        share: Factor of the mean loss, such as 1 / number of micro-batches.
-    """
-    tensors = batch.to(device).named_tensors()
-    weight_BS = tensors[kind.loss_weight]
-    tensors[kind.loss_weight] = weight_BS * (share / weight_BS.sum().clamp(min=1.0))
-    options = {name: tensors[name] for name in kind.options if name in tensors}
-    return tuple(tensors[name] for name in kind.arguments), options
-
-
-def mean_loss(
-    loss: Callable[..., Tensor], batch: Batch, kind: SampleKind, device: torch.device
-) -> Tensor:
-    """Return the mean loss over a batch, with the batch's loss weights.
-
-    Args:
-        loss: Loss function of a model on *device*, with the arguments of `loss_arguments`.
-        batch: Tensors by the names of *kind*.
-        kind: Sample kind of the model.
-        device: Device to compute on.
-    """
-    arguments, options = loss_arguments(batch, kind, device)
-    return loss(*arguments, **options)
+__all__ = ["TrainStep"]
 
 
 class TrainStep:
@@ -100,7 +65,7 @@ class TrainStep:
             runtime: Device, kernels and precision.
             profiler_range: Names the parts of a step in a profile.
         """
-        self.state = state
+        self.state, self.plan = state, plan
         self.batch_sizes = plan.batch_sizes
         self.samples_at_once = plan.global_batch_size // plan.num_micro_batches
         self.seq_length = plan.config.model.seq_length
@@ -135,6 +100,7 @@ class TrainStep:
         Raises:
             NonFiniteError: Loss or gradient norm is NaN or infinite, and no loss scale can be
                 lowered; nothing was updated.  An asynchronous step raises it with its result.
+            DataError: All targets of the global batch are masked; raised in the same way.
         """
         state, parallel, scale = self.state, self.state.parallel, self.state.loss_scale.value
         counters = state.counters()
@@ -142,38 +108,62 @@ class TrainStep:
         count = samples // self.samples_at_once
         if hessian_is_due(state):
             first = next(batches)
-            kind = state.model.sample_kind
-            arguments_of_first = loss_arguments(first, kind, self.device, share=scale)
-            estimate_hessian(state, arguments_of_first, self.context, self.norm, self.runtime)
+            estimate_hessian(state, first, self._mean(), self.context, self.norm, self.runtime)
             batches = itertools.chain([first], batches)
         parallel.zero_grad()
-        arguments = (self._arguments(batches, scale / count) for _ in range(count))
-        losses = parallel.run(arguments, count, self.context, self.profiler_range)
+        mean = self._mean()
+        micro_batches = self._micro_batches(batches, count, mean, scale / count)
+        losses = parallel.run(micro_batches, count, self.context, self.profiler_range)
         with self.profiler_range("reduce"):
             gradients = parallel.gradients()
-            loss, square = sum(losses) / scale, parallel.squared_grad_norm(self.norm, scale=scale)
-            numbers = (loss, square, *requests())
+            square = parallel.squared_grad_norm(self.norm, scale=scale)
+            numbers = (*self._terms(losses, scale), square, *mean.excluded, *requests())
             wait = parallel.mesh.clock.wait
             sums = wait(all_reduce_scalars_on_device, self.runtime, *numbers)
         if self._copier is None:
-            return self._update(samples, losses, gradients, sums.tolist())
+            return self._update(samples, losses, gradients, counters, mean, sums.tolist())
         scalars = self._copier.copy(sums)
-        record = self._update_on_device(samples, gradients, sums)
-        read = functools.partial(self._read, record, losses, counters, scalars)
+        record = self._update_on_device(samples, gradients, mean, sums)
+        read = functools.partial(self._read, record, losses, counters, mean, scalars)
         return PendingStep(read, ready=scalars.ready)
 
-    def _arguments(self, batches: Iterator[Batch], share: float) -> Arguments:
-        with self.profiler_range("data"):
-            kind = self.state.model.sample_kind
-            return loss_arguments(next(batches), kind, self.device, share=share)
+    def _mean(self) -> TokenMean:
+        return TokenMean(self.plan, self.state.model.family, self.device)
+
+    def _micro_batches(
+        self, batches: Iterator[Batch], count: int, mean: TokenMean, share: float
+    ) -> Iterator[Batch]:
+        taken = len(mean.family.losses) > 1
+        if taken:
+            with self.profiler_range("data"):
+                batches = mean.take(batches, count, self.runtime)
+        for _ in range(count):
+            with self.profiler_range("data"):
+                batch = next(batches) if taken else mean.count(next(batches))
+                batch = mean.batch(batch, share=share)
+            yield batch
+
+    def _terms(self, losses: list[Tensor], scale: float) -> Sequence[Tensor | float]:
+        """Return this rank's sum of each loss; zeros if it has no last stage of a pipeline."""
+        if not losses:
+            return [0.0 for _ in self.state.model.family.losses]
+        total: Tensor = sum(losses) / scale  # type: ignore[assignment]
+        return total.unbind() if total.dim() else (total,)
 
     def _update(
-        self, samples: int, losses: list[Tensor], gradients: list[Tensor], sums: list[float]
+        self,
+        samples: int,
+        losses: list[Tensor],
+        gradients: list[Tensor],
+        counters: Mapping[str, int],
+        mean: TokenMean,
+        sums: list[float],
     ) -> PendingStep:
         """Update the weights if loss and gradient norm are finite; return the finished step."""
         state, scale = self.state, self.state.loss_scale.value
         # All ranks see the same sums: all skip the step or none, and all scales stay equal.
-        loss, norm, requests = self._numbers(sums)
+        terms, norm, divisor, requests = self._numbers(samples, counters, mean, sums)
+        loss = sum(terms)
         skipped = not (math.isfinite(loss) and math.isfinite(norm))
         if not state.loss_scale.update(overflow=skipped):
             raise non_finite(state, samples, losses, loss, norm)
@@ -184,12 +174,15 @@ class TrainStep:
         rate = state.schedule(state.scheduled_samples)
         if not skipped:
             with self.profiler_range("optimizer"):
-                clip_by_norm(gradients, norm, self.clip, loss_scale=scale)
+                clip_by_norm(gradients, norm, self.clip, loss_scale=scale * divisor)
                 state.optimizer.step(rate)
+                self.runtime.device.step_boundary()
         record = StepRecord.count(state, samples, self.seq_length, rate)
-        return PendingStep.of(record.complete(loss, None if skipped else norm, requests))
+        return PendingStep.of(self._complete(record, terms, None if skipped else norm, requests))
 
-    def _update_on_device(self, samples: int, gradients: list[Tensor], sums: Tensor) -> StepRecord:
+    def _update_on_device(
+        self, samples: int, gradients: list[Tensor], mean: TokenMean, sums: Tensor
+    ) -> StepRecord:
         """Queue the update of the weights; return the record, as yet without loss and norm.
 
         The weights are updated even if the numbers turn out not to be finite, and are lost then:
@@ -197,11 +190,15 @@ class TrainStep:
         """
         state = self.state
         with self.profiler_range("optimizer"):
-            norm = sums[1].to(self._wide).sqrt()
-            clip_by_norm_on_device(gradients, norm, self.clip)
+            sums = sums.to(torch.promote_types(sums.dtype, self._wide))
+            terms = len(mean.family.losses)
+            norm, excluded = sums[terms].sqrt(), sums[terms + 1 : 2 * terms + 1]
+            divisor = mean.divisor_on_device(excluded, self.runtime.rank.world_size)
+            clip_by_norm_on_device(gradients, norm, self.clip, divisor=divisor)
             state.scheduled_samples += samples
             rate = state.schedule(state.scheduled_samples)
             state.optimizer.step(rate)
+            self.runtime.device.step_boundary()
         return StepRecord.count(state, samples, self.seq_length, rate)
 
     def _read(
@@ -209,6 +206,7 @@ class TrainStep:
         record: StepRecord,
         losses: list[Tensor],
         counters: Mapping[str, int],
+        mean: TokenMean,
         scalars: AsyncScalars,
     ) -> StepRecord:
         """Return the record of a queued step; waits until the device has computed it.
@@ -217,21 +215,54 @@ class TrainStep:
             record: Record without loss and gradient norm.
             losses: Losses of the micro-batches, on the device.
             counters: Counters of the state before the step.
+            mean: Targets of the step.
             scalars: Sums over all ranks.
 
         Raises:
+            DataError: All targets are masked; the state is as after a `NonFiniteError`.
             NonFiniteError: Loss or gradient norm is NaN or infinite; the state has the counters
                 from before the step again, but its weights are lost.
         """
-        loss, norm, requests = self._numbers(scalars.read())
+        samples = record.global_batch_size
+        terms, norm, _, requests = self._numbers(samples, counters, mean, scalars.read())
+        loss = sum(terms)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self.state.set_counters(counters)
-            samples = record.global_batch_size
             raise non_finite_after_update(self.state, samples, losses, loss, norm)
-        return record.complete(loss, norm, requests)
+        return self._complete(record, terms, norm, requests)
 
-    def _numbers(self, sums: list[float]) -> tuple[float, float, tuple[float, ...]]:
-        """Return loss, gradient norm and the summed requests from the sums over all ranks."""
-        total, square, *requests = sums
-        norm = math.sqrt(square) if square >= 0 else math.nan
-        return self.state.parallel.total_loss(total), norm, tuple(requests)
+    def _complete(
+        self,
+        record: StepRecord,
+        terms: Sequence[float],
+        norm: float | None,
+        requests: tuple[float, ...],
+    ) -> StepRecord:
+        names = [loss.key for loss in self.state.model.family.losses]
+        return record.complete(dict(zip(names, terms, strict=True)), norm, requests)
+
+    def _numbers(
+        self, samples: int, counters: Mapping[str, int], mean: TokenMean, sums: list[float]
+    ) -> tuple[list[float], float, float, tuple[float, ...]]:
+        """Return losses, gradient norm, the divisor of gradients and the summed requests.
+
+        Args:
+            samples: Number of samples in the step, over all ranks.
+            counters: Counters of the state before the step.
+            mean: Targets of the step.
+            sums: Sums over all ranks.
+
+        Raises:
+            DataError: All targets are masked.
+        """
+        count = len(mean.family.losses)
+        totals, square, excluded = sums[:count], sums[count], sums[count + 1 : 2 * count + 1]
+        ranks = self.runtime.rank.world_size
+        if not mean.has_targets(excluded, ranks):
+            self.state.set_counters(counters)
+            raise no_valid_target(where_in_run(self.state, samples))
+        divisors = mean.divisors(excluded, ranks)
+        total_loss = self.state.parallel.total_loss
+        terms = [total_loss(one) / divisor for one, divisor in zip(totals, divisors, strict=True)]
+        norm = math.sqrt(square) / divisors[0] if square >= 0 else math.nan
+        return terms, norm, divisors[0], tuple(sums[2 * count + 1 :])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,22 +24,30 @@ class StepRecord:
         step: Number of the step, from 1.
         consumed_samples, consumed_tokens: Samples and tokens of the run up to this step.
         global_batch_size: Number of samples in the step, over all ranks.
-        loss: Mean loss of the step's counted tokens, in nats; None if it is not finite, which is
+        loss: Mean loss of the step's valid targets, in nats; None if it is not finite, which is
             possible for skipped steps only.
+        losses: The losses that it is the sum of, by `Loss.key`, if the family has several; in the
+            row by their names.
         learning_rate: Learning rate of the update; if the step was skipped, of the last update.
         grad_norm: Gradient norm before clipping; None if the step was skipped.
         loss_scale: Loss scale after the step; 1 without loss scaling.
         skipped_iterations: Number of skipped steps in the run up to this step.
-        tokens_per_second: Tokens of the step divided by its time.
+        tokens_per_second: Tokens of the step divided by its time; None if it compiled.
         step_time_ms: Wall time of the step in milliseconds, including the wait for data.
         data_wait_ms: Time that the step waited for data, in milliseconds.
         rank_time_min_ms, rank_time_median_ms, rank_time_max_ms: Time of a step that a rank works
             itself, of the fastest rank, the median and the slowest rank; None between the exchanges
             of `RankTimer`.
         slowest_rank: Rank with the largest time; None as the times.
-        mfu: Model-FLOPs utilisation of the step, from 0 to 1; None if the peak is unknown.
+        compiles: True if something was compiled in the step; else None.
+        compilations, compile_seconds: Number of the programs that the device of rank 0 compiled in
+            the step, and their time; None if there were none, or if the device does not tell.
+        mfu: Model-FLOPs utilisation of the step, from 0 to 1; None if the peak is unknown, or if
+            the step compiled.
         valid_loss: Validation loss after the step; None without a validation.
-        valid_perplexity: exp(min(20, valid_loss)).
+        valid_perplexity: exp(min(20, valid_loss)); with several losses, of the first.
+        valid: Further numbers of the validation by name: each loss, if there are several, and
+            accuracies; in the row with `valid_` before the name.
         exit_requests: Number of ranks that request each exit condition; not part of the row.
     """
 
@@ -52,16 +60,21 @@ class StepRecord:
     grad_norm: float | None = None
     loss_scale: float = 1.0
     skipped_iterations: int = 0
-    tokens_per_second: float = 0.0
+    tokens_per_second: float | None = None
     step_time_ms: float = 0.0
     data_wait_ms: float = 0.0
     rank_time_min_ms: float | None = None
     rank_time_median_ms: float | None = None
     rank_time_max_ms: float | None = None
     slowest_rank: int | None = None
+    compiles: bool | None = None
+    compilations: int | None = None
+    compile_seconds: float | None = None
     mfu: float | None = None
     valid_loss: float | None = None
     valid_perplexity: float | None = None
+    losses: dict[str, float] = field(default_factory=dict)
+    valid: dict[str, float] = field(default_factory=dict)
     exit_requests: tuple[float, ...] = ()
 
     @classmethod
@@ -90,16 +103,22 @@ class StepRecord:
         )
 
     def complete(
-        self, loss: float, grad_norm: float | None, exit_requests: tuple[float, ...]
+        self,
+        losses: Mapping[str, float],
+        grad_norm: float | None,
+        exit_requests: tuple[float, ...],
     ) -> StepRecord:
         """Fill in the numbers that the device computes; return the record.
 
         Args:
-            loss: Mean loss over all ranks, in nats; may be NaN or infinite.
+            losses: Each mean loss over all ranks by its key, in nats; may be NaN or infinite.
             grad_norm: Gradient norm before clipping; None if the step was skipped.
             exit_requests: Number of ranks that request each exit condition.
         """
+        loss = sum(losses.values())
         self.loss = loss if math.isfinite(loss) else None
+        if len(losses) > 1 and self.loss is not None:
+            self.losses = dict(losses)
         self.grad_norm, self.exit_requests = grad_norm, exit_requests
         return self
 
@@ -112,6 +131,8 @@ class StepRecord:
         """Return the row as JSON values, without the values that are None."""
         row = asdict(self)
         del row["exit_requests"]
+        losses, valid = row.pop("losses"), row.pop("valid")
+        row |= losses | {f"valid_{name}": value for name, value in valid.items()}
         return {name: value for name, value in row.items() if value is not None}
 
 
@@ -120,11 +141,15 @@ class PendingStep:
 
     Attributes:
         finished: True if the step was finished when the engine returned it.
-        ready: Returns True if `result` returns without waiting for the device.
+        ready: Returns True if `result` returns without waiting for the device; None: unknown.
     """
 
     def __init__(
-        self, read: Callable[[], StepRecord], *, ready: Callable[[], bool], finished: bool = False
+        self,
+        read: Callable[[], StepRecord],
+        *,
+        ready: Callable[[], bool | None],
+        finished: bool = False,
     ) -> None:
         """Keep *read*, which returns the record of the step; it is called once."""
         self.result, self.ready, self.finished = read, ready, finished

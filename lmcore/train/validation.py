@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.parallel.scalar_collectives import all_reduce_scalars
 from lmcore.train.diagnose.non_finite import HINT, NonFiniteError
-from lmcore.train.step import mean_loss
+from lmcore.train.token_mean import TokenMean, no_valid_target
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -35,17 +35,34 @@ class Validation:
     """The result of a validation.
 
     Attributes:
-        loss: Mean loss in nats.
+        losses: Mean of each loss over its valid targets by `Loss.key`, in nats.
         samples: Number of samples, over all ranks.
+        accuracies: Share of the targets that the model predicts, by `Loss.accuracy_key`.
     """
 
-    loss: float
+    losses: Mapping[str, float]
     samples: int
+    accuracies: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float:
+        """Sum of the losses."""
+        return sum(self.losses.values())
 
     @property
     def perplexity(self) -> float:
-        """exp(min(20, loss))."""
-        return perplexity(self.loss)
+        """exp(min(20, loss)) of the first loss."""
+        return perplexity(next(iter(self.losses.values())))
+
+    @property
+    def further(self) -> dict[str, float]:
+        """Numbers beside loss and perplexity by name, for metrics and displays."""
+        losses = self.losses if len(self.losses) > 1 else {}
+        return {**losses, **self.accuracies}
+
+    def named(self, part: str) -> dict[str, float]:
+        """Return `further` with the name of the evaluation before each: "valid_sop_loss"."""
+        return {f"{part}_{name}": value for name, value in self.further.items()}
 
 
 def perplexity(loss: float) -> float:
@@ -123,6 +140,8 @@ def validate(
 ) -> Validation | None:
     """Return the mean loss over `eval_iters` global batches, or None if *stop* returned True.
 
+    It is the mean over their valid targets, as the loss of a step is; see `TokenMean`.
+
     All processes must call it; if *stop* returns True on one rank, all ranks stop.  The random
     state of training is restored afterwards.
 
@@ -136,11 +155,13 @@ def validate(
         stop: Called before each batch; returns True to stop the validation.
 
     Raises:
+        DataError: All targets are masked.
         NonFiniteError: The loss of a batch is NaN or infinite.
     """
     micro = plan.config.training.micro_batch_size
     wanted = plan.config.training.eval_iters * plan.global_batch_size
     data_rank, data_size = parallel.mesh.data_rank, plan.layout.data
+    mean = TokenMean(plan, parallel.model.family, runtime.device.torch_device)
     parallel.model.eval()
     try:
         with (
@@ -156,34 +177,53 @@ def validate(
                 collation=collation,
             ) as batches,
         ):
-            losses, ended = _losses(parallel, batches, runtime, stop)
+            found, ended = _losses(parallel, batches, mean, runtime, stop)
     finally:
         parallel.model.train()
-    (total,) = all_reduce_scalars(runtime, sum(losses))
-    if not math.isfinite(total):
-        each = micro * data_size
-        raise _non_finite(losses, first_sample + data_rank * micro, each)
+    family = mean.family
+    each, kinds = [sum(column) for column in zip(*found, strict=True)], len(family.losses)
+    each = each or [0.0] * (kinds + len(family.accuracies))
+    sums = all_reduce_scalars(runtime, *each, *map(float, mean.excluded))
+    totals, excluded = sums[: len(each)], sums[len(each) :]
+    if not all(map(math.isfinite, totals)):
+        losses = [sum(one[:kinds]) for one in found]
+        raise _non_finite(losses, first_sample + data_rank * micro, micro * data_size)
     if ended:
         return None
-    return Validation(parallel.total_loss(total) / len(losses), wanted)
+    ranks = runtime.rank.world_size
+    if not mean.has_targets(excluded, ranks):
+        last = first_sample + wanted - 1
+        raise no_valid_target(f"the evaluation on samples {first_sample} to {last}")
+    divisors = dict(zip(family.losses, mean.divisors(excluded, ranks), strict=True))
+    means = [
+        parallel.total_loss(total) / len(found) / (divisors[loss] or math.nan)
+        for total, loss in zip(totals, (*family.losses, *family.accuracies), strict=True)
+    ]
+    by_loss = {loss.key: value for loss, value in zip(family.losses, means, strict=False)}
+    names = [loss.accuracy_key for loss in family.accuracies]
+    return Validation(by_loss, wanted, dict(zip(names, means[kinds:], strict=True)))
 
 
 def _losses(
-    parallel: ParallelModel, batches: BatchLoader, runtime: Runtime, stop: Callable[[], bool]
-) -> tuple[list[float], bool]:
-    """Return the losses of this rank, and True if all ranks stopped before the last batch."""
-    losses: list[float] = []
-    kind = parallel.model.sample_kind
+    parallel: ParallelModel,
+    batches: BatchLoader,
+    mean: TokenMean,
+    runtime: Runtime,
+    stop: Callable[[], bool],
+) -> tuple[list[list[float]], bool]:
+    """Return the numbers of each micro-batch, and True if all ranks stopped before the last one."""
+    found: list[list[float]] = []
     for batch in batches:
         # All ranks decide together before each batch: ranks that share a model would otherwise
         # wait for a rank that has stopped.
-        bad = bool(losses) and not math.isfinite(losses[-1])
+        bad = bool(found) and not all(map(math.isfinite, found[-1]))
         if all_reduce_scalars(runtime, float(bad or stop())) != [0.0]:
-            return losses, True
+            return found, True
         with runtime.precision.context():
-            loss = float(mean_loss(parallel.loss, batch, kind, runtime.device.torch_device))
-        losses.append(loss)
-    return losses, False
+            loss = parallel.loss(**mean.batch(mean.count(batch)))
+        runtime.device.step_boundary()
+        found.append(loss.reshape(-1).tolist())
+    return found, False
 
 
 def _non_finite(losses: list[float], first: int, each: int) -> NonFiniteError:

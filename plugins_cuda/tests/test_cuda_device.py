@@ -17,7 +17,7 @@ from lmcore.errors import DeviceError
 from lmcore_cuda import comm, device, plugin
 from lmcore_cuda.driver.gpu_use import GpuProcess, GpuUse
 from lmcore_cuda.faults import hint_for
-from lmcore_cuda.settings import CudaSection, problems_of
+from lmcore_cuda.settings import CudaSection, allocator_settings, problems_of
 
 PROBE = Probe(
     "cuda",
@@ -278,3 +278,65 @@ def test_a_torch_without_nccl_says_so(monkeypatch):
     assert comm.nccl().available() == "torch was built without NCCL"
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
     assert comm.nccl().available() == "torch was built without torch.distributed"
+
+
+DIVISIONS = "roundup_power2_divisions:[256:1,512:2]"
+ENVIRONMENT = {"PYTORCH_ALLOC_CONF": f"expandable_segments:True,{DIVISIONS}"}
+
+
+@pytest.mark.parametrize(
+    "values, env, expected",
+    [
+        ({}, ENVIRONMENT, ""),
+        ({"max_split_size_mb": 64}, {}, "max_split_size_mb:64"),
+        (
+            {"expandable_segments": False, "garbage_collection_threshold": 0.8},
+            ENVIRONMENT,
+            f"{DIVISIONS},expandable_segments:False,garbage_collection_threshold:0.8",
+        ),
+        (
+            {"max_split_size_mb": 64},
+            ENVIRONMENT,
+            f"expandable_segments:True,{DIVISIONS},max_split_size_mb:64",
+        ),
+    ],
+)
+def test_options_replace_settings_of_the_environment(values, env, expected):
+    """Torch resets what is not given; without an option nothing is set."""
+    assert allocator_settings(CudaSection(**values), env) == expected
+
+
+def test_the_allocator_is_set_before_memory_is_taken(gpu, monkeypatch):
+    """Limit and settings reach torch, and the settings are among the facts."""
+    calls = []
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setattr(device, "_claim", lambda *_: calls.append("claim"))
+    monkeypatch.setattr(
+        torch.cuda,
+        "set_per_process_memory_fraction",
+        lambda *given: calls.append(given),
+        raising=False,
+    )
+    monkeypatch.setattr(
+        torch._C,
+        "_accelerator_setAllocatorSettings",
+        calls.append,
+        raising=False,
+    )
+    settings = CudaSection(memory_fraction=0.5, max_split_size_mb=64)
+    found = device.create_device(PROBE, settings)
+    assert calls == [(0.5, 0), "max_split_size_mb:64", "claim"]
+    assert found.facts["allocator"] == "max_split_size_mb:64"
+
+
+def test_an_allocator_setting_that_torch_refuses(gpu, monkeypatch):
+    """An older torch lacks the function, or refuses the value: the error names the flags."""
+
+    def refuse(_text):
+        raise ValueError("no such setting")
+
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", refuse, raising=False)
+    with pytest.raises(DeviceError, match="settings of its allocator") as error:
+        device.create_device(PROBE, CudaSection(expandable_segments=True))
+    assert "no such setting" in (error.value.why or "")
+    assert "`--cuda-expandable-segments`" in (error.value.hint or "")

@@ -15,8 +15,8 @@ import torch
 
 from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.accelerator.op import reference
-from lmcore.model.gpt import GPT
-from lmcore.model.op_binding import OpBinding
+from lmcore.families.gpt.model import GPT
+from lmcore.families.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
 from lmcore_cuda.kernel.rules import Gpu
 from lmcore_cuda.kernels import kernels_for

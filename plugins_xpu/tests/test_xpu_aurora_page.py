@@ -118,7 +118,11 @@ def test_the_installation_names_what_lmcore_needs():
     "text, code, source",
     [
         ("no PMIx server started this process", None, "plugins_xpu/src/lmcore_xpu/launch_env.py"),
-        ("of a run, without the number", None, "lmcore/runtime/launch/scheduler_env.py"),
+        (
+            "PALS started this process as rank 3; missing: the number of processes",
+            "started this process as {place}; missing: ",
+            "lmcore/runtime/launch/scheduler_env.py",
+        ),
         ("cannot listen at", "cannot {does} at", "lmcore/runtime/process/join.py"),
         ("device of its own", None, "lmcore/accelerator/torch_device.py"),
         ("| `aurora` |", '"aurora"', "plugins_xpu/src/lmcore_xpu/doctor_host.py"),

@@ -275,3 +275,41 @@ def test_the_profiler_records_it(monkeypatch: pytest.MonkeyPatch) -> None:
     host, own = ProfilerActivity.CPU, ProfilerActivity.XPU
     monkeypatch.setattr("torch.profiler.supported_activities", lambda: {host, own})
     assert activities_of("xpu") == [host, own]
+
+
+def test_the_allocator_is_set_before_memory_is_taken(
+    xpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Limit and settings reach torch, and the settings are among the facts."""
+    calls = []
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setattr(device, "_claim", lambda *_: calls.append("claim"))
+    monkeypatch.setattr(
+        torch.xpu,
+        "set_per_process_memory_fraction",
+        lambda *given: calls.append(given),
+        raising=False,
+    )
+    monkeypatch.setattr(
+        torch._C,
+        "_accelerator_setAllocatorSettings",
+        calls.append,
+        raising=False,
+    )
+    settings = XpuSection(memory_fraction=0.5, max_split_size_mb=64)
+    found = create_device(PROBE, settings)
+    assert calls == [(0.5, 0), "max_split_size_mb:64", "claim"]
+    assert found.facts["allocator"] == "max_split_size_mb:64"
+
+
+def test_an_allocator_setting_that_torch_refuses(xpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older torch lacks the function, or refuses the value: the error names the flags."""
+
+    def refuse(_text: str) -> None:
+        raise ValueError("no such setting")
+
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", refuse, raising=False)
+    with pytest.raises(DeviceError, match="settings of its allocator") as error:
+        create_device(PROBE, XpuSection(expandable_segments=True))
+    assert "no such setting" in (error.value.why or "")
+    assert "`--xpu-expandable-segments`" in (error.value.hint or "")

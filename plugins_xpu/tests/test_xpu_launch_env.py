@@ -14,7 +14,7 @@ from lmcore_xpu.launch_env import LAUNCH_GROUP, launch_env, launch_problems
 
 def probed(*generations):
     """Return a probe that found devices of these generations."""
-    gpus = [{"generation": generation} for generation in generations]
+    gpus = [{"generation": one, "address": "0000:18:00.0"} for one in generations]
     return Probe("xpu", ProbeState.PRESENT, len(gpus), facts={"gpus": gpus})
 
 

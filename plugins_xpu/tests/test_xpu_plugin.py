@@ -15,13 +15,18 @@ from lmcore.config.load import load_config
 from lmcore_xpu import plugin
 from lmcore_xpu.settings import XpuSection
 
-PROBE = Probe("xpu", ProbeState.PRESENT, 2, facts={"gpus": [{"generation": "Xe-HPC"}] * 2})
+PROBE = Probe(
+    "xpu",
+    ProbeState.PRESENT,
+    2,
+    facts={"gpus": [{"generation": "Xe-HPC", "address": "0000:18:00.0"}] * 2},
+)
 
 
 def test_what_it_is() -> None:
     """Name, contract and the versions of torch that it works with."""
     info = plugin.lmcore_plugin_info()
-    assert (info.name, info.api, info.torch) == ("xpu", ">=1.1,<2", ">=2.8")
+    assert (info.name, info.api, info.torch) == ("xpu", ">=1.2,<2", ">=2.8")
     assert info.provides == ("xpu",)
     points = importlib.metadata.entry_points(group="lmcore.plugins", name="xpu")
     assert all(point.value == "lmcore_xpu.plugin" for point in points)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from lmcore_xpu import plugin
-from lmcore_xpu.settings import XpuSection, problems_of, settings_of
+from lmcore_xpu.settings import XpuSection, allocator_settings, problems_of, settings_of
 
 
 def configured(**values):
@@ -46,3 +46,30 @@ def test_the_settings_become_flags():
     registered = []
     plugin.lmcore_add_options(SimpleNamespace(add=registered.append))
     assert registered == [XpuSection]
+
+
+DIVISIONS = "roundup_power2_divisions:[256:1,512:2]"
+DIVISIONS = "roundup_power2_divisions:[256:1,512:2]"
+ENVIRONMENT = {"PYTORCH_ALLOC_CONF": f"expandable_segments:True,{DIVISIONS}"}
+
+
+@pytest.mark.parametrize(
+    "values, env, expected",
+    [
+        ({}, ENVIRONMENT, ""),
+        ({"max_split_size_mb": 64}, {}, "max_split_size_mb:64"),
+        (
+            {"expandable_segments": False, "garbage_collection_threshold": 0.8},
+            ENVIRONMENT,
+            f"{DIVISIONS},expandable_segments:False,garbage_collection_threshold:0.8",
+        ),
+        (
+            {"max_split_size_mb": 64},
+            ENVIRONMENT,
+            f"expandable_segments:True,{DIVISIONS},max_split_size_mb:64",
+        ),
+    ],
+)
+def test_options_replace_settings_of_the_environment(values, env, expected):
+    """Torch resets what is not given; without an option nothing is set."""
+    assert allocator_settings(XpuSection(**values), env) == expected

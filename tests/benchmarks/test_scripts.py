@@ -96,6 +96,17 @@ TABLES = (
     ),
     Run("serve", rows=("together:", "one after another:", "ratio", "0 errors in 10 requests;")),
     Run(
+        "serve_under_attack",
+        rows=(
+            *("usual: /health median", "bad requests: /health median", "nulls: 400 after"),
+            *("empty lists: 400 after", "empty parts of a message: 400 after"),
+            *("unknown fields: 400 after", "logit_bias: 400 after", "nested lists: 400 after"),
+            *("schema of itself: 400 after", "schema of many choices: 400 after"),
+            *("schema of a long text: 400 after", "slow connections: /health median"),
+            *("slow connections opened 20, open at the end",),
+        ),
+    ),
+    Run(
         "quantization", rows=tuple(f"{one}: perplexity" for one in ("fp32", "bf16", "int8", "int4"))
     ),
     Run(
@@ -151,7 +162,10 @@ REPORTS = (
         ("kernels", "tests", "profile"),
     ),
 )
-ERRORS = (Run("gpu_kernels", error="no accelerator is here; `--device cpu` works"),)
+ERRORS = (
+    Run("gpu_kernels", error="no accelerator is here; `--device cpu` works"),
+    Run("xla", error="torch_xla is not installed here"),
+)
 WITH_PEERS = (
     Run("train_step", rows=("transformers", "megatron-core")),
     Run("generation", rows=("batch 1, tokens/s: lmcore",)),

@@ -79,6 +79,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     sources = []
     for name, package, folder in (
         ("example", "lmcore_example_extension", "examples/plugin_extension"),
+        ("window", "lmcore_example_family", "examples/plugin_family"),
         ("conformance", "lmcore_conformance", "plugins/conformance"),
     ):
         record = site / f"{package}-1.0.dist-info"
@@ -90,7 +91,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         sources.append(str(ROOT / folder / "src"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [str(site), *sources, *sys.path])
-        patch.setenv("LMCORE_PLUGINS", "example,conformance")
+        patch.setenv("LMCORE_PLUGINS", "example,window,conformance")
         yield
 
 
@@ -186,6 +187,33 @@ def test_planted_mistake_is_found(line: str) -> None:
     """A misspelt command or flag is found, wherever on the line it is."""
     (words,) = commands(line)
     assert list(problems(words))
+
+
+def test_the_linter_of_imports_is_started_by_tox() -> None:
+    """The set-up lacks packages that `.importlinter` names; the environment of tox has them."""
+    shown = "\n".join(
+        text for page in PAGES if page.name == "CONTRIBUTING.md" for text in shell_text(page)
+    )
+    assert "tox -e imports" in shown
+    assert "lint-imports" not in shown
+    linter, tox = (configparser.ConfigParser(strict=False) for _ in range(2))
+    linter.read(ROOT / ".importlinter", encoding="utf-8")
+    tox.read(ROOT / "tox.ini", encoding="utf-8")
+    path = tox["testenv:imports"]["set_env"].partition("PYTHONPATH = ")[2]
+    folders = [ROOT / part.strip("{}/: \n") for part in path.replace("{tox_root}", "").split("{:}")]
+    packages = linter["importlinter"]["root_packages"].split()
+    missing = [one for one in packages if not any((folder / one).is_dir() for folder in folders)]
+    assert missing == []
+
+
+def test_golden_files_are_documented() -> None:
+    """tests/README.md says of each golden file which command rewrites it."""
+    text = (ROOT / "tests/README.md").read_text(encoding="utf-8")
+    patterns = re.findall(r"^\| `([\w*./]+)` \| `([\w./]+\.py)` \|", text, re.MULTILINE)
+    golden = ROOT / "tests/golden"
+    files = {file for file in golden.rglob("*") if file.is_file()}
+    assert {file for pattern, _ in patterns for file in golden.glob(pattern)} == files
+    assert all((ROOT / "tests" / test).is_file() for _, test in patterns)
 
 
 def test_environments_are_documented() -> None:

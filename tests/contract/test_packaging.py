@@ -12,7 +12,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-DISTRIBUTIONS = (".", "plugins/conformance", "plugins/sim", "plugins_cuda", "plugins_xpu")
+DISTRIBUTIONS = (
+    *(".", "plugins/conformance", "plugins/sim", "plugins/xla"),
+    *("plugins_cuda", "plugins_xpu"),
+)
 
 
 def project(folder: str) -> dict[str, Any]:
@@ -69,6 +72,27 @@ def test_versions_agree() -> None:
     """The package reports the version of its distribution."""
     text = (ROOT / "lmcore" / "__init__.py").read_text(encoding="utf-8")
     assert f'__version__ = "{project(".")["project"]["version"]}"' in text
+
+
+def test_torchs_index_is_asked_for_torch_alone() -> None:
+    """No page, workflow or setting adds its index for all packages, or replaces a user's own.
+
+    PIP_EXTRA_INDEX_URL and `--extra-index-url` do: any package may come from any index then.
+    """
+    suffixes = {".md", ".in", ".ini", ".toml", ".yml", ".yaml", ".sh", ""}
+    files = [ROOT / ".ci/run", *ROOT.glob("*.*"), *(ROOT / "docs").rglob("*.md")]
+    files += [file for file in (ROOT / "plugins").rglob("*") if file.suffix in suffixes]
+    texts = {file: file.read_text(encoding="utf-8") for file in files if file.is_file()}
+    adds = [file for file, text in texts.items() if re.search(r"(?i)extra.index.url", text)]
+    assert [file.name for file in adds if file.name != "CHANGELOG.md"] == []
+    commands = [
+        line
+        for text in texts.values()
+        for line in re.sub(r"\s*\n\s+--", " --", text).splitlines()
+        if "pip install" in line and "//download.pytorch.org" in line
+    ]
+    assert len(commands) >= 2
+    assert all(re.search(r"--no-deps .*--index-url \S+ torch$", line) for line in commands)
 
 
 def test_commands_on_our_pages_never_fetch_another_lmcore() -> None:

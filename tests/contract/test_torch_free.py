@@ -54,6 +54,8 @@ def loads_torch(code: str, *arguments: str) -> bool:
         "lmcore.signals",
         "lmcore.threads",
         "lmcore.plugin",
+        "lmcore.model",
+        "lmcore.families.gpt.family",
         "lmcore.train.datasets",  # what the launcher of a run decides by
         "lmcore.train.resume.finished",
         "lmcore.train.resume.resume_point",

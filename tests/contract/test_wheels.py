@@ -64,6 +64,18 @@ def test_a_renamed_file_makes_another_fingerprint(tree: Path) -> None:
     assert wheels.fingerprint() != before
 
 
+def test_torch_alone_comes_from_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other package is asked of torch's index, and what torch needs comes from pip's own."""
+    requirements = ["numpy>=2.0", "torch>=2.8.0a0", "torchao", "torch==2.8.0"]
+    monkeypatch.delenv("TORCH_INDEX_URL", raising=False)
+    assert wheels.needed_commands(["pip"], requirements) == [["pip", *requirements]]
+    monkeypatch.setenv("TORCH_INDEX_URL", "https://torch/cpu")
+    first, second = wheels.needed_commands(["pip"], requirements)
+    torch = ["torch>=2.8.0a0", "torch==2.8.0"]
+    assert first == ["pip", "--no-deps", "--index-url", "https://torch/cpu", *torch]
+    assert second == ["pip", *requirements]
+
+
 def test_nothing_is_built_twice(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second build of the same sources runs no command; one of changed sources builds all."""
     commands: list[list[str]] = []

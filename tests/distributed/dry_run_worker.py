@@ -22,9 +22,6 @@ from lmcore.config.plan import RunPlan
 from lmcore.config.resolve import resolve
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
-from lmcore.data.loading.batch import CausalLMBatch
-from lmcore.model.protocol import CAUSAL_LM
-from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import ParallelModel, parallelize
 from lmcore.parallel.random_states import seed_everything
 from lmcore.plugin import comm_backends, discover, select
@@ -32,7 +29,7 @@ from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.process.group import Processes
 from lmcore.runtime.runtime import Runtime, start_runtime
 from lmcore.train.state import TrainState
-from lmcore.train.step import loss_arguments
+from lmcore.train.token_mean import weighted
 
 VOCABULARY = 1000
 BASE = (
@@ -56,13 +53,11 @@ def step(parallel: ParallelModel, plan: RunPlan) -> int:
     """Run forward and backward of a step; return how many losses it had."""
     model, count = plan.config.model, plan.num_micro_batches
     tokens = torch.randint(VOCABULARY, (plan.config.training.micro_batch_size, model.seq_length))
-    batch = CausalLMBatch(tokens, tokens, torch.ones(tokens.shape))
-    arguments = (
-        loss_arguments(batch, CAUSAL_LM, torch.device("cpu"), share=1.0 / count)
-        for _ in range(count)
-    )
+    names = ("tokens_BS", "targets_BS", "loss_weight_BS")
+    batch = dict(zip(names, (tokens, tokens, torch.ones(tokens.shape)), strict=True))
+    batches = (weighted(batch, parallel.model.family, share=1.0 / count) for _ in range(count))
     parallel.zero_grad()
-    losses = parallel.run(arguments, count)
+    losses = parallel.run(batches, count)
     parallel.gradients()
     return len(losses)
 
@@ -71,7 +66,7 @@ def rank_of(plan: RunPlan, runtime: Runtime) -> dict[str, Any]:
     """Build one rank's part of the model and take a step."""
     seed_everything(1, runtime, plan.layout)
     with runtime.ops.bind_all():
-        parallel = parallelize(ModelShape.from_plan(plan), plan.layout, runtime)
+        parallel = parallelize(plan.shape, plan.layout, runtime)
         parallel.initialize(1)
         TrainState.create(parallel, plan, runtime)
     losses = step(parallel, plan)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
 from layouts import worker
-from layouts.mlp_model import MLPModel
+from layouts.mlp_model import replace_gpt
 
-from lmcore.model.registry import MODEL_CLASSES
+from lmcore.model.family import families
 from lmcore.runtime.launch.worker_protocol import end_with_launcher
 
 if __name__ == "__main__":
     end_with_launcher(os.environ)
-    MODEL_CLASSES["GPT"] = MLPModel
+    families()["GPT"] = replace_gpt()
     worker.main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))

@@ -57,16 +57,16 @@ def found(path: Path, runtime: Runtime, layout: ParallelLayout) -> dict[str, Any
         if loaded is None:
             return None
         model, size = loaded.model, loaded.tokenizer.vocab_size
-        engine = Engine(model, vocab_size=size, max_requests=3, precision_context=loaded.context)
+        engine = Engine(model, vocab_size=size, max_requests=3, execution=loaded.execution)
         made = [engine.add(request) for request in REQUESTS]
         while len(made[0].tokens) < 3:
             engine.step()
         engine.cancel(made[0])
         engine.run()
         beams = beam_search(
-            model, [1, 2], width=3, max_tokens=6, vocab_size=size, precision_context=loaded.context
+            model, [1, 2], width=3, max_tokens=6, vocab_size=size, execution=loaded.execution
         )
-        (plain,) = recompute(model, [Request([7, 8], 4, seed=6)], size, loaded.context)
+        (plain,) = recompute(model, [Request([7, 8], 4, seed=6)], size, loaded.execution)
         return {
             "tokens": [one.tokens for one in made],
             "logprobs": [one.logprob for text in made for one in text.logprobs],

@@ -85,6 +85,41 @@ def session(timeout: float, **settings: Any) -> lmcore.Session:
     return lmcore.start(precision="fp32", distributed_timeout_minutes=minutes, **settings)
 
 
+def loss_weights(timeout: float) -> None:
+    """Train with losses that are means of different numbers of targets, in micro-batches of 2."""
+    numbers = (4, 0, 1, 3, 0, 2, 2, 0)  # rank 1 has no target in the third update of two
+    masked = [
+        (x, torch.where(torch.arange(4) < number, y, -100))
+        for (x, y), number in zip(batches(), numbers, strict=True)
+    ]
+    model, optimizer = make()
+    for start in (0, 4):
+        x, y = (torch.cat(parts) for parts in zip(*masked[start : start + 4], strict=True))
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    show([parameter.tolist() for parameter in model.parameters()])
+    for stage in (0, 1, 2, 3):
+        with session(timeout, zero_stage=stage) as rt:
+            model, optimizer = rt.prepare(*make())
+            for x, y in masked[rt.rank :: rt.world_size]:
+                with rt.accumulate(2):
+                    loss = functional.cross_entropy(model(x), y)
+                    rt.backward(loss, weight=(y != -100).sum())
+                    rt.step(optimizer)
+            whole = [
+                getattr(each, "full_tensor", lambda each=each: each)()
+                for each in model.parameters()
+            ]
+            show([each.tolist() for each in whole])
+            x, y = masked[1]
+            rt.backward(functional.cross_entropy(model(x), y), weight=0)
+            try:
+                rt.step(optimizer)
+            except RunError as error:
+                show(error.what)
+
+
 def train(timeout: float) -> None:
     """Train with each ZeRO stage, save, load into another model, and continue."""
     folder = Path(os.environ["FOLDER"])
@@ -707,6 +742,7 @@ SCENARIOS: dict[str, Callable[[float], None]] = {
     "left": left,
     "in_turn": in_turn,
     "averaged_weights": averaged_weights,
+    "loss_weights": loss_weights,
     "shared_by_models": shared_by_models,
     "hooks": hooks,
     "optimizers": optimizers,

@@ -18,8 +18,8 @@ from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.checkpoint import save_checkpoint
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
-from lmcore.model.gpt import GPT
-from lmcore.model.op_binding import OpBinding
+from lmcore.families.gpt.model import GPT
+from lmcore.families.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
 from lmcore.signals import SAME_SIGNAL_SECONDS
 

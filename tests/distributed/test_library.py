@@ -34,6 +34,17 @@ def test_losses_are_those_of_one_process(start: Any, tmp_path: Path) -> None:
             assert found["after"][0] == pytest.approx(found["after"][1], rel=1e-6), stage
 
 
+def test_weights_of_losses(start: Any) -> None:
+    """Two ranks that accumulate update as one process does by the mean over all targets."""
+    for ended in start("loss_weights", worker=WORKER):
+        assert ended.status == 0, ended.errors
+        plain, *found = ended.printed
+        assert len(found) == 8
+        for stage in range(4):
+            torch.testing.assert_close(found[2 * stage], plain, rtol=1e-5, atol=1e-6)
+            assert "the weights of all losses of update 3 together are 0" in found[2 * stage + 1]
+
+
 def test_gradients_of_some_ranks(start: Any) -> None:
     """Parameters that are frozen, unfrozen, or unused on a rank train as in one process.
 

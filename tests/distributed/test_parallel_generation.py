@@ -23,8 +23,8 @@ from lmcore.checkpoint import save_checkpoint
 from lmcore.conversion.convert import convert
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
-from lmcore.model.gpt import GPT
-from lmcore.model.op_binding import OpBinding
+from lmcore.families.gpt.model import GPT
+from lmcore.families.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
 
 WORKER = Path(__file__).with_name("generation_worker.py")

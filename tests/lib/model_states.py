@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from lmcore.conversion.state import WEIGHT, ModelState, Progress
+from lmcore.model.family import vocabulary_parameters
 from lmcore.model.shape import ModelShape
 
 GPT2 = ModelShape(2, 24, 3, 40, 32, 384)
@@ -34,6 +35,27 @@ SHAPES = {
     ),
     "qwen2": replace(LLAMA, add_qkv_bias=True),
 }
+
+
+_BERT_OWN = {
+    "bert_binary_head": True,
+    "bert_post_norm": True,
+    "bert_gelu": "erf",
+    "bert_token_types": 2,
+}
+
+
+def bert_shape(**own: bool | float | str) -> ModelShape:
+    """Return the shape of a small BERT, by default of the original's kind.
+
+    Args:
+        own: Other values of BERT's own settings.
+    """
+    further = tuple(sorted((_BERT_OWN | own).items()))
+    return ModelShape(2, 24, 3, 40, 12, 32, 1e-12, model_family="bert", further=further)
+
+
+BERT = bert_shape()
 
 
 class RandomState(ModelState):
@@ -64,6 +86,6 @@ def same_state(found: ModelState, expected: ModelState) -> None:
     rows = min(found.shape.padded_vocab_size, expected.shape.padded_vocab_size)
     for name in expected.parameters:
         ours, theirs = found.read(name), expected.read(name)
-        if name.endswith("embedding.weight") and not name.startswith("position"):
+        if name in vocabulary_parameters(expected.shape):
             ours, theirs = ours[:rows], theirs[:rows]
         assert torch.equal(ours, theirs), name

@@ -88,9 +88,11 @@ def argv_of(flags: str, prefix: str | None, directory: Path) -> list[str]:
     """Return the arguments of a tiny run; *flags* replace the tiny ones of the same name."""
     words = flags.split()
     given = {word for word in words if word.startswith("--")}
+    if "--task-valid-data" in given:  # the run validates on all of it
+        given.add("--eval-iters")
     pairs = zip(TINY.split()[::2], TINY.split()[1::2], strict=True)
     argv = ["train"] + [word for pair in pairs if pair[0] not in given for word in pair]
-    if prefix is not None and "--data-path" not in given:
+    if prefix is not None and given.isdisjoint({"--data-path", "--task-data"}):
         argv += ["--data-path", prefix]
     if "--save" not in given:
         argv += ["--save", str(directory)]

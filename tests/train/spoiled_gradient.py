@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from lmcore.cli.main import main
-from lmcore.model.gpt import GPT
+from lmcore.families.gpt.model import GPT
 
 
 def spoil(steps: frozenset[int]) -> None:

@@ -118,9 +118,14 @@ def paths(data_prefix: str, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 def test_every_checked_setting_has_a_case() -> None:
     """A new setting that declares `CHECKED` is tried below."""
     checked = {name for name, option in run_options().items() if option.on_resume == CHECKED}
-    assert checked == set(CHECKED_CHANGES)
+    assert checked == set(CHECKED_CHANGES) | SIZES_OF_FAMILIES
     assert checked >= FAST
 
+
+SIZES_OF_FAMILIES = {
+    *("model_family", "bert_binary_head", "bert_post_norm", "bert_gelu", "bert_token_types"),
+}
+"""Settings that are compared as parts of the model's shape: see `test_plugin_family.py`."""
 
 FAST = {
     *("num_layers", "add_qkv_bias", "rampup_batch_size", "shampoo_max_preconditioner_dim"),
@@ -195,9 +200,9 @@ def test_the_hint_of_another_order_works(
 
 def test_equal_settings_are_not_named(train: Any, train_once: Any, paths: dict[str, str]) -> None:
     """A run that resumes with its own settings gets no warning."""
-    for base in BASES.values():
+    for name, base in BASES.items():
         flags = base.format(**paths)
-        run = train("same", f"{flags} --load {train_once(flags).directory}")
+        run = train(f"same-{name}", f"{flags} --load {train_once(flags).directory}")
         assert run.status == 0, run.err
         assert "differ" not in run.err
 
@@ -263,10 +268,14 @@ def test_other_kernels_are_named_if_the_run_has_dropout(train: Any, train_once: 
 
 
 def test_a_changed_padding_of_the_vocabulary_is_a_warning(train: Any, train_once: Any) -> None:
-    """The rows that no token has are part of the softmax: losses change."""
-    saved = train_once(BASES["gpt"])
-    flags = f"--make-vocab-size-divisible-by 64 --load {saved.directory}/checkpoints/iter_0000002"
-    run = train("padded", changed(BASES["gpt"], flags))
+    """The rows that no token has may be part of the softmax: losses change, but not by default."""
+    usual = train_once(BASES["gpt"])
+    flags = "--make-vocab-size-divisible-by 64 --load {}/checkpoints/iter_0000002"
+    run = train("usual", changed(BASES["gpt"], flags.format(usual.directory)))
+    assert run.rows[-1]["loss"] == pytest.approx(usual.rows[-1]["loss"], rel=1e-6)
+    base = f"{BASES['gpt']} --include-padding-in-loss"
+    saved = train_once(base)
+    run = train("padded", changed(base, flags.format(saved.directory)))
     assert run.status == 0, run.err
     (line,) = [line for line in run.err.splitlines() if "padded to 320 rows" in line]
     assert line.startswith("warning: ")

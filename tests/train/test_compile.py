@@ -25,6 +25,12 @@ def test_equals_eager(start: Any, train: Any, tmp_path: Any) -> None:
     for one, other in zip(eager.rows, compiled.rows, strict=True):
         assert other["loss"] == pytest.approx(one["loss"], abs=1e-5)
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
+    assert [("compiles" in row, "tokens_per_second" in row) for row in compiled.rows] == [
+        (True, False),
+        *[(False, True)] * 3,
+    ]
+    assert compiled.summary["compiling_steps"] == 1
+    assert "compile   the first step took" in err
     weights = compiled.saved()
     for name, tensor in eager.saved().items():
         if name.startswith("model."):

@@ -173,6 +173,21 @@ def test_the_error_has_the_rates_of_each_schedule(train_once: Any, go_on: Any) -
     assert "--schedule keep" not in refused.err
 
 
+def test_a_missing_schedule_is_refused_before_the_device_starts(
+    train_once: Any, go_on: Any, monkeypatch: Any
+) -> None:
+    """The device may take minutes to start; a difference that it is not needed for comes first."""
+    run = train_once(BASE)
+
+    def started(*_args: Any) -> None:
+        raise AssertionError("the device is started")
+
+    monkeypatch.setattr("lmcore.cli.train.import_torch", started)
+    refused = go_on(run, "--train-iters 20")
+    assert refused.status == 2
+    assert "choose one by `--schedule extend` or `--schedule restart`" in refused.err
+
+
 def test_all_problems_come_at_once(train_once: Any, go_on: Any) -> None:
     """Another model, optimizer and schedule are one error; flags that contradict are, too."""
     run = train_once(BASE)

@@ -10,9 +10,7 @@ import pytest
 from layouts import encoder_model
 
 from lmcore.checkpoint import read_manifest
-from lmcore.config.derived.model_family import FAMILIES
-from lmcore.model.registry import MODEL_CLASSES
-from lmcore.train.sample_format import SAMPLE_FORMATS
+from lmcore.model.family import families
 
 SCRIPT = [str(Path(__file__).with_name("encoder.py"))]
 FLAGS = (
@@ -25,13 +23,12 @@ CLOSE = 2e-6
 @pytest.fixture
 def encoder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Registers the family for the test."""
-    registries: list[Any] = [FAMILIES, MODEL_CLASSES, SAMPLE_FORMATS]
-    before = [dict(registry) for registry in registries]
+    registry = families()
+    before = dict(registry)
     encoder_model.register()
     yield
-    for registry, content in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(content)
+    registry.clear()
+    registry.update(before)
 
 
 @pytest.mark.usefixtures("encoder")

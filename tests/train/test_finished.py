@@ -36,9 +36,27 @@ def test_it_changes_nothing(train: Any, train_once: Any, copy_of: Any, more: str
         f"nothing is left to train: `{first.directory}` is complete at step 4; nothing changed; "
         f"`lmcore train --continue {first.directory} --train-iters N` trains longer\n"
     )
-    assert "device " not in again.err, "the header is of a run that trains and writes"
+    assert "\ndevice " not in f"\n{again.err}", "the header is of a run that trains and writes"
     assert files_of(first.directory) == before
     assert again.summary["loss"] == first.rows[-1]["loss"]
+
+
+@pytest.mark.parametrize("more", ["", "--weight-decay 0.02"])
+def test_another_directory_gets_the_checkpoint(
+    train: Any, train_once: Any, copy_of: Any, more: str
+) -> None:
+    """The announced checkpoint exists: the directory of `--save` has the weights."""
+    first = copy_of(train_once(FLAGS), "run")
+    before = files_of(first.directory)
+    second = train("other", f"{FLAGS} --load {first.directory} {more}")
+    assert second.status == 0, second.err
+    assert "no step is left to train" in second.err
+    assert f"lmcore generate --load {second.directory} " in second.out
+    (saved,) = (second.directory / "checkpoints").glob("iter_*")
+    assert f"checkpoint      {saved}\n" in second.out
+    again = train("other", f"{FLAGS} --load {second.directory} {more}")
+    assert again.out.startswith(f"nothing is left to train: `{second.directory}`")
+    assert files_of(first.directory) == before
 
 
 def test_several_processes(start: Any, finish: Any, train: Any, tmp_path: Any) -> None:
@@ -62,7 +80,7 @@ def test_without_save(train: Any, train_once: Any, tmp_path: Any, monkeypatch: A
     """No directory is made for a run that has nothing to do."""
     monkeypatch.chdir(tmp_path)
     first = train_once(FLAGS)
-    again = train("new", f"{FLAGS} --load {first.directory}")
+    again = train("new", f"{FLAGS} --load {first.directory} --save none")
     assert again.status == 0, again.err
     assert "nothing is left to train" in again.out
     assert not list(tmp_path.iterdir())

@@ -336,7 +336,10 @@ def test_a_start_without_the_state_of_the_optimizer(
         assert main([*command, *flags, "--save", str(tmp_path / f"run{expected}")]) == 0
         said = capfd.readouterr().err
         assert said.count("without the optimizer's state of step 7") == expected
-        assert said.count("lmcore checkpoint convert") == expected
+        source, kind = tmp_path / "megatron", "--to lmcore --tokenizer-type ByteTokenizer"
+        convert = f"`lmcore checkpoint convert {source} megatron-lmcore {kind}`"
+        train = f"`lmcore train --continue megatron-lmcore --data-path {data}`"
+        assert said.count(f"to continue at that step: {convert}, then {train}") == expected
 
 
 def test_main_parameters_that_are_not_the_models(
@@ -374,4 +377,4 @@ def test_weights_of_another_size_than_described(
     path.write_text(json.dumps(config | {"vocab_size": 300}))
     command = ["train", "--load", str(model), "--data-path", data, *RUN.split()]
     assert main([*command, "--save", str(tmp_path / "run")]) == 1
-    assert "are not those of the model that it describes" in capsys.readouterr().err
+    assert "do not fit its `config.json`" in capsys.readouterr().err

@@ -91,7 +91,7 @@ def test_from_another_precision(train: Any) -> None:
     """A run that continues in fp16 begins with a new scale; in fp32 there is none."""
     flags = "--train-iters 9 --initial-loss-scale 128"
     first = train("run", f"{flags} --exit-interval 3")
-    assert "without effect: `--initial-loss-scale 128.0` (needs a precision" in first.err
+    assert "ignored: `--initial-loss-scale 128.0` (needs a precision" in first.err
     load = f"{flags} --load {first.directory}"
     half = train("run", f"{load} --precision fp16 --exit-interval 6")
     assert half.status == 0, half.err

@@ -133,9 +133,9 @@ def test_kill_switch(train: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     path = tmp_path / "stop"
     real = StepQueue.submit
 
-    def submit(queue: StepQueue) -> None:
+    def submit(queue: StepQueue, step: int) -> None:
         path.touch()
-        real(queue)
+        real(queue, step)
 
     monkeypatch.setattr(StepQueue, "submit", submit)
     monkeypatch.setattr("lmcore.train.exit_conditions._KILL_SWITCH_SECONDS", 0.0)

@@ -18,7 +18,8 @@ CLOSE = 1e-5
 """Relative: versions of torch, and processors, sum products in other orders."""
 
 COMMON = (
-    "--global-batch-size 8 --train-iters 8 --lr 1e-2 --eval-interval 4 --eval-iters 2 --split 8,2,0"
+    "--global-batch-size 8 --train-iters 8 --lr 1e-2 --eval-interval 4 --eval-iters 2 "
+    "--split 8,2,0 --include-padding-in-loss"
 )
 CASES = {
     "gpt": "--attention-dropout 0.1 --hidden-dropout 0.1",

@@ -102,3 +102,21 @@ def test_a_size_that_does_not_divide(start: Any, finish: Any) -> None:
     assert run.status == 2
     assert "has sizes that 12 does not divide, such as 4" in run.err
     assert "hint: use `--rampup-batch-size 12 12 32`" in run.err
+
+
+def test_a_run_that_ends_on_its_ramp(train: Any, train_once: Any, assert_same: Any) -> None:
+    """Its 50 steps have 2 samples; it continues near its end, where no rate is 0 but the last."""
+    flags = "--rampup-batch-size 2 2 1000 --global-batch-size 16 --train-samples 100"
+    flags += " --micro-batch-size 2"
+    whole = train_once(flags)
+    assert sizes(whole) == [2] * 50
+    assert "training  50 steps of 2 x 16 tokens" in whole.err
+    assert "learning rate 0:" not in whole.err
+    assert [row["step"] for row in whole.rows if row["learning_rate"] == 0] == [50]
+    first = train("part", f"{flags} --exit-interval 44")
+    part = train("part", f"{flags} --load {first.directory}")
+    assert part.status == 0, part.err
+    assert part.curve() == whole.curve()
+    assert_same(part.saved(), whole.saved())
+    again = train("part", f"{flags} --load {part.directory}")
+    assert f"`lmcore train --continue {part.directory} --train-samples N` trains" in again.out

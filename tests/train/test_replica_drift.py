@@ -25,8 +25,8 @@ def patch():
     import importlib, torch
     owner = importlib.import_module("lmcore.train.step_queue").StepQueue
     submit = owner.submit
-    def drift(queue):
-        submit(queue)
+    def drift(queue, number):
+        submit(queue, number)
         state = queue._step.state
         if os.environ.get("RANK") == "{rank}" and state.iteration == {step}:
             weight = dict(state.parallel.named_parameters())[{name!r}].detach().view(-1)

@@ -195,11 +195,11 @@ def test_interrupted_twice(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second SIGINT gets out at once, with the shell's status and a summary that says so."""
     submit = StepQueue.submit
 
-    def interrupted(queue: StepQueue) -> None:
+    def interrupted(queue: StepQueue, step: int) -> None:
         signal.raise_signal(signal.SIGINT)
         time.sleep(SAME_SIGNAL_SECONDS + 0.1)
         signal.raise_signal(signal.SIGINT)
-        submit(queue)
+        submit(queue, step)
 
     monkeypatch.setattr(StepQueue, "submit", interrupted)
     run = train("run", "--train-iters 4")

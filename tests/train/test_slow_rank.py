@@ -13,7 +13,7 @@ import os, sys, time
 def patch():
     if "torch" not in sys.modules:  # not loaded in this process: it is no rank
         return
-    import lmcore.data.loading.loader as loader, lmcore.model.transformer as transformer
+    import lmcore.data.loading.loader as loader, lmcore.families.layers.transformer as transformer
     for owner, name in ((loader.BatchLoader, "__next__"), (transformer.Block, "forward")):
         def late(self, *arguments, original=getattr(owner, name), **options):
             if os.environ.get("RANK") == "RANK_SLOW":

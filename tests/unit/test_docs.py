@@ -66,7 +66,7 @@ def test_guide_names_real_options() -> None:
     known |= {f"--no-{one.flag[2:]}" for one in run_options().values() if one.type is bool}
     known |= {flag for one in GENERATOR._cpu_sections().options.values() for flag in one.flags}
     known |= {*megatron.RENAMED, *megatron.FIXED, *megatron.UNSUPPORTED}
-    known |= {"--preset", "--continue", "--help", "--json", "--no"}
+    known |= {"--preset", "--defaults", "--continue", "--help", "--json", "--no"}
     assert set(re.findall(r"--[a-z][a-z-]*[a-z]", text)) <= known
 
 
@@ -129,8 +129,11 @@ def test_every_metric_is_documented(run: RunDirectory) -> None:
     row: dict[str, Any] = json.loads(run.metrics.read_text())
     of_several_processes = [name for name in listed if name.startswith(("rank_time", "slowest"))]
     assert len(of_several_processes) == 4
+    of_compiling_steps = [name for name in listed if name.startswith("compil")]
+    assert len(of_compiling_steps) == 3
     # Every other value is known: a validation, and the peak of the CPU.
-    assert list(row) == [name for name in listed if name not in of_several_processes]
+    others = {*of_several_processes, *of_compiling_steps}
+    assert list(row) == [name for name in listed if name not in others]
 
 
 def test_every_figure_of_the_summary_is_documented(run: RunDirectory) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/environment.md"
-SOURCES = ("lmcore", "native", "plugins/cpu", "plugins_cuda", "plugins_xpu")
+SOURCES = ("lmcore", "native", "plugins/cpu", "plugins/xla", "plugins_cuda", "plugins_xpu")
 """Code for users of lmcore; the kit for plugins' authors documents its own variables."""
 
 _OWN = re.compile(r"\bLMCORE_[A-Z][A-Z_]*[A-Z]\b")
@@ -40,14 +40,14 @@ def test_every_variable_is_listed_and_every_listed_one_is_read():
 def test_the_launchers_variables_are_listed():
     """The variables of a process's place that the runtime reads are listed."""
     page = PAGE.read_text(encoding="utf-8").partition("## What a launcher sets")[2]
-    page = page.partition("## Variables of drivers and libraries")[0]
-    names = set(re.findall(r"`([A-Z][A-Za-z_]+_[A-Za-z_]+|RANK)`", page))
+    page = page.partition("## Backends that other packages add to torch")[0]
+    names = set(re.findall(r"`([A-Z][A-Za-z0-9_]+_[A-Za-z_]+|RANK)`", page))
     text = "\n".join(
         path.read_text(encoding="utf-8") for path in (ROOT / "lmcore/runtime").rglob("*.py")
     )
     ours = r"MASTER_[A-Z]+|TORCHELASTIC_[A-Z_]+"
-    theirs = r"OMPI_\w+|PMIX?_\w+|PALS_\w+|MPI_LOCAL\w+|SLURM_\w+|PBS_\w+"
+    theirs = r"(?:OMPI|PMIX?|PALS|MPI|SLURM|PBS|MV2|MVP|JSM|FLUX|LSB)_\w+"
     asked = set(re.findall(rf"\b(?:{ours}|{theirs})\b", text))
     torchrun = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
-    slurm = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}  # put together where they are read
-    assert names == asked | slurm | torchrun | {"LOCAL_SIZE"}
+    unknown = {"HOROVOD_RANK", "MPIRUN_RANK", "NODE_RANK"}  # found by their ending
+    assert names == asked | torchrun | unknown | {"LOCAL_SIZE"}

@@ -493,13 +493,26 @@ def test_two_devices_of_equal_right_are_listed():
     assert "b looked at" in error.value.why
 
 
-def test_two_plugins_for_one_device_type_are_distinguished_by_name():
-    """The allow-list chooses between plugins with the same device type."""
-    plugins = found(point("a", probe_of("chip")), point("b", probe_of("chip")))
-    with pytest.raises(DeviceError) as error:
-        select(plugins, requested="chip", env={})
-    assert "`LMCORE_PLUGINS=a` or `LMCORE_PLUGINS=b`" in error.value.hint
-    assert select(plugins, requested="b", env={}).plugin == "b"
+@pytest.mark.parametrize("first", ["a", "chip"])
+def test_two_plugins_for_one_device_type_are_distinguished_by_name(first):
+    """`--device` chooses between them, also if one is called like the device type."""
+    plugins = found(point(first, probe_of("chip")), point("b", probe_of("chip")))
+    with pytest.raises(DeviceError, match="equal priority") as error:
+        select(plugins, env={})
+    assert all(f"`--device {name}`" in error.value.hint for name in (first, "b"))
+    for name in (first, "b"):
+        assert select(plugins, requested=name, env={}).plugin == name
+    if first != "chip":
+        with pytest.raises(DeviceError, match="equal priority"):
+            select(plugins, requested="chip", env={})
+
+
+def test_a_higher_priority_goes_before_the_name_of_the_device_type():
+    """`--device chip` means the type; a plugin that is called like it has no precedence."""
+    plugins = found(
+        point("chip", probe_of("chip")), point("better", probe_of("chip", priority=200))
+    )
+    assert select(plugins, requested="chip", env={}).plugin == "better"
 
 
 def test_a_plugin_that_cannot_say_absent_does_not_mean_the_cpu():

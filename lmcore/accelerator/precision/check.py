@@ -29,8 +29,11 @@ __all__ = [
     "check_device",
     "check_model",
     "check_products",
+    "model_state",
     "module_kind",
     "projection_kinds",
+    "weight_dtypes",
+    "wide_attention",
     "without_gradients",
 ]
 
@@ -116,12 +119,15 @@ def _is_allowed(policy: _Policy, dtype: str) -> bool:
     return sizes == [1, 1]
 
 
-def check_device(policy: _Policy, device: Device) -> None:
+def check_device(policy: _Policy, device: Device) -> Counter[Product]:
     """Run small layers on a device, and check dtypes and numbers.
 
     Args:
         policy: Precision policy.
         device: Device that computes.
+
+    Returns:
+        Products that are wider than the policy's: the reference of attention may widen.
 
     Raises:
         DeviceError: Products, weights or gradients have another dtype, or wrong numbers.
@@ -136,7 +142,7 @@ def check_device(policy: _Policy, device: Device) -> None:
             out_BSO = layers(x_BSI)
         out_BSO.float().square().mean().backward()
     products = counter.products
-    check_products(policy, products, device.type, place=place)
+    wider = check_products(policy, products, device.type, place=place)
     # A kernel that is no op of torch is not counted, so there may be no product in `compute`.
     plain = Counter({each: count for each, count in products.items() if not each.batched})
     if policy.compute != policy.activations and {policy.activations} == {
@@ -144,6 +150,7 @@ def check_device(policy: _Policy, device: Device) -> None:
     }:
         why = f"all products of projections are in {policy.activations}, not {policy.compute}"
         raise _not_in_force(policy, place, f"{why}: {in_words(plain)}")
+    return wider
 
 
 def _check_numbers(policy: _Policy, device: Device) -> None:
@@ -268,6 +275,50 @@ def check_model(policy: _Policy, model: nn.Module) -> None:
             why += "put in its place computes in another dtype"
             raise _not_in_force(policy, _IN_MODEL, why)
         check_products(policy, counter.products, rows.device.type)
+
+
+def wide_attention(policy: _Policy, device: Device) -> str:
+    """Return the wider dtypes of the products of attention in small layers; empty if none is wider.
+
+    Args:
+        policy: Precision policy that is in force on the device.
+        device: Device that computes.
+    """
+    with device.rng_tracker().preserved():
+        wider = check_device(policy, device)
+    return ", ".join(sorted({product.dtype for product in wider if product.batched}))
+
+
+def weight_dtypes(model: nn.Module) -> set[str]:
+    """Return the dtypes of a model's weights.
+
+    Args:
+        model: Any model.
+    """
+    return {dtype_name(parameter.dtype) for parameter in model.parameters()}
+
+
+def model_state(model: nn.Module) -> list[tuple[object, ...]]:
+    """Return a value that is equal as long as no module, hook, function or weight is exchanged.
+
+    A weight that changes in place, to another dtype or value, is exchanged too.
+
+    Args:
+        model: Model, before and after a policy prepares it.
+    """
+    found: list[tuple[object, ...]] = []
+    for name, module in model.named_modules():
+        parts = {
+            key: tuple(value) if isinstance(value, dict) else id(value)
+            for key, value in vars(module).items()
+            if key not in {"_parameters", "_buffers", "_modules"}
+        }
+        found.append((name, type(module), tuple(sorted(parts.items(), key=lambda pair: pair[0]))))
+    for name, weight in (*model.named_parameters(), *model.named_buffers()):
+        place = 0 if weight.is_meta else weight.data_ptr()
+        version = weight._version  # noqa: SLF001 - torch has no public name for it
+        found.append((name, type(weight), weight.dtype, place, version, *sorted(vars(weight))))
+    return found
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ __all__ = [
     "full_precision_policy",
     "standard_precision_policies",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,9 +124,15 @@ class PrecisionPolicy:
                 give the dtype that is computed in.
         """
         if self.prepare is not None:
-            before = _shapes(model)
+            before, state = _shapes(model), self._state(model)
             self.prepare(model)
             after = _shapes(model)
+            if state and state == self._state(model):
+                logger.warning(
+                    "precision `%s`: its `prepare` changed nothing: it found no module and no "
+                    "weight of this model to change",
+                    self.name,
+                )
             if before != after:
                 odd = sorted({name for name, _ in before.items() ^ after.items()})
                 raise PluginError(
@@ -133,6 +142,14 @@ class PrecisionPolicy:
                     hint="report this to the authors of the plugin that offers it",
                 )
         self.verify_model(model)
+
+    def _state(self, model: nn.Module) -> list[tuple[object, ...]]:
+        """Return what `prepare` may change; nothing if the weights are right as they are."""
+        from lmcore.accelerator.precision.check import model_state, weight_dtypes
+
+        if self.compute == self.keep and weight_dtypes(model) == {self.keep}:
+            return []
+        return model_state(model)
 
     def verify_model(self, model: nn.Module) -> None:
         """Prove that a prepared model is kept and computed in as promised (see `apply`)."""

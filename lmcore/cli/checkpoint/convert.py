@@ -32,8 +32,8 @@ _DIVIDED = ("megatron", "megatron-dist", "megatron-deepspeed")
 _FILE_SIZE_GB = 5.0
 
 _EPILOG = """\
-At most two tensors at a time are in memory. TARGET is a new directory, which appears when it is
-complete.
+At most two tensors at a time are in memory, and for the comparison of logits one model. TARGET is a
+new directory, which appears when it is complete.
 
   lmcore checkpoint convert runs/my-run my-model --to huggingface --dtype bfloat16
   lmcore checkpoint convert downloads/Llama-3.2-1B runs/llama --to lmcore
@@ -95,6 +95,12 @@ class ConvertSection(TokenizerSection):
         "first.",
         choices=("core", "core-local", "legacy", "pipeline"),
     )
+    verify: bool = option(
+        True,
+        "Compare the logits of 32 tokens by the model that was read and by the written one, on the "
+        "CPU in float32, if the available memory has room for two such models; if they differ, "
+        "nothing is written.",
+    )
     tokenizer_type: str | None = option(
         None, "Type of the tokenizer; default: the checkpoint's own.", metavar="TYPE"
     )
@@ -145,6 +151,7 @@ def run(argv: list[str]) -> int:
             ),
             choice=TokenizerSettings.of(section),
             extra=registered_types(plugins),
+            verify=section.verify,
         )
     print(json.dumps(done.to_json(), indent=2) if section.json else printable(_summary(done)))
     return 0
@@ -199,6 +206,13 @@ def _position(done: Conversion) -> list[str]:
     return [f"  {', '.join(parts)}"] if parts else []
 
 
+def _comparison(done: Conversion) -> list[str]:
+    """Return the line about the logits of both models; none with `--no-verify`."""
+    if done.not_compared is not None:
+        return [f"  logits not compared: {done.not_compared}"]
+    return [] if done.agreement is None else [f"  logits agree to {done.agreement}"]
+
+
 def _summary(done: Conversion) -> str:
     state = "weights and optimizer state" if done.optimizer else "weights"
     speed = size_text(done.size / max(done.seconds, 1e-9))
@@ -207,6 +221,7 @@ def _summary(done: Conversion) -> str:
         f"  {done.source} -> {done.target}: {done.num_parameters:,} parameters, {state}",
         *_position(done),
         f"  {size_text(done.size)} in {done.seconds:.1f} s ({speed}/s)",
+        *_comparison(done),
         *(f"  note: {note}" for note in done.notes),
     ]
     if done.target == "lmcore":

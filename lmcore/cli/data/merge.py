@@ -86,6 +86,12 @@ def _summary(report: MergeReport) -> str:
             f"  {counts} of {report.dtype}",
             f"  {size_text(report.bytes)} in {report.seconds:.1f} s ({size_text(speed)}/s)",
             "",
-            f"next: lmcore train --data-path {shlex.quote(report.prefix)}",
+            f"next: {_next(report)}",
         ]
     )
+
+
+def _next(report: MergeReport) -> str:
+    """Return the command for the merged dataset; one of sentences cannot be trained on."""
+    prefix, split = shlex.quote(report.prefix), report.sequences > report.documents
+    return f"lmcore data inspect {prefix}" if split else f"lmcore train --data-path {prefix}"

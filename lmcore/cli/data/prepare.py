@@ -30,6 +30,7 @@ _T = TypeVar("_T")
 
 _EPILOG = """\
 Writes PREFIX_KEY_document.bin and .idx for each key; give `lmcore train --data-path` that name.
+With --split-sentences the name is PREFIX_KEY_sentence, for BERT.
 Megatron's names for these flags are understood.
 
   lmcore data prepare --input 'web/*.jsonl.gz' --output-prefix web \\
@@ -113,6 +114,7 @@ def _request(
         partition=section.partition,
         reading=reading or InputOptions(),
         splitter=splitter,
+        shuffle=section.shuffle,
     )
     if problems:
         problems += request_problems(request)
@@ -191,4 +193,11 @@ def _next(report: PrepareReport, request: PrepareRequest) -> str:
             "the same command with `--join-partitions` instead of `--partition "
             f"{request.partition}`{others if request.partitions > 1 else ''}"
         )
-    return f"lmcore train --data-path {shlex.quote(report.outputs[0].prefix)}"
+    prefix = shlex.quote(report.outputs[0].prefix)
+    if request.splitter is not None:
+        return (
+            f"lmcore data inspect {prefix}\n"
+            "Documents that are split into sentences are for `lmcore train --model-family bert`;\n"
+            "GPT and Llama take documents that are not split"
+        )
+    return f"lmcore train --data-path {prefix}"

@@ -51,6 +51,13 @@ class PrepareSection(TokenizerSection, InputSection):
         None, "Directory of Punkt's tables; default: NLTK's data.", metavar="DIR"
     )
     append_eod: bool = option(False, "End each document with the end-of-document token.")
+    shuffle: int | None = option(
+        None,
+        "Store the documents in a random order, which the seed determines; default: the order of "
+        "the input.",
+        metavar="SEED",
+        minimum=0,
+    )
     dataset_impl: str = option("mmap", "Format of the dataset.", choices=("mmap", "cached", "lazy"))
     workers: int | None = option(
         None,

@@ -12,7 +12,7 @@ from lmcore.errors import counted, printable
 from lmcore.signals import clean_termination
 
 if TYPE_CHECKING:
-    from lmcore.data.tools.repair import RepairReport
+    from lmcore.data.tools.repair import RepairReport, RepairRequest
 
 __all__ = ["RepairSection", "run"]
 
@@ -68,12 +68,19 @@ def run(argv: list[str]) -> int:
     )
     with clean_termination():
         report = repair(request)
-    print(json.dumps(report.to_json(), indent=2) if section.json else printable(_summary(report)))
+    shown = json.dumps(report.to_json(), indent=2) if section.json else _summary(report, request)
+    print(shown if section.json else printable(shown))
     return 0
 
 
-def _summary(report: RepairReport) -> str:
+def _summary(report: RepairReport, request: RepairRequest) -> str:
     counts = f"{counted(report.documents, 'document')}, {counted(report.tokens, 'token')}"
     lines = [f"{report.prefix}: {counts} of {report.dtype}, format {report.dataset_impl}"]
     lines += [f"  {text}" for text in report.found or ("nothing to repair",)]
-    return "\n".join([*lines, *(f"  new: {path}" for path in report.written)])
+    lines += [f"  new: {path}" for path in report.written]
+    if request.hyphens and report.written:
+        lines.append(
+            f"  `{request.prefix}` stays as it is: move it to another directory before `lmcore "
+            "data weights --input`, which refuses two datasets of the same content"
+        )
+    return "\n".join(lines)

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lmcore.accelerator.probe import Check, CheckStatus
-from lmcore.cli.doctor.core import core_checks
+from lmcore.cli.doctor.core import core_checks, torch_checks
 from lmcore.cli.doctor.plugin import plugin_checks
 from lmcore.cli.doctor.text import ReportText
 from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_section
 from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.plugin import PluginSet, discover
+from lmcore.runtime.torch_import import broken_backend
 
 __all__ = ["SUMMARY", "run"]
 
@@ -62,10 +63,11 @@ def run(argv: list[str]) -> int:
 
 def _groups(plugins: PluginSet, timeout: float) -> Iterator[Group]:
     """Yield the groups of checks, each when it is done."""
-    yield "lmcore", core_checks(plugins)
+    broken = broken_backend()
+    yield "lmcore", [*core_checks(plugins), *torch_checks(broken)]
     for one in plugins:
         title = f"plugin {one.name} ({one.distribution} {one.version})"
-        yield title, plugin_checks(one, plugins, timeout)
+        yield title, plugin_checks(one, plugins, timeout, has_torch=broken is None)
 
 
 def _as_dict(groups: Sequence[Group], *, passed: bool) -> dict[str, object]:

@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 from lmcore.accelerator.probe import Check, CheckStatus
-from lmcore.errors import DeviceError
+from lmcore.errors import DeviceError, PluginError
 from lmcore.plugin import PluginSet, select
+from lmcore.plugin.isolation.subprocess_call import in_one_line
+from lmcore.plugin.torch_backends import installed_backends
 
-__all__ = ["core_checks"]
+__all__ = ["core_checks", "torch_checks"]
 
 _SMALL_DISK = 5 * 10**9
 _FULL_DISK = 10**8
@@ -22,6 +24,20 @@ _FULL_DISK = 10**8
 def core_checks(plugins: PluginSet) -> list[Check]:
     """Return the checks of lmcore itself: interpreter, packages, native code, disk, device."""
     return [_python(), *_packages(), _native_code(), _disk(), _device(plugins)]
+
+
+def torch_checks(broken: PluginError | None) -> list[Check]:
+    """Return the check of the backends that other packages add to torch, if there are any.
+
+    Args:
+        broken: See `broken_backend`.
+    """
+    if broken is not None:
+        return [Check("torch backends", CheckStatus.FAILED, in_one_line(broken), broken.hint)]
+    backends = installed_backends()
+    if not backends:
+        return []
+    return [Check("torch backends", CheckStatus.OK, f"torch loads {', '.join(backends)}")]
 
 
 def _python() -> Check:

@@ -33,13 +33,16 @@ __all__ = ["plugin_checks"]
 _SMOKE = "lmcore.cli.doctor.smoke"
 
 
-def plugin_checks(record: PluginRecord, plugins: PluginSet, timeout: float) -> list[Check]:
+def plugin_checks(
+    record: PluginRecord, plugins: PluginSet, timeout: float, *, has_torch: bool = True
+) -> list[Check]:
     """Return one plugin's checks.
 
     Args:
         record: The plugin.
         plugins: All that were found: those without a device take part in the smoke test.
         timeout: Seconds that each part of the checks may take.
+        has_torch: False if torch cannot be imported, which is not the plugin's fault.
     """
     if record.state is PluginState.OFF:
         return [Check("plugin", CheckStatus.SKIPPED, record.reason)]
@@ -49,6 +52,8 @@ def plugin_checks(record: PluginRecord, plugins: PluginSet, timeout: float) -> l
     checks = _versions(record)
     if record.probe:
         checks.append(_probe_check(record))
+    if not has_torch:
+        return [*checks, Check("checks", CheckStatus.SKIPPED, "torch cannot be imported")]
     if record.implements("lmcore_doctor"):
         checks += _own_checks(record, plugins, timeout)
     if record.probe and record.probe.state is ProbeState.PRESENT:

@@ -38,6 +38,8 @@ __all__ = ["ALL_REDUCE", "DEVICE", "device_checks", "own_checks", "reduction"]
 DEVICE = "device works"
 ALL_REDUCE = "all-reduce"
 _PRECISION = "precision"
+_HEALTH = "health"
+_SLOW_HEALTH_SECONDS = 0.1
 _INNER_SHARE = 0.8
 """Share of the time limit after which a wait for other processes fails, with a message, before
 they are stopped."""
@@ -70,6 +72,8 @@ def device_checks() -> Iterator[StepValues]:
             yield from _step(name, functools.partial(_product, device, name, dtype))
         yield from _step("random state", functools.partial(_random_state, device))
         yield from _step(_PRECISION, functools.partial(_precision, device))
+        if device.health is not None:
+            yield from _step(_HEALTH, functools.partial(_health, device))
 
 
 def _step(name: str, check: Callable[[], Check]) -> Iterator[StepValues]:
@@ -128,20 +132,42 @@ def _tolerance(dtype: str) -> Tolerance | None:
 
 
 def _precision(device: Device) -> Check:
-    """Check the dtypes of all products under each precision policy, as a run does at its start."""
+    """Check the dtypes of products under each precision policy, as a run does at its start.
+
+    A policy without autocast may widen attention; the line says which.
+    """
+    from lmcore.accelerator.precision.check import wide_attention
+
     policies = precision_policies(*_handed_down(), device)
     offered = [policy for policy in policies if policy.available() is None]
-    faults, fix = [], None
+    faults, fix, wider = [], None, ""
     for policy in offered:
         try:
             policy.verify(device)
+            if dtypes := wide_attention(policy, device):
+                wider += f"; under {policy.name} the reference of attention computes in {dtypes}"
         except LmcoreError as error:
             faults.append(in_one_line(error))
             fix = error.hint
     if faults:
         return Check(_PRECISION, CheckStatus.FAILED, "; ".join(faults), fix)
     names = ", ".join(policy.name for policy in offered)
-    return Check(_PRECISION, CheckStatus.OK, f"all products in the dtypes of {names}")
+    return Check(_PRECISION, CheckStatus.OK, f"products in the dtypes of {names}{wider}")
+
+
+def _health(device: Device) -> Check:
+    """Ask the plugin for the health of the device, as a run does now and then."""
+    begin = time.perf_counter()
+    reason = device.health_problem()
+    seconds = time.perf_counter() - begin
+    if reason is not None:
+        fix = "do not train on it: look for a faulty device, or reset it"
+        return Check(_HEALTH, CheckStatus.FAILED, reason, fix)
+    detail = f"the plugin reports no fault, in {1e3 * seconds:.1f} ms"
+    if seconds > _SLOW_HEALTH_SECONDS:
+        fix = "`--check-device-interval` says how often a run asks"
+        return Check(_HEALTH, CheckStatus.WARNING, detail, fix)
+    return Check(_HEALTH, CheckStatus.OK, detail)
 
 
 def _random_state(device: Device) -> Check:

@@ -19,8 +19,17 @@ from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_section
 from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.errors import DeviceError, LmcoreError, printable
-from lmcore.plugin import PluginRecord, PluginSet, PluginState, Selection, discover, select
+from lmcore.plugin import (
+    REQUEST,
+    PluginRecord,
+    PluginSet,
+    PluginState,
+    Selection,
+    discover,
+    select,
+)
 from lmcore.plugin.known_packages import device_packages
+from lmcore.runtime.torch_import import broken_backend
 
 __all__ = ["SUMMARY", "installed_versions", "run", "wanted_versions"]
 
@@ -59,10 +68,12 @@ class PluginsSection:
 def run(argv: list[str]) -> int:
     """Run `lmcore plugins` and return the exit status.
 
-    A bad plugin is a finding, not a failure: the status is not 0 only if `--device` is refused.
+    A bad plugin is a finding, not a failure: the status is not 0 only if the device that
+    `--device` or `LMCORE_DEVICE` asks for is refused.
     """
     wanted = parse_section(PluginsSection, argv, command="lmcore plugins", epilog=_EPILOG)
     plugins = discover(off=wanted.plugin_off)
+    broken = broken_backend()
     selection: Selection | None = None
     refusal: DeviceError | None = None
     try:
@@ -70,26 +81,34 @@ def run(argv: list[str]) -> int:
     except DeviceError as error:
         refusal = error
     if wanted.json:
-        print(json.dumps(_as_dict(plugins, selection, refusal), indent=2))
+        print(json.dumps(_as_dict(plugins, selection, refusal, broken), indent=2))
     else:
-        _print_text(plugins, selection, refusal, verbose=wanted.verbose)
-    return refusal.exit_status if refusal is not None and wanted.device is not None else 0
+        _print_text(plugins, selection, refusal, broken, verbose=wanted.verbose)
+    asked = wanted.device is not None or bool(os.environ.get(REQUEST, "").strip())
+    return refusal.exit_status if refusal is not None and asked else 0
 
 
 def _as_dict(
-    plugins: PluginSet, selection: Selection | None, refusal: LmcoreError | None
+    plugins: PluginSet,
+    selection: Selection | None,
+    refusal: LmcoreError | None,
+    broken: LmcoreError | None,
 ) -> dict[str, Any]:
     from lmcore.accelerator import API_VERSION
 
     return {
         "api": API_VERSION,
         "plugins": [_record_as_dict(one, selection) for one in plugins],
+        "overlaps": _overlaps(plugins),
         "not_installed": _not_installed(plugins),
         "selection": json.loads(selection.to_json()) if selection else None,
-        "error": {"what": refusal.what, "why": refusal.why, "hint": refusal.hint}
-        if refusal
-        else None,
+        "error": _error_as_dict(refusal),
+        "torch_error": _error_as_dict(broken),
     }
+
+
+def _error_as_dict(error: LmcoreError | None) -> dict[str, str | None] | None:
+    return None if error is None else {"what": error.what, "why": error.why, "hint": error.hint}
 
 
 def _record_as_dict(record: PluginRecord, selection: Selection | None) -> dict[str, Any]:
@@ -101,6 +120,7 @@ def _record_as_dict(record: PluginRecord, selection: Selection | None) -> dict[s
         "distribution": record.distribution,
         "state": str(record.state),
         "reason": _reason(record, selection),
+        "slow": record.slow or None,
         "traceback": record.traceback or None,
         "summary": info.summary if info else None,
         "api": str(info.api) if info else None,
@@ -138,6 +158,7 @@ def _print_text(
     plugins: PluginSet,
     selection: Selection | None,
     refusal: LmcoreError | None,
+    broken: LmcoreError | None,
     *,
     verbose: bool,
 ) -> None:
@@ -148,15 +169,20 @@ def _print_text(
     width = output_width()
     head = ("plugin", "device", "package", "version")
     rows = [_cells(one) for one in plugins]
+    states = [str(one.probe.state if one.probe else one.state) for one in plugins]
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(4)]
+    whole = len(_row("  ", head, widths)) + max(map(len, states), default=0) <= width
+    widths = widths if whole else widths[:2]  # package and version are below the row then
     console.print(Text(_row("  ", head, widths) + "state", style="dim"))
-    for record, cells in zip(plugins, rows, strict=True):
+    for record, cells, state in zip(plugins, rows, states, strict=True):
         used = selection is not None and selection.plugin == record.name
         line = Text(_row("* " if used else "  ", cells, widths))
         line.stylize("bold", 2, 2 + widths[0])
-        state = str(record.probe.state if record.probe else record.state)
         line.append(state, style=_STYLES[state])
         console.print(line)
+        if not whole:
+            package = wrapped(f"package: {cells[2]} {cells[3]}", width, first="    ", rest="      ")
+            console.print(Text(package, style="dim"))
         for text, style in _details(record, selection, verbose=verbose):
             console.print(Text(wrapped(text, width, first="    ", rest="      "), style=style))
         if verbose and record.traceback:
@@ -172,6 +198,13 @@ def _print_text(
         many = f", {count} devices" if count > 1 else ""
         decision = f"A run uses `{selection.probe.device_type}`{many}: {selection.reason}."
         console.print(Text(f"\n{wrapped(decision, width)}"))
+    for kind, names in _overlaps(plugins).items():
+        listed = " and ".join(f"`{name}`" for name in names)
+        text = f"{listed} bring the same device, `{kind}`: `--device NAME` chooses a plugin."
+        console.print(Text(wrapped(text, width)))
+    if broken:
+        console.print("\nA run cannot start, as torch cannot be imported:", style="bold red")
+        console.print(broken.render(), markup=False)
     if refusal:
         console.print("\nA run cannot start until you choose a device:", style="bold red")
         console.print(refusal.render(), markup=False)
@@ -179,7 +212,7 @@ def _print_text(
 
 def _row(mark: str, cells: Sequence[str], widths: Sequence[int]) -> str:
     return mark + "".join(
-        f"{cell.ljust(width)}  " for cell, width in zip(cells, widths, strict=True)
+        f"{cell.ljust(width)}  " for cell, width in zip(cells, widths, strict=False)
     )
 
 
@@ -205,6 +238,8 @@ def _details(
     versions = installed_versions(record)
     if versions:
         yield f"versions: {versions}", "dim"
+    if record.slow:
+        yield f"slow: {record.slow}", "yellow"
     if record.probe and record.probe.fix:
         yield f"fix: {record.probe.fix}", "yellow"
     elif record.troubled:
@@ -212,6 +247,15 @@ def _details(
     if verbose and record.probe:
         for key, value in record.probe.facts.items():
             yield f"{key}: {json.dumps(value)}", "dim"
+
+
+def _overlaps(plugins: PluginSet) -> dict[str, list[str]]:
+    """Return the plugins that bring a device of the same type, by the type."""
+    owners: dict[str, list[str]] = {}
+    for record in plugins.usable:
+        if record.probe is not None and record.probe.state == "present":
+            owners.setdefault(record.probe.device_type, []).append(record.name)
+    return {kind: names for kind, names in owners.items() if len(names) > 1}
 
 
 def _not_installed(plugins: PluginSet) -> dict[str, str]:

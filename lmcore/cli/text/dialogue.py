@@ -26,16 +26,24 @@ class Dialogue:
     command.  A line of white space is skipped.
     """
 
-    def __init__(self, output: TextIO, *, prompt: str, banner: str = "") -> None:
+    def __init__(
+        self,
+        output: TextIO,
+        *,
+        prompt: str,
+        banner: str = "",
+        waits: Callable[[], None] = lambda: None,
+    ) -> None:
         """Ask nothing yet; a terminal shows the banner.
 
         Args:
             output: Stream of the texts.
             prompt: Text before the line of the user, without the space after it.
             banner: First line on a terminal.
+            waits: Called before each wait for a line of a terminal.
         """
         self._output = output
-        self._prompt = prompt
+        self._prompt, self._waits = prompt, waits
         self._begun = False  # a text without the end of its line
         self.interactive = sys.stdin.isatty()
         self._styled = output.isatty()
@@ -87,6 +95,7 @@ class Dialogue:
         if not self.interactive:
             return self._read_pipe()
         while True:
+            self._waits()
             try:
                 return self._ask()
             except KeyboardInterrupt:
@@ -100,15 +109,13 @@ class Dialogue:
     def _ask(self) -> str:
         if self._styled:
             line = input(f"\x01{_BOLD}\x02{self._prompt}\x01{_NORMAL}\x02 ")
-            line.encode()  # bytes that are not UTF-8 arrive as lone surrogates
-            return line
+            return _decoded(line)
         sys.stderr.write(f"{self._prompt} ")
         sys.stderr.flush()
         line = sys.stdin.readline()
         if not line:
             raise EOFError
-        line.encode()
-        return line.removesuffix("\n")
+        return _decoded(line).removesuffix("\n")
 
     def _read_pipe(self) -> str | None:
         line = sys.stdin.buffer.readline(_LONGEST_LINE)
@@ -120,3 +127,12 @@ class Dialogue:
             return line.decode().removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError:
             raise ConfigError("a line of standard input is not UTF-8") from None
+
+
+def _decoded(line: str) -> str:
+    """Return a line of a terminal, whose bytes of UTF-8 the C locale does not decode.
+
+    Raises:
+        UnicodeError: It has other bytes.
+    """
+    return line.encode(errors="surrogateescape").decode()

@@ -15,18 +15,22 @@ from typing import Literal
 
 from lmcore.config.derived.split import Split, parse_split
 from lmcore.config.section.data import DataSection
+from lmcore.config.section.task import TaskSection
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = [
     "BUNDLED",
     "DIVIDED",
+    "LARGEST_WEIGHT",
     "OWN",
     "PARTS",
+    "TASK_OPTIONS",
     "Blend",
     "DataSource",
     "Part",
     "RunSources",
+    "TaskData",
     "is_number",
     "overlapping_ranges",
     "read_sources",
@@ -35,6 +39,9 @@ __all__ = [
 
 Part = Literal["train", "valid", "test"]
 PARTS: tuple[Part, ...] = ("train", "valid", "test")
+
+LARGEST_WEIGHT = 1e300
+"""Largest weight of a dataset: the sum of any number of them is finite."""
 
 BUNDLED = "shakespeare"
 """Name of the text that comes with lmcore; the data of a run whose flags name none."""
@@ -47,6 +54,9 @@ OWN = {
     for part in PARTS
 }
 """Options that name the sources of one part only, by part."""
+
+TASK_OPTIONS: dict[Part, str] = {"train": "task_data", "valid": "task_valid_data"}
+"""Options that name the files of a task, by part."""
 
 _ONE_BY_ONE = "alternate weight and dataset, such as `0.7 web 0.3 books`, or give no weights"
 _RANGES = 'write `"NAME: WEIGHT START:END PATH, ..."`, such as `"train: 0.5 0:0.9 web"`'
@@ -61,6 +71,7 @@ class DataSource:
         weight: Weight among the samples, not normalized; None: in proportion to its size.
         documents: Start and end of its documents, as fractions; None: as `--split` divides them.
         corpus: True if `name` is the name of a text rather than a prefix.
+        files: Files of a task that are prepared together; empty for other sources.
         tokenizer: The tokenizer that made the dataset, from its metadata file; None: unknown.
         append_eod: True if each document ends with an end-of-document token; None: unknown.
     """
@@ -69,8 +80,42 @@ class DataSource:
     weight: float | None = None
     documents: tuple[float, float] | None = None
     corpus: bool = False
+    files: tuple[str, ...] = ()
     tokenizer: TokenizerIdentity | None = None
     append_eod: bool | None = None
+
+    @property
+    def is_dataset(self) -> bool:
+        """True if `name` is the prefix of an indexed dataset."""
+        return not self.corpus and not self.files
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """Columns of a task's files, and what is in them.
+
+    Attributes:
+        task: `--task`.
+        text: Names of the columns with the text.
+        label: Name of the column with the class, or the right choice.
+        choices: Names of the columns with the choices; empty for a classification.
+        labels: Names of the classes; empty for multiple choice, and until the files are read.
+        num_choices: Most choices of a question; 0 for a classification.
+        rows: Number of rows of each part, once the files are read.
+    """
+
+    task: str
+    text: tuple[str, ...]
+    label: str
+    choices: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    num_choices: int = 0
+    rows: Mapping[Part, int] = field(default_factory=dict)
+
+    @property
+    def num_labels(self) -> int:
+        """Number of classes, or most choices of a question."""
+        return len(self.labels) or self.num_choices
 
 
 @dataclass(frozen=True)
@@ -107,12 +152,14 @@ class RunSources:
         own: Blend of each part with separate data.
         bundled: True if no flag names data, so that the run reads the bundled text.
         split: Shares of the documents of `divided` for each part; None if `--split` is malformed.
+        task: Columns and content of a task's files; None without a task.
     """
 
     divided: Blend | None
     own: Mapping[Part, Blend] = field(default_factory=dict)
     bundled: bool = False
     split: Split | None = None
+    task: TaskData | None = None
 
     def blends(self) -> tuple[Blend, ...]:
         """Return every blend, training first."""
@@ -121,7 +168,9 @@ class RunSources:
         )
 
 
-def read_sources(settings: DataSection) -> tuple[RunSources, list[LmcoreError]]:
+def read_sources(
+    settings: DataSection, task: TaskSection | None = None
+) -> tuple[RunSources, list[LmcoreError]]:
     """Return the sources as far as they can be parsed, and every problem of the flags.
 
     A source whose weight or range is wrong is among them, so that its other problems are found
@@ -134,6 +183,8 @@ def read_sources(settings: DataSection) -> tuple[RunSources, list[LmcoreError]]:
         split = None
     own: dict[Part, Blend] = {}
     problems: list[LmcoreError] = []
+    if task is not None and task.task and task.task_data:
+        return _task_sources(task, split), problems
     for part in PARTS:
         for option in OWN[part]:
             words = getattr(settings, option)
@@ -152,6 +203,18 @@ def read_sources(settings: DataSection) -> tuple[RunSources, list[LmcoreError]]:
         divided = Blend("corpus", (DataSource(settings.corpus or BUNDLED, corpus=True),))
         return RunSources(divided, bundled=settings.corpus is None, split=split), problems
     return RunSources(divided, split=split), problems
+
+
+def _task_sources(task: TaskSection, split: Split | None) -> RunSources:
+    own: dict[Part, Blend] = {}
+    files: dict[Part, tuple[str, ...]] = {"train": task.task_data, "valid": task.task_valid_data}
+    for part, option in TASK_OPTIONS.items():
+        if files[part]:
+            source = DataSource(" ".join(files[part]), files=files[part])
+            own[part] = Blend(option, (source,))
+    choices = task.task_choices if task.task == "multiple-choice" else ()
+    found = TaskData(str(task.task), task.task_text, task.task_label, choices, task.task_labels)
+    return RunSources(None, own, split=split, task=found)
 
 
 def _own_blend(option: str, words: tuple[str, ...], problems: list[LmcoreError]) -> Blend:
@@ -276,6 +339,8 @@ def _weight(text: str, path: str, flag: str, problems: list[LmcoreError]) -> flo
         why = "it is not finite"
     elif weight < 0:
         why = "a weight is above 0"
+    elif weight > LARGEST_WEIGHT:
+        why, hint = "the sum of weights may overflow", f"give a number below {LARGEST_WEIGHT:g}"
     if why:
         what = f"`{flag}`: the weight of `{path}` is {text}"
         problems.append(ConfigError(what, why=why, hint=hint))

@@ -9,7 +9,7 @@ from lmcore.errors import ConfigError
 
 __all__ = ["Split", "parse_split"]
 
-_HINT = "write three shares, such as `969,30,1`"
+_HINT = "use `--split 969,30,1`, or other shares of training, validation and test"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from lmcore.config.option import Option
 from lmcore.config.settings import Provenance
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import ConfigError, LmcoreError
+from lmcore.model.family import families
 
 __all__ = ["SavedSettings"]
 
@@ -46,6 +47,7 @@ class SavedSettings:
         """
         fields = [field.name for field in dataclasses.fields(TokenizerSettings)]
         names = {name for name, option in options.items() if option.section == "model"}
+        names |= {one for family in families().values() for one in family.settings}
         names |= {*fields, "precision"}
         found = self.layer(options, problems, names=names)
         if self.tokenizer is not None:

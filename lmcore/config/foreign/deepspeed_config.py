@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lmcore.config.foreign.deepspeed_file import AUTO
+from lmcore.config.foreign.deepspeed_keys import REFUSED
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -42,7 +43,8 @@ def deepspeed_config(
         compute: Dtype of matrix products, "bfloat16".
         reduce: Dtype in which gradients are summed.
     """
-    config = {name: copy.deepcopy(value) for name, value in content.items() if name not in _OURS}
+    left_out = {*_OURS, *REFUSED}  # what is refused may be there if it is off
+    config = {name: copy.deepcopy(value) for name, value in content.items() if name not in left_out}
     config = _without_auto(config, plan.config.model.hidden_size)
     half = _DTYPES[compute] if compute in {"bfloat16", "float16"} else None
     for name in ("fp16", "bf16", "bfloat16"):

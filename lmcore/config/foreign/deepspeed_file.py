@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmcore.bounded_file import read_bounded_file
-from lmcore.config.foreign.deepspeed_keys import IDLE, KNOWN, REFUSED
+from lmcore.config.foreign.deepspeed_keys import (
+    IDLE,
+    KNOWN,
+    NATIVE_IDLE,
+    NATIVE_REFUSED,
+    REFUSED,
+)
 from lmcore.config.option import Option
 from lmcore.errors import ConfigError, LmcoreError, nearest
 
@@ -66,11 +72,18 @@ class Found:
 
 
 class DeepSpeedFile:
-    """DeepSpeed's file at a path; call `read` first."""
+    """DeepSpeed's file at a path; call `read` first.
+
+    Attributes:
+        is_readable: False if it cannot be read.
+        unread: Names of the options whose values in it are wrong.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.content: dict[str, Any] = {}
+        self.is_readable = False
+        self.unread: set[str] = set()
 
     def read(self) -> None:
         """Read the file.
@@ -79,6 +92,7 @@ class DeepSpeedFile:
             ConfigError: See `read_deepspeed_file`.
         """
         self.content = read_deepspeed_file(self.path)
+        self.is_readable = True
 
     def layer(
         self,
@@ -99,6 +113,7 @@ class DeepSpeedFile:
                 value = options[name].convert(found.value, where=f"`{found.shown}`")
             except ConfigError as problem:
                 problems.append(problem)
+                self.unread.add(name)
                 continue
             if name in given and given[name][0] not in {None, value}:
                 problems.append(self._contradiction(given[name][1], found))
@@ -120,9 +135,42 @@ class DeepSpeedFile:
         """Return a problem for each value that is not supported here."""
         return [*_problems(self.path, self.content)]
 
+    def native_problems(self) -> list[LmcoreError]:
+        """Return a problem for each value that the native engine does not support."""
+        zero = self.content.get("zero_optimization")
+        return [
+            ConfigError(
+                f"`{self.path}: zero_optimization.{name}` is not supported by the native engine",
+                why=why,
+                hint=hint,
+            )
+            for name, (why, hint) in NATIVE_REFUSED.items()
+            if isinstance(zero, Mapping) and not _is_off(name, zero.get(name))
+        ]
+
     def notices(self) -> list[str]:
         """Return a line for each value that has no effect."""
         return [*_notices(self.path, self.content)]
+
+    def native_notice(self) -> str | None:
+        """Return a message about all keys that have no effect with the native engine, if any."""
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in NATIVE_IDLE.items():
+            value = self.content.get(name)
+            if name == "zero_optimization":
+                known = {"stage", "cpu_offload", "offload_optimizer", *NATIVE_REFUSED}
+                names = [
+                    f"{name}.{key}"
+                    for key, one in (value.items() if isinstance(value, Mapping) else ())
+                    if key not in known and not _is_off(key, one)
+                ]
+            else:
+                names = [] if _is_off(name, value) else [name]
+            if names:
+                by_reason.setdefault(reason, []).extend(f"`{key}`" for key in names)
+        lines = [f"  {', '.join(keys)}: {reason}" for reason, keys in by_reason.items()]
+        head = f"{self.path}: without effect with the native engine:"
+        return "\n".join([head, *lines]) if lines else None
 
     @property
     def accumulation_steps(self) -> int | None:
@@ -245,11 +293,11 @@ def _offload(content: Mapping[str, Any]) -> tuple[str, bool | None]:
 
 def _problems(path: str, content: Mapping[str, Any]) -> Iterator[LmcoreError]:
     for name in content:
-        if name in REFUSED and content[name] not in (None, {}, AUTO):
+        if name in REFUSED and not _is_off(name, content[name]):
             yield ConfigError(
                 f"`{path}: {name}` is not supported by lmcore",
                 why=REFUSED[name],
-                hint=f"delete `{name}` from the file",
+                hint=_instead(name, content[name]),
             )
     for name in ("fp16", "bf16", "bfloat16", "zero_optimization", "optimizer", "data_types"):
         if name in content and not isinstance(content[name], Mapping):
@@ -279,6 +327,61 @@ def _problems(path: str, content: Mapping[str, Any]) -> Iterator[LmcoreError]:
             why="the gradient norm is needed to detect an overflow and skip the step",
             hint="delete it from the file",
         )
+
+
+_SEVERAL_PARTS = ("compression_training", "data_efficiency")
+"""Sections that are off if each of their parts is."""
+_OFF: tuple[Any, ...] = (None, False, {}, [], AUTO)
+_OFF_SIZES = {
+    "autotp_size": (0, 1),
+    "mics_shard_size": (-1, 0),
+    "sequence_parallel_size": (1,),
+    "tp_size": (0, 1),
+    "zero_hpz_partition_size": (0, 1),
+}
+"""Sizes that divide nothing, by key."""
+
+
+def _is_off(name: str, value: Any) -> bool:
+    """Return True if a section or value turns nothing on."""
+    if value in _OFF or value in _OFF_SIZES.get(name, ()):
+        return True
+    if not isinstance(value, Mapping):
+        return False
+    if value.get("enabled") is False or value.get("device") == "none":
+        return True
+    if name == "tensor_parallel":
+        return all(_is_off(key, one) for key, one in value.items())
+    switches = [*_switches({k: v for k, v in value.items() if k != "enabled"})]
+    return name in _SEVERAL_PARTS and bool(switches) and not any(switches)
+
+
+def _switches(section: Mapping[str, Any]) -> Iterator[bool]:
+    """Yield the values of `enabled` in a section, at any depth."""
+    for name, value in section.items():
+        if name == "enabled":
+            yield value is not False
+        elif isinstance(value, Mapping):
+            yield from _switches(value)
+
+
+def _instead(name: str, section: Any) -> str:
+    """Return the hint for a section that is refused."""
+    delete = f"delete `{name}` from the file"
+    if name != "scheduler" or not isinstance(section, Mapping):
+        return delete
+    values = section.get("params")
+    values = values if isinstance(values, Mapping) else {}
+    decay = {"WarmupLR": "constant", "WarmupCosineLR": "cosine"}
+    flags = [f"--lr-decay-style {decay.get(str(section.get('type')), 'linear')}"]
+    for flag, key in (
+        ("--lr", "warmup_max_lr"),
+        ("--lr-warmup-iters", "warmup_num_steps"),
+        ("--lr-decay-iters", "total_num_steps"),
+    ):
+        if values.get(key) not in (None, AUTO):
+            flags.append(f"{flag} {values[key]}")
+    return f"{delete}, and give `{' '.join(flags)}`"
 
 
 def _number_problems(path: str, content: Mapping[str, Any]) -> Iterator[LmcoreError]:
@@ -336,6 +439,9 @@ def _notices(path: str, content: Mapping[str, Any]) -> Iterator[str]:
         for name in ("auto_cast", "consecutive_hysteresis"):
             if value_at(content, f"fp16.{name}"):
                 yield f"{path}: `fp16.{name}` changes nothing: lmcore adjusts the loss scale"
+    for where in ("fp16.fp16_master_weights_and_grads", "bf16.bf16_master_weights_and_grads"):
+        if value_at(content, where):
+            yield f"{path}: `{where}` changes nothing: master weights and gradients are fp32"
 
 
 def _whole(value: Any) -> bool:

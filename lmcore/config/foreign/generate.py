@@ -71,7 +71,7 @@ class GivenModel:
             ConfigError(
                 f"`{self.texts[name]}` contradicts the checkpoint",
                 why=f"its model has {shape[key]} as `{key}`",
-                hint="leave the flags of the model out: the checkpoint defines it",
+                hint="leave it out: the checkpoint defines the model",
             )
             for name, key, expected in self._expected()
             if shape[key] != expected

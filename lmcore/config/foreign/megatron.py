@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lmcore.config.foreign.megatron_unsupported import FURTHER_UNSUPPORTED
+
 __all__ = [
     "FIXED",
     "MERGE_FIXED",
+    "OF_ANOTHER_PROGRAM",
     "PREPARE_FIXED",
     "PREPARE_RENAMED",
     "PREPARE_UNSUPPORTED",
@@ -34,12 +37,14 @@ class Renamed:
         only: Values that have an equivalent; None: every value is passed on.
         hint: Hint for any other value.
         whole: True if `replacement` needs no further value; None: if it contains one.
+        yields: True if the option's own flag counts if both are given.
     """
 
     replacement: str
     only: tuple[str, ...] | None = None
     hint: str = ""
     whole: bool | None = None
+    yields: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,11 +62,12 @@ class Fixed:
     hint: str = ""
 
 
-_LATER = "not in this version"
-
 _TOKENIZER_RENAMED = {"--tokenizer-hf-include-special-tokens": Renamed("--add-special-tokens")}
 _TOKENIZER_FIXED = {
     "--tokenizer-hf-use-fast": Fixed("every `tokenizer.json` is read by the fast implementation"),
+    "--tokenizer-hf-no-include-special-tokens": Fixed(
+        "special tokens are added with `--add-special-tokens` only"
+    ),
     "--tokenizer-sentencepiece-legacy": Fixed("special tokens follow the pieces of the model"),
 }
 
@@ -72,12 +78,16 @@ RENAMED: Mapping[str, Renamed] = {
     "--kill-switch-file": Renamed("--kill-switch-path"),
     "--vocab": Renamed("--vocab-file"),
     **_TOKENIZER_RENAMED,
+    "--bert-no-binary-head": Renamed("--no-bert-binary-head", whole=True),
+    "--deterministic-mode": Renamed("--deterministic", whole=True),
     "--fine-tune": Renamed("--finetune"),
     "--load-tag": Renamed("--ckpt-step"),
-    "--deepspeed": Renamed("--engine deepspeed"),
+    "--deepspeed": Renamed("--engine deepspeed", yields=True),
     "--cpu-optimizer": Renamed("--cpu-offload"),
     "--num-gpus": Renamed("--nproc-per-node"),
     "--ds-sequence-parallel-size": Renamed("--context-parallel-size"),
+    "--override-lr-scheduler": Renamed("--override-opt-param-scheduler"),
+    "--use-checkpoint-lr-scheduler": Renamed("--use-checkpoint-opt-param-scheduler"),
     "--use-checkpoint-opt-params-scheduler": Renamed("--use-checkpoint-opt-param-scheduler"),
     "--check-weight-hash-across-dp-replicas-interval": Renamed("--check-replicas-interval"),
     "--enable-cuda-graph": Renamed("--step-graph", whole=True),
@@ -87,6 +97,7 @@ RENAMED: Mapping[str, Renamed] = {
     "--use-rotary-position-embeddings": Renamed("--position-embedding-type rope"),
     "--no-position-embedding": Renamed("--position-embedding-type none"),
     "--rope-theta": Renamed("--rotary-base"),
+    "--rotary-position-embeddings-theta": Renamed("--rotary-base"),
     "--disable-bias-linear": Renamed("--no-add-bias-linear"),
     "--num-key-value-heads": Renamed("--group-query-attention --num-query-groups", whole=False),
     "--checkpoint-activations": Renamed("--recompute full"),
@@ -113,6 +124,7 @@ SWITCHES = {
     "--cpu-offload",
     "--finetune",
     "--muon-nesterov",
+    "--override-opt-param-scheduler",
     "--no-add-bias-linear",
     "--profile-shapes",
     "--profile-stacks",
@@ -121,6 +133,7 @@ SWITCHES = {
 
 _PROFILER = Fixed("`--profile` uses torch's profiler, with labels for the parts of a step")
 _KERNELS = Fixed("each op uses the device's kernel of highest priority; `--ops` selects another")
+_BUCKETS = Fixed("gradients are reduced in buckets, which the engine sets")
 _EVENTS = Fixed("TensorBoard records the metrics of metrics.jsonl")
 _NO_TRACKER = Fixed(
     "nothing is sent to Weights & Biases: the run directory has metrics.jsonl and TensorBoard", None
@@ -131,12 +144,14 @@ _NATIVE = "with `--engine native`, not with DeepSpeed"
 _FORMAT = Fixed(
     "the format is detected; every format is memory-mapped",
     ("infer", "mmap", "cached", "lazy"),
-    "prepare the data again",
+    "leave it out, and prepare the data again with `lmcore data prepare`",
 )
 
 FIXED: Mapping[str, Fixed] = {
     "--expert-model-parallel-size": Fixed(
-        "the model has no experts", ("1",), f"models of experts are {_LATER}: use 1"
+        "the model has no experts",
+        ("1",),
+        "leave it out, which gives a dense model: models of experts are not supported",
     ),
     "--DDP-impl": Fixed(
         "gradients are all-reduced over the processes", ("local", "torch"), "use `--zero-stage 3`"
@@ -145,6 +160,14 @@ FIXED: Mapping[str, Fixed] = {
     "--no-async-tensor-model-parallel-allreduce": Fixed(
         "tensor-parallel all-reduces are synchronous"
     ),
+    "--no-pipeline-parallel": Fixed("`--pipeline-model-parallel-size` alone divides the layers"),
+    "--no-scatter-gather-tensors-in-pipeline": Fixed("stages exchange what the layout divides"),
+    "--no-contiguous-buffers-in-local-ddp": _BUCKETS,
+    "--use-contiguous-buffers-in-ddp": _BUCKETS,
+    "--zero-allgather-bucket-size": Fixed(_BUCKETS.note, None),
+    "--zero-reduce-bucket-size": Fixed(_BUCKETS.note, None),
+    "--zero-reduce-scatter": _BUCKETS,
+    "--zero-contigious-gradients": _BUCKETS,
     "--overlap-grad-reduce": Fixed("gradient reduction overlaps with backward"),
     "--accumulate-allreduce-grads-in-fp32": Fixed(
         "gradients are accumulated and all-reduced in fp32"
@@ -162,6 +185,7 @@ FIXED: Mapping[str, Fixed] = {
     "--attention-backend": Fixed(_KERNELS.note, None),
     "--transformer-impl": Fixed(_KERNELS.note, None),
     "--no-bias-gelu-fusion": _KERNELS,
+    "--no-persist-layer-norm": _KERNELS,
     "--no-bias-swiglu-fusion": _KERNELS,
     "--no-rope-fusion": _KERNELS,
     "--no-bias-dropout-fusion": _KERNELS,
@@ -186,10 +210,12 @@ FIXED: Mapping[str, Fixed] = {
     "--exit-signal": Fixed(
         _SIGNALS.note,
         ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"),
-        "send one of these signals",
+        "leave it out, and send SIGTERM, SIGINT, SIGHUP, SIGUSR1 or SIGUSR2",
     ),
     "--ckpt-format": Fixed(
-        "checkpoints have torch's distributed format", ("torch_dist",), f"others are {_LATER}"
+        "checkpoints have torch's distributed format",
+        ("torch_dist",),
+        "leave it out: checkpoints are lmcore's own, and read in any layout",
     ),
     "--auto-detect-ckpt-format": Fixed("a checkpoint's format is read from its manifest"),
     "--check-for-nan-in-loss-and-grad": Fixed("a non-finite loss stops the run"),
@@ -198,6 +224,7 @@ FIXED: Mapping[str, Fixed] = {
         "TensorBoard records step time and data wait; `--profile` times the parts of a step"
     ),
     "--log-optimizer-states-to-tensorboard": Fixed("optimizer states are not recorded"),
+    "--wandb-entity": _NO_TRACKER,
     "--wandb-project": _NO_TRACKER,
     "--wandb-exp-name": _NO_TRACKER,
     "--wandb-save-dir": _NO_TRACKER,
@@ -213,7 +240,7 @@ FIXED: Mapping[str, Fixed] = {
     "--muon-extra-scale-factor": Fixed(
         "updates are scaled to the size of AdamW's",
         ("0.2",),
-        "scale `--lr` instead: the factor is 0.2",
+        "leave it out, and scale `--lr`: the factor is 0.2",
     ),
     "--muon-no-split-qkv": Fixed("queries, keys and values are one matrix"),
     "--muon-fp32-matmul-prec": Fixed("Newton-Schulz iterations run in bfloat16", None),
@@ -227,28 +254,40 @@ FIXED: Mapping[str, Fixed] = {
     "--timing-log-level": Fixed("step times are always recorded", None),
 }
 
-_GPT_ONLY = "this version trains GPT and Llama models"
-_PREPARE = "it belongs to `lmcore data prepare`"
-_GENERATE = "it belongs to `lmcore generate`"
-_LAUNCHER = "it belongs to the launcher, before the command"
-_EVALUATION = f"evaluation tasks are {_LATER}"
-_ENGINE_FILE = "use `--engine deepspeed`, and `--deepspeed-config FILE` for a file"
-_CONVERSION = (
-    "`--load` takes a checkpoint of any layout, also of Megatron and DeepSpeed; "
-    "`lmcore checkpoint convert` writes theirs"
+_GPT_ONLY = "leave it out: only BERT, GPT and Llama models are trained"
+_PREPARE = "leave it out of this command: it belongs to `lmcore data prepare`"
+_GENERATE = "leave it out of this command: it belongs to `lmcore generate`"
+_LAUNCHER = "leave it out of this command: it belongs to the launcher"
+_EVALUATION = (
+    "use `lmcore serve --load CHECKPOINT`, and evaluate the model there with EleutherAI's lm-eval "
+    "(docs/how-to/serve.md)"
 )
-_RAW_TEXT = "prepare the text with `lmcore data prepare --json-keys KEY`, then give `--data-path`"
-_NOT_LOGGED = "leave it out: this is not measured"
+_ENGINE = "use `--engine deepspeed`"
+_ENGINE_FILE = "use `--engine deepspeed --deepspeed-config FILE`"
+_CONVERSION = (
+    "use `--load DIR`, which takes a checkpoint of any layout, also of Megatron and DeepSpeed, or "
+    "`lmcore checkpoint convert IN OUT --to FORMAT`, which writes theirs"
+)
+_RAW_TEXT = "use `lmcore data prepare --json-keys KEY`, then `--data-path PREFIX`"
+_NOT_LOGGED = "leave it out: it changes only what is measured or logged"
 _MEMORY = "use `--profile --profile-memory`, which records allocations in the trace"
-_TIKTOKEN = "convert the vocabulary to a `tokenizer.json`, for `--tokenizer-type HFTokenizer`"
+_TIKTOKEN = "leave it out, and convert the vocabulary to a `tokenizer.json` for `HFTokenizer`"
 _GRAPH = "use `--step-graph`, which captures forward and backward of a micro-batch"
 _IN_CORPUS = "leave it out: files are blended by weight, and the samples of each are shuffled"
 _TOKENIZER_UNSUPPORTED = {
-    "--trust-remote-code": "code of a tokenizer is never run: give a `tokenizer.json`",
-    "--tokenizer-special-tokens": "use `--vocab-extra-ids`, or add them to the tokenizer's files",
+    "--trust-remote-code": "leave it out: a `tokenizer.json` is read, no code of a tokenizer run",
+    "--tokenizer-special-tokens": "use `--vocab-extra-ids N`, or add them to the tokenizer's files",
     "--tiktoken-pattern": _TIKTOKEN,
     "--tiktoken-num-special-tokens": _TIKTOKEN,
 }
+
+
+OF_ANOTHER_PROGRAM = {
+    "--task": "to train a head for MNLI, QQP or RACE, use `--task classification` or `--task "
+    "multiple-choice` (docs/how-to/fine-tune-a-classifier.md); for the others " + _EVALUATION
+}
+"""Flags that show by a value that an option here does not have that a command is no training: its
+other flags mean other things.  Each has a hint."""
 
 
 def _all(hint: str, *flags: str) -> dict[str, str]:
@@ -258,39 +297,70 @@ def _all(hint: str, *flags: str) -> dict[str, str]:
 UNSUPPORTED: Mapping[str, str] = {
     **_all(_GRAPH, "--cuda-graph-impl", "--external-cuda-graph"),
     **_all(_GRAPH, "--cuda-graph-scope", "--cuda-graph-warmup-steps"),
-    "--shuffle-sample-in-corpus": _IN_CORPUS,
-    "--blend-sample-in-corpus": _IN_CORPUS,
+    **_all(_IN_CORPUS, "--shuffle-sample-in-corpus", "--blend-sample-in-corpus"),
+    **FURTHER_UNSUPPORTED,
     **_all("leave it out: the loss is computed in fp32", "--fp16-lm-cross-entropy"),
-    **_all(f"models of experts are {_LATER}", "--num-experts"),
     **_all(
-        f"models with an encoder and a decoder are {_LATER}", "--pipeline-model-parallel-split-rank"
+        "leave it out, which gives a dense model: models of experts are not supported",
+        "--num-experts",
     ),
-    **_all(_ENGINE_FILE, "--deepscale", "--deepscale-config", "--deepspeed-mpi"),
-    **_all("use `--global-batch-size`", "--num-microbatches-in-minibatch"),
-    **_all("use a batch size that is divisible", "--decrease-batch-size-if-needed"),
+    **_all(
+        "leave it out: models with an encoder and a decoder are not supported",
+        "--pipeline-model-parallel-split-rank",
+    ),
+    **_all(_ENGINE, "--deepscale", "--deepspeed-mpi"),
+    **_all(_ENGINE_FILE, "--deepscale-config"),
+    **_all("use `--global-batch-size N`", "--num-microbatches-in-minibatch"),
+    **_all(
+        "leave it out, and use a batch size that is divisible", "--decrease-batch-size-if-needed"
+    ),
     **_all("leave it out: rotary embeddings pair channel i with i + half", "--rotary-interleaved"),
-    **_all("use `--use-rope-scaling`", "--rotary-seq-len-interpolation-factor"),
+    **_all(
+        "use `--use-rope-scaling`, which scales as Llama 3.1 does",
+        "--rotary-seq-len-interpolation-factor",
+    ),
     **_all(_GPT_ONLY, "--encoder-seq-length", "--decoder-seq-length", "--encoder-num-layers"),
     **_all(_GPT_ONLY, "--decoder-num-layers", "--apply-layernorm-1p", "--squared-relu"),
-    **_all(_GPT_ONLY, "--bert-load", "--bert-no-binary-head", "--short-seq-prob", "--mask-prob"),
+    **_all(_GPT_ONLY, "--bert-load"),
     **_all(_GPT_ONLY, "--ict-head-size", "--ict-load", "--query-in-block-prob"),
     **_all(_GPT_ONLY, "--titles-data-path", "--use-one-sent-docs", "--block-data-path"),
-    **_all(_GPT_ONLY, "--indexer-batch-size", "--indexer-log-interval", "--model-type"),
-    **_all("use `--init-method-std`", "--init-method-xavier-uniform"),
+    **_all(_GPT_ONLY, "--indexer-batch-size", "--indexer-log-interval"),
+    **_all("use `--model-family NAME`, which takes the same names", "--model-type"),
+    **_all(_GPT_ONLY, "--bert-embedder-type", "--output-bert-embeddings", "--embedding-path"),
+    **_all(_GPT_ONLY, "--biencoder-projection-dim", "--biencoder-shared-query-context-model"),
+    **_all(_GPT_ONLY, "--retriever-seq-length", "--retriever-score-scaling"),
+    **_all(_GPT_ONLY, "--retriever-report-topk-accuracies", "--evidence-data-path"),
+    **_all(_GPT_ONLY, "--noise-density", "--mean-noise-span-length", "--retro-project-dir"),
+    **_all(_GPT_ONLY, "--retro-add-retriever", "--retro-encoder-layers", "--retro-workdir"),
+    **_all(_GPT_ONLY, "--retro-cyclic-train-iters", "--retro-return-doc-ids"),
+    **_all(_GPT_ONLY, "--retro-encoder-hidden-dropout", "--retro-encoder-attention-dropout"),
+    **_all(_GPT_ONLY, "--retro-num-neighbors", "--retro-num-retrieved-chunks"),
+    **_all(_GPT_ONLY, "--vision-pretraining", "--vision-pretraining-type"),
+    **_all(_GPT_ONLY, "--vision-backbone-type", "--swin-backbone-type", "--num-classes"),
+    **_all(_GPT_ONLY, "--img-h", "--img-w", "--num-channels", "--patch-dim"),
+    **_all("use `--init-method-std X`", "--init-method-xavier-uniform"),
     **_all(_MEMORY, "--record-memory-history", "--memory-snapshot-path"),
     **_all("leave it out: queries, keys and values are one matrix", "--muon-split-qkv"),
-    **_all("muon needs whole matrices: use another `--optimizer`", "--muon-tp-mode"),
+    **_all(
+        "leave it out: muon runs without tensor parallelism, as it needs whole matrices",
+        "--muon-tp-mode",
+    ),
     **_TOKENIZER_UNSUPPORTED,
     **_all(_RAW_TEXT, "--loose-json", "--text-key", "--eval-text-key", "--delim"),
     **_all(_RAW_TEXT, "--presplit-sentences"),
     **_all(_CONVERSION, "--universal-checkpoint", "--load-dir", "--save-dir"),
     **_all(_CONVERSION, "--target-tensor-parallel-size", "--target-pipeline-parallel-size"),
     **_all(_CONVERSION, "--target-pipeline-model-parallel-size"),
-    **_all("use `--load` with `--finetune`", "--pretrained-checkpoint"),
-    **_all("use `--train-iters` or `--train-samples`", "--epochs"),
-    **_all("use one `--weight-decay`", "--start-weight-decay", "--end-weight-decay"),
-    **_all("remove the samples when preparing the data", "--skip-train-iteration-range"),
-    **_all(_EVALUATION, "--task", "--strict-lambada", "--eval-only", "--skip-train"),
+    **_all("use `--load DIR --finetune`", "--pretrained-checkpoint"),
+    **_all("use `--train-iters N` or `--train-samples N`", "--epochs"),
+    **_all(
+        "use `--weight-decay X`, which is constant", "--start-weight-decay", "--end-weight-decay"
+    ),
+    **_all(
+        "leave it out, and remove the samples when preparing the data",
+        "--skip-train-iteration-range",
+    ),
+    **_all(_EVALUATION, "--strict-lambada", "--eval-only", "--skip-train"),
     **_all(_NOT_LOGGED, "--codecarbon-dir", "--log-params-norm", "--log-num-zeros-in-grad"),
     **_all(_PREPARE, "--input", "--output-prefix", "--json-key", "--json-keys", "--append-eod"),
     **_all(_PREPARE, "--workers", "--chunk-size", "--keep-sequential-samples"),
@@ -298,11 +368,13 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all("use `lmcore data prepare --workers N`", "--partitions"),
     **_all("use `lmcore data merge`", "--datasets"),
     **_all(
-        "`--split` divides the documents, `lmcore data split` lines of JSON",
+        "use `lmcore data split`, which divides lines of JSON; `--split` divides the documents",
         "--input-files",
         "--test-percent",
     ),
-    **_all("use `--save` for the run directory; `lmcore data split` has this flag", "--output-dir"),
+    **_all(
+        "use `--save DIR` for the run directory; `lmcore data split` has this flag", "--output-dir"
+    ),
     **_all(_GENERATE, "--num-samples", "--genfile", "--sample-input-file", "--out-seq-length"),
     **_all(_GENERATE, "--sample-output-file", "--temperature", "--top-p", "--top-k", "--greedy"),
     **_all(_LAUNCHER, "--nnodes", "--node-rank"),
@@ -324,7 +396,7 @@ PREPARE_FIXED: Mapping[str, Fixed] = {
 }
 
 PREPARE_UNSUPPORTED: Mapping[str, str] = {
-    **_all("prepare that text separately, with `--json-keys KEY`", "--eval-text-key"),
+    **_all("use `--json-keys KEY` in another command, for this text alone", "--eval-text-key"),
     **_all("use `lmcore data merge`", "--datasets"),
     **_TOKENIZER_UNSUPPORTED,
 }

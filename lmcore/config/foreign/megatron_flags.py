@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from lmcore.config.foreign.megatron import (
     FIXED,
     MERGE_FIXED,
+    OF_ANOTHER_PROGRAM,
     PREPARE_FIXED,
     PREPARE_RENAMED,
     PREPARE_UNSUPPORTED,
@@ -25,7 +26,7 @@ __all__ = ["merge_flags", "prepare_flags", "train_flags"]
 @functools.cache
 def train_flags() -> Mapping[str, ForeignFlag]:
     """Return Megatron's flags that `lmcore train` accepts."""
-    return _foreign(RENAMED, FIXED, UNSUPPORTED)
+    return _foreign(RENAMED, FIXED, {**UNSUPPORTED, **OF_ANOTHER_PROGRAM})
 
 
 @functools.cache
@@ -64,7 +65,7 @@ def _rename(name: str, rename: Renamed, values: tuple[str, ...]) -> Translation:
     if rename.only and values[0] not in rename.only:
         return _refuse(name, rename.hint, values)
     passed = () if rename.only else values
-    return Translation((*rename.replacement.split(), *passed))
+    return Translation((*rename.replacement.split(), *passed), yields=rename.yields)
 
 
 def _accept(name: str, same: Fixed, values: tuple[str, ...]) -> Translation:
@@ -74,5 +75,6 @@ def _accept(name: str, same: Fixed, values: tuple[str, ...]) -> Translation:
 
 
 def _refuse(name: str, hint: str, values: tuple[str, ...]) -> Translation:
-    typed = " ".join((name, *values))
-    return Translation(problem=UnsupportedFlagError(f"`{typed}` is not supported", hint=hint))
+    error = UnsupportedFlagError(f"`{' '.join((name, *values))}` is not supported", hint=hint)
+    error.alone = name in OF_ANOTHER_PROGRAM
+    return Translation(problem=error)

@@ -36,10 +36,10 @@ def _flag(name: str) -> ForeignFlag:
             return Translation(no_effect="`lmcore run` does nothing else")
         if name == "--max-restarts":
             why = "processes that fail are not restarted"
-            hint = "restart the command, and let the script load its last checkpoint"
+            hint = "leave it out, and restart the command: the script loads its last checkpoint"
         else:
             why = "`lmcore run` starts the processes of this host, which find each other"
-            hint = "on several hosts start the script with torchrun, or `lmcore run` with srun"
+            hint = "leave it out on one host; on several use torchrun, or srun with `lmcore run`"
         text = f"`{' '.join((name, *values))}` is not supported"
         return Translation(problem=UnsupportedFlagError(text, why=why, hint=hint))
 

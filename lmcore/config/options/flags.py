@@ -3,18 +3,22 @@
 Grammar: `--name value`, `--name=value`, `--name v1 v2` for lists (repeating the flag extends the
 list), `--flag` and `--no-flag` (or `--flag true`) for switches.  Underscores in a flag count as
 dashes, a negative number is a value, flags cannot be abbreviated, and `--` ends the flags.  A list
-takes every word up to the next flag, so positional arguments precede it or follow `--`.
+takes every word up to the next flag, so positional arguments precede it or follow `--`.  A flag
+that is repeated with another value is an error; among flags of another program the last value
+counts.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lmcore.config.option import Option
-from lmcore.errors import ConfigError, LmcoreError, counted, nearest
+from lmcore.config.options.parsed_flags import ParsedFlags
+from lmcore.errors import ConfigError, LmcoreError, nearest
 
 __all__ = [
     "ForeignFlag",
@@ -33,7 +37,6 @@ _SYNONYMS = {
     "--beta2": "--adam-beta2",
     "--block-size": "--seq-length",
     "--context-length": "--seq-length",
-    "--deterministic-mode": "--deterministic",
     "--device-type": "--device",
     "--dropout": "--hidden-dropout",
     "--dtype": "--precision",
@@ -51,16 +54,13 @@ _SYNONYMS = {
     "--num-heads": "--num-attention-heads",
     "--num-steps": "--train-iters",
     "--output": "--save",
-    "--override-lr-scheduler": "--override-opt-param-scheduler",
     "--profile-steps": "--profile-step-start",
     "--resume": "--continue",
     "--resume-from": "--continue",
     "--resume-from-checkpoint": "--continue",
-    "--rotary-position-embeddings-theta": "--rotary-base",
     "--rotary-scaling-factor": "--rope-scaling-factor",
     "--seq-len": "--seq-length",
     "--steps": "--train-iters",
-    "--use-checkpoint-lr-scheduler": "--use-checkpoint-opt-param-scheduler",
     "--warmup-steps": "--lr-warmup-iters",
     "--wd": "--weight-decay",
 }
@@ -71,6 +71,7 @@ _LEAST_BEGINNING = 2
 _MOST_BEGUN = 5
 """Number of flags that are suggested for a beginning, at most."""
 _SWITCH_WORDS = frozenset({"true", "false", "yes", "no", "on", "off"})
+_FLAG_IN_TEXT = re.compile(r"--[a-z][a-z0-9-]+")
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,13 @@ class Positional:
 
 
 class UnsupportedFlagError(ConfigError):
-    """A known flag of another program that has no equivalent here."""
+    """A known flag of another program that has no equivalent here.
+
+    Attributes:
+        alone: True if the whole command is another program's, so that no other problem matters.
+    """
+
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,11 +102,13 @@ class Translation:
         flags: Flags of lmcore with the same meaning, with their values.
         no_effect: Reason why the flag changes nothing; None if it has a meaning.
         problem: Error if the flag or its value is not supported.
+        yields: True if lmcore's own flag counts if both are given.
     """
 
     flags: tuple[str, ...] = ()
     no_effect: str | None = None
     problem: ConfigError | None = None
+    yields: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,50 +127,13 @@ class ForeignFlag:
 
 
 @dataclass(frozen=True)
-class ParsedFlags:
-    """Values and problems of one pass over the arguments.
-
-    Attributes:
-        values: Converted value of each option that was given correctly, by name.
-        texts: The same options as typed, by name: "--lr 1e-3".
-        positionals: Words without a flag, by name of the positional.
-        translated: Flags of another program as typed, each with lmcore's flags for it.
-        without_effect: Flags of another program as typed that change nothing, each with the reason.
-        problems: Every problem of the arguments.
-    """
-
-    values: Mapping[str, Any]
-    texts: Mapping[str, str]
-    positionals: Mapping[str, tuple[str, ...]]
-    translated: Mapping[str, str]
-    without_effect: Mapping[str, str]
-    problems: tuple[LmcoreError, ...]
-
-    @property
-    def notices(self) -> tuple[str, ...]:
-        """One message about all translated flags, and one about all that change nothing."""
-        found = []
-        if self.translated:
-            pairs = ", ".join(f"`{old}` -> `{new}`" for old, new in self.translated.items())
-            verb = "was" if len(self.translated) == 1 else "were"
-            found.append(
-                f"{counted(len(self.translated), 'Megatron flag')} {verb} translated: {pairs}"
-            )
-        if self.without_effect:
-            by_reason: dict[str, list[str]] = {}
-            for flag, reason in self.without_effect.items():
-                by_reason.setdefault(reason, []).append(f"`{flag}`")
-            verb = "changes" if len(self.without_effect) == 1 else "change"
-            head = f"{counted(len(self.without_effect), 'flag')} {verb} nothing here:"
-            lines = [f"  {', '.join(flags)}: {reason}" for reason, flags in by_reason.items()]
-            found.append("\n".join([head, *lines]))
-        return tuple(found)
-
-
-@dataclass(frozen=True)
 class _Given:
+    """One occurrence of a flag: its values, the text as typed, and its name without `no-`."""
+
     values: tuple[str, ...]
     text: str
+    name: str
+    yields: bool = False
 
 
 def parse_flags(
@@ -180,9 +152,15 @@ def parse_flags(
         positionals: Positional arguments in order.
         foreign: Known flags of other programs, by flag.
         reasons: Reasons why flags are unknown, by their prefix.
+
+    Raises:
+        UnsupportedFlagError: A flag shows that the command is another program's.
     """
     parser = _Parser(options, foreign or {}, reasons or {}, positionals)
     parser.read(argv)
+    for problem in parser.problems:
+        if isinstance(problem, UnsupportedFlagError) and problem.alone:
+            raise problem
     values, texts = parser.convert()
     placed = _place(parser.words, positionals, parser.problems, strict=not parser.skipped)
     return ParsedFlags(
@@ -191,7 +169,9 @@ def parse_flags(
         placed,
         parser.translated,
         parser.without_effect,
+        tuple(parser.repeated),
         tuple(parser.problems),
+        frozenset(parser.unread),
     )
 
 
@@ -219,7 +199,10 @@ class _Parser:
         self.words: list[str] = []
         self.translated: dict[str, str] = {}
         self.without_effect: dict[str, str] = {}
+        self.repeated: list[str] = []
         self.problems: list[LmcoreError] = []
+        self.unread: set[str] = set()
+        self.is_foreign = False  # flags of another program were given
         self.skipped = False  # words after an unknown flag, which may have been positionals
 
     def read(self, argv: Iterable[str]) -> None:
@@ -234,21 +217,35 @@ class _Parser:
             else:
                 self.words.append(token)
 
-    def _flag(self, token: str, rest: deque[str], *, origin: str | None = None) -> None:
+    def _flag(
+        self,
+        token: str,
+        rest: deque[str],
+        *,
+        origin: str | None = None,
+        yields: bool = False,
+    ) -> None:
         name, equals, attached = token.partition("=")
         name = name.replace("_", "-")
         inline = (attached,) if equals else None
-        if name in self.by_flag:
+        if name in self.by_flag and not self._means_another(name, inline, rest):
             option = self.by_flag[name]
             arity = "+" if option.repeated else "1"
             values = self._values(arity, inline, rest, switch=option.type is bool)
-            self._give(option, name, values, origin)
+            self._give(option, name, values, origin, yields=yields)
         elif name in self.negated:
             self._negation(name, inline, origin)
         elif name in self.foreign:
             self._foreign(name, inline, rest)
         else:
             self._unknown(name, rest)
+
+    def _means_another(self, name: str, inline: tuple[str, ...] | None, rest: deque[str]) -> bool:
+        """Return True for a value that another program's flag of this name has, and ours not."""
+        value, choices = inline[0] if inline else next(iter(rest), ""), self.by_flag[name].choices
+        if name not in self.foreign or choices is None or not value or _is_flag(value):
+            return False
+        return value.lower() not in choices
 
     def _values(
         self, arity: str, inline: tuple[str, ...] | None, rest: deque[str], *, switch: bool = False
@@ -270,31 +267,46 @@ class _Parser:
         return not (token.startswith("--") and token[2:3].isalpha())
 
     def _give(
-        self, option: Option, name: str, values: tuple[str, ...], origin: str | None = None
+        self,
+        option: Option,
+        name: str,
+        values: tuple[str, ...],
+        origin: str | None,
+        *,
+        yields: bool,
     ) -> None:
         if not values and option.type is not bool:
             what = f"`{origin or name}` needs a value"
             self.problems.append(ConfigError(what, why=option.expected))
+            self.unread.add(option.name)
             return
         text = origin or " ".join((name, *(value or '""' for value in values)))
-        self.given.setdefault(option.name, []).append(_Given(values or ("true",), text))
+        typed = origin.partition(" ")[0] if origin else name
+        item = _Given(values or ("true",), text, typed, yields)
+        self.given.setdefault(option.name, []).append(item)
 
     def _negation(self, name: str, inline: tuple[str, ...] | None, origin: str | None) -> None:
         option = self.negated[name]
         if inline is not None:
             what = f"`{name}={inline[0]}`: a `--no-` flag takes no value"
             self.problems.append(ConfigError(what, hint=f"write `{name}` or `{option.flag}`"))
+            self.unread.add(option.name)
             return
-        self.given.setdefault(option.name, []).append(_Given(("false",), origin or name))
+        typed = origin.partition(" ")[0] if origin else option.flag
+        item = _Given(("false",), origin or name, typed)
+        self.given.setdefault(option.name, []).append(item)
 
     def _foreign(self, name: str, inline: tuple[str, ...] | None, rest: deque[str]) -> None:
         flag = self.foreign[name]
+        self.is_foreign = True
         values = self._values(flag.values, inline, rest)
         if flag.values == "0" and values:
             self.problems.append(ConfigError(f"`{name}={values[0]}`: `{name}` takes no value"))
+            self._hide(flag.replacement or "")
             return
         if flag.values in {"1", "+"} and not values:
             self.problems.append(ConfigError(f"`{name}` needs a value"))
+            self._hide(flag.replacement or "")
             return
         text = " ".join((name, *values))
         translation = flag.translate(values)
@@ -306,7 +318,7 @@ class _Parser:
             self.translated[text] = " ".join(translation.flags)
         flags = deque(translation.flags)
         while flags:
-            self._flag(flags.popleft(), flags, origin=text)
+            self._flag(flags.popleft(), flags, origin=text, yields=translation.yields)
 
     def _unknown(self, name: str, rest: deque[str]) -> None:
         while rest and self._is_value(rest[0]):
@@ -320,6 +332,14 @@ class _Parser:
                 return
         hint = self._meant(name) or "`--help` lists the flags"
         self.problems.append(ConfigError(f"unknown flag `{name}`", hint=hint))
+        self._hide(hint)
+
+    def _hide(self, text: str) -> None:
+        """Count the options of the flags in *text*, which may have been meant, as not read."""
+        for flag in _FLAG_IN_TEXT.findall(text):
+            option = self.by_flag.get(flag) or self.negated.get(flag)
+            if option is not None:
+                self.unread.add(option.name)
 
     def _meant(self, name: str) -> str | None:
         """Return a hint that names the flags of this command that *name* may mean, if any.
@@ -362,38 +382,65 @@ class _Parser:
         """Return values and texts by option name; add conflicts and wrong types to the problems."""
         values: dict[str, Any] = {}
         texts: dict[str, str] = {}
-        for name, given in self.given.items():
-            option = self.options[name]
+        for name, every in self.given.items():
+            option, given = self.options[name], self._counting(every)
             try:
-                values[name] = _combine(option, given)
-                texts[name] = (
-                    " ".join(item.text for item in given) if option.repeated else given[-1].text
-                )
+                if option.repeated:
+                    values[name] = self._joined(option, given)
+                    texts[name] = " ".join(item.text for item in given)
+                else:
+                    values[name], texts[name] = self._one(option, given)
             except ConfigError as problem:
                 self.problems.append(problem)
+                self.unread.add(name)
         return values, texts
+
+    def _counting(self, given: list[_Given]) -> list[_Given]:
+        """Return the occurrences that do not yield to another flag."""
+        own = [item for item in given if not item.yields]
+        if not own or len(own) == len(given):
+            return given
+        for item in given:
+            if item.yields:
+                self.translated.pop(item.text, None)
+                self.without_effect[item.text] = f"`{own[-1].text}` is given"
+        return own
+
+    def _joined(self, option: Option, given: Sequence[_Given]) -> Any:
+        words = [word for item in given for word in item.values]
+        empty = len(words) == 1 and words[0].lower() == "none"
+        texts = [item.text for item in given]
+        if len(given) > 1 and self.is_foreign:
+            joined = " and ".join(f"`{text}`" for text in texts)
+            self.repeated.append(f"  {joined} are joined: a list is extended")
+        return option.convert(None if empty else words, where=f"`{' '.join(texts)}`")
+
+    def _one(self, option: Option, given: Sequence[_Given]) -> tuple[Any, str]:
+        """Return the value of an option and the text that gives it.
+
+        Raises:
+            ConfigError: A value is wrong, or values contradict each other.
+        """
+        converted = [option.convert(item.values[0], where=f"`{item.text}`") for item in given]
+        value, last = converted[-1], given[-1]
+        if all(one == value for one in converted):
+            return value, last.text
+        if self.is_foreign and all(item.name == last.name for item in given):
+            others = dict.fromkeys(
+                item.text for item, one in zip(given, converted, strict=True) if one != value
+            )
+            earlier = ", ".join(f"`{text}`" for text in others)
+            self.repeated.append(f"  `{last.text}` replaces {earlier}: the last value counts")
+            return value, last.text
+        raise ConfigError(
+            f"`{option.flag}` is given more than once, with different values",
+            why="found " + " and ".join(f"`{item.text}`" for item in given),
+            hint="keep one of them",
+        )
 
 
 def _is_flag(token: str) -> bool:
     return len(token) > 1 and token[0] == "-" and not (token[1].isdigit() or token[1] == ".")
-
-
-def _combine(option: Option, given: Sequence[_Given]) -> Any:
-    if option.repeated:
-        words = [word for item in given for word in item.values]
-        empty = len(words) == 1 and words[0].lower() == "none"
-        return option.convert(
-            None if empty else words, where=f"`{' '.join(item.text for item in given)}`"
-        )
-    converted = [option.convert(item.values[0], where=f"`{item.text}`") for item in given]
-    if any(value != converted[0] for value in converted):
-        texts = " and ".join(f"`{item.text}`" for item in given)
-        raise ConfigError(
-            f"`{option.flag}` is given more than once, with different values",
-            why=f"found {texts}",
-            hint="keep one of them",
-        )
-    return converted[-1]
 
 
 def _place(

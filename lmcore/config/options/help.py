@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 
 from lmcore.config.continued import CONTINUE_OPTION
+from lmcore.config.megatron_defaults import DEFAULTS_OPTION
 from lmcore.config.option import Option, options_of
 from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, summary_of
 from lmcore.config.preset import PRESET_OPTION, PRESETS
@@ -74,7 +75,8 @@ def render_run_help(
         plugins: Sections that plugins add, each a separate group.
         epilog: Text printed below the options, before the presets.
     """
-    groups: list[Group] = [("start from", "", (PRESET_OPTION, CONTINUE_OPTION))]
+    sources = (PRESET_OPTION, DEFAULTS_OPTION, CONTINUE_OPTION)
+    groups: list[Group] = [("start from", "", sources)]
     for name, section in SECTIONS.items():
         groups.append((name, summary_of(section), options_of(section, name=name)))
     groups += plugins.groups()

@@ -25,6 +25,8 @@ __all__ = ["DATA_RULES"]
 def _exclusive(loaded: LoadedConfig) -> Problems:
     """Require that one option names the sources of a part."""
     divided = [option for option in DIVIDED if loaded.value(option)]
+    if loaded.config.task.task_data:
+        divided.append("task_data")
     groups = [[*divided, *_own(loaded, "train")], *(_own(loaded, part) for part in PARTS[1:])]
     for group in groups:
         if len(group) > 1:
@@ -36,10 +38,11 @@ def _exclusive(loaded: LoadedConfig) -> Problems:
         own = _own(loaded, part)
         if own and not _own(loaded, "train"):
             instead = f" in place of `{flag_of(divided[0])}`" if divided else ""
+            removal = loaded.removal(own[0])
             yield ConfigError(
                 f"{loaded.shown(own[0])} needs separate training data",
                 why="`--split` divides the documents of the other options into all three parts",
-                hint=f"use `--train-data-path`{instead}, or leave `{flag_of(own[0])}` out",
+                hint=f"use `--train-data-path PREFIX`{instead}, or {removal}",
             )
 
 
@@ -57,7 +60,7 @@ def _sources(loaded: LoadedConfig) -> Problems:
 
 def _data_sets(loaded: LoadedConfig, blend: Blend) -> Problems:
     unknown = []
-    for prefix in dict.fromkeys(source.name for source in blend.sources if not source.corpus):
+    for prefix in dict.fromkeys(source.name for source in blend.sources if source.is_dataset):
         missing = [suffix for suffix in (".bin", ".idx") if not Path(prefix + suffix).is_file()]
         if missing:
             yield _missing_data(loaded, blend, prefix, missing)
@@ -72,7 +75,7 @@ def _data_sets(loaded: LoadedConfig, blend: Blend) -> Problems:
             f"{loaded.shown(blend.option)} has no record of its tokenizer"
             + (f": {some}" if several else ""),
             why=f"there is no `{unknown[0]}.meta.json`, as for data of other programs",
-            hint="add `--tokenizer-type`, with its `--vocab-file` and `--merge-file`",
+            hint="add `--tokenizer-type TYPE`, with its files",
         )
 
 
@@ -114,12 +117,15 @@ def _split(loaded: LoadedConfig) -> Problems:
             yield ConfigError(what, why=problem.why, hint=problem.hint)
         return
     own = [option for part in PARTS for option in _own(loaded, part)]
+    if loaded.config.task.task_data:
+        own.append("task_data")
     divides = not own or own == ["train_data"]
     if loaded.given("split") and not divides:
         yield ConfigError(
             f"{loaded.shown('split')} cannot be combined with {loaded.shown(own[0])}",
             why="each part reads all documents of its own datasets",
-            hint="leave the split out; `--train-weighted-split-paths` and its like give ranges",
+            hint=f"{loaded.removal('split')}; `--train-weighted-split-paths` and its like give "
+            "ranges",
         )
     if divides and split.shares[1] == 0 and _evaluates(loaded):
         yield ConfigError(
@@ -163,7 +169,7 @@ def _change_blend(loaded: LoadedConfig) -> Problems:
         yield ConfigError(
             f"{shown} cannot be combined with {loaded.shown('dataloader_type')}",
             why="a pass over all samples has no position of its own in each source",
-            hint="use `--override-data-order`, which starts a new order",
+            hint="use `--override-data-order` in place of `--change-blend`: it starts a new order",
         )
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from lmcore.config.derived.model_math import ffn_hidden_size, head_size, parameter_count
+from dataclasses import replace
+
+from lmcore.config.derived.model_math import ffn_hidden_size, head_size, model_shape
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError
+from lmcore.model.family import family_of, named_family
+from lmcore.model.parameters import parameter_count
+from lmcore.model.shape import ModelShape
 
 __all__ = ["MODEL_RULES"]
 
@@ -16,9 +21,39 @@ _MOST_PARAMETERS = 10**15
 """Largest model in parameters: 16 PB of training state, more than any installation holds."""
 
 
+def _approximate_count(shape: ModelShape) -> int:
+    """Return the number of parameters without a table of all layers, which may be very many."""
+    count = family_of(shape).parameters
+    one, two = (parameter_count(count(replace(shape, num_layers=layers))) for layers in (1, 2))
+    return one + (shape.num_layers - 1) * (two - one)
+
+
+def _family(loaded: LoadedConfig) -> Problems:
+    name = loaded.config.model.model_family
+    if name is None:
+        return
+    try:
+        chosen = family_of(loaded.config.model)
+    except ConfigError as problem:
+        yield problem
+        return
+    yield from chosen.rules(loaded)
+    if name.lower() == "llama" and chosen.key != "llama":
+        yield ConfigError(
+            f"{loaded.shown('model_family')} names a model that the other settings do not give",
+            why="a Llama has RMSNorm, SwiGLU and rotary positions",
+            hint="add `--normalization RMSNorm --swiglu --position-embedding-type rope`, or use "
+            "`--model-family gpt`",
+        )
+
+
 def _parameters(loaded: LoadedConfig) -> Problems:
     model = loaded.config.model
-    parameters = parameter_count(model, loaded.config.data.vocab_size or 1)
+    if model.model_family and named_family(model.model_family) is None:
+        return  # see `_family`
+    parameters = _approximate_count(
+        model_shape(model, loaded.config.data.vocab_size or 1, loaded.config)
+    )
     if parameters > _MOST_PARAMETERS:
         sizes = [name for name in _SIZES if getattr(model, name) is not None]
         largest = max(sizes, key=lambda name: getattr(model, name))
@@ -52,7 +87,7 @@ def _heads(loaded: LoadedConfig) -> Problems:
     yield ConfigError(
         f"{loaded.shown('hidden_size')} is not divisible by {loaded.shown('num_attention_heads')}",
         why="every attention head has hidden_size / num_attention_heads channels",
-        hint=f"use {_nearest(divisors, heads)} heads, or {sizes}",
+        hint=f"use {_nearest('--num-attention-heads', divisors, heads)}, or {sizes}",
     )
 
 
@@ -65,7 +100,7 @@ def _query_groups(loaded: LoadedConfig) -> Problems:
             f"{loaded.shown('num_attention_heads')} is not divisible by "
             f"{loaded.shown('num_query_groups')}",
             why="each key and value head serves the same number of query heads",
-            hint=f"use {_nearest(divisors, groups)} groups",
+            hint=f"use {_nearest('--num-query-groups', divisors, groups)}",
         )
 
 
@@ -74,7 +109,7 @@ def _feed_forward(loaded: LoadedConfig) -> Problems:
         yield ConfigError(
             f"{loaded.shown('hidden_size')} gives `--swiglu` a feed-forward layer without channels",
             why="its width is 8/3 hidden_size, rounded down to a multiple of 64",
-            hint="use `--ffn-hidden-size` to set it",
+            hint="use `--ffn-hidden-size N` to set it",
         )
 
 
@@ -110,6 +145,7 @@ def _rotation(loaded: LoadedConfig) -> Problems:
 
 
 MODEL_RULES: tuple[Rule, ...] = (
+    _family,
     _parameters,
     _heads,
     _query_groups,
@@ -119,8 +155,8 @@ MODEL_RULES: tuple[Rule, ...] = (
 )
 
 
-def _nearest(numbers: list[int], wanted: int) -> str:
-    """Return the three of *numbers* that are nearest to *wanted*, in words: "42, 64 or 32"."""
+def _nearest(flag: str, numbers: list[int], wanted: int) -> str:
+    """Return a flag with the three of *numbers* nearest to *wanted*: "`--heads 1`, `2` or `4`"."""
     near = sorted(sorted(numbers, key=lambda number: abs(number - wanted))[:3])
-    *others, last = [str(number) for number in near]
+    *others, last = [f"`{flag} {near[0]}`", *(f"`{number}`" for number in near[1:])]
     return f"{', '.join(others)} or {last}" if others else last

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from lmcore.config.need import RESUMES, Need, Situation
 from lmcore.config.option import Option
+from lmcore.config.options.help import flag_form
 from lmcore.config.rules import Problems, Rule
-from lmcore.config.settings import LoadedConfig
+from lmcore.config.settings import LoadedConfig, UnreadSettingError
 from lmcore.errors import ConfigError
+from lmcore.model.family import family_of, named_family
 
 if TYPE_CHECKING:
     from lmcore.config.derived.layout import ParallelLayout
@@ -26,11 +28,23 @@ def _required(loaded: LoadedConfig) -> Problems:
     """Refuse settings whose condition is not met, if their declaration says so."""
     for option, need in _unmet(loaded, _situation(loaded.config)):
         if need.refused and loaded.value(option.name) != option.default:
+            added = _with_conditions(need.words, loaded)
             yield ConfigError(
                 f"{loaded.shown(option.name)} needs {need.words}",
                 why=need.refused,
-                hint=f"add {need.words}, or leave it out",
+                hint=f"add {added}, or {loaded.removal(option.name)}",
             )
+
+
+def _with_conditions(words: str, loaded: LoadedConfig) -> str:
+    """Return a condition that is a flag alone with the flag's value, and what it needs itself."""
+    flags = {f"`{option.flag}`": option for option in loaded.options.values()}
+    option = flags.get(words)
+    if option is None:
+        return words
+    situation = _situation(loaded.config)
+    needed = [need.words for need in option.needs if need.refused and not _met(need, situation)]
+    return " and ".join([f"`{flag_form(option)}`", *needed])
 
 
 NEED_RULES: tuple[Rule, ...] = (_required,)
@@ -59,15 +73,18 @@ def note_without_effect(
         if foreign and need.words == RESUMES:  # `--no-finetune` would be refused
             of_resumes[shown] = None
         else:
-            needed.setdefault(shown, []).append(need.words)
-    rows = [f"{shown} (needs {' and '.join(words)})" for shown, words in needed.items()]
+            needed.setdefault(shown, []).append(need.reason)
+    rows = [
+        f"{shown} ({' and '.join([first, *(one.removeprefix('needs ') for one in others)])})"
+        for shown, (first, *others) in needed.items()
+    ]
     if of_resumes:
         rows.append(
             f"{', '.join(of_resumes)} (only for a run that continues: from "
             f"`{settings.config.checkpoint.load}`, a checkpoint of another program, a run begins "
             "at step 0 with the weights alone)"
         )
-    return f"settings without effect: {', '.join(rows)}" if rows else None
+    return f"ignored: {', '.join(rows)}" if rows else None
 
 
 def _situation(
@@ -75,27 +92,40 @@ def _situation(
 ) -> Situation:
     if loss_scaling is None:
         loss_scaling = _LOSS_SCALING.get(config.accelerator.precision or "")
-    return Situation(config, layout, loss_scaling)
+    named = config.model.model_family
+    known = not named or named_family(named) is not None  # another rule refuses it
+    family = family_of(config.model).name if known else ""
+    return Situation(config, layout, loss_scaling, family)
 
 
 def _unmet(settings: LoadedConfig | RunPlan, situation: Situation) -> Iterator[tuple[Option, Need]]:
     """Yield each option that a flag or file gives, with each of its conditions that is not met.
 
-    A default in a file sets nothing, nor does a switch that keeps its default, or a value of a
-    preset that a run recorded.
+    A default in a file sets nothing, nor does a switch that keeps its default.  A value that a run
+    recorded in its `config.yaml` was named at that run's start: only edited ones are a choice.
     """
+    unread = settings.unread if isinstance(settings, LoadedConfig) else ()
     for option in settings.options.values():
+        if option.name in unread:
+            continue
         origin, value = settings.provenance[option.name], settings.config.value(option)
-        by_user = origin.kind in {"flag", "file"} and not origin.origin.startswith("preset")
-        if not option.needs or not by_user:
+        if not option.needs or not origin.by_user or origin.origin:
             continue
         if value == option.default and (origin.kind == "file" or isinstance(value, bool)):
             continue
         if value is None or value == ():
             continue
         for need in option.needs:
-            if value not in need.off and not need.met(situation):
+            if value not in need.off and not _met(need, situation):
                 yield option, need
+
+
+def _met(need: Need, situation: Situation) -> bool:
+    """Return True if a condition is met, or depends on a setting that could not be read."""
+    try:
+        return need.met(situation)
+    except UnreadSettingError:
+        return True
 
 
 def _shown(settings: LoadedConfig | RunPlan, option: Option) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.optimizers import IMPORT_PATH, OPTIMIZERS, optimizer_facts
-from lmcore.config.option import flag_of
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
 from lmcore.errors import ConfigError
@@ -17,7 +16,7 @@ def _import_path(loaded: LoadedConfig) -> Problems:
     if ":" in chosen and not IMPORT_PATH.fullmatch(chosen):
         yield ConfigError(
             f"{loaded.shown('optimizer')} is not the import path of a class",
-            hint="write `module:Class`, such as `torch.optim:NAdam`",
+            hint="write `--optimizer module:Class`, such as `torch.optim:NAdam`",
         )
 
 
@@ -27,7 +26,7 @@ def _loss_scale(loaded: LoadedConfig) -> Problems:
         yield ConfigError(
             f"{loaded.shown('initial_loss_scale')} is less than {loaded.shown('min_loss_scale')}",
             why="the scale never falls below its minimum",
-            hint="use a smaller `--min-loss-scale`; 1 is the default",
+            hint=f"use `--min-loss-scale {accelerator.initial_loss_scale:g}` or less",
         )
 
 
@@ -56,7 +55,7 @@ def optimizer_layout_problems(loaded: LoadedConfig, layout: ParallelLayout) -> P
     if not dividing:
         return
     suitable = [
-        f"`{name}`"
+        name
         for name, other in OPTIMIZERS.items()
         if not (other.needs_whole or other.samples_labels)
     ]
@@ -65,7 +64,6 @@ def optimizer_layout_problems(loaded: LoadedConfig, layout: ParallelLayout) -> P
         + " and ".join(loaded.shown(name) for name in dividing),
         why=facts.needs_whole
         or "it samples labels from the logits of the whole vocabulary and of whole sequences",
-        hint=f"use one of {', '.join(suitable)}, or leave "
-        + " and ".join(f"`{flag_of(name)}`" for name in dividing)
-        + " out",
+        hint=f"use `--optimizer {suitable[0]}`, `{'`, `'.join(suitable[1:])}`, or "
+        + " and ".join(map(loaded.removal, dividing)).replace(" and remove ", " and "),
     )

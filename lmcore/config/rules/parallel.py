@@ -165,17 +165,18 @@ def _pipeline(loaded: LoadedConfig) -> Problems:
 
 def _unequal_stages(loaded: LoadedConfig, layers: int, size: int) -> LmcoreError:
     fitting = [n for n in range(1, min(layers, _SEARCHED) + 1) if layers % (size * n) == 0]
-    hint = (
-        "use " + " or ".join(f"`--num-layers-per-virtual-pipeline-stage {n}`" for n in fitting)
-        if fitting
-        else f"use `--num-layers {layers // size * size}` or `{(layers // size + 1) * size}`"
-    )
+    stages = size * (loaded.config.parallel.num_layers_per_virtual_pipeline_stage or 1)
+    near = [layers // stages * stages, (layers // stages + 1) * stages]
+    flag, sizes = "--num-layers", [size for size in near if size]
+    if fitting:
+        flag, sizes = "--num-layers-per-virtual-pipeline-stage", fitting
+    choices = [f"`{flag} {sizes[0]}`", *(f"`{one}`" for one in sizes[1:])]
     return ConfigError(
         f"{loaded.shown('num_layers')} is not a multiple of "
         f"{loaded.shown('pipeline_model_parallel_size')} times "
         f"{loaded.shown('num_layers_per_virtual_pipeline_stage')}",
         why="all stages of an interleaved pipeline have the same number of layers",
-        hint=hint,
+        hint=f"use {' or '.join(choices)}",
     )
 
 
@@ -195,14 +196,15 @@ def _schedule(loaded: LoadedConfig, layers: int, size: int) -> Problems:
             why="it processes the stages of a process in turn",
             hint=f"add `--num-layers-per-virtual-pipeline-stage {fitting[-1]}`"
             if fitting
-            else f"use `--num-layers {2 * size}` or more, or `--pipeline-schedule 1f1b`",
+            else f"use `--num-layers {2 * size} --num-layers-per-virtual-pipeline-stage 1`, or "
+            "`--pipeline-schedule 1f1b`",
         )
     if several and schedule in {"1f1b", "gpipe", "zero-bubble-v"}:
         yield ConfigError(
             f"`--pipeline-schedule {schedule}` cannot be combined with "
             f"{loaded.shown('num_layers_per_virtual_pipeline_stage')}",
             why="the schedule itself sets the number of stages of a process",
-            hint="use `--pipeline-schedule interleaved` or zero-bubble, or leave one of them out",
+            hint="use `--pipeline-schedule interleaved` or `zero-bubble`, or leave one of them out",
         )
     if schedule == "zero-bubble-v" and layers < 2 * size:
         yield ConfigError(
@@ -291,8 +293,12 @@ def _incomplete_group(
     group = layout.pipeline * each
     lower = count // layout.pipeline * group
     hint = " or ".join(f"`--global-batch-size {size}`" for size in (lower, lower + group))
-    if loaded.config.training.rampup_batch_size:
-        hint = f"in `--rampup-batch-size` a START and an INCREMENT that are multiples of {group}"
+    if ramp := loaded.config.training.rampup_batch_size:
+        start, increment = (max(group, round(size / group) * group) for size in ramp[:2])
+        hint = (
+            f"`--rampup-batch-size {start} {increment} {ramp[2]}`, a START and an INCREMENT that "
+            f"are multiples of {group}"
+        )
     article = "an interleaved" if layout.schedule == "interleaved" else "a zero-bubble"
     return ConfigError(
         f"{count} micro-batches are not a multiple of the pipeline's {layout.pipeline} processes",

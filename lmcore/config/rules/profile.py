@@ -39,7 +39,7 @@ def profile_problems(
     if not profile.profile_ranks:
         yield ConfigError(
             f"{loaded.shown('profile_ranks')}: no rank records a trace",
-            hint="use `--profile-ranks 0`, or leave `--profile` out",
+            hint="use `--profile-ranks 0`, or remove `--profile`",
         )
     beyond = [rank for rank in profile.profile_ranks if world_size and rank >= world_size]
     if beyond:

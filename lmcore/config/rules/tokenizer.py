@@ -32,7 +32,7 @@ def _type(loaded: LoadedConfig) -> Problems:
             yield ConfigError(
                 f"{loaded.shown(name)} cannot be combined with {loaded.shown('tokenizer_type')}",
                 why=f"it takes {allowed}" if allowed else "it takes no options",
-                hint=f"leave `{flag_of(name)}` out, or choose another type",
+                hint=f"{loaded.removal(name)}, or choose another type",
             )
 
 

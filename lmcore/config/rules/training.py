@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from lmcore.config.derived.batch_size import BatchSizes
 from lmcore.config.option import flag_of
 from lmcore.config.rules import Problems, Rule
-from lmcore.config.settings import LoadedConfig
+from lmcore.config.settings import LoadedConfig, Provenance
 from lmcore.errors import ConfigError, counted, host_memory
 
-__all__ = ["DEFAULT_TRAIN_ITERS", "TRAINING_RULES", "batch_size_problems", "train_iters"]
+__all__ = [
+    "DEFAULT_TRAIN_ITERS",
+    "TRAINING_RULES",
+    "batch_size_problems",
+    "train_iters",
+    "with_micro_batch",
+]
 
 DEFAULT_TRAIN_ITERS = 1500
 """Steps of a run that is given neither `train_iters` nor `train_samples`."""
 
 
-def train_iters(loaded: LoadedConfig) -> int | None:
-    """Return the number of steps; None if `train_samples` determines it."""
+def train_iters(loaded: LoadedConfig, data_parallel_size: int | None) -> int | None:
+    """Return the number of steps; None if it is not known yet, or the batch sizes are not valid.
+
+    Args:
+        loaded: The settings.
+        data_parallel_size: Number of processes that see different samples; None if not known.
+    """
     training = loaded.config.training
-    return None if training.train_samples is not None else _steps(loaded)
+    if training.train_samples is None:
+        return _steps(loaded)
+    batch, ramp = training.global_batch_size, training.rampup_batch_size
+    if batch is None and data_parallel_size and not loaded.config.checkpoint.load:
+        batch = training.micro_batch_size * data_parallel_size * (loaded.accumulation_steps or 1)
+    if batch is None or (ramp and not _is_ramp(ramp, batch)):
+        return None
+    return BatchSizes.of(batch, ramp).steps(training.train_samples)
+
+
+def _is_ramp(ramp: tuple[int, ...], final: int) -> bool:
+    return len(ramp) == 3 and ramp[0] < final and (final - ramp[0]) % ramp[1] == 0
 
 
 def _steps(loaded: LoadedConfig) -> int:
@@ -35,9 +60,15 @@ def _exclude_each_other(loaded: LoadedConfig, first: str, second: str) -> Proble
 def _length(loaded: LoadedConfig) -> Problems:
     yield from _exclude_each_other(loaded, "train_iters", "train_samples")
     training = loaded.config.training
-    batch = training.global_batch_size or training.micro_batch_size
-    first_batch = next(iter(training.rampup_batch_size), batch)
-    if training.train_samples is not None and training.train_samples < first_batch:
+    first = next(iter(training.rampup_batch_size), training.global_batch_size)
+    if first is not None:  # else it depends on the number of processes: see `_first_step`
+        yield from _at_least_one_step(loaded, first)
+
+
+def _at_least_one_step(loaded: LoadedConfig, first_batch: int) -> Problems:
+    """Yield a problem if the run has fewer samples than *first_batch*."""
+    samples = loaded.config.training.train_samples
+    if samples is not None and samples < first_batch:
         yield ConfigError(
             f"{loaded.shown('train_samples')} is less than one step",
             why=f"a step takes {counted(first_batch, 'sample')}",
@@ -70,7 +101,8 @@ def _schedule_units(loaded: LoadedConfig) -> Problems:
             yield ConfigError(
                 f"{loaded.shown(name)} cannot be combined with `{unit}`",
                 why=why,
-                hint=f"use `{flag_of(name.rpartition('_')[0])}-{instead}`",
+                hint=f"use `{flag_of(name.rpartition('_')[0])}-{instead} N` in place of "
+                f"`{flag_of(name)}`",
             )
 
 
@@ -98,7 +130,7 @@ def _rates(loaded: LoadedConfig) -> Problems:
         yield ConfigError(
             f"{loaded.shown('min_lr')} exceeds {loaded.shown('lr')}",
             why="the rate decays from lr to min_lr",
-            hint="use a smaller `--min-lr`, a tenth of `--lr` is common",
+            hint=f"use `--min-lr {optimizer.lr / 10:g}`, a tenth of `--lr`, or less",
         )
 
 
@@ -155,8 +187,16 @@ def batch_size_problems(loaded: LoadedConfig, data_parallel_size: int) -> Proble
             f"{counted(each, 'sample')} together",
             hint=" or ".join(filter(None, (", ".join(choices[:-1]), choices[-1]))),
         )
+    yield from _first_step(loaded, each)
     yield from _ramp_up(loaded, data_parallel_size)
     yield from _accumulation_steps(loaded, data_parallel_size)
+
+
+def _first_step(loaded: LoadedConfig, each: int) -> Problems:
+    """Yield a problem if the run has fewer samples than a step of all processes, by default."""
+    training = loaded.config.training
+    if training.global_batch_size is None and not training.rampup_batch_size:
+        yield from _at_least_one_step(loaded, each * (loaded.accumulation_steps or 1))
 
 
 def _ramp_up(loaded: LoadedConfig, data_parallel_size: int) -> Problems:
@@ -186,7 +226,7 @@ def _ramp_up(loaded: LoadedConfig, data_parallel_size: int) -> Problems:
         yield ConfigError(
             f"{shown} starts with {start}, which is not less than {shown_final}",
             why="the batch size grows from START to the global batch size",
-            hint="use a smaller START, or leave `--rampup-batch-size` out",
+            hint=f"use a smaller START, or {loaded.removal('rampup_batch_size')}",
         )
     elif (final - start) % increment:
         below = start + (final - start) // increment * increment
@@ -222,6 +262,42 @@ def _accumulation_steps(loaded: LoadedConfig, data_parallel_size: int) -> Proble
             f"`gradient_accumulation_steps: {steps}` of {loaded.shown('deepspeed_config')} times "
             f"{counted(data_parallel_size, 'process', 'processes')}, which is {product}",
             why="every process runs the same number of micro-batches in a step",
-            hint=f"use `--global-batch-size {product}`, or leave `gradient_accumulation_steps` "
-            "out of the file: it follows from the other sizes",
+            hint=f"{_write(loaded, product)}, or delete `gradient_accumulation_steps` from "
+            f"`{loaded.config.parallel.deepspeed_config}`: it follows from the other sizes",
         )
+
+
+def _write(loaded: LoadedConfig, batch_size: int) -> str:
+    """Return the instruction that sets a global batch size where it is set now."""
+    file = loaded.config.parallel.deepspeed_config
+    if loaded.provenance["global_batch_size"].detail == f"{file}: train_batch_size":
+        return f'write `"train_batch_size": {batch_size}` in `{file}`'
+    return f"use `--global-batch-size {batch_size}`"
+
+
+def with_micro_batch(loaded: LoadedConfig, data_parallel_size: int) -> LoadedConfig:
+    """Return the settings with the micro-batch size that follows from DeepSpeed's file.
+
+    The file may have the global batch size and the number of micro-batches only.
+
+    Args:
+        loaded: The settings.
+        data_parallel_size: Number of processes that see different samples.
+    """
+    training, steps = loaded.config.training, loaded.accumulation_steps
+    if steps is None or loaded.provenance["micro_batch_size"].kind != "default":
+        return loaded
+    batch, each = training.global_batch_size, steps * data_parallel_size
+    if batch is None or batch % each:
+        return loaded
+    origin = Provenance(
+        "derived",
+        "global_batch_size / (gradient_accumulation_steps of the DeepSpeed file * data-parallel "
+        "size)",
+    )
+    training = dataclasses.replace(training, micro_batch_size=batch // each)
+    return dataclasses.replace(
+        loaded,
+        config=dataclasses.replace(loaded.config, training=training),
+        provenance={**loaded.provenance, "micro_batch_size": origin},
+    )

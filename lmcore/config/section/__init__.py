@@ -17,6 +17,7 @@ from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, PluginSetti
 
 if TYPE_CHECKING:
     from lmcore.config.section.accelerator import AcceleratorSection
+    from lmcore.config.section.bert import BertSection
     from lmcore.config.section.checkpoint import CheckpointSection
     from lmcore.config.section.data import DataSection
     from lmcore.config.section.logging import LoggingSection
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from lmcore.config.section.optimizer import OptimizerSection
     from lmcore.config.section.parallel import ParallelSection
     from lmcore.config.section.profile import ProfileSection
+    from lmcore.config.section.task import TaskSection
     from lmcore.config.section.training import TrainingSection
 
     SECTIONS: dict[str, type]
@@ -32,6 +34,7 @@ __all__ = [
     "SECTIONS",
     "SECTION_NAMES",
     "AcceleratorSection",
+    "BertSection",
     "CheckpointSection",
     "Config",
     "DataSection",
@@ -40,6 +43,7 @@ __all__ = [
     "OptimizerSection",
     "ParallelSection",
     "ProfileSection",
+    "TaskSection",
     "TrainingSection",
     "config_of",
     "run_options",
@@ -48,7 +52,7 @@ __all__ = [
 
 SECTION_NAMES = (
     *("model", "training", "data", "optimizer", "checkpoint"),
-    *("accelerator", "parallel", "logging", "profile"),
+    *("accelerator", "parallel", "logging", "profile", "bert", "task"),
 )
 _CLASSES = {name: f"{name.title()}Section" for name in SECTION_NAMES}
 """Name of the class of each section, in the module of the section's name."""
@@ -93,6 +97,8 @@ class Config:
     parallel: ParallelSection = field(default_factory=partial(_default, "parallel"))
     logging: LoggingSection = field(default_factory=partial(_default, "logging"))
     profile: ProfileSection = field(default_factory=partial(_default, "profile"))
+    bert: BertSection = field(default_factory=partial(_default, "bert"))
+    task: TaskSection = field(default_factory=partial(_default, "task"))
     plugins: PluginSettings = field(default_factory=PluginSettings)
 
     if not TYPE_CHECKING:  # for a type checker, every attribute is declared above
@@ -104,6 +110,13 @@ class Config:
             section = _default(name)
             object.__setattr__(self, name, section)
             return section
+
+    def named(self, name: str) -> Any:
+        """Return the value of the option of a name, of the core or a plugin."""
+        if name in run_options():
+            return self.value(run_options()[name])
+        plugin = next(one for one in self.plugins if name.startswith(f"{one}_"))
+        return getattr(self.plugins[plugin], name.removeprefix(f"{plugin}_"))
 
     def value(self, option: Option) -> Any:
         """Return the value of an option."""

@@ -9,7 +9,9 @@ from lmcore.config.option import FREE, OUTPUT_PATH, option
 
 _TENSORBOARD = setting("--tensorboard")
 _OWN_DIRECTORY = Need(
-    "a run directory without `--save`", lambda run: run.config.checkpoint.save is None
+    "a run directory without `--save`",
+    lambda run: run.config.checkpoint.save is None,
+    ignored="only names the default run directory",
 )
 
 
@@ -41,6 +43,14 @@ class LoggingSection:
     )
     tensorboard_log_interval: int = option(
         1, "Steps between TensorBoard events.", minimum=1, on_resume=FREE, needs=_TENSORBOARD
+    )
+    tensorboard_tags: str = option(
+        "lmcore",
+        "Names of TensorBoard's scalars: lmcore's, or Megatron-LM's, such as `lm loss` and "
+        "`learning-rate vs samples`.",
+        choices=("lmcore", "megatron"),
+        on_resume=FREE,
+        needs=_TENSORBOARD,
     )
     tensorboard_queue_size: int = option(
         1000,

@@ -23,6 +23,13 @@ _FEW_BIASES = Need("`--no-add-bias-linear`", lambda run: not run.config.model.ad
 class ModelSection:
     """Shape of the transformer; the names are Megatron's flags."""
 
+    model_family: str | None = option(
+        None,
+        "Family of the model: bert, gpt, llama or one that a plugin adds; gpt and llama are "
+        "decoders, which their other settings tell apart; default: a decoder.",
+        on_resume=CHECKED,
+        metavar="NAME",
+    )
     num_layers: int = option(4, "Number of transformer layers.", minimum=1, on_resume=CHECKED)
     hidden_size: int = option(128, "Width of the residual stream.", minimum=1, on_resume=CHECKED)
     num_attention_heads: int = option(
@@ -71,6 +78,10 @@ class ModelSection:
         "learned_absolute",
         "Positional encoding: learned embeddings, rotary embeddings (rope), or none.",
         choices=("learned_absolute", "rope", "none"),
+        refused=dict.fromkeys(
+            ("alibi", "mrope", "relative", "yarn"),
+            "use `--position-embedding-type rope`, which gives another model",
+        ),
         on_resume=CHECKED,
     )
     rotary_base: int = option(

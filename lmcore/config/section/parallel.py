@@ -37,7 +37,7 @@ _ZERO = Need(
     ),
     refused="without it all data-parallel processes are replicas anyway",
 )
-_DEEPSPEED = setting("--engine", "deepspeed").else_error("torch's own engine does not read it")
+_DEEPSPEED = setting("--engine", "deepspeed")
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,10 @@ class ParallelSection:
     )
     deepspeed_config: str | None = option(
         None,
-        'DeepSpeed\'s JSON configuration; missing and "auto" values are filled in from the '
-        "settings here.",
+        'DeepSpeed\'s JSON configuration, for either engine; missing and "auto" values are filled '
+        "in from the settings here.",
         metavar="FILE",
         on_resume=FREE,
-        needs=_DEEPSPEED,
         paths=INPUT_PATH,
     )
 

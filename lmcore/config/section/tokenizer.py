@@ -75,8 +75,8 @@ class TokenizerSection:
     )
     add_special_tokens: bool | None = option(
         None,
-        "Add the special tokens that the tokenizer puts around a text; default: as Megatron does "
-        "for the type.",
+        "Add the special tokens that the tokenizer puts around a text, or that WordPiece puts "
+        "after its vocabulary (`[BOS]`, `[EOS]`); default: as Megatron does for the type.",
         needs=_taken("add_special_tokens"),
     )
     parse_special_tokens: bool = option(

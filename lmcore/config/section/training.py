@@ -20,6 +20,14 @@ _EVALUATION = Need(
 )
 
 
+def _may_mask_targets(run: Situation) -> bool:
+    """Return True unless all targets are valid."""
+    from lmcore.model.family import families  # not needed to declare the settings
+
+    every_target = not run.family or families()[run.family].every_position_is_a_target
+    return bool(run.config.data.eod_mask_loss) or not every_target
+
+
 def _has_replicas(run: Situation) -> bool:
     """Return True if several ranks may hold the same parameters between two steps."""
     layout, parallel = run.layout, run.config.parallel
@@ -36,6 +44,7 @@ _VALIDATES = Need(
     lambda run: run.config.training.eval_interval > 0 and run.config.training.eval_iters > 0,
     refused="the run has no validation loss",
 )
+_MASKS = Need("masked targets, as by `--eod-mask-loss`", _may_mask_targets)
 _REPLICAS = Need("parameters that several processes hold, not ZeRO's shards", _has_replicas)
 
 
@@ -67,6 +76,18 @@ class TrainingSection:
         metavar="START INCREMENT SAMPLES",
         on_resume=CHECKED,
         needs=_SAMPLES,
+    )
+    calculate_per_token_loss: bool = option(
+        True,
+        "Average the loss over all valid targets of a global batch; off: over the valid targets of "
+        "each micro-batch, and these means over micro-batches, as Megatron does without the flag. "
+        "A resumed run keeps the checkpoint's.",
+        needs=_MASKS,
+    )
+    include_padding_in_loss: bool = option(
+        False,
+        "Let rows that pad the vocabulary take part in the softmax and get initial weights, as in "
+        "Megatron: losses then depend on their number.  A resumed run keeps the checkpoint's.",
     )
     eval_interval: int = option(
         250,
@@ -110,6 +131,13 @@ class TrainingSection:
         on_resume=FREE,
         paths=OUTPUT_PATH,
     )
+    stop_timeout_minutes: float = option(
+        5.0,
+        "Minutes that one call may take after a signal or the failure of another process, before "
+        "this process ends by force: a hung device never returns; 0: no limit.",
+        minimum=0,
+        on_resume=FREE,
+    )
     seed: int = option(
         1234,
         "Seed of initial weights, dropout and data order.",
@@ -142,6 +170,13 @@ class TrainingSection:
         minimum=0,
         on_resume=FREE,
         needs=_REPLICAS.or_off(0),
+    )
+    check_device_interval: int = option(
+        100,
+        "Steps between checks of the device's health, if its plugin offers them; also checked "
+        "before the first step and after an error; 0: only after an error.",
+        minimum=0,
+        on_resume=FREE,
     )
     manual_gc: bool = option(
         True,

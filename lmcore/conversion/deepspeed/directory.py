@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmcore.bounded_file import read_bounded_file
@@ -81,6 +81,10 @@ class DeepSpeedDirectory:
         if self.models:
             return self.models[min(self.models)]
         return self.partitions[min(self.partitions)]
+
+    def without_optimizer(self) -> DeepSpeedDirectory:
+        """Return the files with the model's own weights."""
+        return replace(self, partitions={}, optimizers={}, universal=None)
 
 
 def is_deepspeed(directory: Path) -> bool:

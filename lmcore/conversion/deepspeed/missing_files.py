@@ -23,7 +23,7 @@ from lmcore.conversion.deepspeed.names import (
     universal_names,
 )
 from lmcore.errors import CheckpointError, counted
-from lmcore.model.parameters import parameter_shapes
+from lmcore.model.family import parameter_shapes
 from lmcore.model.shape import ModelShape
 
 __all__ = [

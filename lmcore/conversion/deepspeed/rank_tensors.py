@@ -38,11 +38,13 @@ from lmcore.conversion.foreign_pickle.records import load_content
 from lmcore.conversion.huggingface.weights import StoredTensor
 from lmcore.conversion.megatron.rank_files.rank_file import flat_tensors
 from lmcore.conversion.state import WEIGHT, OptimizerStateError
+from lmcore.conversion.unread import same_values
 from lmcore.errors import CheckpointError
 
 __all__ = ["RankTensors", "open_ranks", "universal_tensors"]
 
 _MAX_DIMS = 8
+_POSITIONS = "position_embeddings.weight"
 
 
 class RankTensors:
@@ -51,6 +53,7 @@ class RankTensors:
     Attributes:
         tensors: Dtype, shape and file of each tensor.
         aliases: Name of the original of each shared parameter, by its name in the module.
+        notes: Notes about tensors that are not read, for the user.
         step: Number of updates by the optimizer; None if it is not known.
         settings: Settings of Adam, with the names of `Progress.adam`; empty if not known.
         loss_scale: Loss scale, with the names of `Progress.loss_scale`; None without one.
@@ -60,9 +63,10 @@ class RankTensors:
     """
 
     def __init__(self, sources: Sequence[Source], aliases: Mapping[str, str]) -> None:
-        """Combine *sources*; the first one that has a tensor is read."""
+        """Combine *sources*; the first one that has a tensor is read, the others are compared."""
         self._sources: dict[str, Source] = {}
-        self._rounded: dict[str, tuple[InFile, str]] = {}
+        self._copies: dict[str, list[tuple[Source, str]]] = {}
+        self.notes: list[str] = []
         self.tensors: dict[str, StoredTensor] = {}
         # A tied embedding has one name in ZeRO's partitions and another in its layer's file.
         common = legacy_names({name for source in sources for name in source.tensors})
@@ -72,13 +76,18 @@ class RankTensors:
                 same = first.setdefault(common[name], name)
                 if name not in self.tensors:
                     self.tensors[name], self._sources[name] = tensor, source
-                if self._sources[same] is source or not isinstance(source, InFile):
+                if self._sources[same] is source or 0 in tensor.shape:
+                    continue  # ZeRO-3 leaves empty tensors in the place of parameters
+                if not isinstance(source, InFile) and name.endswith(_POSITIONS):
+                    where = f"`{name}` of the last stage of the pipeline, in `{tensor.file.name}`"
+                    self.notes.append(f"not read: {where}, which has no use there")
                     continue
-                # The last stage of a pipeline also has an embedding, with unused positions.
-                if tensor.shape == self.tensors[same].shape:
-                    self._rounded.setdefault(same, (source, name))
+                self._copies.setdefault(same, []).append((source, name))
         for alias, name in aliases.items():
             if name in self.tensors:
+                held = self._sources.get(alias)
+                if held is not None and 0 not in self.tensors[alias].shape:
+                    self._copies.setdefault(name, []).append((held, alias))
                 self.tensors[alias], self._sources[alias] = (
                     self.tensors[name],
                     self._sources[name],
@@ -111,14 +120,16 @@ class RankTensors:
         """
         stored = self.aliases.get(name, name)
         found = self._sources[name].read(stored, kind)
-        if kind == WEIGHT and stored in self._rounded:
-            source, inside = self._rounded[stored]
-            rounded = source.read(inside, kind)
-            if not torch.equal(found.to(rounded.dtype), rounded):
-                path = self.tensors[name].file.parent
+        for source, inside in self._copies.get(stored, ()):
+            if kind not in source.kinds:
+                continue
+            copy = source.read(inside, kind)
+            if not same_values(found.to(copy.dtype), copy):
+                path, file = self.tensors[name].file.parent, source.tensors[inside].file.name
+                what = "the float32 weights" if kind == WEIGHT else f"`{kind}`"
                 raise OptimizerStateError(
                     f"the optimizer's files in `{path}` do not fit the model's",
-                    why=f"the float32 weights of `{name}` are not the ones of the model",
+                    why=f"{what} of `{name}` are not the ones of `{inside}` in `{file}`",
                     hint="copy the files of all ranks again, of one checkpoint, or take the "
                     "model's weights: `lmcore checkpoint convert --weights-only`",
                 )
@@ -282,7 +293,7 @@ def _open_rank(
         described.append((model_rank, _shapes(directory.path, first.get("param_shapes"))))
         counts.append(first.get("dp_world_size"))
         if directory.partitions:
-            frozen += _frozen_sources(paths[0], contents)
+            frozen += _frozen_sources(paths, contents)
         elif first.get("module") is not None:
             tensors = flat_tensors(paths[0], first["module"])
             modules.append(InFile(paths[0], dict(tensors)))
@@ -329,14 +340,20 @@ def _model_files(directory: DeepSpeedDirectory, model_rank: int) -> list[Path]:
     return [found[data] for data in sorted(found)]
 
 
-def _frozen_sources(path: Path, contents: Sequence[Mapping[str, Any]]) -> list[Source]:
-    shapes = _shapes(path, [contents[0].get("frozen_param_shapes") or {}])
-    fragments = [_fragments(path, content.get("frozen_param_fragments")) for content in contents]
-    saved = contents[0].get("buffer_names")
-    buffers = saved if isinstance(saved, list) else []
-    module = dict(flat_tensors(path, contents[0].get("module") or {}))
-    held = {name: tensor for name, tensor in module.items() if name in buffers}
-    return [Frozen(path, shapes, fragments), InFile(path, held)]
+def _frozen_sources(paths: Sequence[Path], contents: Sequence[Mapping[str, Any]]) -> list[Source]:
+    """Return what the files of a model's data-parallel ranks with ZeRO-3 have beside partitions."""
+    first = contents[0]
+    shapes = _shapes(paths[0], [first.get("frozen_param_shapes") or {}])
+    fragments = [_fragments(paths[0], one.get("frozen_param_fragments")) for one in contents]
+    found: list[Source] = [Frozen(paths[0], shapes, fragments)]
+    for path, content in zip(paths, contents, strict=True):
+        saved = content.get("buffer_names")
+        buffers = saved if isinstance(saved, list) else []
+        module = dict(flat_tensors(path, content.get("module") or {}))
+        # Parameters that every rank keeps whole are not empty there, and are compared.
+        held = {name: one for name, one in module.items() if name in buffers or one.numel()}
+        found.append(InFile(path, held))
+    return found
 
 
 def _fragments(path: Path, saved: object) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from lmcore.conversion.deepspeed.missing_files import (
 )
 from lmcore.conversion.deepspeed.names import legacy_names
 from lmcore.conversion.deepspeed.opened import OpenedCheckpoint
-from lmcore.conversion.deepspeed.rank_tensors import RankTensors, open_ranks, universal_tensors
+from lmcore.conversion.deepspeed.rank_tensors import open_ranks, universal_tensors
 from lmcore.conversion.deepspeed.saved_run import (
     read_kinds,
     recorded_precision,
@@ -35,13 +35,14 @@ from lmcore.conversion.foreign_pickle.load import load_tensors
 from lmcore.conversion.foreign_pickle.records import load_content, values_of
 from lmcore.conversion.megatron.directory import rank_count
 from lmcore.conversion.megatron.optimizer.loss_scale import unknown_scale_notes
-from lmcore.conversion.megatron.optimizer.moments import other_optimizer
+from lmcore.conversion.megatron.optimizer.moments import other_optimizer, require_rounded
 from lmcore.conversion.megatron.parameters.names import TIED, UNUSED, parameter_of
 from lmcore.conversion.megatron.parameters.packing import Packing, require_order
 from lmcore.conversion.megatron.run.saved_arguments import read_model, saved_layout
 from lmcore.conversion.state import WEIGHT, ModelState, require_no_problems
+from lmcore.conversion.unread import different_copy, require_computed, same_values
 from lmcore.errors import CheckpointError, counted
-from lmcore.model.parameters import parameter_shapes
+from lmcore.model.family import parameter_shapes, vocabulary_parameters
 
 __all__ = ["MegatronDeepSpeedState", "read_deepspeed"]
 
@@ -111,7 +112,12 @@ class MegatronDeepSpeedState(ModelState):
             size = tensor_size * rank_count(files.path, name, args.get(name), 1)
             self._ranks = open_ranks(files, content, tensor_size, size, weights_only=weights_only)
         swiglu = bool(args.get("swiglu"))
-        self._names = [self._named(rank, swiglu=swiglu) for rank in self._ranks]
+        tied = not args.get("untie_embeddings_and_output_weights")
+        self._copies: list[tuple[int, str]] = []
+        self._buffers: list[tuple[int, str]] = []
+        self._names = [
+            self._named(number, swiglu=swiglu, tied=tied) for number in range(len(self._ranks))
+        ]
         model = read_model(args, self.checkpoint, self._rows(files, args))
         self.settings = saved_precision(content) | dict(model.settings)
         self.precision = recorded_precision(content, args)
@@ -125,17 +131,15 @@ class MegatronDeepSpeedState(ModelState):
         require_order(self.checkpoint, self.shape, version)
         self._packing = Packing(self.shape, len(self._ranks), version)
         self._require_fit(files)
+        self._compare_unread()
         if files.universal is not None and swiglu and tensor_size > 1:
             self._require_gates(files.universal)
         if not weights_only:
-            names = [list(one.values()) for one in self._names]
-            self.kinds, self.without_adam = read_kinds(files, content, self._ranks, names)
-            other, unread = other_optimizer(args), "the state of Adam is not read"
-            if other is not None and len(self.kinds) > 1:
-                self.kinds, self.without_adam = (WEIGHT,), f"it is that of `{other}`"
-                unread = "the state of its optimizer is not read"
-            if self.without_adam is not None:
-                self.notes = [*self.notes, f"{unread}: {self.without_adam}"]
+            self._find_kinds(files, content, args)
+        self.notes = [*self.notes, *self._replica_notes()]
+        self._own: ModelState | None = None
+        if files.universal is not None and files.models and not weights_only:
+            self._own = self._own_weights(opened, args)
         self.progress = run_progress(content, args, self._ranks[0], adam=len(self.kinds) > 1)
         schedule = run_schedule(content, args)
         if self.progress is not None:
@@ -144,6 +148,19 @@ class MegatronDeepSpeedState(ModelState):
             )
         self.notes = [*self.notes, *schedule.notes]
         self.training_notes = [*model.training_notes, *unknown_scale_notes(self)]
+
+    def _find_kinds(
+        self, files: DeepSpeedDirectory, content: Mapping[str, Any], args: Mapping[str, Any]
+    ) -> None:
+        """Set the kinds of tensors, and note why the state of the optimizer is not read."""
+        names = [list(one.values()) for one in self._names]
+        self.kinds, self.without_adam = read_kinds(files, content, self._ranks, names)
+        other, unread = other_optimizer(args), "the state of Adam is not read"
+        if other is not None and len(self.kinds) > 1:
+            self.kinds, self.without_adam = (WEIGHT,), f"it is that of `{other}`"
+            unread = "the state of its optimizer is not read"
+        if self.without_adam is not None:
+            self.notes = [*self.notes, f"{unread}: {self.without_adam}"]
 
     @property
     def files(self) -> Path:
@@ -160,19 +177,85 @@ class MegatronDeepSpeedState(ModelState):
             rank.read(names[name], kind)
             for rank, names in zip(self._ranks, self._names, strict=True)
         ]
-        return self._packing.join(name, parts).contiguous()
+        found = self._packing.join(name, parts).contiguous()
+        if self._own is not None and kind == WEIGHT:
+            self._require_own(name, found, self._own.read(name))
+        return found
+
+    def _require_own(self, name: str, found: Tensor, own: Tensor) -> None:
+        """Raise an `OptimizerStateError` if the universal part does not round to the model's."""
+        # A universal part has no rows of padding.
+        rows = len(found) if name in vocabulary_parameters(self.shape) else len(own)
+        require_rounded(self.checkpoint, name, found, own[:rows])
+
+    def _own_weights(self, opened: OpenedCheckpoint, args: Mapping[str, Any]) -> ModelState | None:
+        """Return the weights in the model's own files; None, and a note, if they are not read."""
+        files = opened.files.without_optimizer()
+        try:
+            return MegatronDeepSpeedState(
+                dataclasses.replace(opened, files=files, weights_only=True), args
+            )
+        except CheckpointError as error:
+            note = f"the weights in the model's own files are not compared: {error.what}"
+            self.notes = [*self.notes, note]
+            return None
+
+    def _compare_unread(self) -> None:
+        """Compare tied output layers and computed buffers with what is read in their place."""
+        for number, name in self._copies:
+            rank, original = self._ranks[number], self._names[number][_EMBEDDING]
+            copy = rank.read(name)
+            if not same_values(rank.read(original).to(copy.dtype), copy):
+                places = (f"`{one}`{self._where(number)}" for one in (name, original))
+                raise different_copy(self.checkpoint, *places)
+        buffers = [
+            (name, self._where(number), self._ranks[number].read(name))
+            for number, name in self._buffers
+        ]
+        self.notes = [*self.notes, *require_computed(self.checkpoint, buffers, self.shape)]
+        self.notes += dict.fromkeys(note for rank in self._ranks for note in rank.notes)
+
+    def _replica_notes(self) -> list[str]:
+        """Return notes that name parameters whose replicas on the ranks have different values."""
+        if len(self._ranks) == 1:
+            return []
+        whole = [name for name in self._names[0] if self._packing.split_dim(name) is None]
+        ranks = list(zip(self._ranks, self._names, strict=True))
+        return [
+            note
+            for kind in self.kinds
+            for note in self._packing.replica_notes(
+                {name: [rank.read(names[name], kind) for rank, names in ranks] for name in whole},
+                kind,
+            )
+        ]
+
+    def _where(self, number: int) -> str:
+        """Return the rank of tensor parallelism for messages; nothing for a single one."""
+        return f" of rank {number}" if len(self._ranks) > 1 else ""
 
     def _dtypes(self) -> set[torch.dtype | None]:
         """Return the dtypes of the weights."""
         ranks = zip(self._ranks, self._names, strict=True)
         return {rank.tensors[name].dtype for rank, names in ranks for name in names.values()}
 
-    def _named(self, rank: RankTensors, *, swiglu: bool) -> dict[str, str]:
-        """Return the name in the module of each parameter of lmcore; others keep their names."""
+    def _named(self, number: int, *, swiglu: bool, tied: bool) -> dict[str, str]:
+        """Return the name in the module of each parameter of lmcore; others keep their names.
+
+        Args:
+            number: Rank of tensor parallelism.
+            swiglu: True if the feed-forward layers are gated.
+            tied: True if the output layer has the weights of the token embedding.
+        """
         found: dict[str, str] = {}
-        for name, legacy in legacy_names(rank.tensors).items():
+        copies = []
+        for name, legacy in legacy_names(self._ranks[number].tensors).items():
             ours = parameter_of(legacy, swiglu=swiglu) or name
-            if ours in {TIED, UNUSED}:
+            if ours == UNUSED:
+                self._buffers.append((number, name))
+                continue
+            if tied and ours in {TIED, "output_embedding.weight"}:
+                copies.append(name)
                 continue
             # The embedding of a pipeline has one name in layer files, another in the optimizer.
             if ours in found and not name.startswith("tied_modules."):
@@ -183,6 +266,9 @@ class MegatronDeepSpeedState(ModelState):
                     why=f"`{found[ours]}` and `{name}` are the same",
                 )
             found[ours] = name
+        if copies and _EMBEDDING not in found:
+            found[_EMBEDDING] = copies.pop(0)
+        self._copies += [(number, name) for name in copies]
         return found
 
     def _rows(self, files: DeepSpeedDirectory, args: Mapping[str, Any]) -> int:
@@ -252,7 +338,7 @@ class MegatronDeepSpeedState(ModelState):
         """
         problems, lacking = [], set()
         for number, (rank, names) in enumerate(zip(self._ranks, self._names, strict=True)):
-            where = f" of rank {number}" if len(self._ranks) > 1 else ""
+            where = self._where(number)
             for ours in parameter_shapes(self.shape):
                 if ours not in names:
                     lacking.add(ours)

@@ -12,7 +12,7 @@ from torch import Tensor
 from lmcore.conversion.deepspeed.directory import DeepSpeedDirectory
 from lmcore.conversion.deepspeed.missing_files import require_files, universal_file
 from lmcore.conversion.deepspeed.opened import OpenedCheckpoint
-from lmcore.conversion.deepspeed.rank_tensors import open_ranks, universal_tensors
+from lmcore.conversion.deepspeed.rank_tensors import RankTensors, open_ranks, universal_tensors
 from lmcore.conversion.deepspeed.saved_run import (
     read_kinds,
     recorded_precision,
@@ -21,6 +21,7 @@ from lmcore.conversion.deepspeed.saved_run import (
 )
 from lmcore.conversion.huggingface.directory import CONFIG_NAME
 from lmcore.conversion.huggingface.read import HuggingFaceState
+from lmcore.conversion.megatron.optimizer.moments import require_rounded
 from lmcore.conversion.megatron.run.saved_arguments import saved_layout
 from lmcore.conversion.state import WEIGHT
 from lmcore.errors import CheckpointError, counted
@@ -58,6 +59,7 @@ class TransformersDeepSpeedState(HuggingFaceState):
                 f"no `{CONFIG_NAME}` of transformers in `{files.path.parent}`",
                 hint=f"copy the model's `{CONFIG_NAME}` and its tokenizer files there",
             )
+        self._own: RankTensors | None = None
         if files.universal is not None:
             rank = universal_tensors(files, files.universal, content, weights_only=weights_only)
         else:
@@ -77,6 +79,9 @@ class TransformersDeepSpeedState(HuggingFaceState):
             self.kinds, self.without_adam = read_kinds(files, content, [rank], [names])
             if self.without_adam is not None:
                 self.notes = [*self.notes, f"the state of Adam is not read: {self.without_adam}"]
+        if files.universal is not None and files.models and not weights_only:
+            bare = files.without_optimizer()
+            [self._own] = open_ranks(bare, content, 1, 1, weights_only=True)
         self.progress = run_progress(content, {}, rank, adam=len(self.kinds) > 1)
 
     def _matched(self) -> dict[str, str]:
@@ -105,7 +110,11 @@ class TransformersDeepSpeedState(HuggingFaceState):
     def read(self, name: str, kind: str = WEIGHT) -> Tensor:
         """Return a whole tensor; see `ModelState`."""
         recipe = self._recipes[name]
-        parts = [self._rank.read(self._names[one], kind) for one in recipe.sources]
+        names = [self._names[one] for one in recipe.sources]
+        parts = [self._rank.read(one, kind) for one in names]
+        for one, part in zip(names, parts, strict=True):
+            if kind == WEIGHT and self._own is not None and one in self._own.tensors:
+                require_rounded(self.checkpoint, one, part, self._own.read(one))
         return recipe.join([part.to(self.dtype(name, kind)) for part in parts]).contiguous()
 
 

@@ -206,6 +206,8 @@ def optimizer_sources(
             for path, one in there
         ]
     parts = _stage_parameters([one for one in held if one], there) if pipeline else held
+    if len(parts) != len(there):
+        raise _unfit(there[-1][0], "it has no weights of the model")
     return [WithoutZero(*one, part) for one, part in zip(there, parts, strict=True)]
 
 

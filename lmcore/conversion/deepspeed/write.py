@@ -50,7 +50,7 @@ from lmcore.conversion.state import ADAM, WEIGHT, recorded_samples
 from lmcore.conversion.torch_file import save_file, separate
 from lmcore.durable import write_atomically
 from lmcore.errors import CheckpointArgumentError, CheckpointError
-from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
+from lmcore.model.family import vocabulary_parameters
 
 if TYPE_CHECKING:
     from lmcore.conversion.state import ModelState
@@ -247,7 +247,7 @@ class _Writer:
         dim = self._packing.split_dim(name)
         if dim is None:
             return {}
-        if name in ROW_FOR_EACH_TOKEN:
+        if name in vocabulary_parameters(self._shape):
             return {"cat_dim": dim, "vocab_tensor": True}
         gated = self._shape.swiglu and ".feed_forward.up" in name
         return {"cat_dim": dim, **({"param_n_sub_params": 2} if gated else {})}

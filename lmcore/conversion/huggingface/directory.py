@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
+
+from lmcore.errors import several
 
 __all__ = [
     "CONFIG_NAME",
@@ -23,6 +26,7 @@ WEIGHT_FILES = (
 """Names of the weight files in the order of transformers: a single file, the index of several."""
 _OPTIMIZER_FILES = ("optimizer.pt", "optimizer.bin")
 """Names of the optimizer's state in a directory of transformers' `Trainer` or of accelerate."""
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 _DEEPSPEED_FILES = "global_step*/*_states.pt"
 
 
@@ -32,20 +36,22 @@ def is_huggingface(directory: Path) -> bool:
     return weights and (directory / CONFIG_NAME).is_file()
 
 
-def unread_notes(directory: Path) -> tuple[str, ...]:
+def unread_notes(directory: Path, read: Collection[Path]) -> tuple[str, ...]:
     """Return notes that name files of *directory* which a user may expect to be read.
 
-    Trainers save the optimizer's state beside the model; weights in two formats may belong to two
-    models.
+    Trainers save the optimizer's state beside the model; further weights may be of another model.
+
+    Args:
+        directory: Directory of a model.
+        read: Weight files that are read.
     """
     notes = []
-    for single, index in WEIGHT_FILES:
-        if (directory / single).is_file() and (directory / index).is_file():
-            notes.append(
-                f"`{single}` is read, as by transformers; the files that `{index}` names are not"
-            )
-        if (directory / single).is_file() or (directory / index).is_file():
-            break
+    held = {path for pattern in _WEIGHTS for path in directory.glob(pattern)}
+    if others := sorted(path.name for path in held - set(read)):
+        names = (name for pair in WEIGHT_FILES for name in pair)
+        first = next(name for name in names if (directory / name).is_file())
+        are = "is" if len(others) == 1 else "are"
+        notes.append(f"`{first}` is read, as by transformers; {several(others)} {are} not")
     if any(directory.glob(_DEEPSPEED_FILES)):
         notes.append(
             "the state of its optimizer, in DeepSpeed's files, is not read; `lmcore checkpoint "

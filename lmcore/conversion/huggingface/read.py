@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from lmcore.conversion.huggingface.directory import CONFIG_NAME, unread_notes
-from lmcore.conversion.huggingface.recipes import UNUSED, recipes_of
+from lmcore.conversion.huggingface.recipes import recipes_of, token_embedding
 from lmcore.conversion.huggingface.saved_config import read_config
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.huggingface.weights import WeightFiles, Weights
 from lmcore.conversion.state import WEIGHT, ModelState, require_no_problems
+from lmcore.conversion.unread import buffer_difference, same_values
+from lmcore.errors import several
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from lmcore.model.shape import ModelShape
 
 __all__ = ["HuggingFaceState"]
 
 
 class HuggingFaceState(ModelState):
-    """Model in a Hugging Face directory; see `ModelState`."""
+    """Model in a Hugging Face directory; see `ModelState`.
+
+    As in transformers, an output layer that is tied by the configuration, and whose values in the
+    files are other ones, is not tied.
+    """
 
     format = "Hugging Face"
 
@@ -45,14 +53,28 @@ class HuggingFaceState(ModelState):
         config = read_config(path)
         self._files: Weights = weights or WeightFiles(path, compare=compare)
         self.tokenizer = tokenizer_settings(path)
-        self.notes = config.notes if weights else (*config.notes, *unread_notes(path))
-        rows = self._rows(config.shape.padded_vocab_size)
-        self.shape = dataclasses.replace(config.shape, padded_vocab_size=rows)
-        self.vocab_size = config.shape.padded_vocab_size
-        self._recipes = recipes_of(
-            config.model_type, self.shape, attention_bias_only=config.attention_bias_only
+        read = {tensor.file for tensor in self._files.tensors.values()}
+        self.notes = config.notes if weights else (*config.notes, *unread_notes(path, read))
+        self._kind = config.architecture
+        described = self._kind.with_tensors(config.shape, self._files.tensors)
+        self._embedding = token_embedding(self._kind, described)
+        tied = described.tied and not self._has_other_head()
+        self.shape = dataclasses.replace(
+            described,
+            padded_vocab_size=self._rows(described),
+            untie_embeddings_and_output_weights=not tied,
         )
+        if tied != described.tied:
+            note = (
+                f"`{self._kind.head}` differs from `{self._stored(self._embedding)}`: the output "
+                f"layer has its own weights, as in transformers, though `{CONFIG_NAME}` ties them "
+                "(`tie_word_embeddings`)"
+            )
+            self.notes = (*self.notes, note)
+        self.vocab_size = described.padded_vocab_size
+        self._recipes = recipes_of(self._kind.model_type, self.shape, zeros=config.zeros)
         self._names = self._matched()
+        self.notes = (*self.notes, *self._ignored_notes(), *self._buffer_notes())
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a weight; see `ModelState`."""
@@ -68,17 +90,60 @@ class HuggingFaceState(ModelState):
         parts = [self._files.read(self._names[one]).to(dtype) for one in recipe.sources]
         return recipe.join(parts).contiguous()
 
-    def _rows(self, stated: int) -> int:
+    def _stored(self, name: str) -> str:
+        """Return the name in the files of a tensor, which may be another spelling."""
+        spellings = self._kind.spellings(name)
+        return next((one for one in spellings if one in self._files.tensors), name)
+
+    def _has_other_head(self) -> bool:
+        """Return True if the files have an output layer with other values than the embedding."""
+        head = self._kind.head
+        held = {head, self._stored(self._embedding)} <= self._files.tensors.keys()
+        return held and not self._is_copy(head, self._embedding)
+
+    def _is_copy(self, copy: str, original: str) -> bool:
+        """Return True if two tensors of the files have the same values."""
+        names = (copy, self._stored(original))
+        if len({self._files.tensors[one].shape for one in names}) > 1:
+            return False
+        return same_values(*(self._files.read(one) for one in names))
+
+    def _rows(self, shape: ModelShape) -> int:
         """Return the rows of the embedding, which may be more than the configuration's tokens."""
-        for name, tensor in self._files.tensors.items():
-            if name.endswith(("wte.weight", "embed_tokens.weight")) and len(tensor.shape) == 2:
-                return tensor.shape[0]
-        return stated
+        for name in (self._stored(self._embedding), *self._kind.copies):
+            tensor = self._files.tensors.get(name)
+            if tensor is not None and len(tensor.shape) == 2:
+                # Fewer rows than tokens are a fault, which the comparison of shapes names.
+                return max(tensor.shape[0], shape.padded_vocab_size)
+        return shape.padded_vocab_size
+
+    def _buffer_notes(self) -> list[str]:
+        """Return a note about buffers in the files that differ from the model's own."""
+        different: dict[str, list[str]] = {}
+        for name in self._files.tensors:
+            if self._kind.buffers.fullmatch(name):
+                difference = buffer_difference(name, self._files.read(name), self.shape)
+                if difference is not None:
+                    different.setdefault(difference, []).append(name)
+        return [
+            f"not read, as by transformers: {several(names)} {difference}"
+            for difference, names in different.items()
+        ]
+
+    def _ignored_notes(self) -> list[str]:
+        """Return a note about tensors that the model has no use for."""
+        used = set(self._names.values())
+        names = [name for name in self._files.tensors if self._is_ignored(name, used)]
+        return [f"not read: the model does not use {several(names)}"] if names else []
+
+    def _is_ignored(self, name: str, used: Collection[str]) -> bool:
+        ignored = self._kind.ignored
+        return name not in used and ignored is not None and bool(ignored.fullmatch(name))
 
     def _matched(self) -> dict[str, str]:
         """Return the name in the files of each tensor that the recipes need.
 
-        Files of a model without its head have no `transformer.` or `model.` before their names.
+        A tensor that others are tied to may be stored under the name of one of these alone.
 
         Raises:
             CheckpointError: Tensors are missing or surplus, or have another shape.
@@ -89,19 +154,31 @@ class HuggingFaceState(ModelState):
             for recipe in self._recipes.values()
             for source, shape in recipe.sources.items()
         }
-        names = {}
-        for source in needed:
-            bare = source.partition(".")[2]
-            names[source] = source if source in stored or bare not in stored else bare
+        names = {source: self._stored(source) for source in needed}
+        copies = {
+            copy: original
+            for copy, original in self._kind.copies.items()
+            if copy in stored and self.shape.tied
+        }
+        names |= {
+            original: copy for copy, original in copies.items() if names[original] not in stored
+        }
         problems = [
             f"`{source}` is missing" for source, name in names.items() if name not in stored
         ]
-        used = set(names.values())
-        tied = {"lm_head.weight"} if self.shape.tied else set()
+        problems += [
+            f"`{copy}` differs from `{names[original]}`, which the model has in its place"
+            for copy, original in copies.items()
+            if copy not in {names[original], self._kind.head}  # another head is read, not a fault
+            and not self._is_copy(copy, original)
+        ]
+        used = {*names.values(), *copies}
         problems += [
             f"`{name}` is not part of such a model"
             for name in stored
-            if name not in used and name not in tied and not name.endswith(UNUSED)
+            if name not in used
+            and not self._kind.buffers.fullmatch(name)
+            and not self._is_ignored(name, used)
         ]
         for source, name in names.items():
             if name in stored and stored[name].shape != needed[source]:

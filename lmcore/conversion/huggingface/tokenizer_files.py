@@ -25,6 +25,7 @@ _MAX_CONFIG_BYTES = 32 * 1024 * 1024
 _END = "<|endoftext|>"
 _PIPELINE = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
+_BERT_CLASSES = ("BertTokenizer", "BertTokenizerFast")
 _PRETRAINED = {
     name for name, options in BUILT_IN_TYPES.items() if options is BUILT_IN_TYPES["HFTokenizer"]
 }
@@ -49,7 +50,34 @@ def tokenizer_settings(directory: Path) -> TokenizerSettings | None:
         return TokenizerSettings(
             "Llama2Tokenizer", tokenizer_model=model, add_special_tokens=False if bare else None
         )
+    if (directory / "vocab.txt").is_file():
+        return _wordpiece(directory)
     return None
+
+
+def _wordpiece(directory: Path) -> TokenizerSettings | None:
+    """Return the settings of BERT's tokenizer, of the same ids as in transformers.
+
+    Raises:
+        DataError: Its configuration has settings that lmcore's tokenizer does not have.
+    """
+    config = _configuration(directory)
+    lower = config.get("do_lower_case", True) is not False
+    usual = {"tokenize_chinese_chars": (True,), "strip_accents": (None, lower)}
+    kind = config.get("tokenizer_class") or _BERT_CLASSES[0]
+    unusual = [name for name, values in usual.items() if config.get(name, values[0]) not in values]
+    if kind not in _BERT_CLASSES or unusual:
+        found = f"`{unusual[0]}: {config[unusual[0]]}`" if unusual else f"a `{kind!s:.80}`"
+        raise DataError(
+            f"lmcore does not have the tokenizer of `{directory}`",
+            why=f"its `{_CONFIG}` has {found}",
+            hint=f"save it with transformers as `{_PIPELINE}`, which is read before `vocab.txt`",
+        )
+    return TokenizerSettings(
+        "BertWordPieceLowerCase" if lower else "BertWordPieceCase",
+        vocab_file=str(directory.absolute() / "vocab.txt"),
+        add_special_tokens=False,
+    )
 
 
 def _add_bos_token(directory: Path) -> object:
@@ -58,14 +86,23 @@ def _add_bos_token(directory: Path) -> object:
     Raises:
         DataError: The configuration is damaged.
     """
+    return _configuration(directory).get("add_bos_token")
+
+
+def _configuration(directory: Path) -> dict[str, Any]:
+    """Return the tokenizer's configuration; an empty one without a file.
+
+    Raises:
+        DataError: The configuration is damaged.
+    """
     path = directory / _CONFIG
     if not path.is_file():
-        return None
+        return {}
     try:
         config = json.loads(read_bounded_file(path, _MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"`{path}` is not JSON", why=str(error)) from None
-    return config.get("add_bos_token") if isinstance(config, dict) else None
+    return config if isinstance(config, dict) else {}
 
 
 def write_tokenizer(tokenizer: Tokenizer, directory: Path, shape: ModelShape) -> list[str]:

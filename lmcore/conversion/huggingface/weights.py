@@ -175,7 +175,11 @@ def _indexed(path: Path) -> list[Path]:
     for name in names:
         if not isinstance(name, str) or not name or Path(name).name != name:
             raise _damaged(path, f"`{name!s:.80}` is no file beside it")
-        if not (path.parent / name).is_file():
+        try:
+            found = (path.parent / name).is_file()
+        except OSError as error:  # a name that no file can have
+            raise _damaged(path, error) from error
+        if not found:
             raise CheckpointError(
                 f"`{path.parent}` is not complete",
                 why=f"`{path.name}` names `{name}`, which is missing",

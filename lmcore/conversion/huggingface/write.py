@@ -16,9 +16,9 @@ from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.recipes import recipes_of
 from lmcore.conversion.huggingface.safetensors_writer import SafetensorsWriter, shards
 from lmcore.conversion.huggingface.tokenizer_files import write_tokenizer
-from lmcore.conversion.huggingface.written_config import config_of, model_type_of
+from lmcore.conversion.huggingface.written_config import architecture_of, config_of
 from lmcore.errors import counted
-from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
+from lmcore.model.family import vocabulary_parameters
 from lmcore.threads import read_ahead
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def write_huggingface(
     """
     rows = state.vocab_size or state.shape.padded_vocab_size
     shape = dataclasses.replace(state.shape, padded_vocab_size=rows)
-    recipes = recipes_of(model_type_of(shape), shape)
+    kind = architecture_of(shape)
+    recipes = recipes_of(kind.model_type, shape)
     shapes = {
         source: size for recipe in recipes.values() for source, size in recipe.sources.items()
     }
@@ -90,7 +91,8 @@ def write_huggingface(
     name = str(dtype).removeprefix("torch.")
     _write_json(directory / CONFIG_NAME, config_of(shape, dtype=name, eos=eos, bos=bos))
     # The tokenizer's copy stays: a chat model may end its texts with several tokens.
-    if eos is not None and not (directory / "generation_config.json").exists():
+    named = kind.generates and eos is not None
+    if named and not (directory / "generation_config.json").exists():
         generation = {"bos_token_id": bos if bos is not None else eos, "eos_token_id": eos}
         _write_json(directory / "generation_config.json", generation)
     if state.vocab_size is None and not isinstance(state, HuggingFaceState):
@@ -114,7 +116,7 @@ def _tensors(
     """Yield the foreign tensors in the order of the recipes, two parameters in memory at a time."""
     for name, tensor in read_ahead((name, state.read(name)) for name in recipes):
         recipe = recipes[name]
-        kept = tensor[:rows] if name in ROW_FOR_EACH_TOKEN else tensor
+        kept = tensor[:rows] if name in vocabulary_parameters(state.shape) else tensor
         yield from zip(recipe.sources, recipe.split(kept), strict=True)
         del tensor, kept  # before the next is waited for
 

@@ -13,11 +13,9 @@ from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.deepspeed.directory import has_files
 from lmcore.conversion.detection.format import format_of
 from lmcore.conversion.detection.step import foreign_checkpoint
-from lmcore.conversion.huggingface.directory import unread_notes
-from lmcore.conversion.huggingface.saved_config import read_config
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.loading.describe import describe_isolated
-from lmcore.model.saved_shape import read_shape
+from lmcore.families.saved_shape import read_shape
 
 if TYPE_CHECKING:
     from lmcore.model.shape import ModelShape
@@ -51,16 +49,6 @@ class ForeignModel:
     iteration: int | None = None
 
 
-def _huggingface(directory: Path) -> ForeignModel:
-    config = read_config(directory)
-    tokenizer = tokenizer_settings(directory)
-    notes = (*config.notes, *unread_notes(directory))
-    rows = config.shape.padded_vocab_size
-    return ForeignModel(
-        directory, "huggingface", config.shape, rows, tokenizer=tokenizer, notes=notes
-    )
-
-
 def describe_foreign(directory: Path, step: str | None = None) -> ForeignModel | None:
     """Return the model in a checkpoint of another program; None if there is no such checkpoint.
 
@@ -81,8 +69,6 @@ def describe_foreign(directory: Path, step: str | None = None) -> ForeignModel |
     if name in {None, "lmcore"}:
         return None
     assert name is not None
-    if name == "huggingface":
-        return _huggingface(directory)
     found = describe_isolated(directory, name)
     shape = read_shape(found["shape"], directory)
     described = found["tokenizer"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from lmcore.config.derived.batch_size import BatchSizes
 from lmcore.config.option import flag_of
 from lmcore.config.section import run_options
 
@@ -23,14 +24,16 @@ def longer_flag(state: ModelState) -> str | None:
     Args:
         state: State that is written as a run.
     """
-    progress = state.progress
+    progress, settings = state.progress, state.settings
     if progress is None:
         return None
-    for name, done in zip(_LENGTHS, (progress.iteration, progress.consumed_samples), strict=True):
-        length = state.settings.get(name)
-        if isinstance(length, int) and done >= length:
-            return flag_of(name)
-    return None
+    if settings.get("train_samples") is not None:
+        ramp_up, final = settings.get("rampup_batch_size") or (), settings.get("global_batch_size")
+        done = progress.consumed_samples
+        next_step = BatchSizes.of(final, tuple(ramp_up)).at(done) if final else 1
+        return "--train-samples" if done + next_step > settings["train_samples"] else None
+    length = settings.get("train_iters")
+    return "--train-iters" if length is not None and progress.iteration >= length else None
 
 
 def shorter_length(state: ModelState) -> int | None:

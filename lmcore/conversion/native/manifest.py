@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.conversion.state import WEIGHT
 from lmcore.errors import CheckpointError
-from lmcore.model.parameters import parameter_shapes
+from lmcore.model.family import parameter_shapes
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
@@ -18,6 +18,7 @@ __all__ = [
     "ADAM_NAME",
     "ADAM_OPTIONS",
     "OPTIMIZER_PREFIX",
+    "RANDOM_STATES",
     "UNKNOWN_ORDER",
     "WEIGHT_PREFIX",
     "WITHOUT_OPTIMIZER",
@@ -35,6 +36,8 @@ The reason is empty if the converted checkpoint had none.
 """
 WEIGHT_PREFIX = "model."
 """Prefix of the names of weights in a checkpoint."""
+RANDOM_STATES = "rng."
+"""Prefix of the names of random states."""
 OPTIMIZER_PREFIX = "optimizer."
 """Prefix of the names of the optimizer's tensors."""
 ADAM_NAME = "adam"

@@ -12,13 +12,14 @@ from lmcore.conversion.native.manifest import (
     ADAM_NAME,
     ADAM_OPTIONS,
     OPTIMIZER_PREFIX,
+    RANDOM_STATES,
     recorded_type,
     require_weights,
     stored_name,
 )
 from lmcore.conversion.state import ADAM, KEPT_OPTIONS, WEIGHT, ModelState, Progress
-from lmcore.model.parameters import has_known_parameters
-from lmcore.model.saved_shape import read_shape
+from lmcore.errors import several
+from lmcore.families.saved_shape import is_number, read_shape
 
 if TYPE_CHECKING:
     import torch
@@ -56,23 +57,26 @@ class LmcoreState(ModelState):
         self.path, self.checkpoint, self.manifest = path, found.path, found.manifest
         self.shape = read_shape(self.manifest.model_shape, self.checkpoint)
         self._reader = CheckpointReader(self.checkpoint, self.manifest)
-        if has_known_parameters(self.shape):
-            require_weights(self.shape, self.manifest, self.checkpoint)
+        require_weights(self.shape, self.manifest, self.checkpoint)
         meta = self.manifest.meta
         derived = _mapping(_mapping(meta.get("config")).get("derived"))
         size = derived.get("vocab_size")
         known = isinstance(size, int) and 0 < size <= self.shape.padded_vocab_size
         self.vocab_size = size if known else None
-        if has_known_parameters(self.shape) and not weights_only:
+        if not weights_only:
             self.kinds, self.without_adam = self._read_kinds()
             reasons = [self.without_adam] if self.without_adam is not None else []
             left_out = "the state of its optimizer is left out"
             self.training_notes = [f"{left_out}: {reason}" for reason in reasons]
+        self.notes, state = self._unread()
+        self.training_notes = [*self.training_notes, *([] if weights_only else state)]
         self.tokenizer_type = recorded_type(meta)
         self.progress = self._progress()
         sections = _mapping(_mapping(meta.get("config")).get("config")).values()
         saved = {name: value for section in sections for name, value in _mapping(section).items()}
-        self.settings = {name: saved[name] for name in KEPT_OPTIONS if saved.get(name) is not None}
+        self.settings = {
+            name: saved[name] for name in KEPT_OPTIONS if saved.get(name) not in (None, [])
+        }
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
@@ -91,6 +95,22 @@ class LmcoreState(ModelState):
         reason = self._not_adam()
         return ((WEIGHT, *ADAM) if reason is None else (WEIGHT,)), reason
 
+    def _unread(self) -> tuple[list[str], list[str]]:
+        """Return notes that name tensors which are not read: others, and the optimizer's.
+
+        Random states belong to a run, and no conversion takes them.
+        """
+        kinds = (*self.kinds, "step") if len(self.kinds) > 1 else self.kinds
+        known = {stored_name(name, kind) for name in self.parameters for kind in kinds}
+        held = (name for name in self.manifest.tensors if not name.startswith(RANDOM_STATES))
+        names = [name for name in held if name not in known]
+        state = [name for name in names if name.startswith(OPTIMIZER_PREFIX)]
+        other = [name for name in names if name not in state]
+        return (
+            [f"not read: {several(other)}"] if other else [],
+            [f"not read: {several(state)}"] if state and self.without_adam is None else [],
+        )
+
     def _not_adam(self) -> str | None:
         """Return why the state of the optimizer is not Adam's; None if it is."""
         from lmcore.checkpoint.dcp_metadata import dtype_of
@@ -98,8 +118,8 @@ class LmcoreState(ModelState):
         held = self.manifest.tensors
         optimizer = _saved_section(self.manifest.meta, "optimizer").get("optimizer")
         # Other optimizers have state of the same names: quantized, or averages of something else.
-        if optimizer not in {None, ADAM_NAME}:
-            return f"it is that of `{optimizer}`, and only Adam's is converted"
+        if optimizer is not None and optimizer != ADAM_NAME:
+            return f"it is that of `{optimizer!s:.80}`, and only Adam's is converted"
         for name, size in self.parameters.items():
             for stored in (stored_name(name, kind) for kind in ADAM):
                 entry = held.get(stored)
@@ -136,7 +156,7 @@ def _adam(meta: Mapping[str, Any]) -> dict[str, float] | None:
     """Return the settings of Adam of the run that wrote a checkpoint."""
     saved = _saved_section(meta, "optimizer")
     found = {name: saved.get(option) for name, option in ADAM_OPTIONS.items()}
-    known = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    known = {name: float(value) for name, value in found.items() if is_number(value)}
     return known or None
 
 

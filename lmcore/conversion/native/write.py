@@ -19,7 +19,7 @@ from lmcore.conversion.native.manifest import (
 )
 from lmcore.conversion.state import ModelState, Progress
 from lmcore.data.tokenizer.saved import save_tokenizer
-from lmcore.model.parameters import parameter_shapes
+from lmcore.model.family import parameter_shapes
 
 if TYPE_CHECKING:
     from torch import Tensor

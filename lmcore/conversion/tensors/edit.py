@@ -16,13 +16,13 @@ from lmcore.accelerator.dtype import dtype_name
 from lmcore.checkpoint import CheckpointReader, TensorEntry, save_streamed
 from lmcore.checkpoint.dcp_metadata import dtype_of
 from lmcore.checkpoint.layout import CHECKPOINTS_NAME
-from lmcore.config.derived.model_math import vocabulary_multiple
 from lmcore.conversion.cast import cast
 from lmcore.conversion.native.manifest import require_weights
 from lmcore.conversion.tensors.content import name_hint
 from lmcore.errors import CheckpointError, ConfigError
-from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
-from lmcore.model.saved_shape import read_shape
+from lmcore.families.saved_shape import read_shape
+from lmcore.model.family import vocabulary_parameters
+from lmcore.model.vocabulary import vocabulary_multiple
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Changes", "edit"]
 
-_ROWS = tuple(f".{name}" for name in ROW_FOR_EACH_TOKEN)
-"""Suffixes of the names of tensors with a row for each token."""
 _OPTIMIZER = "optimizer."
 _TOKENIZER = "tokenizer"
 
@@ -81,7 +79,8 @@ def edit(checkpoint: Path, directory: Path, changes: Changes) -> list[str]:
     """
     reader = CheckpointReader(checkpoint)
     manifest = reader.manifest
-    edited = _edited(manifest.tensors, changes)
+    rows = _row_suffixes(manifest.model_shape, checkpoint)
+    edited = _edited(manifest.tensors, changes, rows)
     shape, meta = dict(manifest.model_shape), dict(manifest.meta)
     tokens = _tokens(meta)
     if changes.vocab_size is not None:
@@ -127,10 +126,25 @@ def _notes(
             yield f"a run that continues from it needs `{flag}`, or `--finetune`"
 
 
-def _edited(tensors: Mapping[str, TensorEntry], changes: Changes) -> dict[str, _Edited]:
+def _row_suffixes(shape: Mapping[str, Any], checkpoint: Path) -> tuple[str, ...]:
+    """Return the suffixes of the names of tensors with a row for each token; none of no model."""
+    try:
+        return tuple(f".{name}" for name in vocabulary_parameters(read_shape(shape, checkpoint)))
+    except CheckpointError:
+        return ()
+
+
+def _edited(
+    tensors: Mapping[str, TensorEntry], changes: Changes, rows: tuple[str, ...]
+) -> dict[str, _Edited]:
     """Return the tensors of the result by their new names."""
-    _require_matches(tensors, changes)
-    embeddings = _embeddings(tensors)
+    _require_matches(tensors, changes, rows)
+    embeddings = {
+        suffix: entry.shape
+        for suffix in rows
+        for name, entry in tensors.items()
+        if name.endswith(suffix) and not name.startswith(_OPTIMIZER)
+    }
     found: dict[str, _Edited] = {}
     for name, entry in tensors.items():
         if any(fnmatchcase(name, pattern) for pattern in changes.drop):
@@ -154,28 +168,18 @@ def _edited(tensors: Mapping[str, TensorEntry], changes: Changes) -> dict[str, _
     return found
 
 
-def _embeddings(tensors: Mapping[str, TensorEntry]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each embedding by the suffix of its name."""
-    return {
-        suffix: entry.shape
-        for suffix in _ROWS
-        for name, entry in tensors.items()
-        if name.endswith(suffix) and not name.startswith(_OPTIMIZER)
-    }
-
-
 def _has_rows(name: str, entry: TensorEntry, embeddings: Mapping[str, tuple[int, ...]]) -> bool:
     """Return True if a tensor has a row for each token.
 
     Raises:
         ConfigError: It is a state of an embedding in another form, whose rows are not known.
     """
-    suffix = next((one for one in _ROWS if name.endswith(one)), None)
+    suffix = next((one for one in embeddings if name.endswith(one)), None)
     if suffix is None or math.prod(entry.shape) == 1:  # such as a number of updates
         return False
     if not name.startswith(_OPTIMIZER):
-        return len(entry.shape) == 2
-    if entry.shape == embeddings.get(suffix) and dtype_of(entry.dtype).is_floating_point:
+        return True
+    if entry.shape == embeddings[suffix] and dtype_of(entry.dtype).is_floating_point:
         return True
     raise ConfigError(
         f"`--vocab-size` cannot resize `{name}`",
@@ -192,7 +196,9 @@ def _renamed(name: str, changes: Changes) -> str:
     return name
 
 
-def _require_matches(tensors: Mapping[str, TensorEntry], changes: Changes) -> None:
+def _require_matches(
+    tensors: Mapping[str, TensorEntry], changes: Changes, rows: tuple[str, ...]
+) -> None:
     """Raise an error for a change that applies to no tensor."""
     floats = [name for name, entry in tensors.items() if dtype_of(entry.dtype).is_floating_point]
     for pattern, names in (
@@ -217,10 +223,10 @@ def _require_matches(tensors: Mapping[str, TensorEntry], changes: Changes) -> No
                 why="it is a regular expression that has to match a whole name",
                 hint=r"for example `--rename 'model\.(.*)=\1'`",
             )
-    if changes.vocab_size is not None and not any(name.endswith(_ROWS) for name in tensors):
+    if changes.vocab_size is not None and not any(name.endswith(rows) for name in tensors):
         raise ConfigError(
             "the checkpoint has no embedding to resize",
-            why="no tensor is named `token_embedding.weight`",
+            why="no tensor has a row for each token, or the model is of no known family",
         )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lmcore.config.derived.data_source import Blend, DataSource, RunSources
 from lmcore.data.blend.file_list import read_data_file_list
 from lmcore.data.indexed.metadata import read_metadata
+from lmcore.data.task.table import inspect_task
 from lmcore.errors import ConfigError, LmcoreError, counted
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ def inspect_sources(sources: RunSources) -> tuple[RunSources, list[LmcoreError]]
         bad lists, bad metadata, datasets of different tokenizers.
     """
     problems: list[LmcoreError] = []
+    if sources.task is not None:
+        return inspect_task(sources)
     divided = sources.divided
     if divided is not None and divided.file_list is not None:
         if not Path(divided.file_list).is_file():
@@ -41,7 +44,7 @@ def inspect_sources(sources: RunSources) -> tuple[RunSources, list[LmcoreError]]
             return sources, [problem]
         sources = replace(sources, divided=replace(divided, sources=listed, note=note))
     metadata: dict[str, DatasetMetadata] = {}
-    prefixes = [s.name for blend in sources.blends() for s in blend.sources if not s.corpus]
+    prefixes = [s.name for blend in sources.blends() for s in blend.sources if s.is_dataset]
     for prefix in dict.fromkeys(prefixes):
         try:
             found = read_metadata(prefix)
@@ -123,7 +126,7 @@ def _note(path: str, ambiguous: list[tuple[str, str]]) -> str:
 
 def _with_metadata(sources: RunSources, metadata: Mapping[str, DatasetMetadata]) -> RunSources:
     def recorded(source: DataSource) -> DataSource:
-        found = None if source.corpus else metadata.get(source.name)
+        found = metadata.get(source.name) if source.is_dataset else None
         if found is None:
             return source
         return replace(source, tokenizer=found.identity, append_eod=found.append_eod)

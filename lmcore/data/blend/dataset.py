@@ -216,7 +216,7 @@ class BlendedDataset:
         self._files = MappedFiles(self._source_index, self._sample_index)
         if not len(self.sources) == len(self.weights) == len(self.taken):
             raise ValueError("a blend has a weight and a count for each source")
-        needed = self.consumed(start + size)
+        self._needed = needed = self.consumed(start + size)
         available = [source.available for source in self.sources]
         if any(count > limit for count, limit in zip(needed, available, strict=True)):
             raise ShortSourceError(needed, available)
@@ -253,6 +253,12 @@ class BlendedDataset:
             before = self._source_index[: max(position - self.start, 0)]
             counts = np.bincount(before, minlength=len(self.sources)).tolist()
         return [base + int(count) for base, count in zip(self.taken, counts, strict=True)]
+
+    @property
+    def unused(self) -> list[str]:
+        """Names of the sources that no sample is taken from."""
+        pairs = zip(self.sources, self._needed, self.taken, strict=True)
+        return [source.name for source, count, before in pairs if count == before]
 
     @property
     def order(self) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from lmcore.bounded_file import read_bounded_file
-from lmcore.config.derived.data_source import without_ending
+from lmcore.config.derived.data_source import LARGEST_WEIGHT, without_ending
 from lmcore.errors import ConfigError, DataError, LmcoreError, counted
 
 __all__ = [
@@ -130,6 +130,9 @@ def _parse_line(words: list[str], line: str, problems: list[LmcoreError]) -> Dat
     if not 0 < weight < math.inf:
         hint = "remove the line to leave the data out"
         problems.append(ConfigError(f"{line}: the weight `{words[0]}` is not above 0", hint=hint))
+    elif weight > LARGEST_WEIGHT:
+        hint = f"the sum of weights may overflow: give a number below {LARGEST_WEIGHT:g}"
+        problems.append(ConfigError(f"{line}: the weight `{words[0]}` is too large", hint=hint))
     path = without_ending(words[1])
     return DataFile(weight, path, words[2] if len(words) == 3 else corpus_of(path))
 

@@ -92,7 +92,8 @@ class GPTSamples:
     def build(
         self, source: OpenSource, num_samples: int | None, settings: SampleSettings, *, name: str
     ) -> GPTDataset:
-        """Return the `GPTDataset` of a source."""
+        """Return the `GPTDataset` of a source; refuse one that is split into sentences."""
+        _refuse_sentences(source)
         return GPTDataset(
             source.indexed,
             document_range=source.documents,
@@ -106,9 +107,28 @@ class GPTSamples:
 
     def samples_per_epoch(self, source: OpenSource, settings: SampleSettings) -> int:
         """Return the number of whole sequences in the tokens of a source."""
+        _refuse_sentences(source)
         first, last = source.indexed.sequence_range(source.documents)
         tokens = int(source.indexed.sizes[first:last].sum(dtype=np.int64))
         return max(tokens - 1, 0) // settings.sequence_length
+
+
+def _refuse_sentences(source: OpenSource) -> None:
+    """Refuse a dataset of sentences, which GPT samples would join in a random order."""
+    indexed = source.indexed
+    documents, sequences = indexed.document_count, len(indexed)
+    stored = "" if indexed.modes is not None or sequences == documents else f"{sequences:,}"
+    if not stored and not Path(indexed.prefix).name.endswith("_sentence"):
+        return
+    why = "its name ends with `_sentence`"
+    if stored:
+        why = f"its {counted(documents, 'document')} are stored as {stored} sentences"
+    raise DataError(
+        f"`{source.name}` is split into sentences, and the model of the run is a decoder",
+        why=f"{why}; a decoder would read them in a random order: such data is for BERT",
+        hint="add `--model-family bert`; to train GPT or Llama, prepare the text again without "
+        "`--split-sentences`",
+    )
 
 
 @dataclass(frozen=True)

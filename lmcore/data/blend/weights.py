@@ -16,6 +16,7 @@ from pathlib import Path, PurePath
 
 from lmcore.config.derived.data_source import without_ending
 from lmcore.data.blend.file_list import DataFile, corpus_of, read_small_text
+from lmcore.data.indexed.files import copies_among
 from lmcore.data.indexed.idx_reader import read_index
 from lmcore.errors import DataError, counted, suggestion
 
@@ -66,13 +67,22 @@ def count_tokens(prefixes: Iterable[str]) -> list[DatasetTokens]:
         prefixes: Paths of the datasets, with or without `.bin` or `.idx`.
 
     Raises:
-        DataError: An `.idx` is missing or damaged, or a dataset is given twice.
+        DataError: An `.idx` is missing or damaged, a dataset is given twice, or two have the same
+            content.
     """
     counts = [
         DatasetTokens(prefix, read_index(f"{prefix}.idx").tokens)
         for prefix in map(without_ending, prefixes)
     ]
     _require_once(counts, "the datasets given")
+    if (copies := copies_among(count.data_prefix for count in counts)) is not None:
+        raise DataError(
+            f"`{copies[0]}` and `{copies[1]}` have the same content",
+            why="its tokens would count twice; `lmcore data repair --hyphens` leaves the dataset "
+            "of the old name beside the new one",
+            hint="move one of them to another directory, or name the others with `--datasets`; to "
+            "read a corpus more often, give it more epochs",
+        )
     return counts
 
 

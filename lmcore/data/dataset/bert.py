@@ -48,6 +48,12 @@ class BertSettings:
         if self.sequence_length < _SPECIAL_TOKENS + 2:
             raise ValueError(f"{self.sequence_length=}")
 
+    @property
+    def most_predictions(self) -> int:
+        """Largest number of masked tokens of a sample; at least 1."""
+        text = self.sequence_length - _SPECIAL_TOKENS
+        return max(1, int(self.policy.probability * text))
+
 
 @dataclass(frozen=True)
 class BertSample:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +77,19 @@ class SentenceDataset:
         self.key = content_fingerprint(indexed, sequences, statistics=statistics)
         settings = [self.key, wanted.seed, wanted.kind, dict(wanted.settings())]
         self.order = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()
+
+    @property
+    def available(self) -> int:
+        """Number of samples in the index."""
+        return len(self.rows)
+
+    def read(self, i: int) -> Any:
+        """Return sample *i* of those available, also beyond the number requested."""
+        return self[i]
+
+    def __getitem__(self, i: int) -> Any:
+        """Return sample *i*; of a subclass."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
         """Return the number of samples requested; the index may hold a few more."""

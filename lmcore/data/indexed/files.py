@@ -7,7 +7,9 @@ exists, the pair is complete.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -25,16 +27,56 @@ __all__ = [
     "IndexedFiles",
     "check_token_range",
     "commit_pair",
+    "copies_among",
     "disk_errors",
     "file_changed",
     "replacing",
 ]
 
 _BUFFER = 1 << 20
+_PLACES, _PLACE_BYTES = 16, 1 << 16
+"""Places of a `.bin` that are compared, and bytes of each."""
 
 
 class DiskFullError(DataError):
     """Full disk, or exceeded disk quota or file size limit."""
+
+
+def copies_among(prefixes: Iterable[str]) -> tuple[str, str] | None:
+    """Return two of the datasets that have the same content; None if all differ.
+
+    Of datasets with equal `.idx` files, which are read only if they have the same size, the `.bin`
+    files are compared at evenly spaced places; without them, as on a host that has the indices
+    alone, the names, in which `-` and `_` count as equal.
+
+    Args:
+        prefixes: Paths of the datasets without ending; each has an `.idx`.
+    """
+    by_size: dict[int, list[str]] = {}
+    for prefix in prefixes:
+        by_size.setdefault(Path(f"{prefix}.idx").stat().st_size, []).append(prefix)
+    for alike in by_size.values():
+        found: dict[tuple[bytes, bytes], str] = {}
+        for prefix in alike if len(alike) > 1 else ():
+            with Path(f"{prefix}.idx").open("rb") as file:
+                index = hashlib.file_digest(file, "blake2b").digest()
+            earlier = found.setdefault((index, _places(prefix)), prefix)
+            if earlier != prefix:
+                return earlier, prefix
+    return None
+
+
+def _places(prefix: str) -> bytes:
+    """Return a digest of evenly spaced places of a `.bin`; without one, the name of the dataset."""
+    try:
+        with Path(f"{prefix}.bin").open("rb") as file:
+            digest, size = hashlib.blake2b(), os.fstat(file.fileno()).st_size
+            for place in range(_PLACES):
+                file.seek(max(size - _PLACE_BYTES, 0) * place // (_PLACES - 1))
+                digest.update(file.read(_PLACE_BYTES))
+    except FileNotFoundError:
+        return Path(prefix).name.replace("_", "-").encode()
+    return digest.digest()
 
 
 @contextmanager

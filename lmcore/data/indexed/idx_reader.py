@@ -143,6 +143,12 @@ def read_index(path: str | Path, *, verify: bool = True) -> Index:
             hint="give the prefix of a dataset; if its .bin file is whole, `lmcore data repair` "
             "rebuilds the index",
         )
+    if index.tokens < 0:
+        raise DataError(
+            f"`{path}` counts {index.tokens:,} tokens",
+            why="the start of its last sequence is negative",
+            hint=_DAMAGED,
+        )
     with MappedFiles(index.starts).reading("the index"):
         if verify:
             _check_starts(index)

@@ -43,6 +43,8 @@ class DatasetMetadata:
         dtype: Type of a stored token.
         lmcore_version: Version of lmcore that wrote the file.
         checksums: Checksums of the two files; None in the metadata of older versions.
+        input_files: Number of files that the documents come from; None if unknown.
+        shuffle: Seed that the documents were shuffled with; None: they are in the input's order.
     """
 
     tokenizer: dict[str, str | int | None]
@@ -56,6 +58,8 @@ class DatasetMetadata:
     dtype: str
     lmcore_version: str
     checksums: DatasetChecksums | None = None
+    input_files: int | None = None
+    shuffle: int | None = None
 
     @property
     def identity(self) -> TokenizerIdentity:
@@ -73,6 +77,8 @@ class DatasetMetadata:
         tokens: int,
         dtype: str,
         checksums: DatasetChecksums | None = None,
+        input_files: int | None = None,
+        shuffle: int | None = None,
     ) -> DatasetMetadata:
         """Return the metadata of a dataset that *tokenizer* made; see the attributes."""
         return cls(
@@ -87,6 +93,8 @@ class DatasetMetadata:
             dtype=dtype,
             lmcore_version=__version__,
             checksums=checksums,
+            input_files=input_files,
+            shuffle=shuffle,
         )
 
 
@@ -105,7 +113,7 @@ def read_metadata(prefix: str | Path) -> DatasetMetadata | None:
     try:
         values = json.loads(read_bounded_file(path, _MAX_BYTES))
         found = {
-            field.name: values[field.name]
+            field.name: values.get(field.name) if field.name in _OPTIONAL else values[field.name]
             for field in fields(DatasetMetadata)
             if field.name != "checksums"
         }
@@ -140,15 +148,20 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "append_eod": (bool,),
     "dtype": (str,),
     "lmcore_version": (str,),
+    "input_files": (int, type(None)),
+    "shuffle": (int, type(None)),
 }
 """Types of the fields that are not integers."""
+_OPTIONAL = ("checksums", "input_files", "shuffle")
+"""Fields that the files of older versions lack; None is not written."""
 
 
 def write_metadata(prefix: str | Path, metadata: DatasetMetadata) -> None:
     """Write the metadata of a dataset; the file appears complete."""
     values = asdict(metadata)
-    if metadata.checksums is None:
-        del values["checksums"]
+    values = {
+        name: value for name, value in values.items() if value is not None or name not in _OPTIONAL
+    }
     text = json.dumps(values, indent=1, ensure_ascii=False)
     with replacing(metadata_path(prefix)) as file:
         file.write(f"{text}\n".encode())

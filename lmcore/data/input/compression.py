@@ -1,16 +1,22 @@
-"""Opening of files and standard input with decompression, detected by content, not by name.
+"""Opening of files, pipes and standard input with decompression, detected by content, not by name.
 
 Published corpora have `.json` files that are gzip inside, gzip files with many members, truncated
 archives.  One loop reads all archives: member after member to the end of the file, with an error if
 the last one is truncated (some packages silently stop there), and never more than a small piece at
-a time, so that an archive of zeros does not fill the memory.
+a time, so that an archive of zeros does not fill the memory.  Devices, which may have no end, are
+refused, and so are UTF-16 and UTF-32, which no reader takes.
 """
 
 from __future__ import annotations
 
 import bz2
 import io
+import logging
 import lzma
+import os
+import select
+import shlex
+import stat
 import sys
 import zlib
 from collections.abc import Callable, Generator, Iterator
@@ -30,7 +36,10 @@ __all__ = [
     "blocks",
     "open_input",
     "open_text",
+    "refuse_device",
 ]
+
+_log = logging.getLogger(__name__)
 
 STDIN = "-"
 _READ_BYTES = 1 << 16
@@ -40,6 +49,17 @@ _ZSTD_SUSPECT = 64  # expansion above which the input steps get small
 _XZ_MEMORY_BYTES = 1 << 28  # `xz -9` needs 64 MiB
 _AGAIN = "copy or download it again"
 BOM = b"\xef\xbb\xbf"
+_WIDE_MARKS = {  # UTF-32 first: its little-endian mark begins with that of UTF-16
+    b"\xff\xfe\0\0": "UTF-32LE",
+    b"\0\0\xfe\xff": "UTF-32BE",
+    b"\xff\xfe": "UTF-16LE",
+    b"\xfe\xff": "UTF-16BE",
+}
+_WIDE_SAMPLE = 1 << 9
+_WIDE_LEAST = 16
+_MOSTLY = 0.7
+_SILENT_SECONDS = 1.0
+"""Seconds without data from a pipe after which a line says that lmcore waits for it."""
 
 
 class _BadArchiveError(Exception):
@@ -92,7 +112,7 @@ def open_text(source: str) -> Iterator[BinaryIO]:
 
     Raises:
         DamagedError: damaged data, while reading.
-        DataError: it cannot be opened or read.
+        DataError: it cannot be opened or read, or is a device, or UTF-16 or UTF-32.
         MissingPackageError: the package for its compression is not installed.
     """
     with open_input(source) as opened:
@@ -104,7 +124,9 @@ def open_input(source: str) -> Iterator[Opened]:
     """Open a file as `open_text` does, with the position in it."""
     try:
         with _raw(source) as raw:
-            yield Opened(_uncompressed(raw), _position(raw))
+            stream = _uncompressed(raw)
+            _refuse_wide(cast("io.BufferedReader", stream).peek(_WIDE_SAMPLE), source)
+            yield Opened(stream, _position(raw))
     except EOFError:
         why = "its compressed data is incomplete"
         raise CutShortError(f"`{source}` is cut short", why=why, hint=_AGAIN) from None
@@ -144,10 +166,93 @@ def blocks(opened: Opened, size: int) -> Generator[bytes, None, None]:
 @contextmanager
 def _raw(source: str) -> Iterator[io.BufferedReader]:
     if source == STDIN:
+        if sys.stdin.isatty():
+            _log.warning("reading standard input from the terminal: Ctrl-D ends it")
         yield cast("io.BufferedReader", sys.stdin.buffer)
-    else:
-        with Path(source).open("rb") as file:
-            yield file
+        return
+    refuse_device(source)
+    # Without O_NONBLOCK, opening a named pipe waits for a writer without a word.
+    descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            _await_data(descriptor, source)
+        os.set_blocking(descriptor, True)
+        yield file
+
+
+def refuse_device(source: str) -> None:
+    """Raise `DataError` for a device or a socket; a pipe and a terminal can be read."""
+    try:
+        mode = Path(source).stat().st_mode
+    except OSError:
+        return  # opening it says why
+    if stat.S_ISCHR(mode) and _is_terminal(source):
+        return
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
+        kind = "socket" if stat.S_ISSOCK(mode) else "device"
+        raise DataError(
+            f"`{source}` is a {kind}",
+            why="only files and pipes are read; a device may have no end",
+            hint="give a file, a named pipe, `<(command)`, or `-` for standard input",
+        )
+
+
+def _is_terminal(source: str) -> bool:
+    try:
+        descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.isatty(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _await_data(descriptor: int, source: str) -> None:
+    """Wait until a pipe has data or its last writer has closed it; say so after a second."""
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    if not waiting.poll(_SILENT_SECONDS * 1000):
+        _log.warning("waiting for data from the pipe `%s`: no program has written to it", source)
+        waiting.poll()
+
+
+def _refuse_wide(start: bytes, source: str) -> None:
+    """Raise `DataError` for text of 16 or 32 bits per character."""
+    encoding = _wide_encoding(start[:_WIDE_SAMPLE])
+    if encoding is None:
+        return
+    family = encoding.removesuffix("LE").removesuffix("BE")
+    marked = start.startswith(tuple(_WIDE_MARKS))
+    name = "FILE" if source == STDIN else shlex.quote(source)
+    raise DataError(
+        f"`{source}` is {family}, not UTF-8",
+        why="it begins with the byte-order mark of this encoding"
+        if marked
+        else "most of its characters have a zero byte",
+        hint=f"convert it: `iconv -f {family if marked else encoding} -t UTF-8 {name} > "
+        "CONVERTED_FILE`",
+    )
+
+
+def _wide_encoding(start: bytes) -> str | None:
+    """Return the encoding that a byte-order mark names, or the pattern of zero bytes shows."""
+    for mark, encoding in _WIDE_MARKS.items():
+        if start.startswith(mark):
+            return encoding
+    units = len(start) // 4
+    if len(start) < _WIDE_LEAST or b"\0" not in start:
+        return None
+    zeros = [start[at : 4 * units : 4].count(0) / units for at in range(4)]
+    often = [share > _MOSTLY for share in zeros]
+    never = [share == 0 for share in zeros]
+    patterns = {
+        "UTF-32LE": never[0] and often[1] and zeros[2] == zeros[3] == 1,
+        "UTF-32BE": never[3] and often[2] and zeros[0] == zeros[1] == 1,
+        "UTF-16LE": never[0] and never[2] and often[1] and often[3],
+        "UTF-16BE": never[1] and never[3] and often[0] and often[2],
+    }
+    return next((name for name, found in patterns.items() if found), None)
 
 
 def _position(raw: io.BufferedReader) -> Callable[[], int]:

@@ -125,7 +125,7 @@ def _texts(fields: list[str] | BadDocument, columns: _Columns) -> tuple[str, ...
 def _rows(file: InputFile, stream: BinaryIO, options: InputOptions) -> Iterator[_Row]:
     """Yield the rows that are not empty."""
     csv.field_size_limit(sys.maxsize)  # the package's own limit; ours is on whole rows
-    lines = _Lines(stream, options.max_document_bytes)
+    lines = _Lines(stream, options)
     delimiter = options.delimiter or _DELIMITERS.get(file.format, ",")
     quotes = options.quotes if options.quotes is not None else file.format == "csv"
     while True:  # again after each row that was too long
@@ -150,8 +150,9 @@ def _rows(file: InputFile, stream: BinaryIO, options: InputOptions) -> Iterator[
 class _Lines:
     """Lines of a table as text; raises `BadDocument` for a row that is too long."""
 
-    def __init__(self, stream: BinaryIO, bound: int) -> None:
-        self._stream, self._bound = stream, bound
+    def __init__(self, stream: BinaryIO, options: InputOptions) -> None:
+        self._stream, self._bound = stream, options.max_document_bytes
+        self._skip = options.skip
         self._number = 0
         self._first, self._size = 1, 0
 
@@ -169,7 +170,8 @@ class _Lines:
             line = line.removeprefix(BOM)
         self._size += len(line)
         if self._size > self._bound + (2 if line.endswith(b"\n") else 0):
-            self._to_line_end(line)
+            if self._skip:  # else the rest is not needed, and it may have no end
+                self._to_line_end(line)
             raise self._too_long()
         return line.decode(errors="surrogateescape")
 

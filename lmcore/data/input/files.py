@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from lmcore.data.input.compression import BOM, STDIN, open_text
+from lmcore.data.input.compression import BOM, STDIN, open_text, refuse_device
 from lmcore.errors import ConfigError, DataError, counted, suggestion
 
 __all__ = [
@@ -54,6 +54,9 @@ _ENDINGS: dict[str, Format] = {
 MAGIC: dict[bytes, Format] = {b"PAR1": "parquet", b"ARROW1": "arrow", b"FEA1": "arrow"}
 """First bytes of column formats; an Arrow stream has none."""
 _PEEK_BYTES = 1 << 12
+_ABOUT_DATA = {"LICENSE", "LICENCE", "COPYING", "NOTICE", "CHANGELOG", "CITATION"}
+"""Names, without endings, of files that describe a directory of data, besides README."""
+_SHOWN_SKIPPED = 5
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,8 @@ def find_inputs(inputs: Sequence[str], input_format: str = "auto") -> list[Input
         input_format: one of `FORMATS` for all of them, or `auto`.
 
     Raises:
-        DataError: a missing file, a pattern without a match, a directory without a file of a known
-            format, or with several formats.
+        DataError: a missing file, a device, a pattern without a match, or a directory without a
+            file of a known format.
         ConfigError: an unknown format.
     """
     if input_format not in {"auto", *FORMATS}:
@@ -98,6 +101,7 @@ def resolve_inputs(inputs: Sequence[str], chosen: Format | None = None) -> list[
     files: list[str] = []
     for given in inputs:
         if given == STDIN or _can_be_read(Path(given)):
+            refuse_device(given)
             files.append(given)
         elif Path(given).is_dir():
             files.extend(_files_below(given, chosen))
@@ -158,29 +162,53 @@ def ending_of(path: str) -> str:
 
 def _files_below(directory: str, chosen: Format | None) -> list[str]:
     """Return the files below *directory* that have the format, sorted."""
-    everything = sorted(_walk(directory))
+    hidden: list[str] = []
+    everything = sorted(_walk(directory, hidden))
     if chosen:
         wanted = {chosen, "json"} if chosen == "jsonl" else {chosen}
         # A name without a suffix may have any format: `part-00001.gz`, `wiki_00`.
         files = [
-            path for path in everything if _named_format(path) in wanted or not ending_of(path)
+            path
+            for path in everything
+            if (_named_format(path) in wanted or not ending_of(path)) and not _is_about_data(path)
         ]
     else:
-        files = [path for path in everything if _named_format(path)]
-        _require_one_format(directory, files)
+        files = [path for path in everything if _named_format(path) and not _is_about_data(path)]
     if not files:
         raise _nothing_below(directory, everything, chosen)
-    if len(files) < len(everything):
-        passed = next(path for path in everything if path not in set(files))
-        left = len(everything) - len(files)
-        _log.warning(
-            "`%s`: skipped %s of other formats (`%s`)", directory, counted(left, "file"), passed
-        )
+    _report_choice(directory, files, sorted({*everything, *hidden} - set(files)))
     return files
 
 
-def _walk(directory: str) -> Iterator[str]:
+def _is_about_data(path: str) -> bool:
+    """Return True for a README, a license or another file about the data beside it."""
+    stem = Path(path).name.partition(".")[0]
+    return stem.upper() == "README" or stem in _ABOUT_DATA
+
+
+def _report_choice(directory: str, files: Sequence[str], skipped: Sequence[str]) -> None:
+    """Log which files of a directory are not read, and how many of each format are."""
+    named = (_named_format(path) for path in files)
+    counts = Counter("jsonl" if name in {"json", None} else name for name in named)
+    if len(counts) > 1:
+        read = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
+        _log.warning("`%s`: reading files of several formats: %s", directory, read)
+    if skipped:
+        shown = [f"`{os.path.relpath(path, directory)}`" for path in skipped[:_SHOWN_SKIPPED]]
+        more = f" and {len(skipped) - len(shown):,} more" if len(skipped) > len(shown) else ""
+        _log.warning(
+            "`%s`: skipped %s: %s%s",
+            directory,
+            counted(len(skipped), "file"),
+            ", ".join(shown),
+            more,
+        )
+
+
+def _walk(directory: str, hidden: list[str]) -> Iterator[str]:
     """Yield the files below *directory*, through links, except hidden ones and markers.
+
+    These, hidden directories, pipes and devices are added to *hidden*.
 
     Raises:
         DataError: A directory cannot be read, or a link leads nowhere: its documents would be lost.
@@ -192,15 +220,18 @@ def _walk(directory: str) -> Iterator[str]:
             folders.clear()
             continue
         seen.add(real)
+        hidden += [f"{folder}/{name}/" for name in folders if name.startswith((".", "_"))]
         folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
         for name in files:
             path = os.path.join(folder, name)  # noqa: PTH118  # as fast as the walk
             if name.startswith((".", "_")):
+                hidden.append(path)
                 continue
             if Path(path).is_file():
                 yield path
             else:
                 _refuse_broken_link(path)
+                hidden.append(path)  # a pipe or a device
 
 
 def _refuse_broken_link(path: str) -> None:
@@ -219,20 +250,6 @@ def _refuse(error: OSError) -> None:
         why=error.strerror,
         hint="its documents would be left out: check the path and its permissions",
     )
-
-
-def _require_one_format(directory: str, files: Sequence[str]) -> None:
-    named = (_named_format(path) for path in files)
-    counts = Counter("jsonl" if name == "json" else name for name in named)  # known by content
-    if len(counts) > 1:
-        shown = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-        likely = next(name for name, _ in counts.most_common() if name != "text")
-        raise DataError(
-            f"`{directory}` contains files of several formats: {shown}",
-            why="a README must not become a document",
-            hint=f"choose one with `--input-format {likely}`, or give a "
-            f"pattern such as `{directory.rstrip('/')}/**/*.jsonl`",
-        )
 
 
 def _nothing_below(directory: str, everything: Sequence[str], chosen: Format | None) -> DataError:

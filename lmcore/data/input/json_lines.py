@@ -35,6 +35,10 @@ def read(file: InputFile, options: InputOptions) -> Generator[LineBatch, None, N
             first, end = block.find(b"\n") + 1, block.rfind(b"\n") + 1
             if not end:
                 partial.add(block)
+                if partial.is_long(0) and not options.skip:  # it may have no end
+                    long = too_long(bound).at(file.path, number)
+                    yield LineBatch(file.path, number, b"", opened.position(), (long,))
+                    return
                 continue
             if partial.is_long(first):
                 long = too_long(bound).at(file.path, number)

@@ -69,7 +69,7 @@ def _whole(opened: Opened, options: InputOptions) -> Iterator[InputDocument]:
 
 
 def _lines(opened: Opened, options: InputOptions) -> Iterator[InputDocument]:
-    for number, line in _raw_lines(opened.stream, options.max_document_bytes):
+    for number, line in _raw_lines(opened.stream, options):
         if isinstance(line, int):
             yield InputDocument(number, line, too_long(options.max_document_bytes))
         elif text := line.rstrip(b"\r\n"):
@@ -80,7 +80,7 @@ def _paragraphs(opened: Opened, options: InputOptions) -> Iterator[InputDocument
     bound = options.max_document_bytes
     lines: list[bytes] = []
     size = first = 0
-    for number, line in _raw_lines(opened.stream, bound):
+    for number, line in _raw_lines(opened.stream, options):
         if not isinstance(line, int) and not line.strip():
             if size:
                 yield _paragraph(first, lines, size, bound)
@@ -90,6 +90,8 @@ def _paragraphs(opened: Opened, options: InputOptions) -> Iterator[InputDocument
         size += line if isinstance(line, int) else len(line)
         if size > bound + 2:  # the last line end does not count
             lines.clear()
+            if not options.skip:
+                break
         elif not isinstance(line, int):
             lines.append(line)
     if size:
@@ -112,15 +114,21 @@ _WAYS: dict[DocumentUnit, Callable[[Opened, InputOptions], Iterator[InputDocumen
 }
 
 
-def _raw_lines(stream: BinaryIO, bound: int) -> Iterator[tuple[int, bytes | int]]:
-    """Yield the number of each line and the line, or its size if it is too long."""
-    number = 1
-    while line := stream.readline(bound + 2):
-        size, piece = len(line), line
-        while not piece.endswith(b"\n") and (piece := stream.readline(_PIECE_BYTES)):
-            size += len(piece)
+def _raw_lines(stream: BinaryIO, options: InputOptions) -> Iterator[tuple[int, bytes | int]]:
+    """Yield the number of each line and the line, or its size if it is too long.
+
+    The rest of such a line is read only to skip it: it may have no end.
+    """
+    number, bound = 1, options.max_document_bytes
+    while line := stream.readline(bound + 2 + len(BOM)):
         if number == 1:
             line = line.removeprefix(BOM)
+        size, piece = len(line), line
+        while (options.skip or size <= bound + 2) and not piece.endswith(b"\n"):
+            piece = stream.readline(_PIECE_BYTES)
+            size += len(piece)
+            if not piece:
+                break
         is_long = size > bound + 2 or len(line.rstrip(b"\r\n")) > bound
         yield number, size if is_long else line
         number += 1

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from lmcore.data.dataset.document_mask import DocumentMasks
-from lmcore.data.loading.nested import Batch
 from lmcore.errors import DataError
 
-__all__ = ["Batch", "CausalLMBatch", "CausalLMCollation", "Collation", "check_vocabulary"]
+__all__ = ["Batch", "CausalLMCollation", "Collation", "check_vocabulary"]
+
+Batch = dict[str, Tensor]
+"""Micro-batch, on the host or on a device: tensors by the names of `Family.batch`."""
 
 
 class Collation(Protocol):
@@ -36,28 +38,17 @@ class Collation(Protocol):
 
 
 @dataclass(frozen=True)
-class CausalLMBatch(Batch):
-    """Micro-batch of a causal language model.
-
-    Attributes:
-        tokens_BS: int64, input token ids.
-        targets_BS: int64, the next token of each input token.
-        loss_weight_BS: float32, weight of each target in the loss.
-        positions_BS: int64, position ids; None: positions in the sample.
-        documents_BS: int32, number of each token's document in the sample, for attention within
-            documents; None: tokens attend to all tokens before them.
-    """
-
-    tokens_BS: Tensor
-    targets_BS: Tensor
-    loss_weight_BS: Tensor
-    positions_BS: Tensor | None = None
-    documents_BS: Tensor | None = None
-
-
-@dataclass(frozen=True)
 class CausalLMCollation:
     """Collation of samples of S + 1 tokens, int64.
+
+    The batch has the tensors
+
+    - tokens_BS: int64, input token ids;
+    - targets_BS: int64, the next token of each input token;
+    - loss_weight_BS: float32, weight of each target in the loss;
+    - positions_BS: int64, position ids; without them positions are those in the sample;
+    - documents_BS: int32, number of each token's document in the sample, for attention within
+      documents; without them tokens attend to all tokens before them.
 
     Attributes:
         vocab_size: Number of ids in the vocabulary, to check tokens against; None: no check.
@@ -67,23 +58,21 @@ class CausalLMCollation:
     vocab_size: int | None = None
     masks: DocumentMasks | None = None
 
-    def __call__(self, samples: Sequence[Any], first: int) -> CausalLMBatch:
+    def __call__(self, samples: Sequence[Any], first: int) -> Batch:
         """Return the batch of *samples*; see `Collation`."""
         tokens = torch.from_numpy(np.stack(samples))
         if self.vocab_size is not None:
             check_vocabulary(tokens, self.vocab_size, first)
         inputs_BS, targets_BS = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        masks = self.masks
-        if masks is None:
-            ones_BS = torch.ones(inputs_BS.shape, dtype=torch.float32)
-            return CausalLMBatch(inputs_BS, targets_BS, ones_BS)
-        return CausalLMBatch(
-            inputs_BS,
-            targets_BS,
-            masks.loss_mask(inputs_BS),
-            masks.positions(inputs_BS),
-            masks.documents(inputs_BS),
-        )
+        batch = {"tokens_BS": inputs_BS, "targets_BS": targets_BS}
+        if self.masks is None:
+            return batch | {"loss_weight_BS": torch.ones(inputs_BS.shape, dtype=torch.float32)}
+        found = {
+            "loss_weight_BS": self.masks.loss_mask(inputs_BS),
+            "positions_BS": self.masks.positions(inputs_BS),
+            "documents_BS": self.masks.documents(inputs_BS),
+        }
+        return batch | {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 def check_vocabulary(tokens: Tensor, vocab_size: int, first: int) -> None:

@@ -205,7 +205,9 @@ class BatchLoader:
             _require_memory(self._dataset[first], self._micro_batch_size)
         samples = [self._dataset[first + i] for i in range(self._micro_batch_size)]
         batch = self._collation(samples, first)
-        return batch if self._pin is None else batch.map(self._pin)
+        if self._pin is None:
+            return batch
+        return {name: self._pin(tensor) for name, tensor in batch.items()}
 
 
 def _require_memory(sample: Any, micro_batch_size: int) -> None:

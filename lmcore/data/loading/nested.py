@@ -1,4 +1,4 @@
-"""Functions on the tensors of a batch, whatever containers it consists of, and `Batch` itself."""
+"""Functions on the tensors of a batch, whatever containers it consists of."""
 
 from __future__ import annotations
 
@@ -7,36 +7,13 @@ import dataclasses
 import operator
 from collections import UserDict
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
-import torch
 from torch import Tensor
 
-__all__ = ["Batch", "map_tensors", "to_device"]
+__all__ = ["map_tensors", "to_device"]
 
 _LEAVES = frozenset({bool, bytes, complex, float, int, str, type(None)})
-
-
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """Micro-batch, on the host or on a device; the fields of a subclass are its tensors.
-
-    They have the names that the sample kind of the model gives to the arguments of its loss; an
-    optional one may be None.
-    """
-
-    def to(self, device: torch.device) -> Self:
-        """Return the batch on *device*; copies from pinned memory do not block the host."""
-        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Return the batch with *function* applied to each tensor."""
-        changed = {name: function(tensor) for name, tensor in self.named_tensors().items()}
-        return dataclasses.replace(self, **changed)
-
-    def named_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are not None, by name."""
-        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
 def map_tensors(
@@ -85,8 +62,6 @@ def to_device(value: Any, device: Any) -> Any:
 def _map_instance(
     value: Any, function: Callable[[Tensor], Tensor], on_object: Callable[[Any], Any]
 ) -> Any:
-    if isinstance(value, Batch):
-        return value.map(function)
     if callable(getattr(value, "to", None)) and not isinstance(value, type):
         return on_object(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -4,7 +4,8 @@
 0.sizes        int32, number of tokens of each sequence
 0.documents    int32, number of sequences of each document
 
-The index is written from these at the end, so that memory does not grow with the corpus.
+The index is written from these at the end, so that memory does not grow with the corpus, or from
+shuffled copies of them.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from lmcore.data.indexed.files import check_token_range, commit_pair, disk_error
 from lmcore.data.indexed.idx_reader import Format
 from lmcore.data.indexed.idx_writer import write_index
 from lmcore.data.prepare.encode_types import KeyTokens
+from lmcore.data.prepare.shuffle import shuffle_documents
 from lmcore.durable import sync_file
 from lmcore.errors import DataError, counted
 
 __all__ = ["DatasetCounts", "PartialDataset"]
 
 _CHUNK = 1 << 20
+_ENDINGS = ("bin", "sizes", "documents")
 Integers = npt.NDArray[np.integer]
 
 
@@ -68,7 +71,8 @@ class PartialDataset:
         self.prefix, self.dtype, self.counts = prefix, dtype, counts
         self.idx_path, self.bin_path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
         self._idx = folder / f"{number}.idx"
-        self._paths = [folder / f"{number}.{ending}" for ending in ("bin", "sizes", "documents")]
+        self._paths = [folder / f"{number}.{ending}" for ending in _ENDINGS]
+        self._finished = self._paths
         self._files: list[BinaryIO] = []
         for path, size in zip(self._paths, self._sizes_on_disk(), strict=True):
             with disk_errors(path):
@@ -133,25 +137,37 @@ class PartialDataset:
         for path, size in zip(self._paths, self._sizes_on_disk(), strict=True):
             with suppress(FileNotFoundError):  # already renamed
                 os.truncate(path, size)
+        if self._finished is not self._paths:
+            for path in self._finished:
+                path.unlink(missing_ok=True)
         self._idx.unlink(missing_ok=True)
 
-    def finish(self, format_: Format) -> None:
-        """Write the index and sync all files."""
+    def finish(self, format_: Format, shuffle_seed: int | None = None) -> None:
+        """Write the index and sync all files; with a seed, shuffle the documents first."""
         with disk_errors(self._paths[0]):
             for file in self._files:
                 file.flush()
-            os.fsync(self._files[0].fileno())
+            if shuffle_seed is not None:
+                self._shuffle(shuffle_seed)
+            with self._finished[0].open("rb") as tokens:
+                os.fsync(tokens.fileno())
         with disk_errors(self._idx), self._idx.open("wb") as file:
             write_index(file, self, self.dtype, format_)
             sync_file(file)
 
+    def _shuffle(self, seed: int) -> None:
+        shuffled = [path.with_suffix(f".shuffled-{path.suffix[1:]}") for path in self._paths]
+        self._finished = shuffled
+        token_bytes = self.dtype.itemsize
+        shuffle_documents(self._paths, shuffled, token_bytes=token_bytes, seed=seed)
+
     def checksums(self) -> DatasetChecksums:
         """Return the checksums of the finished files, before `commit`."""
-        return DatasetChecksums.of_files(self._paths[0], self._idx)
+        return DatasetChecksums.of_files(self._finished[0], self._idx)
 
     def commit(self) -> None:
         """Rename the finished files to their final names."""
-        commit_pair((self._paths[0], self._idx), self.bin_path, self.idx_path)
+        commit_pair((self._finished[0], self._idx), self.bin_path, self.idx_path)
 
     def close(self) -> None:
         """Close the files without removing them."""
@@ -163,12 +179,12 @@ class PartialDataset:
 
     def sizes(self) -> Iterator[Integers]:
         """Yield the number of tokens of each sequence, in chunks."""
-        yield from _numbers(self._paths[1])
+        yield from _numbers(self._finished[1])
 
     def document_ends(self) -> Iterator[Integers]:
         """Yield for each document the number of sequences up to its end, in chunks."""
         before = 0
-        for counts in _numbers(self._paths[2]):
+        for counts in _numbers(self._finished[2]):
             ends = before + np.cumsum(counts, dtype=np.int64)
             yield ends
             before = int(ends[-1])

@@ -120,10 +120,10 @@ class PartialOutput:
         write_state(self._state_path, self._identity, complete)
         self.state = complete
 
-    def finish(self, dataset_impl: str) -> None:
+    def finish(self, dataset_impl: str, shuffle_seed: int | None = None) -> None:
         """Write the indices and sync all files, still under their names in this directory."""
         for output in self.keys:
-            output.finish(FORMATS[dataset_impl])
+            output.finish(FORMATS[dataset_impl], shuffle_seed)
 
     def remove(self) -> None:
         """Remove the directory, after `commit` of each key or if no shard is complete."""

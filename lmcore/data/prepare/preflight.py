@@ -84,6 +84,15 @@ def _settings_problems(request: PrepareRequest) -> list[LmcoreError]:
                 f"{max(0, request.partitions - 1)}",
             )
         )
+    if request.shuffle is not None and request.partitions > 1:
+        found.append(
+            ConfigError(
+                "`--shuffle` cannot be combined with `--partitions`",
+                why="a host would shuffle the documents of its own files only",
+                hint="prepare the input on one host, or shuffle the text with `lmcore data clean "
+                "shuffle` first",
+            )
+        )
     if request.append_eod and request.tokenizer.eod is None:
         found.append(
             ConfigError(

@@ -50,6 +50,7 @@ class PrepareRequest:
         partitions: number of hosts that share the input.
         partition: number of this host's partition, from 0; None: the whole input.
         splitter: sentence splitter, one sequence per sentence; None: one sequence per document.
+        shuffle: seed of a random order of the documents; None: the order of the input.
     """
 
     inputs: tuple[str, ...]
@@ -69,6 +70,7 @@ class PrepareRequest:
     partitions: int = 1
     partition: int | None = None
     splitter: SentenceSplitter | None = None
+    shuffle: int | None = None
 
     @property
     def options(self) -> InputOptions:

@@ -94,6 +94,7 @@ def identity_of(
         "--dataset-impl": request.dataset_impl,
         "token type": dtype.name,
         "partition": [request.partition, request.partitions],
+        "--shuffle": request.shuffle,
         **{f"reading: {name}": value for name, value in reading.items()},
     }
     # The state counts batches, so that their size must not change.

@@ -102,7 +102,7 @@ def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -
     try:
         _encode_all(job, totals)
         totals.require_tokens()
-        output.finish(request.dataset_impl)
+        output.finish(request.dataset_impl, request.shuffle)
         remove_completed(request)
         for key in output.keys:
             checksums = key.checksums()
@@ -116,6 +116,8 @@ def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -
                 tokens=key.counts.tokens,
                 dtype=job.dtype.name,
                 checksums=checksums,
+                input_files=len(job.files),
+                shuffle=request.shuffle,
             )
             write_metadata(key.prefix, metadata)
     except BaseException as error:

@@ -45,10 +45,10 @@ class BertWordPieceTokenizer(FileTokenizer):
     """WordPiece tokenizer with BERT's pre-tokenization.
 
     `[BOS]`, `[EOS]` and `<extra_id_0>` on follow the vocabulary, unless it has them; `[EOS]` ends a
-    document.
+    document.  Without `add_special_tokens` the first two do not, as in the original BERT.
 
     Args:
-        settings: type, `vocab_file` and `vocab_extra_ids`.
+        settings: type, `vocab_file`, `vocab_extra_ids` and `add_special_tokens`.
         engine: `python`, or `auto` for C++ if it was built; the ids are the same.
 
     Raises:
@@ -64,7 +64,8 @@ class BertWordPieceTokenizer(FileTokenizer):
         self.name = settings.tokenizer_type
         vocabulary = _read_vocabulary(settings.vocab_file)
         sentinels = [f"<extra_id_{i}>" for i in range(settings.vocab_extra_ids)]
-        for token in ("[BOS]", "[EOS]", *sentinels):
+        added = () if settings.add_special_tokens is False else ("[BOS]", "[EOS]")
+        for token in (*added, *sentinels):
             vocabulary.setdefault(token, len(vocabulary))
         self.vocab_size: int = len(vocabulary)
         self.spellings = tuple(vocabulary)
@@ -73,8 +74,8 @@ class BertWordPieceTokenizer(FileTokenizer):
             sep=vocabulary["[SEP]"],
             pad=vocabulary["[PAD]"],
             mask=vocabulary["[MASK]"],
-            bos=vocabulary["[BOS]"],
-            eos=vocabulary["[EOS]"],
+            bos=vocabulary.get("[BOS]"),
+            eos=vocabulary.get("[EOS]"),
             unk=vocabulary["[UNK]"],
             sentinels=tuple(vocabulary[token] for token in sentinels),
         )

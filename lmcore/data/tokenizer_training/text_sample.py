@@ -55,7 +55,7 @@ class TextSample:
     Attributes:
         limit: size limit of the sample, in bytes.
         lines: sampled lines with their line ends, split to the size that trainers accept.
-        documents: number of documents read.
+        documents: number of documents read, as `lmcore data prepare` counts them by default.
         bytes: size of their text, in bytes.
         kept_bytes: size of the sample, in bytes.
         skipped: number of documents that could not be used, by reason.
@@ -73,8 +73,7 @@ class TextSample:
     _bound: int = _MASK
 
     def add(self, text: str) -> None:
-        """Add the lines of a document."""
-        self.documents += 1
+        """Add the lines of a document, or a part of them."""
         for line in _lines(text):
             size = len(line) if line.isascii() else len(line.encode())
             self.bytes += size
@@ -123,14 +122,19 @@ def read_sample(
     """
     sample = TextSample(limit)
     started = time.monotonic()
-    # Line by line, for long texts: the boundaries of documents do not matter.
+    # Plain text line by line, since it may be long: the boundaries of documents do not matter.
     options = InputOptions(keys=keys, document_per="line", skip=on_error == "skip")
-    for batch in read_input(find_inputs(inputs, input_format), options):
-        for text in _texts(batch, keys, sample.skipped, stop=on_error == "stop"):
-            sample.add(text)
-        if progress is not None:
-            seconds = time.monotonic() - started
-            progress(ReadProgress(sample.documents, sample.bytes, sample.kept_bytes, seconds))
+    for file in find_inputs(inputs, input_format):
+        before, texts = sample.documents, 0
+        for batch in read_input([file], options):
+            for text in _texts(batch, keys, sample.skipped, stop=on_error == "stop"):
+                sample.add(text)
+                texts += 1
+            of_file = min(texts, 1) if file.format == "text" else texts // len(keys)
+            sample.documents = before + of_file
+            if progress is not None:
+                seconds = time.monotonic() - started
+                progress(ReadProgress(sample.documents, sample.bytes, sample.kept_bytes, seconds))
     if not any(map(str.strip, sample.lines)):
         raise DataError(
             "the input has no text",

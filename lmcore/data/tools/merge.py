@@ -14,7 +14,7 @@ from lmcore.data.existing_output import require_replaceable
 from lmcore.data.indexed.checksums import DatasetChecksums
 from lmcore.data.indexed.copy import DocumentRange, DocumentRanges, write_ranges
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.data.indexed.files import IndexedFiles
+from lmcore.data.indexed.files import IndexedFiles, copies_among
 from lmcore.data.indexed.idx_reader import Format
 from lmcore.data.indexed.metadata import (
     DatasetMetadata,
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 _COUNTS = {"documents", "sequences", "tokens", "dtype"}
 # The paths of the tokenizer's files may differ; its fingerprint identifies it.
-_MAY_DIFFER = {*_COUNTS, "tokenizer", "lmcore_version", "checksums"}
+_MAY_DIFFER = {*_COUNTS, "tokenizer", "lmcore_version", "checksums", "input_files", "shuffle"}
 
 
 @dataclass(frozen=True)
@@ -183,6 +183,8 @@ def open_sources(prefixes: Sequence[str], output_prefix: str) -> list[MergeInput
         if sources:
             _check_alike(sources[0], source)
         sources.append(source)
+    if (copies := copies_among(prefixes)) is not None:
+        _log.warning("`%s` and `%s` have the same content, which is included twice", *copies)
     _check_modes(sources)
     _check_output(output_prefix, seen)
     _check_vocabularies(sources)
@@ -199,11 +201,15 @@ def with_counts(
         content: Content of its index.
         files: Its finished files.
     """
-    first = sources[0].metadata
-    if first is None or any(source.metadata is None for source in sources):
+    described = [source.metadata for source in sources if source.metadata is not None]
+    if len(described) < len(sources):
         return None
+    files_of = [metadata.input_files for metadata in described]
+    alone = len(described) == 1
     return replace(
-        first,
+        described[0],
+        input_files=None if None in files_of else sum(count or 0 for count in files_of),
+        shuffle=described[0].shuffle if alone else None,
         documents=content.documents,
         sequences=content.sequences,
         tokens=content.tokens,

@@ -95,7 +95,7 @@ def repair(request: RepairRequest) -> RepairReport:
     bin_path, idx_path, found = _locate(prefix)
     target = _target(request, prefix)
     if target != prefix and request.hyphens and request.output_prefix is None:
-        found.append(f"`{Path(prefix).name}` is renamed to `{Path(target).name}`")
+        found.append(f"`{Path(prefix).name}` is also named `{Path(target).name}`")
     metadata = read_metadata(prefix)
     with closing(_RepairedFiles(bin_path, idx_path)) as repaired:
         repaired.find(request, metadata, found, Path(f"{target}.idx"))

@@ -256,7 +256,9 @@ def _line_files(inputs: Sequence[str]) -> list[str]:
             raise DataError(
                 f"`{file.path}` is not JSON lines",
                 why=f"its format is {file.format}",
-                hint="convert an array to one object per line with `jq -c '.[]' FILE`",
+                hint="convert an array to one object per line with `jq -c '.[]' FILE`"
+                if file.format == "json"
+                else "give only files of JSON lines, such as `'DIRECTORY/*.jsonl'`",
             )
     return [file.path for file in found]
 

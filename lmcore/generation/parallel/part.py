@@ -17,8 +17,8 @@ from lmcore.parallel.collectives import gather_into
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from lmcore.model.cache import KeyValueCache, SlotCache
-    from lmcore.model.protocol import CausalLM
+    from lmcore.families.layers.cache import KeyValueCache, SlotCache
+    from lmcore.families.protocol import CausalLM
     from lmcore.parallel.mesh import ParallelMesh
 
 __all__ = ["DTYPES", "PartRunner"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +18,7 @@ from lmcore.generation.parallel.driver import ParallelModel
 from lmcore.generation.parallel.layout import divided_shape
 from lmcore.generation.parallel.messages import Kind, MessageChannel, commands_in
 from lmcore.generation.parallel.part import PartRunner
+from lmcore.generation.text_model import Execution
 from lmcore.generation.weights.fix import fix_weights
 from lmcore.model.shape import ModelPart
 from lmcore.parallel import tensor_parallel
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from lmcore.config.tokenizer import TokenizerSettings
     from lmcore.conversion.loading.weights import WeightReader
     from lmcore.data.tokenizer import TokenizerFactory
-    from lmcore.model.protocol import CausalLM
+    from lmcore.families.protocol import CausalLM
     from lmcore.model.shape import ModelShape
     from lmcore.parallel.tensor_layout import TensorLayout
     from lmcore.runtime.runtime import Runtime
@@ -84,13 +85,13 @@ def parallel_model(
     _fill(model, layouts, weights)
     model.eval()
     divided = layout.tensor > 1
-    context = fix_weights(model, runtime, rows, quantization, divided=divided)
+    execution = fix_weights(model, runtime, rows, quantization, divided=divided)
     tensor_parallel.connect(model, mesh.tensor, sequence=False, rng=runtime.rng)
     channel = MessageChannel(model.device)
     runner = PartRunner(model, mesh, _logits_group(mesh, runtime))
     processes.barrier("all ranks to have loaded their part of the model")
     if rank:
-        _run_messages(runner, channel, context)
+        _run_messages(runner, channel, execution)
         yield None
         return
     assert tokenizer is not None
@@ -102,7 +103,7 @@ def parallel_model(
         idle_seconds=min(_MAX_IDLE_SECONDS, processes.timeout / 4),
     )
     try:
-        yield LoadedModel(driver, tokenizer, Path(directory), context, count)
+        yield LoadedModel(driver, tokenizer, Path(directory), execution, count)
     finally:
         driver.close()
 
@@ -164,15 +165,16 @@ def _logits_group(mesh: ParallelMesh, runtime: Runtime) -> ProcessGroup | None:
 def _run_messages(
     runner: PartRunner,
     channel: MessageChannel,
-    context: Callable[[], AbstractContextManager[Any]],
+    execution: Execution,
 ) -> None:
     """Run the commands of rank 0 until it closes the model."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    with torch.inference_mode(), context():
+    with execution.passes():
         while True:
             for command in commands_in(channel.receive()):
                 if command[0] is Kind.CLOSE:
                     return
                 if command[0] is not Kind.IDLE:
                     runner.run(command)
+                    execution.step_boundary()

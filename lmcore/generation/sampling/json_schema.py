@@ -15,11 +15,22 @@ from lmcore.errors import ConfigError, MissingPackageError, RunError
 if TYPE_CHECKING:
     from lmcore.data.tokenizer import Tokenizer
 
-__all__ = ["JsonSchema", "JsonSchemas"]
+__all__ = ["JsonSchema", "JsonSchemaError", "JsonSchemas"]
 
 # White space without a limit is what a model that finds no next value writes until its last token.
 _ONE_SPACE = {"whitespace_pattern": " ?"}
 _WHITE_SPACE = {"whitespace_flexible", "whitespace_pattern"}
+
+_NO_TEXT = "NoExtensionBias"
+"""The library's word for a schema that no text follows, as one that is only a reference to itself.
+"""
+_LONGEST_SHOWN = 100
+"""Characters of a line of the library's messages that are shown."""
+_MOST_LINES = 10
+
+
+class JsonSchemaError(RunError):
+    """A schema that the library cannot follow, or no longer within its limits."""
 
 
 class JsonSchemas:
@@ -60,18 +71,24 @@ class JsonSchemas:
             schema: JSON schema; an empty one allows any JSON.
 
         Raises:
-            ConfigError: The schema is invalid, or too large.
+            ConfigError: The schema is invalid, too large, or no text follows it.
         """
         library = self._library.LLMatcher
         try:
             grammar = library.grammar_from_json_schema(*_with_options(schema))
         except ValueError as error:
-            raise ConfigError("the JSON schema cannot be used", why=str(error)) from None
+            raise _unusable(str(error)) from None
         matcher = library(self._tokenizer, grammar, log_level=0)
         problem = matcher.get_error()
         if problem:
-            raise ConfigError("the JSON schema cannot be used", why=problem)
-        return JsonSchema(matcher, self._size, self._end)
+            raise _unusable(problem)
+        made = JsonSchema(matcher, self._size, self._end)
+        try:
+            # What no text can follow is an error of the first mask.
+            made.constraint().allowed(self._size)
+        except JsonSchemaError as error:
+            raise _unusable(_reason(error.why or "", schema)) from None
+        return made
 
     def constraint(self, schema: Mapping[str, Any] | bool) -> JsonConstraint:  # noqa: FBT001
         """Return the rule for one text of a schema; see `compiled`."""
@@ -113,7 +130,7 @@ class JsonConstraint:
         """Return the tokens that may come next, bool [size].
 
         Raises:
-            RunError: The library has reached a limit.
+            JsonSchemaError: The library has reached a limit.
         """
         mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._require_no_error()
@@ -124,7 +141,7 @@ class JsonConstraint:
         """Take the next token; return True if the text is complete.
 
         Raises:
-            RunError: The library has reached a limit, or refuses the token.
+            JsonSchemaError: The library has reached a limit, or refuses the token.
         """
         self._matcher.consume_token(token)
         self._require_no_error()
@@ -134,14 +151,14 @@ class JsonConstraint:
             return complete
         stopped = bool(self._matcher.is_stopped())
         if stopped and not complete:
-            raise RunError("no token can continue the JSON text, which is not complete")
+            raise JsonSchemaError("no token can continue the JSON text, which is not complete")
         return stopped
 
     def _require_no_error(self) -> None:
         # The library raises none: a matcher with an error allows the end of the text.
         problem = self._matcher.get_error()
         if problem:
-            raise RunError(
+            raise JsonSchemaError(
                 "the JSON schema cannot be followed further",
                 why=problem.partition("\n")[0],
                 hint="use a simpler schema, with fewer alternatives and smaller limits",
@@ -162,6 +179,21 @@ class _Vocabulary:
     def __call__(self, text: bytes | str) -> list[int]:
         plain = text.decode(errors="replace") if isinstance(text, bytes) else text
         return self._tokenizer.encode(plain)
+
+
+def _unusable(problem: str) -> ConfigError:
+    """Return the error for a schema; messages of the library repeat its texts, of any length."""
+    lines = [line for line in problem.splitlines() if line[:_LONGEST_SHOWN].strip()]
+    shown = [line[:_LONGEST_SHOWN] + "..." * (len(line) > _LONGEST_SHOWN) for line in lines]
+    return ConfigError("the JSON schema cannot be used", why="\n".join(shown[:_MOST_LINES]))
+
+
+def _reason(problem: str, schema: Mapping[str, Any] | bool) -> str:  # noqa: FBT001
+    """Return the reason of the first mask's error in words."""
+    if problem != _NO_TEXT:
+        return problem
+    refers = '"$ref"' in json.dumps(schema)
+    return "the schema refers to itself without end" if refers else "no text follows it"
 
 
 def _with_options(schema: Mapping[str, Any] | bool) -> tuple[str, dict[str, str] | None]:  # noqa: FBT001

@@ -126,7 +126,7 @@ class Answers:
         loaded = self._loaded
         try:
             (made,) = make(
-                loaded.model, [request], loaded.tokenizer.vocab_size, loaded.context, on_token
+                loaded.model, [request], loaded.tokenizer.vocab_size, loaded.execution, on_token
             )
             stopped = made.finish_reason == "stop"
         except KeyboardInterrupt:

@@ -157,6 +157,14 @@ class Sampler:
         settings, positions = self.settings, self.loaded.model.shape.max_position_embeddings
         if settings.most_tokens is not None:
             require_room(encoded, 1, positions)
+            if settings.most_tokens > (least := room(positions, max(map(len, encoded)))):
+                logger.warning(
+                    "the model has %d positions: after the longest prompt %s at most are "
+                    "generated, not the %d of `--out-seq-length`",
+                    positions,
+                    counted(least, "token"),
+                    settings.most_tokens,
+                )
             return [min(settings.most_tokens, room(positions, len(ids))) for ids in encoded]
         free = room(positions, max(map(len, encoded)))
         num_tokens = settings.tokens or max(min(DEFAULT_TOKENS, free), 1)
@@ -191,7 +199,7 @@ class Sampler:
             self.loaded.model,
             vocab_size=self.loaded.tokenizer.vocab_size,
             max_requests=size,
-            precision_context=self.loaded.context,
+            execution=self.loaded.execution,
         )
         running: deque[_Running] = deque()
 
@@ -217,7 +225,7 @@ class Sampler:
                 self.loaded.model,
                 [one.request],
                 self.loaded.tokenizer.vocab_size,
-                self.loaded.context,
+                self.loaded.execution,
             )
             running = _Running(one, continuation)
             self._show(running)
@@ -242,7 +250,7 @@ class Sampler:
                 vocab_size=tokenizer.vocab_size,
                 stop_tokens=self._stop_tokens(),
                 length_penalty=self.settings.length_penalty,
-                precision_context=self.loaded.context,
+                execution=self.loaded.execution,
             )
             for beam in found[: self.settings.num_samples]:
                 text = continuation(tokenizer, ids, beam.tokens)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,18 +14,19 @@ from torch.nn import functional
 
 from lmcore.accelerator.generation_kernels import ConstantProjection
 from lmcore.errors import ConfigError, counted
+from lmcore.families.layers.projection import Embedding, Linear
+from lmcore.families.layers.transformer import Attention, FeedForward
+from lmcore.generation.text_model import Execution
 from lmcore.generation.weights.quantization import GROUP, expanded_projection, quantize
-from lmcore.model.layers import Embedding, Linear
-from lmcore.model.transformer import Attention, FeedForward
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
     from lmcore.accelerator.generation_kernels import Projection, QuantizedWeight
     from lmcore.accelerator.precision.policy import PrecisionPolicy
-    from lmcore.model.protocol import CausalLM
+    from lmcore.families.protocol import CausalLM
     from lmcore.runtime.runtime import Runtime
 
-__all__ = ["fix_weights"]
+__all__ = ["device_attention", "fix_weights"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +44,8 @@ def fix_weights(
     quantization: str | None = None,
     *,
     divided: bool = False,
-) -> Callable[[], AbstractContextManager[Any]]:
-    """Prepare a loaded model for generation and return the context of its forward passes.
+) -> Execution:
+    """Prepare a loaded model for generation and return how its forward passes run.
 
     A policy that would cast the weights of products in every pass is replaced by weights that are
     cast here: the products are the same.  The model cannot be trained afterwards, and its
@@ -85,7 +86,26 @@ def fix_weights(
         _fix_head(model, fixed)
     fixed.report(policy.name, runtime.rank.world_size)
     _shorten_lookups(model)
-    return policy.context if dtype is None else nullcontext
+    return Execution.on(runtime.device, policy.context if dtype is None else nullcontext)
+
+
+@contextmanager
+def device_attention(model: CausalLM, runtime: Runtime) -> Iterator[None]:
+    """Let a model of a run attend to its cache by the device's own kernel, within the context.
+
+    Nothing else is prepared as in `fix_weights`: the model can be trained afterwards.
+    """
+    make, policy = runtime.device.next_token_attention, runtime.precision
+    layers = [one for one in model.modules() if isinstance(one, Attention)]
+    if make is not None:
+        for layer in layers:
+            dtype = _narrow_dtype(policy) or layer.qkv.weight.dtype
+            layer.next_token = make(dtype, layer.head_dim)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.next_token = None
 
 
 def _shorten_lookups(model: CausalLM) -> None:

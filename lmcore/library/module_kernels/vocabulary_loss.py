@@ -270,7 +270,8 @@ def _loss(
             shift_labels = functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
         target_T = shift_labels.reshape(-1).to(hidden_BSH.device)
         counted_T = target_T != ignore_index
-        number: Any = counted_T.sum() if num_items_in_batch is None else num_items_in_batch
+        count = counted_T.sum()
+        number: Any = count.clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         if isinstance(number, Tensor):
             number = number.to(hidden_BSH.device)
         fused: Tensor = choice.call(
@@ -279,6 +280,8 @@ def _loss(
             target_T.where(counted_T, 0),
             counted_T.float() / number,
         )
+        if num_items_in_batch is None:  # without a target NaN, with gradients of 0, as in torch
+            fused = torch.where(count > 0, fused, torch.full_like(fused, torch.nan))
         return fused
 
     return loss_function

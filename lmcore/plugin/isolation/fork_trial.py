@@ -1,13 +1,15 @@
-"""Trial of plugins in a copy of this process, because their code may crash in native code or hang.
+"""Trial of plugins in copies of this process, because their code may crash in native code or hang.
 
-The child process imports and probes the plugins one after the other and reports each result.  If it
-is killed or does not answer in time, the plugin at that point is at fault, and another child
-continues with the plugins after it.  So no plugin ends a command, and the effects of its probe on a
-process (a driver's library loaded, a context created) end with the child.
+Each plugin is imported and probed in a separate child process, all at the same time.  If the child
+is killed, does not answer in time, or forks a process that continues in its place, this plugin is
+at fault and no other.  So no plugin ends a command or changes the result of another one,
+and the effects of its probe on a process (a driver's library loaded, a context created) end with
+the child.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -15,8 +17,9 @@ import select
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any
 
 from lmcore.child_process import ending, fork_child, last_line, log_tail
@@ -29,6 +32,13 @@ Attempt = Callable[[Callable[[str], None]], Mapping[str, Any]]
 """Function that runs a plugin's code in the copy: takes a function that names the current phase,
 returns JSON values."""
 
+_FORKED = "it forked the process, and the second one continued as lmcore"
+_STRAY_SECONDS = 0.5
+"""Time that a process which a plugin forked has to show that it continues in the copy's place."""
+_POLL_SECONDS = 0.005
+_LEAST_SECONDS = 0.05
+"""Least time by which a limit is extended."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -39,12 +49,14 @@ class Trial:
         fault: the way in which the copy ended meanwhile; empty if it did not.
         phase: the last phase that the attempt named.
         log: end of its standard error, with Python's stack if it crashed.
+        seconds: wall time of each phase that ended.
     """
 
     answer: Mapping[str, Any] = field(default_factory=dict)
     fault: str = ""
     phase: str = ""
     log: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 def can_try() -> bool:
@@ -53,71 +65,162 @@ def can_try() -> bool:
 
 
 def try_each(attempts: Mapping[str, Attempt], *, seconds: float) -> dict[str, Trial]:
-    """Make each attempt in a copy of this process.
+    """Make each attempt in a separate copy of this process; the copies run at the same time.
 
     Args:
-        attempts: attempts by name, in their order.
+        attempts: attempts by name.
         seconds: time limit of each phase of an attempt; the copy is killed after it.
+
+    Raises:
+        OSError: The system gives not even one process.
     """
     found: dict[str, Trial] = {}
-    rest = list(attempts)
-    while rest:
-        found |= _one_copy({name: attempts[name] for name in rest}, seconds)
-        rest = [name for name in rest if name not in found]
-    return found
+    waiting = list(attempts)
+    while waiting:
+        with _started({name: attempts[name] for name in waiting}, seconds) as copies:
+            while running := [copy for copy in copies.values() if copy.trial is None]:
+                left = min(copy.deadline for copy in running) - time.monotonic()
+                ready, _, _ = select.select(running, [], [], max(0.0, left))
+                for copy in running:
+                    if copy in ready:
+                        copy.read()
+                    elif time.monotonic() > copy.deadline:
+                        copy.end_late()
+        found |= {name: copy.trial for name, copy in copies.items() if copy.trial is not None}
+        waiting = [name for name in attempts if name not in found]
+    return {name: found[name] for name in attempts}
 
 
-def _one_copy(attempts: Mapping[str, Attempt], seconds: float) -> dict[str, Trial]:
-    """Return the trials up to the first that ended the copy, or all of them."""
-    reading, writing = os.pipe()
-    with tempfile.TemporaryFile() as log:
-        child = fork_child(lambda: _make_attempts(attempts, reading, writing, log))
-        os.close(writing)
-        with os.fdopen(reading, "rb", buffering=0) as pipe:
-            found, at, phase, late = _listen(pipe, list(attempts), seconds)
-        if late:
-            os.kill(child, signal.SIGKILL)
-        _, raw = os.waitpid(child, 0)
-        if len(found) < len(attempts):
-            text = log_tail(log)
-            how = f"no answer within {seconds:g} s" if late else ""
-            how = how or f"the process {ending(os.waitstatus_to_exitcode(raw))}"
-            found[at] = Trial(
-                fault=how + (crash_location(text) or last_line(text)), phase=phase, log=text
-            )
-    return found
+@contextlib.contextmanager
+def _started(attempts: Mapping[str, Attempt], seconds: float) -> Iterator[dict[str, _Copy]]:
+    """Start a copy for each attempt, or for as many as the system gives; end all of them."""
+    copies: dict[str, _Copy] = {}
+    try:
+        for name, attempt in attempts.items():
+            try:
+                copies[name] = _Copy(attempt, seconds)
+            except OSError:
+                if not copies:
+                    raise
+                break
+        yield copies
+    finally:
+        for copy in copies.values():
+            copy.close()
 
 
-def _listen(
-    pipe: IO[bytes], names: Sequence[str], seconds: float
-) -> tuple[dict[str, Trial], str, str, bool]:
-    """Return the trials that ended well, then the name and phase it was at, and whether it hung."""
-    found: dict[str, Trial] = {}
-    phase, text = "start", b""
-    deadline = time.monotonic() + seconds
-    while len(found) < len(names):
-        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            return found, names[len(found)], phase, True
-        chunk = pipe.read(65536)
+class _Copy:
+    """A copy of this process that makes one attempt.
+
+    Attributes:
+        deadline: Time at which the current phase is too late.
+        trial: Result; None while the attempt runs.
+    """
+
+    def __init__(self, attempt: Attempt, seconds: float) -> None:
+        self.trial: Trial | None = None
+        self._seconds, self._phase, self._took = seconds, "start", dict[str, float]()
+        self._text = b""
+        self._status: int | None = None
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        self._pipe, writing = os.pipe()
+        try:
+            self._pid = fork_child(lambda: _make_attempt(attempt, self._pipe, writing, self._log))
+        except OSError:
+            os.close(self._pipe)
+            self._log.close()
+            raise
+        finally:
+            os.close(writing)
+        self._begin("start")
+
+    def fileno(self) -> int:
+        """Return the file descriptor that the messages of the copy arrive at."""
+        return self._pipe
+
+    def read(self) -> None:
+        """Read new messages; the attempt is over with its answer, or when the copy has ended."""
+        chunk = os.read(self._pipe, 65536)
         if not chunk:
-            return found, names[len(found)], phase, False
-        *lines, text = (text + chunk).split(b"\n")
+            self._fail_at_end()
+            return
+        *lines, self._text = (self._text + chunk).split(b"\n")
         for line in lines:
-            message = json.loads(line)
-            if "phase" in message:
-                phase, deadline = message["phase"], time.monotonic() + seconds
-            else:
-                found[names[len(found)]] = Trial(answer=message["answer"])
-                phase, deadline = "start", time.monotonic() + seconds
-    return found, "", "", False
+            if self.trial is None:
+                self._take(json.loads(line))
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        now = time.monotonic()
+        if "forked" in message:
+            self._phase = message["forked"]
+            self._fail(_FORKED)
+            return
+        self._took[self._phase] = now - self._began
+        if "phase" in message:
+            self._begin(message["phase"])
+        else:
+            self.trial = Trial(answer=message["answer"], seconds=self._took)
+
+    def _begin(self, phase: str) -> None:
+        self._phase, self._began = phase, time.monotonic()
+        self.deadline = self._began + self._seconds
+        self._starved = _starved_seconds(self._pid)
+
+    def _fail_at_end(self) -> None:
+        """Wait for the copy, which has closed its end of the pipe and perhaps all its files."""
+        while time.monotonic() < self.deadline:
+            pid, raw = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                self._status = status = os.waitstatus_to_exitcode(raw)
+                self._fail(f"the process {ending(status)}")
+                return
+            time.sleep(_POLL_SECONDS)
+        self._fail(f"no answer within {self._seconds:g} s")
+
+    def end_late(self) -> None:
+        """End the attempt at its limit; the time that the copy waited for a processor is added."""
+        starved = _starved_seconds(self._pid)
+        if starved - self._starved > _LEAST_SECONDS:
+            self.deadline += starved - self._starved
+            self._starved = starved
+            return
+        os.kill(self._pid, signal.SIGKILL)  # before its log is read
+        self._fail(f"no answer within {self._seconds:g} s")
+
+    def _fail(self, how: str) -> None:
+        text = log_tail(self._log)
+        self.trial = Trial(
+            fault=how + (crash_location(text) or last_line(text)),
+            phase=self._phase,
+            log=text,
+            seconds=self._took,
+        )
+
+    def close(self) -> None:
+        """End the copy with all processes that it started, and close its files."""
+        if self._status is None:
+            os.kill(self._pid, signal.SIGKILL)  # it may not lead its session yet
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
+        if self._status is None:
+            os.waitpid(self._pid, 0)
+        os.close(self._pipe)
+        self._log.close()
 
 
-def _make_attempts(
-    attempts: Mapping[str, Attempt], reading: int, writing: int, log: IO[bytes]
-) -> int:
-    """Make the attempts in the copy, and write their answers to the pipe *writing*."""
+def _starved_seconds(pid: int) -> float:
+    """Return how long a process has waited for a processor; 0 if the system does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text("utf-8").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _make_attempt(attempt: Attempt, reading: int, writing: int, log: IO[bytes]) -> int:
+    """Make the attempt in the copy, and write its messages to the pipe *writing*."""
     os.close(reading)
+    os.setsid()
+    own, phase = os.getpid(), "start"
     for number in END_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -126,11 +229,31 @@ def _make_attempts(
     faulthandler.enable(file=log.fileno())
 
     def send(**message: Any) -> None:
+        if os.getpid() != own:
+            message = {"forked": phase}
         _write(writing, json.dumps(message).encode() + b"\n")
+        if os.getpid() != own:
+            os._exit(0)
 
-    for attempt in attempts.values():
-        send(answer=attempt(lambda phase: send(phase=phase)))
+    def begin(name: str) -> None:
+        nonlocal phase
+        send(phase=name)
+        phase = name
+
+    answer = attempt(begin)
+    if os.getpid() == own:
+        _await_strays()
+    send(answer=answer)
     return 0
+
+
+def _await_strays() -> None:
+    """Wait for processes that the plugin forked: one may continue in this one's place."""
+    deadline = time.monotonic() + _STRAY_SECONDS
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(_POLL_SECONDS)
 
 
 def _write(descriptor: int, data: bytes) -> None:

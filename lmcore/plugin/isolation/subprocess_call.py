@@ -283,6 +283,7 @@ def answer(target: str, arguments: str, answers: str, timeout: str) -> int:
     """Call *target* in this process, the child, and write its results to the file *answers*."""
     import faulthandler
 
+    _end_with_parent()
     faulthandler.enable()
     # Before it is killed it writes its stack: early enough for one that was slow to start.
     faulthandler.dump_traceback_later(max(0.5 * float(timeout), float(timeout) - 5.0))
@@ -299,6 +300,19 @@ def answer(target: str, arguments: str, answers: str, timeout: str) -> int:
         print(json.dumps({"done": True}), file=file)
     faulthandler.cancel_dump_traceback_later()
     return 0
+
+
+def _end_with_parent() -> None:
+    """Let this process be killed when its parent ends, also if that was killed; on Linux only."""
+    if sys.platform == "linux":
+        import ctypes
+        import signal
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_PR_SET_PDEATHSIG = 1
+"""Of Linux's `prctl`: signal that a process gets when its parent ends."""
 
 
 def _call(target: str, arguments: Sequence[Any]) -> Iterable[Any]:

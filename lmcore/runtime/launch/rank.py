@@ -85,8 +85,8 @@ def only_process(env: Mapping[str, str]) -> RankInfo:
     if world not in {"", "1"}:
         raise ConfigError(
             f"this process is one of {world}, and this command runs in one",
-            why="the environment has WORLD_SIZE, as a launcher such as torchrun sets it",
-            hint="start it alone, or unset WORLD_SIZE",
+            why="a launcher such as torchrun or srun has set its variables",
+            hint="start it alone, or unset WORLD_SIZE and the other variables of the launcher",
         )
     return rank_info(env)
 

@@ -20,6 +20,7 @@ from lmcore.bounded_file import open_regular, read_bounded_file
 from lmcore.child_process import exit_after
 from lmcore.durable import write_atomically
 from lmcore.errors import HostMemoryError, LmcoreError, OtherRankError
+from lmcore.signals import TerminatedError, end_word
 
 __all__ = [
     "FAILED",
@@ -28,6 +29,7 @@ __all__ = [
     "Report",
     "complete_summary",
     "end_with_launcher",
+    "failure_status",
     "is_lost_peer",
     "launch_info",
     "name_summary",
@@ -127,6 +129,17 @@ def is_lost_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(
         message in str(error) for message in _LOST_PEER_MESSAGES
     )
+
+
+def failure_status(error: BaseException) -> str:
+    """Return the status in `summary.json` of a run that ended with *error*."""
+    if isinstance(error, LmcoreError):
+        return f"failed: {error.what}"
+    if isinstance(error, KeyboardInterrupt):
+        return end_word(signal.SIGINT)
+    if isinstance(error, TerminatedError):
+        return end_word(error.number)
+    return f"failed: {type(error).__name__}: {error}"
 
 
 def report_error(error: BaseException, env: Mapping[str, str]) -> Report:

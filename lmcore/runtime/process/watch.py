@@ -25,7 +25,9 @@ from lmcore.threads import start_optional
 
 __all__ = [
     "FAILURES",
+    "IDLE_THREADS",
     "LEFT",
+    "STOP_THREAD",
     "RankState",
     "Watch",
     "calls_of",
@@ -48,7 +50,13 @@ _UNKNOWN = "unknown"
 LEFT = "left the run before"
 FAILURES = ("stopped", FAILED)
 """Keys in the store of the first failure: of a rank of this connection, and of the launcher."""
-_IDLE = frozenset({"lmcore-parent", "lmcore-store", "lmcore-alive", "lmcore-lock"})
+STOP_THREAD = "lmcore-stop"
+IDLE_THREADS = frozenset(
+    {
+        *("lmcore-parent", "lmcore-store", "lmcore-alive", "lmcore-lock", "lmcore-watch"),
+        *("lmcore-compiling", STOP_THREAD),
+    }
+)
 """Names of threads that do nothing that could hang the run."""
 
 
@@ -64,6 +72,8 @@ class Watch:
         activity: Function that returns the work of this rank, such as "step 7".
         failure: First failure, as JSON; None if there is none.  It is read early: the process with
             the store may end while this one is in a collective.
+        over: Function that is called, in the thread, when another process has failed or the process
+            with the store has ended; argument: the cause.
         check_order: Function that raises an error if other ranks wait for this one in a collective;
             arguments: the key in the store of each rank that this one waits for, and the subject
             of the exchange.  None: ranks may begin collectives in different orders.
@@ -72,6 +82,7 @@ class Watch:
     def __init__(self, rank: int, world_size: int, store: StoreClient) -> None:
         self.activity: Callable[[], str] = str
         self.failure: bytes | None = None
+        self.over: Callable[[str], None] = lambda cause: None
         self.check_order: Callable[[Mapping[int, str], str], None] | None = None
         self._call = (0, "")  # replaced at once, for the thread
         self._rank, self._store = rank, store
@@ -124,19 +135,27 @@ class Watch:
         return bool(number > own or (number == own > 0 and subject != own_subject))
 
     def _run(self) -> None:
-        with contextlib.suppress(StoreError):  # the process with the store has ended
-            wanted = False
-            while not self._store.wait(
-                [_end_key(self._rank)],
-                self._seconds,
-                stop=[*([] if wanted else [_WANTED]), *([] if self.failure else FAILURES)],
-            ):
-                self._send_sign()
-                self.failure = self.failure or read_failure(self._store)
-                if not wanted and self._store.check([_WANTED]):
-                    wanted = True
-                    answer = {"stacks": _stacks(self._main), "collectives": trace_collectives()}
-                    self._store.set(_stacks_key(self._rank), json.dumps(answer))
+        try:
+            self._send_signs()
+        except StoreError:
+            self.over("the end of the process with the store")
+
+    def _send_signs(self) -> None:
+        wanted = False
+        while not self._store.wait(
+            [_end_key(self._rank)],
+            self._seconds,
+            stop=[*([] if wanted else [_WANTED]), *([] if self.failure else FAILURES)],
+        ):
+            self._send_sign()
+            if self.failure is None:
+                self.failure = read_failure(self._store)
+                if self.failure is not None:
+                    self.over("the failure of another process")
+            if not wanted and self._store.check([_WANTED]):
+                wanted = True
+                answer = {"stacks": _stacks(self._main), "collectives": trace_collectives()}
+                self._store.set(_stacks_key(self._rank), json.dumps(answer))
 
     def _send_sign(self) -> None:
         # After an error the groups are destroyed before the ranks' states are compared.
@@ -257,7 +276,7 @@ def _stacks(main: int) -> str:
         name = names.get(ident, str(ident))
         if ident == main:
             parts.append("main thread")
-        elif ident == threading.get_ident() or name in _IDLE:
+        elif ident == threading.get_ident() or name in IDLE_THREADS:
             continue
         else:
             parts.append(f"thread `{name}`")

@@ -8,18 +8,25 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from lmcore.generation.options import MAX_LOGPROBS
 from lmcore.generation.request import Request as EngineRequest
 from lmcore.generation.request import TokenProbability
 from lmcore.generation.text.completion import Completion
-from lmcore.serving.api.fields import SamplingBody, Usage, finish_reason
+from lmcore.serving.api.fields import (
+    SamplingBody,
+    Usage,
+    finish_reason,
+    one_of,
+    text_or_list,
+)
 from lmcore.serving.api.sse import event_stream, stream_schema
 from lmcore.serving.errors import ApiError
 from lmcore.serving.http.access_log import note
+from lmcore.serving.http.body import body_of, schema_of
 from lmcore.serving.state import ServerState
 from lmcore.serving.texts import Text, TextRequest, Texts
 
@@ -50,7 +57,10 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Annotated[str, Field(min_length=1, max_length=100)]
-    content: str | list[TextPart]
+    content: Annotated[
+        Annotated[str, Tag("text")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("list")],
+        one_of(text_or_list, "a text or a list of parts of the type `text`"),
+    ]
     name: str | None = None
     # What clients send back of a reply.
     refusal: _Nothing = None
@@ -69,7 +79,9 @@ class ChatMessage(BaseModel):
 class ChatBody(SamplingBody):
     """Request for answers in a conversation."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=_MAX_MESSAGES)]
+    messages: Annotated[
+        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=_MAX_MESSAGES)
+    ]
     max_tokens: Annotated[int | None, Field(ge=1, description="Most tokens of an answer.")] = None
     max_completion_tokens: Annotated[
         int | None, Field(ge=1, description="Newer name of `max_tokens`.")
@@ -172,9 +184,12 @@ class ChatChunk(BaseModel):
     "/v1/chat/completions",
     responses={200: {"model": ChatReply, "content": stream_schema(ChatChunk)}},
     response_model=None,
+    openapi_extra=schema_of(ChatBody),
     summary="Answer in a conversation",
 )
-async def create_chat_completion(body: ChatBody, request: Request) -> Response:
+async def create_chat_completion(
+    body: Annotated[ChatBody, Depends(body_of(ChatBody))], request: Request
+) -> Response:
     """Answer in a conversation."""
     state: ServerState = request.app.state.server
     model = state.model(body.model)

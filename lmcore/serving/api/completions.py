@@ -9,46 +9,58 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, Tag
 
 from lmcore.generation.options import MAX_LOGPROBS
 from lmcore.generation.request import Request as EngineRequest
 from lmcore.generation.request import TokenProbability
 from lmcore.generation.text.completion import Completion
 from lmcore.generation.text.stream import TextStream
-from lmcore.serving.api.fields import SamplingBody, Usage, finish_reason
+from lmcore.serving.api.fields import (
+    SamplingBody,
+    Usage,
+    finish_reason,
+    one_of,
+)
 from lmcore.serving.api.sse import event_stream, stream_schema
 from lmcore.serving.errors import ApiError
 from lmcore.serving.http.access_log import note
+from lmcore.serving.http.body import body_of, schema_of
 from lmcore.serving.state import MAX_PROMPTS, ServerState
 from lmcore.serving.texts import Text, TextRequest, Texts
 
 if TYPE_CHECKING:
     from lmcore.serving.served_model import ServedModel
 
-__all__ = ["EXPECTED", "CompletionBody", "CompletionReply", "router"]
+__all__ = ["CompletionBody", "CompletionReply", "router"]
 
 router = APIRouter()
 
-EXPECTED = {
-    "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
-    "stop": "a text or a list of texts",
-}
-"""Values of fields that may be of several types, for messages."""
+_Ids = Annotated[list[int], Field(fail_fast=True, min_length=1)]
 
-_Ids = Annotated[list[int], Field(min_length=1)]
+
+def _kind_of_prompt(value: Any) -> str | None:
+    """Return the tag of the type of a prompt, by its first part."""
+    if isinstance(value, list):
+        kinds = {int: "ids", str: "texts", list: "lists"}
+        return kinds.get(type(value[0])) if value else "ids"
+    return "text" if isinstance(value, str) else None
 
 
 class CompletionBody(SamplingBody):
     """Request for continuations of prompts."""
 
     prompt: Annotated[
-        str
-        | _Ids
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[_Ids], Field(min_length=1)],
+        Annotated[str, Tag("text")]
+        | Annotated[_Ids, Tag("ids")]
+        | Annotated[list[str], Field(fail_fast=True, min_length=1), Tag("texts")]
+        | Annotated[list[_Ids], Field(fail_fast=True, min_length=1), Tag("lists")],
+        one_of(
+            _kind_of_prompt,
+            "a text, a list of texts, a list of token ids, or a list of such lists",
+        ),
         Field(description="Text, texts, or their token ids; an empty one begins a document."),
     ]
     max_tokens: Annotated[int | None, Field(ge=0, description="Most tokens of a text.")] = 16
@@ -128,9 +140,12 @@ class _Asked:
         200: {"model": CompletionReply, "content": stream_schema(CompletionReply)},
     },
     response_model=None,
+    openapi_extra=schema_of(CompletionBody),
     summary="Continue prompts",
 )
-async def create_completion(body: CompletionBody, request: Request) -> Response:
+async def create_completion(
+    body: Annotated[CompletionBody, Depends(body_of(CompletionBody))], request: Request
+) -> Response:
     """Continue prompts."""
     state: ServerState = request.app.state.server
     model = state.model(body.model)

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from lmcore.errors import LmcoreError
 from lmcore.generation.options import MAX_SEED
@@ -19,32 +26,32 @@ from lmcore.generation.sampling.options import (
     SamplingOptions,
 )
 from lmcore.serving.errors import ApiError
+from lmcore.serving.http.body import RequestBody
 
 __all__ = [
     "MAX_CHOICES",
-    "UNSUPPORTED",
     "SamplingBody",
     "StreamOptions",
     "Usage",
     "finish_reason",
+    "one_of",
+    "text_or_list",
 ]
 
-UNSUPPORTED = frozenset(
-    {
-        "audio",
-        "function_call",
-        "functions",
-        "metadata",
-        "modalities",
-        "parallel_tool_calls",
-        "prediction",
-        "reasoning_effort",
-        "service_tier",
-        "store",
-        "tool_choice",
-        "tools",
-        "web_search_options",
-    }
+_UNSUPPORTED = (
+    "audio",
+    "function_call",
+    "functions",
+    "metadata",
+    "modalities",
+    "parallel_tool_calls",
+    "prediction",
+    "reasoning_effort",
+    "service_tier",
+    "store",
+    "tool_choice",
+    "tools",
+    "web_search_options",
 )
 """Fields of OpenAI's interfaces that these do not have."""
 
@@ -53,6 +60,23 @@ _MAX_STOPS = 16
 _MAX_STOP_LENGTH = 1000
 
 _StopText = Annotated[str, Field(min_length=1, max_length=_MAX_STOP_LENGTH)]
+
+
+def one_of(tag: Callable[[Any], str | None], expected: str) -> Discriminator:
+    """Return the choice of the type of a field that may have several, before any is checked.
+
+    Args:
+        tag: Function that returns the tag of the type of a value; None: it has none of them.
+        expected: Values that the field takes, for messages.
+    """
+    return Discriminator(
+        tag, custom_error_type="wrong_kind", custom_error_message=f"has to be {expected}"
+    )
+
+
+def text_or_list(value: Any) -> str | None:
+    """Return the tag of a text, or of a list."""
+    return "text" if isinstance(value, str) else "list" if isinstance(value, list) else None
 
 
 class JsonSchemaFormat(BaseModel):
@@ -92,10 +116,12 @@ class StreamOptions(BaseModel):
     include_obfuscation: Annotated[bool, Field(description="Accepted, without effect.")] = False
 
 
-class SamplingBody(BaseModel):
+class SamplingBody(RequestBody):
     """Fields of the choice of tokens."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    absent: ClassVar[Mapping[str, str]] = {
+        name: f"`{name}` is not supported" for name in _UNSUPPORTED
+    }
 
     model: Annotated[str | None, Field(description="Name of the model; default: the first.")] = None
     n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES, description="Texts of a prompt.")] = 1
@@ -166,7 +192,12 @@ class SamplingBody(BaseModel):
         ),
     ] = None
     stop: Annotated[
-        _StopText | Annotated[list[_StopText], Field(max_length=_MAX_STOPS)] | None,
+        Annotated[
+            Annotated[_StopText, Tag("text")]
+            | Annotated[list[_StopText], Field(fail_fast=True, max_length=_MAX_STOPS), Tag("list")],
+            one_of(text_or_list, "a text or a list of texts"),
+        ]
+        | None,
         Field(description="Texts that end the text and are not part of it."),
     ] = None
     stream: Annotated[

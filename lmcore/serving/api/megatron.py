@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from lmcore.generation.options import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY, MAX_SEED
 from lmcore.generation.request import Request as EngineRequest
@@ -28,6 +28,7 @@ from lmcore.generation.text.completion import Completion
 from lmcore.generation.text.stream import continuation
 from lmcore.serving.errors import ApiError
 from lmcore.serving.http.access_log import note
+from lmcore.serving.http.body import RequestBody, body_of, schema_of
 from lmcore.serving.state import MAX_PROMPTS, ServerState
 from lmcore.serving.texts import Text, TextRequest, Texts
 from lmcore.serving.work import BeamRequest
@@ -35,24 +36,27 @@ from lmcore.serving.work import BeamRequest
 if TYPE_CHECKING:
     from lmcore.serving.served_model import ServedModel
 
-__all__ = ["GONE", "GenerateBody", "GenerateReply", "router"]
+__all__ = ["GenerateBody", "GenerateReply", "router"]
 
 router = APIRouter()
 
-GONE = {
+_GONE = {
     "max_len": "`max_len` is no longer used: use `tokens_to_generate`",
     "sentences": "`sentences` is no longer used: use `prompts`",
 }
 """Messages for fields of old versions of the interface."""
 
 
-class GenerateBody(BaseModel):
+class GenerateBody(RequestBody):
     """Request for the continuation of some prompts."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    absent: ClassVar[Mapping[str, str]] = _GONE
 
     prompts: Annotated[
-        list[str], Field(min_length=1, max_length=MAX_PROMPTS, description="Texts to continue.")
+        list[str],
+        Field(
+            fail_fast=True, min_length=1, max_length=MAX_PROMPTS, description="Texts to continue."
+        ),
     ]
     tokens_to_generate: Annotated[
         int,
@@ -140,9 +144,12 @@ class GenerateReply(BaseModel):
     "/api",
     responses={200: {"model": GenerateReply}},
     response_model=None,
+    openapi_extra=schema_of(GenerateBody),
     summary="Continue prompts (Megatron-LM's interface)",
 )
-async def generate(body: GenerateBody, request: Request) -> Response:
+async def generate(
+    body: Annotated[GenerateBody, Depends(body_of(GenerateBody))], request: Request
+) -> Response:
     """Continue prompts, or score them."""
     state: ServerState = request.app.state.server
     model = state.first

@@ -1,4 +1,7 @@
-"""Access log: a JSON object for each request, without the texts."""
+"""Access log: a JSON object for each request, without the texts.
+
+Requests that reached a model are all logged; of others, which cost a client nothing, some.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,14 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lmcore.serving.http.log_limit import Allowance
 from lmcore.serving.http.metrics import Metrics
 
 __all__ = ["AccessLog", "note"]
 
 _NOTES = "lmcore.notes"
+_AT_ONCE, _PER_SECOND = 200, 2
+"""Lines of requests that reached no model."""
 
 
 def note(scope: Scope, **values: Any) -> None:
@@ -43,6 +49,7 @@ class AccessLog:
         """
         self._paths = frozenset(paths)
         self._app, self._write, self._metrics = app, write, metrics
+        self._allowance = Allowance(_AT_ONCE, _PER_SECOND)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run a request."""
@@ -72,18 +79,20 @@ class AccessLog:
             known = scope["path"] if scope["path"] in self._paths else "other"
             route = getattr(scope.get("route"), "path", None) or known
             self._metrics.count(route, scope["method"], status, now - begin)
-            if self._write is not None:
+            omitted = 0 if notes else self._allowance.take()
+            if self._write is not None and omitted is not None:
                 client = scope.get("client")
                 entry = {
                     "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
                     "id": name,
                     "client": client[0] if client else None,
-                    "method": scope["method"],
+                    "method": scope["method"][:20],
                     "path": scope["path"][:200],
                     "status": status,
                     "seconds": round(now - begin, 4),
                     "first_byte_seconds": None if first is None else round(first - begin, 4),
                     "bytes": sent,
                     **notes,
+                    **({"omitted_before": omitted} if omitted else {}),
                 }
                 self._write(json.dumps(entry))

@@ -19,6 +19,8 @@ __all__ = ["OPEN_PATHS", "Guard"]
 OPEN_PATHS = ("/", "/health")
 """Paths that need no key."""
 _OPEN_FOLDER = "/page/"
+_MAX_BODIES = 16
+"""Memory for the bodies of all requests, in largest bodies of one."""
 
 
 class Guard:
@@ -45,45 +47,70 @@ class Guard:
         self._app, self._hosts = app, hosts
         self._max_bytes, self._seconds = max_body_bytes, body_seconds
         self._keys = [_digest(key) for key in keys]
+        self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run a request, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        problem = _framing_problem(scope)
+        if problem is not None:
+            answer = reply(scope["path"], problem)
+            answer.headers["Connection"] = "close"  # where the next request begins is not known
+            await answer(scope, receive, send)
+            return
         problem = self._problem(scope)
         if problem is not None:
             await reply(scope["path"], problem)(scope, receive, send)
             return
-        body = await self._body(scope, receive)
-        if isinstance(body, ApiError):
-            await reply(scope["path"], body)(scope, receive, send)
-        elif body is not None:
-            await self._app(scope, _replayed(body, receive), send)
+        parts: list[bytes] = []
+        try:
+            problem = await self._receive(scope, receive, parts)
+            if problem is not None:
+                await reply(scope["path"], problem)(scope, receive, send)
+            elif parts:
+                await self._app(scope, _replayed(parts[0], receive), send)
+        finally:
+            self._held -= sum(map(len, parts))
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes | ApiError | None:
-        """Return the body of a request, or why it is refused; None if the client has left."""
+    async def _receive(self, scope: Scope, receive: Receive, parts: list[bytes]) -> ApiError | None:
+        """Receive a body as the one element of a list; of none if the client has left.
+
+        Returns:
+            Why it is refused; None: it is not.
+        """
         announced = Headers(scope=scope).get("content-length", "")
         too_large = ApiError(413, f"the body has more than {self._max_bytes} bytes")
         if announced.isdecimal() and int(announced[:20]) > self._max_bytes:
             return too_large
-        parts: list[bytes] = []
         size, more = 0, True
         try:
             async with asyncio.timeout(self._seconds):
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
+                        self._held -= size
+                        parts.clear()
                         return None
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
+                    self._held += len(parts[-1])
                     if size > self._max_bytes:
                         return too_large
+                    if self._held > _MAX_BODIES * self._max_bytes:
+                        return ApiError(
+                            503,
+                            "the server has too many bodies of requests",
+                            code="busy",
+                            retry_after=1,
+                        )
                     more = message.get("more_body", False)
         except TimeoutError:
             limit = counted(self._seconds, "second")
             return ApiError(408, f"the body did not arrive within {limit}")
-        return b"".join(parts)
+        parts[:] = [b"".join(parts)]
+        return None
 
     def _problem(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
@@ -104,6 +131,14 @@ class Guard:
             return None
         what = "is not known" if key else "is missing: send the header `Authorization: Bearer KEY`"
         return ApiError(401, f"the API key {what}", code="invalid_api_key")
+
+
+def _framing_problem(scope: Scope) -> ApiError | None:
+    """Return why the end of a request is not certain, which a proxy may see elsewhere."""
+    names = {name for name, _ in scope["headers"]}
+    if {b"content-length", b"transfer-encoding"} <= names:
+        return ApiError(400, "`Content-Length` and `Transfer-Encoding` exclude each other")
+    return None
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -106,9 +106,18 @@ def _complete_models(
     own = models_json_schema(
         [(one, "validation") for one in classes], ref_template="#/components/schemas/{model}"
     )[1]
-    schemas.update(own["$defs"])
+    schemas.update(_with_any_of(own["$defs"]))
     for name in ("CompletionBody", "ChatBody"):
         schemas[name]["properties"]["model"]["anyOf"][0]["enum"] = list(names)
+
+
+def _with_any_of(schema: Any) -> Any:
+    """Return a schema with `anyOf` for `oneOf`: of types that differ, which is quicker to check."""
+    if isinstance(schema, dict):
+        return {
+            "anyOf" if name == "oneOf" else name: _with_any_of(one) for name, one in schema.items()
+        }
+    return [_with_any_of(one) for one in schema] if isinstance(schema, list) else schema
 
 
 def _complete(operation: dict[str, Any], path: str, *, needs_key: bool, hosts: bool) -> None:

@@ -25,6 +25,10 @@ async function problem(response) {
   }
 }
 
+function tokensIn(number) {
+  return `${number} ${number === 1 ? "token" : "tokens"}`;
+}
+
 function counted(number) {
   for (const [size, unit] of [[1e9, "B"], [1e6, "M"], [1e3, "K"]]) {
     if (number >= size) return `${(number / size).toPrecision(3)}${unit}`;
@@ -47,7 +51,7 @@ async function load() {
     const wrong = $("key").value.trim() !== "";
     report(new Error(wrong ? "The API key is not known to this server." : "This server needs an API key: enter it in the settings."));
     $("settings").open = true;
-    $("key").placeholder = "needed";
+    $("key-field").hidden = false;
     $("key").focus();
     return;
   }
@@ -56,10 +60,13 @@ async function load() {
   $("facts").replaceChildren();
   for (const model of state.models) {
     const f = model.facts;
-    const line = element("div");
-    line.append(element("b", "", model.id), ` ${f.family}, ${counted(f.parameters)} parameters, ` +
-      `${f.layers} ${f.layers === 1 ? "layer" : "layers"}, ${f.positions} positions, ${f.tokenizer} of ${f.vocabulary.toLocaleString("en")} tokens, ` +
-      `${f.precision} on ${f.device}, ${f.checkpoint}`);
+    // On a phone one line, which opens; elsewhere there is room for all of it.
+    const line = element("details");
+    line.open = !narrow.matches;
+    const summary = element("summary");
+    summary.append(element("b", "", model.id), ` ${f.family}, ${counted(f.parameters)} parameters`);
+    line.append(summary, `${f.layers} ${f.layers === 1 ? "layer" : "layers"}, ${f.positions} positions, ` +
+      `${f.tokenizer} of ${f.vocabulary.toLocaleString("en")} tokens, ${f.precision} on ${f.device}, ${f.checkpoint}`);
     $("facts").append(line);
   }
   $("modes").hidden = !state.models.every((model) => model.facts.chat);
@@ -149,13 +156,20 @@ function tokensOf(choice) {
   }));
 }
 
+// Half the tint at a tenth of the most probable token's probability.  Compared with that token, as
+// all tokens of a weak model are improbable.
+function tint(token) {
+  const best = Math.max(token.logprob, ...token.top.map(([, logprob]) => logprob));
+  return 1 - Math.exp(Math.LN2 * (token.logprob - best) / Math.LN10);
+}
+
 function show(place, text, tokens) {
   if (!text && !tokens.length) return;
   // The text of a part may lag behind its tokens within a character: the last token carries it.
   const span = element("span", "token", text);
   const last = tokens.at(-1);
   if (last) {
-    span.style.background = `hsl(var(--tint) / ${(0.45 * (1 - Math.exp(last.logprob))).toFixed(3)})`;
+    span.style.setProperty("--strength", tint(last).toFixed(3));
     span.tokens = tokens;
     // Tab reaches the first token of a text, the arrow keys the others.
     span.tabIndex = place.querySelector(".token[tabindex='0']") ? -1 : 0;
@@ -176,7 +190,7 @@ async function generate(index, signal) {
   const started = performance.now();
   let first = null, answer = "", usage = null, reason = null, count = 0;
   status.className = "status";
-  status.textContent = "waiting ...";
+  status.textContent = "Waiting for the first token";
   try {
     const [path, content] = request(index);
     const response = await ask(path, {
@@ -195,18 +209,18 @@ async function generate(index, signal) {
         reason = choice.finish_reason ?? reason;
         show(place, text, tokens);
       }
-      status.textContent = `${count} tokens ...`;
+      status.textContent = `Generating: ${tokensIn(count)} so far`;
     }
-    const words = { stop: "the model ended the text", length: "the length was reached" };
+    const words = { stop: "Ended by the model or a stop sequence", length: "Ended at the token limit" };
     const made = usage?.completion_tokens ?? count;
     const seconds = (performance.now() - started) / 1000;
-    const speed = made ? ` in ${seconds.toPrecision(3)} s (${(made / seconds).toPrecision(3)} per second)` : "";
-    const wait = first === null ? "" : `, first after ${Math.round(first - started)} ms`;
-    status.textContent = `${usage?.prompt_tokens ?? "?"} + ${made} tokens${speed}${wait}: ` +
-      `${words[reason] ?? "ended"}`;
+    const speed = made ? ` in ${seconds.toPrecision(3)} s (${(made / seconds).toPrecision(3)} tokens/s)` : "";
+    const wait = first === null ? "" : `, the first after ${Math.round(first - started)} ms`;
+    status.textContent = `Prompt: ${tokensIn(usage?.prompt_tokens ?? "?")}. ` +
+      `Generated: ${tokensIn(made)}${speed}${wait}. ${words[reason] ?? "Ended"}.`;
   } catch (error) {
     if (error.name === "AbortError") {
-      status.textContent = `${count} tokens; stopped`;
+      status.textContent = `Stopped after ${tokensIn(count)}.`;
     } else {
       status.className = "status error";
       // What the browser says of a stream that breaks differs.
@@ -233,8 +247,39 @@ function turn(body, who, text) {
   return place;
 }
 
+// Shows below each field of a wrong value what is wrong; returns true if none is.
+function valid() {
+  const wrong = [...$("form").querySelectorAll(".grid input")].filter((field) => !checked(field));
+  if (wrong.length) {
+    $("settings").open = true; // a wrong field must be seen
+    wrong[0].focus();
+  }
+  return !wrong.length;
+}
+
+function checked(field) {
+  const { validity, min, max, step } = field;
+  const words =
+    validity.badInput ? "Not a number" :
+    validity.valueMissing ? "Needs a number" :
+    validity.rangeOverflow ? `At most ${max}` :
+    validity.rangeUnderflow ? `At least ${min}` :
+    validity.stepMismatch ? (step ? `A multiple of ${step}` : "A whole number") : "";
+  const label = field.parentElement;
+  label.querySelector(".wrong")?.remove();
+  field.removeAttribute("aria-describedby");
+  field.setAttribute("aria-invalid", String(Boolean(words)));
+  if (words) {
+    const message = element("span", "wrong", words);
+    message.id = `${field.id}-wrong`;
+    field.setAttribute("aria-describedby", message.id);
+    label.append(message);
+  }
+  return !words;
+}
+
 async function send() {
-  if (state.running || !$("form").reportValidity()) return;
+  if (state.running || !valid()) return;
   const running = new AbortController();
   state.running = running;
   $("stop").disabled = false;
@@ -283,7 +328,8 @@ function tip(event) {
   if (!span?.tokens) return;
   const box = $("tip");
   const table = element("table");
-  const visible = (text) => JSON.stringify(text).slice(1, -1);
+  const signs = { " ": "\u2423", "\n": "\u21b5", "\t": "\u21e5" };
+  const visible = (text) => [...text].map((one) => signs[one] ?? JSON.stringify(one).slice(1, -1)).join("") || "(empty)";
   for (const token of span.tokens) {
     const rows = token.top.some(([text]) => text === token.text) ? token.top : [[token.text, token.logprob], ...token.top];
     for (const [text, logprob] of [...rows].sort((a, b) => b[1] - a[1])) {
@@ -333,8 +379,9 @@ $("key").addEventListener("keydown", (event) => {
   event.preventDefault();
   $("prompt").focus(); // which the field notices as a change
 });
-// A field that is wrong has to be seen.
-$("form").addEventListener("invalid", () => { $("settings").open = true; }, true);
+for (const field of $("form").querySelectorAll(".grid input")) {
+  field.addEventListener("input", () => checked(field));
+}
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
@@ -357,6 +404,7 @@ for (const radio of document.querySelectorAll("input[name=mode]")) {
     const chat = mode() === "chat";
     $("prompt-label").textContent = chat ? "Message" : "Prompt";
     $("prompt").placeholder = chat ? "Hello" : "Once upon a time";
+    $("send-word").textContent = chat ? "Send" : "Generate";
     $("system-field").hidden = !chat;
     clear();
   });

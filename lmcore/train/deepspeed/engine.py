@@ -10,6 +10,7 @@ Source: Rajbhandari et al., 2020; Ren et al., 2021.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -22,8 +23,7 @@ from torch import Tensor, nn
 from lmcore.accelerator.op.records import OpContext
 from lmcore.config.foreign.deepspeed_config import deepspeed_config, zero_stage
 from lmcore.config.foreign.deepspeed_file import read_deepspeed_file
-from lmcore.model.build import build_model
-from lmcore.model.shape import ModelShape
+from lmcore.families.build import build_model
 from lmcore.optim.loss_scale import loss_scale_of
 from lmcore.optim.optimizer import Optimizer
 from lmcore.optim.schedule import LearningRateSchedule
@@ -36,10 +36,10 @@ from lmcore.train.compilation import compiles_blocks
 from lmcore.train.deepspeed.flat_optimizer import FlatUpdate, StateKind, state_kinds
 from lmcore.train.deepspeed.package import initialize, open_deepspeed, time_waits
 from lmcore.train.deepspeed.shards import Shards
-from lmcore.train.diagnose.non_finite import HINT, NonFiniteError, is_finite
+from lmcore.train.diagnose.non_finite import HINT, NonFiniteError, is_finite, where_in_run
 from lmcore.train.state import TrainState
-from lmcore.train.step import loss_arguments
 from lmcore.train.step_record import PendingStep, StepRecord
+from lmcore.train.token_mean import TokenMean, may_mask_targets, no_valid_target
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -192,16 +192,19 @@ class DeepSpeedEngine:
         """Take one step and count it; see `TrainStep`.
 
         Raises:
+            DataError: All targets of the global batch are masked; nothing was updated.
             NonFiniteError: Loss or gradient norm is NaN or infinite, and no loss scale can be
                 lowered; nothing was updated.
         """
         state = self.state
         samples = self.batch_sizes.at(state.consumed_samples)
-        own = sum(self._run(batches, samples, state.loss_scale.value))
+        own = self._run(batches, samples, state.loss_scale.value)
         with self.profiler_range("reduce"):
             wait = self.parallel.mesh.clock.wait
-            total, *summed = wait(all_reduce_scalars, self.runtime, own, *requests())
-        loss = total / self.runtime.rank.world_size
+            summed = wait(all_reduce_scalars, self.runtime, *own, *requests())
+        totals, summed = summed[: len(own)], summed[len(own) :]
+        terms = [total / self.runtime.rank.world_size for total in totals]
+        loss = sum(terms)
         if not math.isfinite(loss) and self._half is not torch.float16:
             raise _non_finite(state, f"the loss is {loss}", samples)
         rate = state.schedule(state.scheduled_samples + samples)
@@ -217,31 +220,45 @@ class DeepSpeedEngine:
         seq_length = self.plan.config.model.seq_length
         rate = state.schedule(state.scheduled_samples)
         record = StepRecord.count(state, samples, seq_length, rate)
-        return PendingStep.of(record.complete(loss, None if skipped else norm, tuple(summed)))
+        names = [one.key for one in self.parallel.model.family.losses]
+        losses = dict(zip(names, terms, strict=True))
+        return PendingStep.of(record.complete(losses, None if skipped else norm, tuple(summed)))
 
-    def _run(self, batches: Iterator[Batch], samples: int, scale: float) -> Iterator[float]:
-        """Run forward and backward of each micro-batch, and yield its share of the mean loss."""
+    def _run(self, batches: Iterator[Batch], samples: int, scale: float) -> list[float]:
+        """Run forward and backward of each micro-batch; return this rank's sum of each loss."""
         engine, count = self._engine, samples // self.samples_at_once
         engine.set_train_batch_size(samples)
         if hasattr(engine.optimizer, "gradient_accumulation_steps"):
             engine.optimizer.gradient_accumulation_steps = count
         if self._half is torch.float16:
             engine.optimizer.override_loss_scale(scale)
-        losses, kind = [], self.parallel.model.sample_kind
+        mean = TokenMean(self.plan, self.parallel.model.family, self.device)
+        share, losses = 1.0 / count, []
+        taken: Iterator[Batch] = map(mean.count, itertools.islice(batches, count))
+        if may_mask_targets(self.plan):
+            # Counted before the first one runs: DeepSpeed clips gradients.
+            taken = mean.take(batches, count, self.runtime)
+            self._require_targets(mean, samples)
         for number in range(1, count + 1):
             engine.set_gradient_accumulation_boundary(number == count)
             with self.profiler_range("data"):
-                arguments, options = loss_arguments(
-                    next(batches), kind, self.device, share=1.0 / count
-                )
+                batch = mean.batch(next(taken), share=share)
             with self.profiler_range("forward"), self.context():
-                loss = engine(*arguments, **options)
+                loss = engine(**batch)
             # Not the output itself: without a loss scale, DeepSpeed would divide its gradient by
             # the number of micro-batches, as the loss already is.
             with self.profiler_range("backward"):
-                engine.backward(loss * 1.0, scale_wrt_gas=False)
+                engine.backward(loss.sum() * 1.0, scale_wrt_gas=False)
+            self.runtime.device.step_boundary()
             losses.append(loss.detach())
-        yield from (float(micro_loss) for micro_loss in losses)
+        rows = [one.reshape(-1).tolist() for one in losses]
+        return [sum(column) for column in zip(*rows, strict=True)]
+
+    def _require_targets(self, mean: TokenMean, samples: int) -> None:
+        ranks, wait = self.runtime.rank.world_size, self.parallel.mesh.clock.wait
+        excluded = wait(all_reduce_scalars, self.runtime, *mean.excluded)
+        if not mean.has_targets(excluded, ranks):
+            raise no_valid_target(where_in_run(self.state, samples))
 
     def _step(self, rate: float) -> float:
         """Clip and update; return the gradient norm, infinite if DeepSpeed skipped the update."""
@@ -249,6 +266,7 @@ class DeepSpeedEngine:
         for group in self._update.param_groups:
             group["lr"] = rate
         self._engine.step()
+        self.runtime.device.step_boundary()
         return float(self._engine.get_global_grad_norm())
 
     def tensors(self, *, optimizer: bool) -> dict[str, Tensor]:
@@ -326,7 +344,7 @@ class DeepSpeedModel:
 
     def __init__(self, plan: RunPlan, runtime: Runtime) -> None:
         """Build the model on the host, its weights not yet initialized."""
-        self.shape, self._stage = ModelShape.from_plan(plan), zero_stage(plan)
+        self.shape, self._stage = plan.shape, zero_stage(plan)
         self.mesh = ParallelMesh.of(plan.layout, runtime)
         model = build_model(
             self.shape,
@@ -355,9 +373,9 @@ class DeepSpeedModel:
     def reshard(self) -> None:
         """Do nothing: DeepSpeed gathers weights for each pass."""
 
-    def loss(self, *arguments: Tensor, **options: Tensor) -> Tensor:
+    def loss(self, **batch: Tensor) -> Tensor:
         """Return `Model.loss`."""
-        found: Tensor = self.root(*arguments, **options)
+        found: Tensor = self.root(**batch)
         return found
 
     def total_loss(self, total: float) -> float:
@@ -401,9 +419,7 @@ def _state_name(parameter: str, kind: StateKind) -> str:
 
 
 def _non_finite(state: TrainState, what: str, samples: int) -> NonFiniteError:
-    first = state.consumed_samples
     why = "nothing was updated in this step"
     if state.loss_scale.limit:
         why = f"{state.loss_scale.limit}; {why}"
-    where = f"step {state.iteration + 1}, samples {first} to {first + samples - 1}"
-    return NonFiniteError(f"{what} at {where}", why=why, hint=HINT)
+    return NonFiniteError(f"{what} at {where_in_run(state, samples)}", why=why, hint=HINT)

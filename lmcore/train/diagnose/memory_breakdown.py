@@ -17,7 +17,6 @@ from torch import Tensor
 
 from lmcore.accelerator.dtype import dtype_name
 from lmcore.accelerator.torch_device import memory_info
-from lmcore.model.shape import ModelShape
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
@@ -26,10 +25,18 @@ if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.state import TrainState
 
-__all__ = ["Activation", "Consumer", "MemoryUse", "activations", "in_units", "measure"]
+__all__ = [
+    "ROOMY",
+    "Activation",
+    "Consumer",
+    "MemoryUse",
+    "activations",
+    "in_units",
+    "measure",
+]
 
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
-_ROOMY = 0.7
+ROOMY = 0.7
 """Largest share of the memory for persistent tensors that leaves room for activations."""
 _DEPTH = 6
 """Depth of nested containers in an optimizer that are searched for tensors."""
@@ -112,7 +119,7 @@ class MemoryUse:
         total = self.stats.total if self.stats is not None else None
         if total is None:
             return self.rest is None or self.rest >= self.kept
-        return self.kept < _ROOMY * total
+        return self.kept < ROOMY * total
 
 
 def measure(state: TrainState | None, device: Device, *, buckets: bool = False) -> MemoryUse:
@@ -238,7 +245,7 @@ def activations(plan: RunPlan, runtime: Runtime) -> list[Activation]:
 
     Fused kernels keep less: a fused attention has no attention scores, a fused loss no logits.
     """
-    layout, shape = plan.layout, ModelShape.from_plan(plan)
+    layout, shape = plan.layout, plan.shape
     own = shape.narrowed(layout.tensor)
     batch = plan.config.training.micro_batch_size
     length = plan.config.model.seq_length // layout.context

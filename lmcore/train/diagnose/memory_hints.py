@@ -9,10 +9,14 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import torch
+
+from lmcore.accelerator.torch_device import device_count
 from lmcore.config.derived.model_math import num_query_groups
+from lmcore.config.engine import DEEPSPEED_OPTIMIZERS
 from lmcore.config.optimizers import optimizer_facts
-from lmcore.config.rules.deepspeed import DEEPSPEED_OPTIMIZERS
-from lmcore.train.diagnose.memory_breakdown import MemoryUse, in_units
+from lmcore.errors import host_memory
+from lmcore.train.diagnose.memory_breakdown import ROOMY, MemoryUse, in_units
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -23,6 +27,8 @@ __all__ = ["host_remedies", "remedies"]
 _LAST_STAGE = 3
 _SHARDED_BY_SCHEDULE = {"zero-bubble": 2, "zero-bubble-v": 0}
 """Highest ZeRO stage of pipeline schedules that do not support stage 3."""
+_TENSORS_KEPT = 4
+"""Persistent values of a weight, at the most: the weight, its gradient, and two moments."""
 _MUCH = 0.1
 """Least share of the device's memory at which other processes or fragmentation are mentioned."""
 
@@ -38,6 +44,14 @@ def remedies(
         use: Breakdown of the device's memory.
         building: True if the OOM came while the model was being built.
     """
+    machine = _machine_memory(runtime, use)
+    least = 2 * _weights(plan, runtime)
+    if machine is not None and least > machine:
+        does_not_fit = (
+            f"none on this machine: weights and gradients of the model take {in_units(least)}, and "
+            f"it has {in_units(machine)}"
+        )
+        return [*_of_others(use), does_not_fit, *_last(plan, runtime, use)]
     activations, kept = list(_activations(plan, runtime)), list(_kept(plan, runtime, use))
     if building or not use.fits_without_activations:
         lines = kept
@@ -45,7 +59,24 @@ def remedies(
         lines = [*activations, *kept]
     else:
         lines = [*kept, *activations]
-    return [*_of_others(use), *lines, *_last(plan)]
+    return [*_of_others(use), *lines, *_last(plan, runtime, use)]
+
+
+def _weights(plan: RunPlan, runtime: Runtime) -> int:
+    """Return the size of the weights of the whole model, in bytes."""
+    width: int = getattr(torch, runtime.precision.keep).itemsize
+    return plan.parameter_count * width
+
+
+def _machine_memory(runtime: Runtime, use: MemoryUse) -> int | None:
+    """Return the memory of all devices of this machine, in bytes; None if unknown.
+
+    The processes of a host share its memory, so that more of them do not add any.
+    """
+    device = runtime.device
+    if use.stats is None or not use.stats.total:
+        return host_memory() if device.type == "cpu" else None
+    return use.stats.total * (1 if device.type == "cpu" else device_count(device.type))
 
 
 def _of_others(use: MemoryUse) -> Iterator[str]:
@@ -140,15 +171,53 @@ def _zero(plan: RunPlan, use: MemoryUse, shards: int) -> Iterator[str]:
         yield f"`--zero-stage {stage}`: {what} divided by {shards}, {gain} less"
 
 
-def _last(plan: RunPlan) -> Iterator[str]:
+def _last(plan: RunPlan, runtime: Runtime, use: MemoryUse) -> Iterator[str]:
     """Yield remedies that need more devices or another model."""
-    layout, heads = plan.layout, num_query_groups(plan.config.model)
-    if heads % (2 * layout.tensor) == 0:
+    layout, total = plan.layout, use.stats.total if use.stats is not None else None
+    if total is None and runtime.device.type == "cpu":
+        total = host_memory()
+    tensor, pipeline = layout.tensor, layout.pipeline
+    each = _TENSORS_KEPT * _weights(plan, runtime)
+    if total is None or each <= ROOMY * total * tensor * pipeline:
+        found = next(_layouts(plan, least=2 * tensor * pipeline), None)
+    else:
+        layouts = _layouts(plan, least=each / (ROOMY * total))
+        found = min(layouts, key=lambda sizes: sizes[0] * sizes[1], default=None)
+    if found is not None:
+        times = found[0] * found[1] // (tensor * pipeline)
+        flags = f"--tensor-model-parallel-size {found[0]}" if found[0] > tensor else ""
+        if found[1] > pipeline:
+            flags += f" --pipeline-model-parallel-size {found[1]}"
+        kind = "hosts" if runtime.device.type == "cpu" else "devices"
+        often = "twice" if times == 2 else f"{times:,} times"
+        parts = "halved" if times == 2 else f"divided by {times:,}"
         yield (
-            f"`--tensor-model-parallel-size {2 * layout.tensor}`, with twice as many devices: "
-            "weights and most activations halved"
+            f"`{flags.strip()}`, with {often} as many {kind}: weights and most activations {parts}"
         )
-    yield "`--seq-length`, `--num-layers` or `--hidden-size`: a smaller model"
+    smaller = "a smaller model"
+    if total is not None and each > ROOMY * total * tensor * pipeline:
+        fits = int(ROOMY * total * tensor * pipeline / each * plan.parameter_count)
+        smaller += f"; one of about {fits:,} parameters fits"
+    yield f"`--seq-length`, `--num-layers` or `--hidden-size`: {smaller}"
+
+
+def _layouts(plan: RunPlan, least: float) -> Iterator[tuple[int, int]]:
+    """Yield tensor and pipeline sizes that divide the model into at least so many parts.
+
+    First the sizes of tensor parallelism with the present pipeline, then longer pipelines.
+    """
+    layout, model = plan.layout, plan.config.model
+    heads, layers = num_query_groups(model), model.num_layers
+    stages = [size for size in range(layout.pipeline, layers + 1) if layers % size == 0]
+    if layout.pipeline > 1 or plan.config.parallel.engine != "native":
+        stages = [layout.pipeline]  # its schedule and its split stay
+    for pipeline in stages or [layout.pipeline]:
+        tensor = layout.tensor
+        while heads % tensor == 0:
+            if tensor * pipeline >= least:
+                yield tensor, pipeline
+                break
+            tensor *= 2
 
 
 def host_remedies(plan: RunPlan, runtime: Runtime) -> list[str]:

@@ -25,6 +25,7 @@ __all__ = [
     "is_finite",
     "non_finite",
     "non_finite_after_update",
+    "where_in_run",
 ]
 
 HINT = "lower `--lr`, lengthen the warm-up or set `--clip-grad`"
@@ -121,8 +122,7 @@ def _culprit(
     state: TrainState, samples: int, losses: list[Tensor], loss: float, norm: float
 ) -> tuple[str, str]:
     """Return the number that is not finite, with its place, and the reason; see `non_finite`."""
-    first = state.consumed_samples
-    where = f"step {state.iteration + 1}, samples {first} to {first + samples - 1}"
+    where = where_in_run(state, samples)
     own = [float(micro_loss) for micro_loss in losses]
     bad_losses = [index for index, loss in enumerate(own) if not math.isfinite(loss)]
     if bad_losses:
@@ -133,6 +133,17 @@ def _culprit(
         return f"the loss is {loss} at {where}", why
     why = "the loss is finite, its gradients are not"
     return f"the gradient norm is {norm} at {where}", why
+
+
+def where_in_run(state: TrainState, samples: int) -> str:
+    """Return the next step and its samples, for messages: "step 3, samples 32 to 47".
+
+    Args:
+        state: State before the step.
+        samples: Number of samples in the step, over all ranks.
+    """
+    first = state.consumed_samples
+    return f"step {state.iteration + 1}, samples {first} to {first + samples - 1}"
 
 
 def _non_finite_weights(state: TrainState) -> list[str]:

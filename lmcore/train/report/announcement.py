@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import textwrap
 from collections.abc import Iterator
@@ -11,14 +12,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from lmcore.config.derived.model_math import num_query_groups
+from lmcore.data.indexed.metadata import read_metadata
 from lmcore.errors import counted
-from lmcore.model.shape import ModelShape
+from lmcore.model.family import family_of
 from lmcore.parallel.pipeline_split import stages_in_words
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.diagnose.memory_breakdown import in_units
 
 if TYPE_CHECKING:
     from lmcore.accelerator.precision.products import ModelProducts
+    from lmcore.config.derived.data_source import TaskData
     from lmcore.config.plan import RunPlan
     from lmcore.config.section.model import ModelSection
     from lmcore.optim.schedule import LearningRateSchedule
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["announcement", "header_lines"]
 
 _INDENT = len("precision ")
+_SHOWN_SOURCES = 3
+_SHOWN_LABELS = 10
 
 
 def announcement(
@@ -56,7 +61,7 @@ def announcement(
     yield from _hardware(plan, runtime, products)
     model = plan.config.model
     yield (
-        f"model     {ModelShape.from_plan(plan).family}, {plan.parameter_count:,} parameters: "
+        f"model     {family_of(plan.shape).name}, {plan.parameter_count:,} parameters: "
         f"{counted(model.num_layers, 'layer')}, hidden {model.hidden_size}, {_heads(model)}, "
         f"vocabulary {plan.vocab_size} padded to {plan.padded_vocab_size}"
     )
@@ -64,13 +69,17 @@ def announcement(
         f"data      {datasets.title}: {datasets.token_count:,} tokens, {datasets.tokenizer.name}, "
         f"{counted(datasets.document_count, 'document')}"
     )
+    if plan.sources.task is not None:
+        yield f"task      {_task(plan.sources.task)}"
+    yield from _validation(plan, datasets)
     sizes = plan.batch_sizes
-    growing = f"{sizes.start} to " if sizes.ramp_samples else ""
+    last = sizes.at(sizes.samples(plan.train_iters - 1))
+    growing = f"{sizes.start} to " if last > sizes.start else ""
     start = f" from step {step} of {checkpoint}" if checkpoint else ""
     if checkpoint and plan.config.checkpoint.finetune:
         start = f", from the weights of {checkpoint}"
     yield (
-        f"training  {counted(plan.train_iters, 'step')} of {growing}{sizes.final} x "
+        f"training  {counted(plan.train_iters, 'step')} of {growing}{last} x "
         f"{model.seq_length} tokens{start}"
     )
     yield f"schedule  {_schedule(plan, schedule)}"
@@ -86,6 +95,40 @@ def announcement(
         which = "those by steps and the newest two" if saving.save_interval else "two"
         kept = f"; {which} are kept, each {weights}{state}"
     yield f"saving    {', '.join(times)}{' and ' if times else 'only '}at the end{kept}"
+
+
+def _validation(plan: RunPlan, datasets: RunDatasets) -> Iterator[str]:
+    """Yield the source and the share of the validation, if it may differ from the training data."""
+    opened = datasets.sources.get("valid", ())
+    if not plan.valid_samples or not opened:
+        return
+    count = sum(end - start for start, end in (source.documents for source in opened))
+    if plan.sources.divided is None:
+        names = [source.name for source in opened]
+        more = f" and {len(names) - _SHOWN_SOURCES} more" if len(names) > _SHOWN_SOURCES else ""
+        shown = ", ".join(names[:_SHOWN_SOURCES])
+        yield f"valid     {shown}{more}: {counted(count, 'document')}"
+        return
+    total = sum(source.indexed.document_count for source in opened)
+    share = f"{count:,} of {counted(total, 'document')} ({100 * count / total:.2g}%)"
+    if len(opened) > 1:
+        yield f"valid     {share}: a range of each of the {len(opened)} datasets"
+        return
+    metadata = read_metadata(opened[0].indexed.prefix)
+    if metadata is not None and metadata.shuffle is None and (metadata.input_files or 1) > 1:
+        start, end = opened[0].documents
+        yield (
+            f"valid     {share}: {start:,} to {end - 1:,}, in the order of its "
+            f"{metadata.input_files} input files; `lmcore data prepare --shuffle SEED` mixes them"
+        )
+
+
+def _task(task: TaskData) -> str:
+    if not task.labels:
+        return f"{task.task}, {task.num_choices} choices"
+    shown = ", ".join(task.labels[:_SHOWN_LABELS])
+    more = f" and {len(task.labels) - _SHOWN_LABELS} more" * (len(task.labels) > _SHOWN_LABELS)
+    return f"{task.task}, {len(task.labels)} classes: {shown}{more}"
 
 
 def _every(number: str, unit: str) -> str:
@@ -134,13 +177,13 @@ def _schedule(plan: RunPlan, schedule: LearningRateSchedule) -> str:
         unit = "sample"
         if not plan.batch_sizes.ramp_samples:
             samples, unit = samples / plan.global_batch_size, "step"
-        return f"{samples:,.6g} {unit}{'' if samples == 1 else 's'}"
+        return counted(math.floor(samples + 0.5), unit)
 
     words = f"learning rate {schedule.highest:g}, "
     if schedule.start_samples:
         words += f"restarted after {counted_steps(schedule.start_samples)}, "
-    warmup = schedule.warmup_samples
-    words += f"warm-up over {counted_steps(warmup)}" if warmup else "warm-up none"
+    warmup = counted_steps(schedule.warmup_samples)
+    words += "no warm-up" if warmup.startswith("0 ") else f"warm-up over {warmup}"
     if schedule.style == "constant":
         return f"{words}, then constant"
     end = f" after {counted_steps(schedule.start_samples + schedule.decay_samples)}" if kept else ""

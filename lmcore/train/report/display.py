@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from lmcore.train.step_record import StepRecord
+    from lmcore.train.validation import Validation
 
 from lmcore.errors import printable
 
@@ -31,25 +33,33 @@ class Progress:
 
     Attributes:
         train_iters: Number of steps of the whole run.
-        seconds_left: Estimate of the time for the rest of the run.
+        seconds_left: Estimate of the time for the rest of the run; None if all steps compiled.
         skipped_iterations: Number of skipped steps since the last line.
         nan_iterations: Number of steps since the last line with a loss that is not finite.
         mean_loss: Mean loss of the other steps since the last line; None if there are none.
-        mean_step_ms: Mean step time since the last line, in milliseconds.
-        mean_tokens_per_second: Mean speed since the last line.
-        mean_mfu: Mean model-FLOPs utilisation since the last line; None if the peak is unknown.
+        mean_losses: Means of the losses that it is the sum of, by `Loss.key`, if there are several.
+        loss_name: Name of the loss, if it is one.
+        mean_step_ms: Mean step time since the last line, in milliseconds, without the steps that
+            compiled if there were others.
+        mean_tokens_per_second: Mean speed since the last line, without the steps that compiled;
+            None if there were no others.
+        mean_mfu: Mean model-FLOPs utilisation of the same steps; None if the peak is unknown, too.
         ends_line: True if a training line is due.
+        compiling_steps: Number of steps since the last line in which something was compiled.
     """
 
     train_iters: int
-    seconds_left: float
+    seconds_left: float | None
     skipped_iterations: int
     nan_iterations: int
     mean_loss: float | None
     mean_step_ms: float
-    mean_tokens_per_second: float
+    mean_tokens_per_second: float | None
     mean_mfu: float | None
     ends_line: bool
+    compiling_steps: int = 0
+    mean_losses: Mapping[str, float] = field(default_factory=dict)
+    loss_name: str = "lm loss"
 
 
 class Display(Protocol):
@@ -68,8 +78,11 @@ class Display(Protocol):
     def last_step(self, row: StepRecord, progress: Progress) -> None:
         """Show once more the last step of a run that ended between two training lines."""
 
-    def validation(self, step: int, loss: float, perplexity: float) -> None:
+    def validation(self, step: int, validation: Validation) -> None:
         """Show a validation."""
+
+    def test(self, step: int, result: Validation) -> None:
+        """Show the evaluation of the test set."""
 
     def close(self) -> None:
         """Close the display; the lines remain."""
@@ -86,6 +99,9 @@ def duration(seconds: float) -> str:
 def training_line(row: StepRecord, progress: Progress) -> str:
     """Return Megatron's log line, followed by tokens/s, MFU and the time left.
 
+    Steps in which something was compiled are left out of the times, and counted; if there were no
+    others, the line has their time, and no speed.
+
     As in Megatron, the loss is left out if all steps since the last line were skipped, and the
     gradient norm if the last step was.
     """
@@ -96,19 +112,45 @@ def training_line(row: StepRecord, progress: Progress) -> str:
         f"learning rate: {row.learning_rate:.3E}",
         f"global batch size: {row.global_batch_size:5d}",
     ]
-    if progress.mean_loss is not None:
-        parts.append(f"lm loss: {progress.mean_loss:.6E}")
+    if progress.mean_losses:
+        for key, loss in progress.mean_losses.items():
+            parts.append(f"{key.replace('_', ' ')}: {loss:.6E}")
+    elif progress.mean_loss is not None:
+        parts.append(f"{progress.loss_name}: {progress.mean_loss:.6E}")
     parts.append(f"loss scale: {row.loss_scale:.1f}")
     if row.grad_norm is not None:
         parts.append(f"grad norm: {row.grad_norm:.3f}")
     parts += [
         f"number of skipped iterations: {progress.skipped_iterations:3d}",
         f"number of nan iterations: {progress.nan_iterations:3d}",
-        f"tokens/s: {progress.mean_tokens_per_second:.0f}",
     ]
+    if progress.mean_tokens_per_second is not None:
+        parts.append(f"tokens/s: {progress.mean_tokens_per_second:.0f}")
     if progress.mean_mfu is not None:
         parts.append(f"MFU: {100 * progress.mean_mfu:.1f}%")
-    parts.append(f"ETA: {duration(progress.seconds_left)}")
+    if progress.compiling_steps:
+        where = "included" if progress.mean_tokens_per_second is None else "excluded"
+        parts.append(f"steps with compilation: {progress.compiling_steps} ({where})")
+    if progress.seconds_left is not None:
+        parts.append(f"ETA: {duration(progress.seconds_left)}")
+    return " | ".join(parts) + " |"
+
+
+def evaluation_line(name: str, step: int, result: Validation) -> str:
+    """Return Megatron's line of an evaluation, followed by accuracies.
+
+    Args:
+        name: The evaluation: "validation" or "test".
+        step: Number of the step after which it was done.
+        result: Losses and accuracies.
+    """
+    parts = [f" {name} at iteration {step}"]
+    for number, (key, loss) in enumerate(result.losses.items()):
+        words = key.replace("_", " ")
+        parts.append(f"{words} value: {loss:.6E}")
+        if number == 0:
+            parts.append(f"{words} PPL: {result.perplexity:.6E}")
+    parts += [f"{key.replace('_', ' ')}: {share:.4f}" for key, share in result.accuracies.items()]
     return " | ".join(parts) + " |"
 
 
@@ -133,12 +175,13 @@ class PlainDisplay:
         """Print a training line."""
         self.say(training_line(row, progress))
 
-    def validation(self, step: int, loss: float, perplexity: float) -> None:
+    def validation(self, step: int, validation: Validation) -> None:
         """Print a validation line."""
-        self.say(
-            f" validation at iteration {step} | lm loss value: {loss:.6E} | "
-            f"lm loss PPL: {perplexity:.6E} |"
-        )
+        self.say(evaluation_line("validation", step, validation))
+
+    def test(self, step: int, result: Validation) -> None:
+        """Print the line of the test set."""
+        self.say(evaluation_line("test", step, result))
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""

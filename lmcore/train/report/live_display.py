@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmcore.errors import counted, printable
-from lmcore.train.report.display import duration
+from lmcore.train.report.display import duration, evaluation_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,17 +23,18 @@ if TYPE_CHECKING:
 
     from lmcore.train.report.display import Progress
     from lmcore.train.step_record import StepRecord
+    from lmcore.train.validation import Validation
 
 __all__ = ["LiveDisplay", "sparkline"]
 
-_BARS = "▁▂▃▄▅▆▇█"
+_BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 _CURVE_WIDTH = 48
 _REFRESHES = 6
 """Number of times that the view is redrawn in a second."""
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Return *values* as a curve of at most *width* block characters, each a mean of values."""
+def sparkline(values: Sequence[float], width: int, bars: str = _BARS) -> str:
+    """Return *values* as a curve of at most *width* characters of *bars*, each a mean of values."""
     if not values:
         return ""
     count = min(width, len(values))
@@ -42,8 +43,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
         part = values[index * len(values) // count : (index + 1) * len(values) // count]
         means.append(sum(part) / len(part))
     low, high = min(means), max(means)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
+    return "".join(bars[round((mean - low) * scale)] for mean in means)
 
 
 class _AboveLive(logging.Handler):
@@ -66,7 +67,7 @@ class LiveDisplay:
         """
         self.console = console or Console(stderr=True)
         self.losses: deque[float] = deque(maxlen=4096)
-        self.validations: list[tuple[int, float, float]] = []
+        self.validations: list[tuple[int, Validation]] = []
         self._last: tuple[StepRecord, Progress] | None = None
         self._live: Live | None = None
         self._drawn = 0.0
@@ -96,9 +97,13 @@ class LiveDisplay:
     def last_step(self, row: StepRecord, progress: Progress) -> None:
         """Do nothing: the last view remains, and has this step."""
 
-    def validation(self, step: int, loss: float, perplexity: float) -> None:
+    def validation(self, step: int, validation: Validation) -> None:
         """Show a validation."""
-        self.validations.append((step, loss, perplexity))
+        self.validations.append((step, validation))
+
+    def test(self, step: int, result: Validation) -> None:
+        """Print the line of the test set."""
+        self.say(evaluation_line("test", step, result))
 
     def close(self) -> None:
         """Stop redrawing; the last view remains."""
@@ -146,28 +151,35 @@ class LiveDisplay:
             Text(f"step {row.step}/{progress.train_iters}", style="bold"),
             ProgressBar(total=progress.train_iters, completed=row.step, width=30),
             f"{100 * row.step // progress.train_iters}%",
-            f"{duration(progress.seconds_left)} left",
+            "" if progress.seconds_left is None else f"{duration(progress.seconds_left)} left",
         )
         body = Table.grid(padding=(0, 2))
         shown = "not finite" if row.loss is None else f"{row.loss:.4f}"
-        speed = f"{progress.mean_tokens_per_second:,.0f}"
+        rate = progress.mean_tokens_per_second
+        speed = "-" if rate is None else f"{rate:,.0f}"
         # Columns of labels and values, each followed by two spaces.
         beside = len("speed") + 2 + max(len(shown), len(speed)) + 2
-        curve = sparkline(list(self.losses), max(1, min(_CURVE_WIDTH, self.width - beside)))
+        bars = _BARS if self.console.encoding.startswith("utf") else _ASCII_BARS
+        curve = sparkline(list(self.losses), max(1, min(_CURVE_WIDTH, self.width - beside)), bars)
         body.add_row("loss", Text(shown, style="bold cyan"), Text(curve, style="cyan"))
         if self.validations:
-            step, loss, perplexity = self.validations[-1]
+            step, found = self.validations[-1]
+            detail = f"after step {step}, perplexity {found.perplexity:.2f}"
+            for name, share in found.accuracies.items():
+                detail += f", {name.replace('_', ' ')} {share:.1%}"
             body.add_row(
                 "valid",
-                Text(f"{loss:.4f}", style="bold green"),
-                Text(f"after step {step}, perplexity {perplexity:.2f}", style="dim"),
+                Text(f"{found.loss:.4f}", style="bold green"),
+                Text(detail, style="dim"),
             )
         mfu = "" if progress.mean_mfu is None else f", {100 * progress.mean_mfu:.0f}% MFU"
         detail = f"tokens/s, {progress.mean_step_ms:.0f} ms a step{mfu}"
+        if rate is None:
+            detail = f"{progress.mean_step_ms:.0f} ms a step, compilation included"
         body.add_row("speed", Text(speed, style="bold"), Text(detail, style="dim"))
         norm = "step skipped" if row.grad_norm is None else f"gradient norm {row.grad_norm:.2f}"
-        rate = f"learning rate {row.learning_rate:.2e}, {norm}"
-        body.add_row("", "", Text(rate, style="dim"))
+        update = f"learning rate {row.learning_rate:.2e}, {norm}"
+        body.add_row("", "", Text(update, style="dim"))
         if row.skipped_iterations:
             skipped = counted(row.skipped_iterations, "step")
             scale = f"loss scale {row.loss_scale:g}, {skipped} skipped so far"

@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
@@ -41,10 +42,16 @@ class MetricsFile:
         """Open the file, and drop the rows of steps after *after_step*, which will be taken again.
 
         Raises:
-            RunError: The file cannot be written.
+            RunError: The file cannot be written, or is a symbolic link.
         """
         self.path = path
         self.last_row: dict[str, Any] = {}
+        if path.is_symlink():
+            raise RunError(
+                f"`{path}` is a symbolic link",
+                why="the run would change the file that it leads to",
+                hint="remove the link; to continue the run, move that file to its place",
+            )
         try:
             if path.exists():
                 _drop_later(path, after_step)
@@ -173,11 +180,12 @@ class TensorBoard:
 
         Args:
             directory: Folder of the event files.
-            settings: Interval and queue size.
+            settings: Interval, queue size and tags.
         """
         self.directory = directory
         self.interval = settings.tensorboard_log_interval
         self.queue_size = settings.tensorboard_queue_size
+        self._tags = _TAGS[settings.tensorboard_tags]
         self._writer: Any = None
         self._ended = False
         self._held = 0
@@ -190,8 +198,9 @@ class TensorBoard:
         try:
             if self._writer is None:
                 self._writer = self._open(row.step)
-            self._writer.write(_event(row).SerializeToString())
-            self._held += 1
+            for event in _events(row, self._tags):
+                self._writer.write(event.SerializeToString())
+                self._held += 1
             if self._held >= self.queue_size or time.monotonic() >= (
                 self._flushed_at + _FLUSH_SECONDS
             ):
@@ -231,33 +240,73 @@ class TensorBoard:
         self._writer = None
 
 
-def _event(row: StepRecord) -> Any:
+def _events(row: StepRecord, tags: Mapping[str, Scalar]) -> Iterator[Any]:
+    """Yield an event for each position on the horizontal axis: the step, and the samples."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.proto.summary_pb2 import Summary
 
-    known = row.to_dict()
-    values = [
-        Summary.Value(tag=tag, simple_value=known[name])
-        for tag, name in _TAGS.items()
-        if name in known and math.isfinite(known[name])
-    ]
-    return Event(wall_time=time.time(), step=row.step, summary=Summary(value=values))
+    known, now = row.to_dict(), time.time()
+    by_position: dict[int, list[Any]] = {}
+    for tag, (name, position, factor) in {**tags, **_further(row, tags)}.items():
+        if name in known and math.isfinite(known[name]):
+            value = Summary.Value(tag=tag, simple_value=known[name] * factor)
+            by_position.setdefault(getattr(row, position), []).append(value)
+    for at, values in by_position.items():
+        yield Event(wall_time=now, step=at, summary=Summary(value=values))
 
 
-_TAGS = {
-    "train/loss": "loss",
-    "train/grad_norm": "grad_norm",
-    "train/learning_rate": "learning_rate",
-    "train/loss_scale": "loss_scale",
+def _further(row: StepRecord, tags: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the tags of a family's several losses and accuracies."""
+    found: dict[str, Scalar] = {}
+    megatron = tags is _TAGS["megatron"]
+    for part, names in (("train", row.losses), ("valid", row.valid)):
+        for name in names:
+            column = name if part == "train" else f"valid_{name}"
+            words = name.replace("_", " ") + " validation" * (part == "valid")
+            found[words if megatron else f"{part}/{name}"] = (column, "step", 1.0)
+            if megatron:
+                found[f"{words} vs samples"] = (column, "consumed_samples", 1.0)
+    return found
+
+
+Scalar = tuple[str, str, float]
+"""Name of a number in a row, of the number that is its position, and a factor of the value."""
+
+_SHARED = {
+    **{f"speed/{name}": name for name in ("tokens_per_second", "step_time_ms", "data_wait_ms")},
+    **{f"speed/rank_time_{name}_ms": f"rank_time_{name}_ms" for name in ("min", "median", "max")},
+    **{f"speed/{name}": name for name in ("mfu", "compilations", "compile_seconds")},
     "train/skipped_iterations": "skipped_iterations",
+}
+"""Numbers by their tags that Megatron does not record, or not as a scalar."""
+_OWN = {
+    **{f"train/{name}": name for name in ("loss", "grad_norm", "learning_rate", "loss_scale")},
     "train/global_batch_size": "global_batch_size",
-    "speed/tokens_per_second": "tokens_per_second",
-    "speed/step_time_ms": "step_time_ms",
-    "speed/data_wait_ms": "data_wait_ms",
-    "speed/rank_time_min_ms": "rank_time_min_ms",
-    "speed/rank_time_median_ms": "rank_time_median_ms",
-    "speed/rank_time_max_ms": "rank_time_max_ms",
-    "speed/mfu": "mfu",
     "valid/loss": "valid_loss",
     "valid/perplexity": "valid_perplexity",
 }
+_MEGATRON = {
+    "lm loss": "loss",
+    "grad-norm": "grad_norm",
+    "learning-rate": "learning_rate",
+    "loss-scale": "loss_scale",
+    "batch-size": "global_batch_size",
+    "lm loss validation": "valid_loss",
+    "lm loss validation ppl": "valid_perplexity",
+}
+"""Numbers by Megatron's tags; each also has one with ` vs samples`."""
+
+
+def _by_step(tags: Mapping[str, str]) -> dict[str, Scalar]:
+    return {tag: (name, "step", 1.0) for tag, name in tags.items()}
+
+
+_TAGS: Mapping[str, Mapping[str, Scalar]] = {
+    "lmcore": _by_step({**_OWN, **_SHARED}),
+    "megatron": {
+        **_by_step({**_MEGATRON, **_SHARED}),
+        **{f"{tag} vs samples": (name, "consumed_samples", 1.0) for tag, name in _MEGATRON.items()},
+        "iteration-time": ("step_time_ms", "step", 1e-3),  # in seconds
+    },
+}
+"""Scalars by tag, for each value of `--tensorboard-tags`."""

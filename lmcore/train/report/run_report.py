@@ -10,8 +10,6 @@ import contextlib
 import functools
 import logging
 import os
-import signal
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,14 +21,14 @@ from lmcore.config.continued import continue_command
 from lmcore.config.file.run_file import write_run_file
 from lmcore.config.rules.needs import note_without_effect
 from lmcore.data.tokenizer.saved import save_tokenizer
-from lmcore.errors import LmcoreError, RunError
+from lmcore.errors import RunError
+from lmcore.optim.loss_scale import DynamicLossScale
 from lmcore.plugin import run_end, run_start
-from lmcore.runtime.launch.worker_protocol import launch_info, name_summary
-from lmcore.signals import TerminatedError, end_word
-from lmcore.train.compilation import compiles_blocks
+from lmcore.runtime.launch.worker_protocol import failure_status, launch_info, name_summary
 from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.diagnose.replica_drift import ReplicaDriftError
 from lmcore.train.report.announcement import announcement, header_lines
+from lmcore.train.report.compilation_watch import CompilationWatch
 from lmcore.train.report.display import Display, PlainDisplay, SilentDisplay, duration
 from lmcore.train.report.metrics import MetricsFile, TensorBoard
 from lmcore.train.report.plugins_of_run import plugins_of_run
@@ -46,6 +44,7 @@ from lmcore.train.resume.validation_history import ValidationHistory
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.plugin import PluginSet
+    from lmcore.runtime.process.stop_limit import StopLimit
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.datasets import RunDatasets
     from lmcore.train.engine import Engine
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
     from lmcore.train.step_record import StepRecord
     from lmcore.train.validation import Validation
 
-__all__ = ["RunReport", "RunResult", "failure_status", "open_display", "open_report"]
+__all__ = ["RunReport", "RunResult", "open_display", "open_report"]
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +87,7 @@ class RunResult:
 
     @property
     def untrained(self) -> bool:
-        """True if the run came to its end, but every step was skipped."""
+        """True if the run came to its end, but every step was skipped at a fixed loss scale."""
         return self.status == _UNTRAINED
 
 
@@ -138,11 +137,12 @@ class RunReport:
     Attributes:
         directory: The run directory.
         display: Display for the user.
+        compilation: Watch over what is compiled in the steps.
         clock: Clock of the start-up phases.
         profile: Profile of the run; disabled without `--profile`.
         is_main_rank: True on rank 0, which writes the files.
         reason: Reason for an end before the last step; None without one.
-        untrained: True if all steps of the run were skipped.
+        untrained: True if all steps of the run were skipped at a fixed loss scale.
         checkpoint: The last checkpoint that was saved; None before the first.
         test: Evaluation of the test set; None without one.
         record: Record of the last step; None before the first.
@@ -177,6 +177,7 @@ class RunReport:
             rank=runtime.rank.rank,
             say=display.say,
         )
+        self.compilation = CompilationWatch(plan, runtime.device, display.say)
         self.is_main_rank = runtime.rank.rank == 0
         self.reason: str | None = None
         self.checkpoint: Path | None = None
@@ -206,6 +207,7 @@ class RunReport:
         datasets: RunDatasets,
         checkpoint: Path | None,
         history: ValidationHistory,
+        stop_limit: StopLimit,
     ) -> Iterator[None]:
         """Report the start of training, each step, and how training ends, failures included.
 
@@ -214,6 +216,7 @@ class RunReport:
             datasets: Datasets of the run.
             checkpoint: The checkpoint that was loaded; None if the weights are initial.
             history: Validation losses of the run.
+            stop_limit: Limit on the time that this process takes to stop.
         """
         self._history = history
         plan, state, rank = self.plan, engine.state, self.runtime.rank
@@ -235,21 +238,28 @@ class RunReport:
         with self.runtime.device.rng_tracker().preserved():
             run_start(self.plugins, self.runtime.selection, facts)
         self.clock.mark("model")
-        status = "failed"
+
+        def fail(error: BaseException) -> str:
+            status = failure_status(error)
+            self._write_failure(state, status)
+            self._name_continuation(error, continuation)
+            return status
+
+        status, stop_limit.ended = "failed", fail
         try:
             with self.recording(after_step=state.iteration):
                 yield
             if state.iteration and state.skipped_iterations >= state.iteration:
-                self.untrained = True
+                # A dynamic scale still falls: a longer run would train.
+                self.untrained = not isinstance(state.loss_scale, DynamicLossScale)
             status = self.status
         except BaseException as error:
             # A checkpoint of its own is named by `_name_continuation`.
             elsewhere = None if self.directory.has_checkpoints() else checkpoint
             if elsewhere and isinstance(error, (NonFiniteError, ReplicaDriftError)):
                 error.hint = f"{error.hint}; continue from `{elsewhere}`"
-            status = failure_status(error)
-            self._write_failure(state, status)
-            self._name_continuation(error, continuation)
+            status = fail(error)
+            stop_limit.request(f"its end ({status})")  # the device may hang in what follows
             raise
         finally:
             self.display.close()
@@ -326,6 +336,7 @@ class RunReport:
                 if device.peak_flops:
                     peak = device.peak_flops(self.runtime.precision.compute)
                     self._speed.peak = peak * self.plan.world_size if peak else None
+                stack.enter_context(self.compilation.announcing())
             stack.enter_context(self.profile)
             yield
             self._keep_directory()
@@ -333,7 +344,7 @@ class RunReport:
     def first_step(self) -> None:
         """Report that the first step, which compiles, is done."""
         self.clock.mark("first_step")
-        if compiles_blocks(self.plan, self.runtime.device):
+        if self.compilation.blocks:
             took = self.clock.seconds["first_step"]
             self.display.say(f"compile   the first step took {took:.1f} s, compiling included")
 
@@ -347,18 +358,22 @@ class RunReport:
         self._speed.complete(record)
         if validation is not None:
             record.valid_loss, record.valid_perplexity = validation.loss, validation.perplexity
+            record.valid = validation.further
             self.validation = (record.step, validation)
         self.record = record
         if time.monotonic() > self._looked + _LOOK_SECONDS:
             self._keep_directory()
         for writer in self._writers:
             writer.write(record)
-        self.display.step(record, self._speed.progress(record))
+        progress = self._speed.progress(record)
+        self.compilation.show(record, with_line=progress.ends_line)
+        self.display.step(record, progress)
         if validation is not None:
-            self.display.validation(record.step, validation.loss, validation.perplexity)
+            self.display.validation(record.step, validation)
 
     def end_steps(self) -> None:
         """Show a training line of the steps since the last one, if the run ended between two."""
+        self.compilation.show_pending()
         if self.record is not None:
             progress = self._speed.last_progress(self.record)
             if progress is not None:
@@ -396,10 +411,7 @@ class RunReport:
         """Show the evaluation of the test set after *step*, if there was one."""
         self.test = test
         if test is not None:
-            self.display.say(
-                f" test at iteration {step} | lm loss value: {test.loss:.6E} | "
-                f"lm loss PPL: {test.perplexity:.6E} |"
-            )
+            self.display.test(step, test)
 
     def _write_failure(self, state: TrainState, status: str) -> None:
         if not self.is_main_rank:
@@ -424,7 +436,7 @@ class RunReport:
             datasets: Datasets of the run.
             loaded: The checkpoint that was loaded; None if the weights were initial.
         """
-        generates, steps = can_generate(engine.state.model), len(self._speed.step_ms)
+        generates, steps = can_generate(engine.state.model), self._speed.num_steps
         result = functools.partial(RunResult, self.directory.path, self.status, steps)
         if self._finished is not None:
             return result(self._finished, None, generates, unchanged=True)
@@ -455,7 +467,7 @@ class RunReport:
     def _summary(self, state: TrainState, checkpoint: Path | None) -> dict[str, Any]:
         memory, seconds = self.runtime.device.memory_stats, time.monotonic() - self._began
         step, validation = self.validation or (None, None)
-        speed = self._speed
+        compiled = self.compilation.total
         # If there was nothing left to train, the last numbers are in `metrics.jsonl`.
         before = self._last_row if self.record is None else {}
         return {
@@ -472,11 +484,12 @@ class RunReport:
             "best_valid_step": self._history.best_step,
             "test_loss": self.test.loss if self.test else None,
             "test_perplexity": self.test.perplexity if self.test else None,
+            **(validation.named("valid") if validation else {}),
+            **(self.test.named("test") if self.test else {}),
             "parameter_count": self.plan.parameter_count,
-            "median_step_ms": statistics.median(speed.step_ms) if speed.step_ms else None,
-            "median_tokens_per_second": statistics.median(speed.tokens_per_second)
-            if speed.tokens_per_second
-            else None,
+            **self._speed.summary(),
+            "compilations": compiled.count if compiled else None,
+            "compile_seconds": compiled.seconds if compiled else None,
             "startup_seconds": self.clock.seconds,
             "seconds": seconds,
             "duration": duration(seconds),
@@ -484,14 +497,3 @@ class RunReport:
             "checkpoint": str(checkpoint) if checkpoint else None,
             "sample": None,
         }
-
-
-def failure_status(error: BaseException) -> str:
-    """Return the status in `summary.json` of a run that ended with *error*."""
-    if isinstance(error, LmcoreError):
-        return f"failed: {error.what}"
-    if isinstance(error, KeyboardInterrupt):
-        return end_word(signal.SIGINT)
-    if isinstance(error, TerminatedError):
-        return end_word(error.number)
-    return f"failed: {type(error).__name__}: {error}"

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
 from lmcore.checkpoint import read_manifest
+from lmcore.families.protocol import CausalLM, Model
 from lmcore.generation.generate import generate
 from lmcore.generation.load import load_weights, weight_bytes
 from lmcore.generation.sampling.options import SamplingOptions
-from lmcore.model.protocol import CausalLM, Model
+from lmcore.generation.text_model import Execution
+from lmcore.generation.weights.fix import device_attention
 
 if TYPE_CHECKING:
     from lmcore.config.derived.data_source import Part
@@ -42,7 +44,7 @@ class Sample:
 
 def can_generate(model: Model) -> TypeGuard[CausalLM]:
     """Return True if a model can continue a text."""
-    return isinstance(model, CausalLM) and model.causal
+    return isinstance(model, CausalLM) and model.causal and not model.shape.task
 
 
 def take_sample(
@@ -115,7 +117,7 @@ def generate_sample(
         prompt = _opening(datasets, min(max(1, room // _PROMPT_SHARE), _LONGEST_PROMPT))
     if not prompt or len(prompt) >= room:
         return None
-    with runtime.rng.preserved():
+    with runtime.rng.preserved(), device_attention(model, runtime):
         (continuation,) = generate(
             model,
             [prompt],
@@ -124,7 +126,7 @@ def generate_sample(
             seed=training.seed,
             eod=tokenizer.eod,
             vocab_size=tokenizer.vocab_size,
-            precision_context=runtime.precision.context,
+            execution=Execution.on(runtime.device, runtime.precision.context),
         )
     return Sample(tokenizer.decode(prompt), tokenizer.decode(continuation.tokens))
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import statistics
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from lmcore.model.family import family_of
 from lmcore.train.due import DueSchedule
 from lmcore.train.report.display import Progress
 
@@ -26,8 +28,10 @@ class Speed:
     """Speed of the steps of this session.
 
     Attributes:
-        step_ms: Time of each step, in milliseconds.
-        tokens_per_second: Speed of each step, over all ranks.
+        num_steps, compiling_steps: Number of all steps, and of those in which something was
+            compiled, which are in no figure of speed.
+        step_ms: Time of each other step, in milliseconds.
+        tokens_per_second: Speed of each other step, over all ranks.
         peak: Peak of all devices together, in FLOP/s; None if it is unknown or proved too low.
     """
 
@@ -38,6 +42,7 @@ class Speed:
             plan: The run.
         """
         self.plan = plan
+        self.num_steps = self.compiling_steps = 0
         self.step_ms: list[float] = []
         self.tokens_per_second: list[float] = []
         self.peak: float | None = None
@@ -46,13 +51,26 @@ class Speed:
         self._recent_ms_per_sample: deque[float] = deque(maxlen=_WINDOW)
 
     def complete(self, record: StepRecord) -> None:
-        """Set speed and MFU of a step's record, from its time."""
+        """Set speed and MFU of a step's record, from its time, unless the step compiled."""
+        self.num_steps += 1
+        if record.compiles:
+            self.compiling_steps += 1
+            return
         samples, seconds = record.global_batch_size, record.step_time_ms / 1e3
         record.tokens_per_second = samples * self.plan.config.model.seq_length / seconds
         record.mfu = self.mfu(samples, seconds)
         self.step_ms.append(record.step_time_ms)
         self.tokens_per_second.append(record.tokens_per_second)
         self._recent_ms_per_sample.append(record.step_time_ms / samples)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures for `summary.json`."""
+        rates = self.tokens_per_second
+        return {
+            "median_step_ms": statistics.median(self.step_ms) if self.step_ms else None,
+            "median_tokens_per_second": statistics.median(rates) if rates else None,
+            "compiling_steps": self.compiling_steps,
+        }
 
     def progress(self, record: StepRecord) -> Progress:
         """Return the progress of the run after a step, and means since the last training line."""
@@ -68,22 +86,28 @@ class Speed:
 
     def _progress(self, record: StepRecord, *, ends_line: bool) -> Progress:
         plan, records = self.plan, self._since_line
-        seconds = sum(each.step_time_ms for each in records) / 1e3
-        samples = sum(each.global_batch_size for each in records)
+        timed = [each for each in records if not each.compiles]
+        seconds = sum(each.step_time_ms for each in timed or records) / 1e3
+        samples = sum(each.global_batch_size for each in timed)
         losses = [each.loss for each in records if each.loss is not None and not each.skipped]
-        typical_ms = statistics.median_high(self._recent_ms_per_sample)
+        recent = self._recent_ms_per_sample
         steps_left = plan.train_iters - record.step
         samples_left = plan.batch_sizes.samples(steps_left, record.consumed_samples)
         progress = Progress(
             train_iters=plan.train_iters,
-            seconds_left=samples_left * typical_ms / 1e3,
+            seconds_left=samples_left * statistics.median_high(recent) / 1e3 if recent else None,
             skipped_iterations=sum(each.skipped for each in records),
             nan_iterations=sum(each.loss is None for each in records),
             mean_loss=sum(losses) / len(losses) if losses else None,
-            mean_step_ms=seconds / len(records) * 1e3,
-            mean_tokens_per_second=samples * plan.config.model.seq_length / seconds,
-            mean_mfu=self.mfu(samples, seconds),
+            loss_name=family_of(plan.shape).losses[0].name,
+            mean_losses=_means([each.losses for each in records if not each.skipped]),
+            mean_step_ms=seconds / len(timed or records) * 1e3,
+            mean_tokens_per_second=samples * plan.config.model.seq_length / seconds
+            if timed
+            else None,
+            mean_mfu=self.mfu(samples, seconds) if timed else None,
             ends_line=ends_line,
+            compiling_steps=len(records) - len(timed),
         )
         if progress.ends_line:
             records.clear()
@@ -111,3 +135,11 @@ class Speed:
         )
         self.peak = None
         return None
+
+
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each loss over the steps that have it."""
+    known = [row for row in rows if row]
+    return (
+        {name: sum(row[name] for row in known) / len(known) for name in known[0]} if known else {}
+    )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.bounded_file import read_bounded_file
 from lmcore.checkpoint.verify import own_problems
 from lmcore.config.continued import continue_command
-from lmcore.config.option import FREE
+from lmcore.config.option import FREE, flag_of
 from lmcore.errors import CheckpointError
 from lmcore.runtime.process.channel import Channel
 from lmcore.train.resume.saved_meta import check_saved_run, part_of, setting_pair
@@ -36,6 +36,9 @@ def finished_run(plan: RunPlan) -> str | None:
     if resume is None or plan.config.checkpoint.finetune:
         return None
     manifest, directory = resume.manifest, resume.checkpoint.parent.parent
+    save = plan.config.checkpoint.save
+    if save is not None and Path(save).resolve() != directory.resolve():
+        return None  # its last checkpoint is saved to the new directory
     try:
         own = plan.config.checkpoint.override_opt_param_scheduler
         check_saved_run(resume.checkpoint, manifest, own_schedule=own)
@@ -46,7 +49,7 @@ def finished_run(plan: RunPlan) -> str | None:
         return None
     if own_problems(resume.checkpoint, manifest, Channel(None)):
         return None  # training continues from an earlier checkpoint, or names the damage
-    return nothing_left(directory, summary)
+    return nothing_left(directory, summary, plan.length_option)
 
 
 def finished_summary(
@@ -76,14 +79,15 @@ def finished_summary(
     return dict(summary) if complete else None
 
 
-def nothing_left(directory: Path, summary: Mapping[str, Any]) -> str:
+def nothing_left(directory: Path, summary: Mapping[str, Any], length_option: str) -> str:
     """Return the line about a finished run.
 
     Args:
         directory: The run directory.
         summary: Content of its `summary.json`.
+        length_option: Name of the option that sets the length of the run.
     """
-    state, more = "is complete", "--train-iters N` trains longer"
+    state, more = "is complete", f"{flag_of(length_option)} N` trains longer"
     if summary["status"] != "completed":
         state, more = "stopped early", "--early-stop none` continues it"
     return (

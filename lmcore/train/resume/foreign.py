@@ -12,7 +12,7 @@ from lmcore.checkpoint.manifest import FORMAT_VERSION
 from lmcore.config.plan import ResumePoint
 from lmcore.data.tokenizer import tokenizer_from
 from lmcore.errors import CheckpointError
-from lmcore.model.parameters import parameter_shapes
+from lmcore.model.family import parameter_shapes
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,9 @@ from lmcore.config.derived.layout import ParallelLayout
 from lmcore.conversion.native.manifest import WITHOUT_OPTIMIZER
 from lmcore.conversion.state import LEFT_OUT
 from lmcore.errors import CheckpointArgumentError
+from lmcore.families.heads.family import HeadFamily
 from lmcore.log import ALL_RANKS
-from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
+from lmcore.model.family import family_of, parameter_shapes, vocabulary_parameters
 from lmcore.parallel.random_states import (
     random_state_name,
     random_states,
@@ -34,6 +35,7 @@ from lmcore.train.resume.same_run import (
     warn_changed_settings,
 )
 from lmcore.train.resume.saved_meta import check_saved_run, part_of
+from lmcore.train.token_mean import may_mask_targets
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,9 +49,6 @@ if TYPE_CHECKING:
 __all__ = ["draws_alike", "restore"]
 
 logger = logging.getLogger(__name__)
-
-_ROW_FOR_EACH_TOKEN = tuple(f".{name}" for name in ROW_FOR_EACH_TOKEN)
-"""Suffixes of the names of tensors with a row for each token."""
 
 
 def restore(
@@ -100,21 +99,33 @@ def restore(
         check_saved_run(checkpoint, manifest, own_schedule=asked.override_opt_param_scheduler)
     check_same_run(plan, checkpoint, manifest, shape, order, state.schedule)
     load = _Load(resume, state, rows, channel)
+    new = _new_head(plan, manifest) if asked.finetune else frozenset()
     if rows:
         _warn_padding(manifest, plan)
+    if rows or new:
         state.parallel.initialize(seed)
     if asked.finetune:
         with state.evaluation_weights():
-            load.into(state.tensors(optimizer=False))
+            tensors = state.tensors(optimizer=False)
+            load.into({name: tensor for name, tensor in tensors.items() if name not in new})
         return checkpoint
     state.schedule = resumed_schedule(plan, manifest, state.schedule)
     warn_changed_settings(plan, manifest, precision=runtime.precision.name)
+    its_mean = plan.provenance["calculate_per_token_loss"].kind == "checkpoint"
+    if its_mean and may_mask_targets(plan):
+        logger.info("%s", _OTHER_MEAN)
     with state.evaluation_weights():
         _load(state, plan, runtime, manifest, load)
     state.set_counters(manifest.meta["counters"])
     if asked.load_optim:
         state.loss_scale.restore(manifest.meta.get("loss_scale", {}))
     return checkpoint
+
+
+_OTHER_MEAN = (
+    "the loss is the mean of the micro-batches' means, as in the checkpoint's run; "
+    "`--calculate-per-token-loss` changes it to the mean over all valid targets"
+)
 
 
 @dataclass(frozen=True)
@@ -208,9 +219,41 @@ def _differing_rows(manifest: Manifest, plan: RunPlan) -> dict[str, int]:
         sizes |= {plan.tokenizer.vocab_size, None}
     if saved == plan.padded_vocab_size or derived.get("vocab_size") not in sizes:
         return {}
-    return {
-        name: plan.vocab_size for name in manifest.tensors if name.endswith(_ROW_FOR_EACH_TOKEN)
-    }
+    suffixes = tuple(f".{name}" for name in vocabulary_parameters(plan.shape))
+    return {name: plan.vocab_size for name in manifest.tensors if name.endswith(suffixes)}
+
+
+def _new_head(plan: RunPlan, manifest: Manifest) -> frozenset[str]:
+    """Return the tensors of a head for a task that get initial values, and log what is not loaded.
+
+    All of the head is loaded that the checkpoint has; its outputs only if their classes are equal.
+    """
+    family = family_of(plan.shape)
+    if not isinstance(family, HeadFamily):
+        return frozenset()
+    saved_task = part_of(manifest.meta, "config", "config", "task")
+    labels = list(saved_task.get("task_labels") or ())
+    same = manifest.model_shape.get("task") == family.task
+    same = same and labels == list(plan.config.task.task_labels)
+    wanted = [f"model.{name}" for name in parameter_shapes(plan.shape)]
+    new = [
+        name
+        for name in wanted
+        if family.is_of_head(short := name.removeprefix("model."))
+        and (name not in manifest.tensors or (short.startswith("classifier.") and not same))
+    ]
+    if new:
+        names = _modules(new)
+        logger.info("%s of the head for %s: new, with initial values", names, family.task)
+    weights = {name for name in manifest.tensors if name.startswith("model.")}
+    if left := weights - set(wanted):
+        logger.info("%s of the checkpoint: left out, as the head replaces it", _modules(left))
+    return frozenset(new)
+
+
+def _modules(tensors: Collection[str]) -> str:
+    """Return the modules of some tensors of a model, for a message."""
+    return ", ".join(f"`{name}`" for name in sorted({name.split(".")[1] for name in tensors}))
 
 
 def _warn_padding(manifest: Manifest, plan: RunPlan) -> None:

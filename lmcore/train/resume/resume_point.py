@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import shlex
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from lmcore.config.continued import SETTINGS_NAME
 from lmcore.config.option import flag_of
 from lmcore.config.plan import ResumePoint
+from lmcore.config.section import run_options
+from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import CheckpointArgumentError, CheckpointError, ConfigError
 from lmcore.log import ALL_RANKS
 from lmcore.train.resume.saved_settings import ForeignModels
@@ -26,10 +30,10 @@ __all__ = ["find_resume_point", "refuse_fewer_steps", "unknown_tokenizer", "veri
 logger = logging.getLogger(__name__)
 
 _FROM_WEIGHTS = (
-    "%s: the run begins at step 0 with its weights, without the optimizer's state of step %d: "
-    "`lmcore checkpoint convert %s RUN --to lmcore` makes a run that continues; `--finetune` "
-    "confirms the start"
+    "%s: the run begins at step 0 with its weights, without the optimizer's state of step %d; "
+    "`--finetune` confirms that; to continue at that step: %s"
 )
+_TOKENIZER = {field.name for field in fields(TokenizerSettings)}
 
 
 def find_resume_point(
@@ -38,6 +42,7 @@ def find_resume_point(
     continued: bool = False,
     starts_anew: bool = True,
     foreign: ForeignModels | None = None,
+    texts: Mapping[str, str] = MappingProxyType({}),
 ) -> ResumePoint | None:
     """Return the checkpoint that `--load` names; None if the run starts from initial weights.
 
@@ -49,6 +54,7 @@ def find_resume_point(
         starts_anew: True if the user gave `--finetune`; otherwise a warning says that the
             optimizer's state of another program's checkpoint is not taken.
         foreign: Checkpoints of other programs that were described already.
+        texts: Flags as typed, by option name, for the commands that continue such a checkpoint.
 
     Raises:
         CheckpointError: There is no checkpoint and the settings require one, or it is damaged.
@@ -64,7 +70,8 @@ def find_resume_point(
     model = (foreign or ForeignModels()).describe(path, settings.ckpt_step)
     if model is not None:
         _refuse_conflicts(settings, path, model)
-        _warn_of_foreign(model, starts_anew=starts_anew)
+        commands = _continuing(path, settings.ckpt_step, texts)
+        _warn_of_foreign(model, commands, starts_anew=starts_anew)
         return foreign_resume_point(model)
     if settings.ckpt_step is not None:
         path = chosen_checkpoint(path, settings.ckpt_step)
@@ -82,12 +89,23 @@ def find_resume_point(
         return None
     if settings.finetune:
         return ResumePoint(checkpoint, manifest, found)
-    from lmcore.train.resume.saved_meta import data_rules, part_of
+    from lmcore.train.resume.saved_meta import OLDER_SETTINGS, data_rules, part_of
 
     rules = data_rules(checkpoint, manifest)
-    batch = part_of(manifest.meta, "config", "config", "training").get("global_batch_size")
+    training = part_of(manifest.meta, "config", "config", "training")
+    batch = training.get("global_batch_size")
     batch = batch if type(batch) is int and batch > 0 else None
-    return ResumePoint(checkpoint, manifest, found, data_rules=rules, global_batch_size=batch)
+    return ResumePoint(
+        checkpoint,
+        manifest,
+        found,
+        data_rules=rules,
+        loss_rules={
+            name: training.get(name, OLDER_SETTINGS[name]) is True
+            for name in ("calculate_per_token_loss", "include_padding_in_loss")
+        },
+        global_batch_size=batch,
+    )
 
 
 def unknown_tokenizer(
@@ -112,8 +130,28 @@ def unknown_tokenizer(
     return error
 
 
-def _warn_of_foreign(model: ForeignModel, *, starts_anew: bool) -> None:
-    """Report what a run does not take from another program's checkpoint."""
+def _continuing(path: Path, step: str | None, texts: Mapping[str, str]) -> str:
+    """Return the commands that continue another program's run, with the flags as typed."""
+    run, given = shlex.quote(f"{path.resolve().name}-lmcore"), run_options()
+    tokenizer = [text for name, text in texts.items() if name in _TOKENIZER]
+    data = [
+        text
+        for name, text in texts.items()
+        if name in given and given[name].section == "data" and name not in _TOKENIZER
+    ]
+    source = [shlex.quote(str(path)), run, "--to lmcore", f"--ckpt-step {step}" if step else ""]
+    convert = " ".join(["lmcore checkpoint convert", *filter(None, source), *tokenizer])
+    return f"`{convert}`, then `{' '.join([f'lmcore train --continue {run}', *data])}`"
+
+
+def _warn_of_foreign(model: ForeignModel, commands: str, *, starts_anew: bool) -> None:
+    """Report what a run does not take from another program's checkpoint.
+
+    Args:
+        model: The checkpoint's model.
+        commands: Commands that continue its run.
+        starts_anew: True if the user gave `--finetune`.
+    """
     from lmcore.conversion.state import NO_TOKENIZER
 
     path = model.path
@@ -122,7 +160,7 @@ def _warn_of_foreign(model: ForeignModel, *, starts_anew: bool) -> None:
         if not note.endswith(NO_TOKENIZER):
             logger.warning("%s: %s", path, note, extra=ALL_RANKS)
     if model.iteration and not starts_anew:
-        logger.warning(_FROM_WEIGHTS, path, model.iteration, path, extra=ALL_RANKS)
+        logger.warning(_FROM_WEIGHTS, path, model.iteration, commands, extra=ALL_RANKS)
 
 
 def _never_saved(path: Path) -> CheckpointArgumentError:
@@ -221,19 +259,18 @@ def refuse_fewer_steps(plan: RunPlan) -> None:
     Raises:
         ConfigError: The run has done more steps than it is to have.
     """
-    resume, name = plan.resume, "train_iters"
-    if plan.config.training.train_samples is not None:
-        name = "train_samples"
+    resume, name = plan.resume, plan.length_option
     if resume is None or plan.config.checkpoint.finetune or plan.provenance[name].kind != "flag":
         return
     done = resume.manifest.iteration
     if plan.train_iters < done:
+        unit = name.removeprefix("train_").replace("iters", "steps")
         raise ConfigError(
             f"the run has done {done:,} steps already, more than the {plan.train_iters:,} of "
             f"`{flag_of(name)} {getattr(plan.config.training, name)}`",
             why=f"the checkpoint is `{resume.checkpoint}`",
-            hint="give the number of all steps of the run; `--ckpt-step N` goes back to an earlier "
-            "checkpoint",
+            hint=f"give the number of all {unit} of the run; `--ckpt-step N` goes back to an "
+            "earlier checkpoint",
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from lmcore.checkpoint import check_shape
 from lmcore.config.continued import CONTINUE_OPTION, continue_command
 from lmcore.config.derived.data_source import BUNDLED
-from lmcore.config.option import DROPOUT, flag_of
+from lmcore.config.option import CHECKED, DROPOUT, flag_of
 from lmcore.conversion.native.manifest import UNKNOWN_ORDER
-from lmcore.errors import CheckpointError, ConfigError, LmcoreError
+from lmcore.errors import CheckpointArgumentError, CheckpointError, ConfigError, LmcoreError
 from lmcore.log import ALL_RANKS
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.train.resume.same_tokenizer import report_unknown_tokenizer, tokenizer_problem
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
     from lmcore.config.plan import RunPlan
     from lmcore.model.shape import ModelShape
+    from lmcore.train.state import TrainState
 
 __all__ = [
     "changed_settings",
     "check_learning_rate",
     "check_same_run",
     "comparable_shape",
+    "refuse_open_schedule",
     "resumed_schedule",
     "same_padding",
     "warn_changed_settings",
@@ -53,8 +56,14 @@ _NOT_IN_THE_WEIGHTS = ("init_method_std", "attention_dropout", "hidden_dropout")
 _ROTARY = ("rotary_base", "rope_scaling_factor")
 """Fields of a rotary model that fine-tuning may change, too: a longer context needs it."""
 
+_TASK = ("task", "num_labels")
+"""Fields of a model with a head for a task, which fine-tuning may put on other weights."""
+
 _ORDER_OF_A_SOURCE = ("seed", "seq_length", "split", "final_epoch_threshold", "dataloader_type")
 """Options that change the order of each source's samples, which `--change-blend` keeps."""
+
+_OF_A_SCHEDULE = re.compile(r"lr|min_lr|lr_(warmup|decay|cooldown)_\w+", re.ASCII)
+"""Names of the options that a learning-rate schedule is made from, beside the length."""
 
 _SCHEDULE_OPTIONS = {
     "style": "lr_decay_style",
@@ -122,6 +131,30 @@ def check_same_run(
         raise _together(plan, checkpoint, differences)
 
 
+def refuse_open_schedule(plan: RunPlan, manifest: Manifest) -> None:
+    """Refuse a run that does not say which schedule follows, before a device is started.
+
+    Nothing is refused if other settings of data, model or optimizer differ too: `check_same_run`
+    will name all differences at once.
+
+    Args:
+        plan: The run that resumes.
+        manifest: Manifest of the checkpoint, checked by `check_saved_run`.
+
+    Raises:
+        ConfigError: The schedule is the only difference, and no setting says which one follows.
+    """
+    config = part_of(manifest.meta, "config", "config")
+    for option in plan.options.values():
+        if option.on_resume == CHECKED and not _OF_A_SCHEDULE.fullmatch(option.name):
+            saved, now = setting_pair(plan, option, config)
+            if saved != now:
+                return
+    found = _schedule_difference(plan, manifest, LearningRateSchedule.from_plan(plan))
+    if found is not None:
+        raise found.problem
+
+
 def _together(plan: RunPlan, checkpoint: Path, differences: list[_Difference]) -> ConfigError:
     """Return one error for several differences, with one command as the hint."""
     flags = [difference.flag for difference in differences if difference.flag]
@@ -133,9 +166,9 @@ def _together(plan: RunPlan, checkpoint: Path, differences: list[_Difference]) -
     elif len(flags) < len(differences) and plan.config.checkpoint.finetune:
         hint = "`--use-checkpoint-args` takes model and tokenizer from the checkpoint"
     elif len(flags) < len(differences) and (run / "config.yaml").is_file():
-        length = ""
-        if plan.provenance["train_iters"].kind == "flag":
-            length = f" --train-iters {plan.config.training.train_iters}"
+        length, name = "", plan.length_option
+        if plan.provenance[name].kind == "flag":
+            length = f" {flag_of(name)} {getattr(plan.config.training, name)}"
         given = [flag for flag in flags if flag.startswith("--schedule")]
         if plan.provenance["schedule"].kind == "flag":
             given = [f"--schedule {plan.config.checkpoint.schedule}"]
@@ -166,11 +199,14 @@ def comparable_shape(
     now, free = shape.to_dict(), list(_NOT_IN_THE_WEIGHTS)
     if not shape.learned_positions:
         free.append("max_position_embeddings")
-    now |= {name: getattr(shape, name) for name in saved if name in shape.later()}
+    now |= {name: value for name, value in shape.values().items() if name in saved}
     now |= {name: saved[name] for name in free if name in saved}
     if finetune and shape.rotary:
         rotary = {name: saved[name] for name in _ROTARY if name in saved}
         now = {name: value for name, value in now.items() if name not in _ROTARY} | rotary
+    if finetune and shape.task:
+        task = {name: saved[name] for name in _TASK if name in saved}
+        now = {name: value for name, value in now.items() if name not in _TASK} | task
     return now
 
 
@@ -185,6 +221,17 @@ def same_padding(manifest: Manifest, plan: RunPlan) -> str:
 def _model_difference(
     plan: RunPlan, manifest: Manifest, shape: Mapping[str, Any], *, same_tokenizer: bool
 ) -> _Difference | None:
+    saved, now = (str(one.get("model_family", "")) for one in (manifest.model_shape, shape))
+    if saved != now:
+        names = {"": "a decoder, GPT or Llama"}
+        return _Difference(
+            CheckpointArgumentError(
+                f"the checkpoint of iteration {manifest.iteration} is of another family of models",
+                why=f"it is {names.get(saved, f'`{saved}`')}; the model of this run is "
+                f"{names.get(now, f'`{now}`')}",
+                hint=f"add `--model-family {saved or 'gpt'}`, or load another checkpoint",
+            )
+        )
     try:
         check_shape(manifest, shape)
     except CheckpointError as error:
@@ -197,6 +244,10 @@ def _model_difference(
             error.hint = "leave out the options of the model: its shape is the checkpoint's"
         elif str(plan.provenance["load"]) == CONTINUE_OPTION.flag:
             error.hint = "leave out the settings that change the model of the run"
+        elif shape.get("task") and not manifest.model_shape.get("task"):
+            error.hint = (
+                "add `--finetune`: the run begins with the weights of the layers, and a new head"
+            )
         else:
             error.hint = (
                 "give the model options that the checkpoint was trained with, as "
@@ -284,29 +335,28 @@ def _rounded(*values: Any) -> list[str]:
     return short if len(set(short)) == len(values) else [str(value) for value in values]
 
 
-def check_learning_rate(
-    plan: RunPlan, schedule: LearningRateSchedule, iteration: int, scheduled: int
-) -> None:
+def check_learning_rate(plan: RunPlan, state: TrainState) -> None:
     """Refuse a run whose remaining steps all have learning rate 0; warn of a part of them.
 
     A run of one step, which tries whether training works, is not refused.
 
     Args:
         plan: The run.
-        schedule: Learning-rate schedule in force.
-        iteration: Number of steps done.
-        scheduled: Position in the schedule, in samples.
+        state: State before the next step: its schedule, and its position in run and schedule.
 
     Raises:
         ConfigError: The rate of every remaining step is 0.
     """
-    batch = plan.global_batch_size
-    # Not from the run's samples: earlier steps may have had another batch size.
-    steps = range(scheduled + batch, scheduled + batch * (plan.train_iters - iteration) + 1, batch)
-    # After warm-up the rate never rises: the first step with rate 0 divides the rest.
-    after = steps[bisect.bisect_right(steps, schedule.warmup_samples) :]
-    count = len(after) - bisect.bisect_left(after, 1, key=lambda samples: schedule(samples) == 0)
-    if count == len(steps) == 1 and not iteration:
+    schedule, sizes = state.schedule, plan.batch_sizes
+    steps = range(1, plan.train_iters - state.iteration + 1)
+
+    def is_zero(step: int) -> bool:
+        done = sizes.samples(step, state.consumed_samples)
+        return schedule(state.scheduled_samples + done) == 0
+
+    # The rate is above 0 in the warm-up and never rises after it: the first 0 divides the steps.
+    count = len(steps) - bisect.bisect_left(steps, 1, key=is_zero)
+    if count == len(steps) == 1 and not state.iteration:
         logger.warning(
             "the only step of the run has learning rate 0, at which no weight changes: the decay "
             "to 0 ends with it; `--min-lr` or `--lr-decay-style constant` keeps the rate above 0",

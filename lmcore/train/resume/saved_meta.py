@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     from lmcore.config.option import Option
     from lmcore.config.plan import RunPlan
 
-__all__ = ["check_saved_run", "data_rules", "part_of", "setting_pair"]
+__all__ = ["OLDER_SETTINGS", "check_saved_run", "data_rules", "part_of", "setting_pair"]
+
+OLDER_SETTINGS: Mapping[str, Any] = {
+    **OLDER_RULES,
+    "calculate_per_token_loss": False,
+    "include_padding_in_loss": True,
+}
+"""Settings of runs whose checkpoint does not record them, which are not the defaults of today."""
 
 _COUNTERS = ("iteration", "consumed_samples", "consumed_tokens")
 
@@ -102,7 +109,8 @@ def data_rules(checkpoint: Path, manifest: Manifest) -> dict[str, str]:
 def setting_pair(plan: RunPlan, option: Option, config: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the value of an option in a checkpoint's settings, and in the run that resumes.
 
-    Both are in the form of JSON, with absolute paths; a value that is not recorded is the default.
+    Both are in the form of JSON, with absolute paths; a value that is not recorded is the default
+    of the version that wrote the checkpoint.
 
     Args:
         plan: The run that resumes.
@@ -110,7 +118,8 @@ def setting_pair(plan: RunPlan, option: Option, config: Mapping[str, Any]) -> tu
         config: The `config.config` of the checkpoint's `meta`.
     """
     path = ("plugins", option.plugin) if option.plugin else (option.section,)
-    saved = part_of(config, *path).get(option.key, option.default)
+    default = OLDER_SETTINGS.get(option.name, option.default)
+    saved = part_of(config, *path).get(option.key, default)
     with contextlib.suppress(TypeError, AttributeError):  # another type is a difference
         saved = absolute_paths(option, saved)
     now = absolute_paths(option, plan.value(option))

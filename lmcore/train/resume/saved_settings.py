@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.config.file.saved_settings import SavedSettings
+from lmcore.config.section import run_options
 from lmcore.errors import CheckpointArgumentError
 from lmcore.train.resume.saved_meta import part_of
 
@@ -87,11 +88,12 @@ class ForeignModels:
         model = self.describe(path, step)
         if model is None:
             return None
-        shape = model.shape.settings(model.vocab_size)
-        shape["seq_length"] = min(model.shape.max_position_embeddings, _SEQ_LENGTH)
-        config: dict[str, dict[str, Any]] = {"model": shape}
-        if model.vocab_size is not None:
-            config["data"] = {"vocab_size": model.vocab_size}
-        if model.precision is not None:
-            config["accelerator"] = {"precision": model.precision}
+        values = model.shape.settings(model.vocab_size)
+        values["seq_length"] = min(model.shape.max_position_embeddings, _SEQ_LENGTH)
+        found = {"vocab_size": model.vocab_size, "precision": model.precision}
+        values |= {name: value for name, value in found.items() if value is not None}
+        options = run_options()
+        config: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            config.setdefault(options[name].section, {})[name] = value
         return SavedSettings(str(model.path), config, {}, model.tokenizer)

@@ -7,7 +7,9 @@ often because the run is longer now, `--schedule` says which of three schedules 
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -131,16 +133,20 @@ def schedule_choices(
         own: Schedule of the run's own settings.
     """
     position, consumed = scheduled_samples(manifest), manifest.meta["counters"]["consumed_samples"]
-    end = position + max(plan.train_samples - consumed, 0)
+    left, sizes = max(plan.train_iters - manifest.iteration, 0), plan.batch_sizes
+
+    def after(step: int) -> int:
+        """Return the position in the schedule after *step* of the remaining steps."""
+        return position + sizes.samples(step, consumed)
+
+    next_step, end = after(1), after(left)
     saved, longer = saved_schedule(manifest), _extended(plan, own)
     again = _restarted(plan, own, position, end)
-    left = max(plan.train_iters - manifest.iteration, 0)
-    batch = plan.batch_sizes.at(consumed)
-    next_step = position + batch
 
     def choice(name: str, meaning: str, schedule: LearningRateSchedule) -> ScheduleChoice:
-        rates, over = (schedule(next_step), schedule(end)), _end_of_decay(schedule, position, end)
-        last_from = None if over is None else manifest.iteration + -(-over // batch)
+        first = bisect.bisect_left(range(left), _end_of_decay(schedule), key=lambda n: after(n + 1))
+        last_from = None if first + 1 >= left else manifest.iteration + first + 1
+        rates = schedule(next_step), schedule(end)
         return ScheduleChoice(name, meaning, schedule, *rates, left, last_from)
 
     whole, rest = counted(plan.train_iters, "step"), counted(left, "step")
@@ -151,14 +157,15 @@ def schedule_choices(
     )
 
 
-def _end_of_decay(schedule: LearningRateSchedule, position: int, end: int) -> int | None:
-    """Return the samples from *position* to the end of the decay; None if no step follows it."""
-    decay_end = schedule.start_samples + schedule.decay_samples
-    if schedule.style == "constant" or decay_end >= end:
-        return None
-    # The other styles have reached the lowest rate at the end, this one falls to it.
+def _end_of_decay(schedule: LearningRateSchedule) -> float:
+    """Return the samples from which the rate is the lowest; infinite for a constant rate."""
+    if schedule.style == "constant":
+        return math.inf
+    # The other styles have reached the lowest rate at the end, this one falls to it after the end;
+    # so does every style if warm-up takes all of the decay.
     falls = schedule.style == "inverse-square-root"
-    return max(decay_end + falls - position, 1)
+    end = max(schedule.decay_samples + falls, math.floor(schedule.warmup_samples) + 1)
+    return schedule.start_samples + end
 
 
 def _schedule_of_settings(manifest: Manifest) -> LearningRateSchedule:

@@ -167,9 +167,8 @@ def take_snapshot(
         "tokenizer": {"describe": tokenizer.describe(), "fingerprint": tokenizer.fingerprint()},
     }
     if history is not None and history.best_step is not None:
-        meta[KEY] = history.to_dict()
-        if asked.save_best and history.best_step == state.iteration:
-            meta[BEST_KEY] = True
+        meta |= _of_validations(history, best=asked.save_best, step=state.iteration)
+    runtime.device.step_boundary()
     views = write_plan.views(tensors)
     if asked.async_save:
         names = {key: name for key, (name, _) in write_plan.own.items()}
@@ -217,6 +216,12 @@ def begin_copy(
     copy = begin_staging(stager, copied, {key for key in copied if names.get(key) in lasting})
     state.optimizer.before_next_change(copy.end_reads)
     return dataclasses.replace(copy, tensors={**copy.tensors, **kept})
+
+
+def _of_validations(history: ValidationHistory, *, best: bool, step: int) -> dict[str, Any]:
+    """Return the entries of a checkpoint about validations, and whether its own was the best."""
+    is_best = best and history.best_step == step
+    return {KEY: history.to_dict()} | ({BEST_KEY: True} if is_best else {})
 
 
 def _settings(plan: RunPlan) -> dict[str, Any]:

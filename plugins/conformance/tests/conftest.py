@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from suite import calls, warm
 from suite.environment import new_environment, throwaway_environment
 
 from lmcore.plugin.isolation import subprocess_call as isolated
+
+if TYPE_CHECKING:
+    from lmcore_conformance.op.run_shapes import RunShapes
 
 __all__ = ["new_environment", "throwaway_environment"]
 
@@ -86,18 +89,24 @@ def _forget() -> None:
 def run(fake: Callable[..., None]) -> Callable[..., Mapping[str, Any]]:
     """Return a function that makes checks of the fake and returns their results by id."""
 
-    def make(mode: str, *ids: str, patience: float = 1.0, declaration: Any = None) -> Any:
+    def make(
+        mode: str,
+        *ids: str,
+        patience: float = 1.0,
+        declaration: Any = None,
+        shapes: RunShapes | None = None,
+    ) -> Any:
         from lmcore_conformance.declaration import find_declaration, read_declaration
         from lmcore_conformance.registry import all_checks
         from lmcore_conformance.runner import Runner
         from lmcore_conformance.target import find_target
 
         fake(mode)
-        checks = all_checks()
+        checks = all_checks("--shapes-of") if shapes else all_checks()
         target = find_target("fake")
         if declaration is None:
             declaration = read_declaration(find_declaration(target.module), checks)
-        runner = Runner(target, declaration, checks, patience=patience)
+        runner = Runner(target, declaration, checks, patience=patience, shapes=shapes)
         wanted = [
             check.id
             for check in checks

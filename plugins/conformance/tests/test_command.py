@@ -119,7 +119,7 @@ def test_nothing_can_be_tested(
 
 
 WRONG_DECLARATIONS = [
-    ('suite = ">=2"', "is for the suite >=2, and this is 1.1"),
+    ('suite = ">=2"', "is for the suite >=2, and this is 1.2"),
     ("", "it does not say which versions of the suite it is for"),
     ('suite = ">=1"\n[closed]\nstreems = "no queues"', "did you mean `streams`?"),
     ('suite = ">=1"\n[closed]\nstreams = ""', "`closed` gives no reason for `streams`"),
@@ -182,7 +182,7 @@ def test_a_report(suite: Any, tmp_path: Path) -> None:
     assert report["reached"] == ["L0"]
     assert report["plugin"] == {"name": "fake", "distribution": "lmcore-fake", "version": "1.0"}
     assert report["badge"] in done.stdout
-    assert report["badge"].startswith("lmcore conformance 1.1: L0 | ")
+    assert report["badge"].startswith("lmcore conformance 1.2: L0 | ")
     assert "`rand`: a restored state gives other numbers" in done.stdout
     assert "why it matters: Recomputation and `--load` restore states." in done.stdout
     assert "declared gap: `streams` is closed: there are no queues here" in done.stdout
@@ -229,17 +229,17 @@ def test_claiming_nothing_is_seen(suite: Any, tmp_path: Path) -> None:
     done = suite(*arguments)
     assert done.returncode == 0, done.stdout
     assert (
-        "L4 distributed         24        0        0       24        0       0%  not claimed"
+        "L4 distributed         25        0        0       25        0       0%  not claimed"
         in (done.stdout)
     )
-    assert "lmcore conformance 1.1: none | 0 of " in done.stdout
+    assert "lmcore conformance 1.2: none | 0 of " in done.stdout
 
 
 def test_an_absent_device_keeps_the_contract(suite: Any) -> None:
     """`--levels L0` needs no device; what does is not run."""
     done = suite("--accelerator", "fake", "--levels", "L0", "-rs", mode="absent")
     assert done.returncode == 0, done.stdout
-    assert "8 passed, 1 skipped" in done.stdout
+    assert "10 passed, 2 skipped" in done.stdout
     assert "not called: its device is absent here" in done.stdout
 
 

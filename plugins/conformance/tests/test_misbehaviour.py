@@ -100,12 +100,61 @@ def failing(results: Any) -> set[str]:
             "`float16` is closed, and the device offers matrix products in float16",
         ),
         ("stager", "device.stagers", {"device.stagers"}, "`stale`: `weight` has other numbers"),
+        ("shared", "device.stagers", {"device.stagers"}, "`shared`: `weight` has other numbers"),
         ("late", "device.stagers", {"device.stagers"}, "`late`: `weight` has other numbers"),
         (
             "false-bf16",
             "train.precision-in-force",
             {"train.precision-in-force"},
             "`bf16`: precision `bf16` is not applied",
+        ),
+        (
+            "prepares-nothing",
+            "train.precision-in-force train.attention-precision",
+            {"train.precision-in-force"},
+            "`prepare` of precision `bf16` changes nothing in a GPT",
+        ),
+        (
+            "bf16-weights",
+            "train.precision-in-force train.attention-precision",
+            {"train.attention-precision"},
+            "`bf16` promises products in bfloat16, and attention is computed in float32: bmm",
+        ),
+        (
+            "seeds-python",
+            "device.seed device.seed-alone",
+            {"device.seed-alone"},
+            "`Device.seed` changes the state of Python's `random`",
+        ),
+        (
+            "seeds-numpy",
+            "device.seed device.seed-alone",
+            {"device.seed-alone"},
+            "`Device.seed` changes the state of `numpy.random`",
+        ),
+        (
+            "kept-settings",
+            "device.settings",
+            {"device.settings"},
+            "precision `fp32`, after its `context()` is left: it changes the flush of denormal",
+        ),
+        (
+            "raised-settings",
+            "device.settings",
+            {"device.settings"},
+            "`fp32`, after an exception leaves its `context()`: it changes torch's precision of",
+        ),
+        (
+            "deterministic-recompute",
+            "device.settings",
+            {"device.settings"},
+            "recompute `careful`: it changes torch's deterministic mode from False to True",
+        ),
+        (
+            "threaded",
+            "device.settings device.stagers",
+            {"device.settings"},
+            "checkpoint stager `threaded`: it changes torch's number of threads from ",
         ),
         (
             "no-generation",
@@ -129,6 +178,17 @@ def test_each_is_caught(run: Any, mode: str, names: str, broken: set[str], messa
     text = "\n".join((results[name].detail, *results[name].findings))
     assert message in text
     assert all(results[result].status == "passed" for result in results.keys() - broken)
+
+
+def test_effects_on_the_process(run: Any) -> None:
+    """Level 0 has a check for each moment at which a plugin changes the process of the command."""
+    results = run("restless", "contract.*")
+    assert failing(results) == {
+        *("contract.import-effects", "contract.launcher-hooks", "contract.hook-effects"),
+    }, results
+    assert "prints to standard output" in results["contract.import-effects"].detail
+    assert "the limit is 0.5 s" in results["contract.launcher-hooks"].detail
+    assert "`torch.nn.functional.dropout` is replaced" in results["contract.hook-effects"].detail
 
 
 def test_a_kernel_that_does_no_case(run: Any) -> None:
@@ -164,6 +224,49 @@ def test_a_wrong_collective(run: Any) -> None:
     assert "rank 1: sum of torch.float32: 1 of 1,001 numbers is wrong" in (
         results["distributed.all-reduce"].findings
     )
+
+
+@pytest.mark.parametrize(
+    "mode, message",
+    [
+        ("wrong-large-max", "max of 1,048,577 numbers in torch.float32, in place: 1 of 1,048,577"),
+        pytest.param(
+            "wrong-large-bf16",
+            "sum of 1,048,577 numbers in torch.bfloat16, in place: 1 of 1,048,577",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            "wrong-view",
+            "a reduction in a view changes the numbers beside it",
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_a_collective_that_is_wrong_for_one_kind_of_large_message(
+    run: Any, mode: str, message: str
+) -> None:
+    """Operation, dtype and layout are tried at the sizes of gradient buckets."""
+    result = run(mode, "distributed.large-kinds", patience=0.3)["distributed.large-kinds"]
+    assert result.status == "failed"
+    assert message in result.detail
+
+
+@pytest.mark.parametrize(
+    "mode, fault",
+    [
+        (
+            "raises-on-rank-1",
+            "rank 1: plugin `fake` (lmcore-fake 1.0) raised in `lmcore_create_device`: RuntimeE",
+        ),
+        ("exits-on-rank-1", "rank 1: the process ended with status 3"),
+    ],
+)
+def test_a_fault_of_one_rank_is_named(run: Any, mode: str, fault: str) -> None:
+    """A device that fails on one rank fails the first check of level 4, with the rank."""
+    name = "distributed.start"
+    result = run(mode, name, patience=0.15)[name]
+    assert result.status == "failed"
+    assert fault in result.detail
 
 
 def test_a_constant_factor_is_named(run: Any) -> None:
@@ -320,3 +423,13 @@ with watched(0.7, {longest}):
         command = [sys.executable, "-c", script.format(longest=longest)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
         assert done.returncode == status, done.stderr
+
+
+def test_an_all_reduce_that_is_wrong_above_a_size(run: Any) -> None:
+    """Small tensors are reduced rightly; the finding names the call and the size."""
+    results = run("wrong-large-reduce", "distributed.all-reduce", "distributed.large", patience=3.0)
+    assert results["distributed.all-reduce"].status == "passed", results
+    large = results["distributed.large"]
+    assert large.status == "failed"
+    text = " ".join((large.detail, *large.findings))
+    assert "all_reduce of 1,048,577 numbers: 1 of 1,048,577 numbers is wrong" in text

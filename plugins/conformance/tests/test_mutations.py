@@ -11,6 +11,9 @@ import pytest
 
 pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
 
+from lmcore.errors import ConfigError
+from lmcore_conformance.op.run_shapes import RunShapes, read_shapes
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
@@ -23,6 +26,19 @@ def kernels(fake: Any) -> Any:
     finally:
         del sys.path[0]
     return kernels
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    """The settings of a run whose shapes no other check has."""
+    lines = [
+        "model: {hidden_size: 96, num_attention_heads: 12, seq_length: 512,",
+        "  group_query_attention: true, num_query_groups: 3}",
+        "training: {micro_batch_size: 2}",
+        "accelerator: {precision: fp32}",
+    ]
+    (tmp_path / "config.yaml").write_text("\n".join(lines), encoding="utf-8")
+    return tmp_path
 
 
 def caught(results: Any) -> dict[str, set[str]]:
@@ -65,9 +81,11 @@ def test_every_mutation_is_caught(kernels: Any, run: Any) -> None:
         assert "reference" not in result
 
 
-def test_every_other_fault_of_a_kernel_is_caught(kernels: Any, run: Any) -> None:
+def test_every_other_fault_of_a_kernel_is_caught(kernels: Any, run: Any, settings: Path) -> None:
     """Strides ignored, nothing refused, NaN hidden, and so on: each by the check of that name."""
-    results = run("misfits", *(f"ops.{op}.{name}" for op, name in kernels.MISFITS))
+    shapes = read_shapes(str(settings))
+    names = [f"ops.{op}.{name}" for op, name in kernels.MISFITS]
+    results = run("misfits", *names, shapes=shapes)
     found = caught(results)
     for op, name in kernels.MISFITS:
         assert name in found[f"ops.{op}.{name}"], (op, name, results[f"ops.{op}.{name}"])
@@ -97,3 +115,22 @@ def test_a_kernel_that_crashes_or_hangs_loses_only_its_check(run: Any) -> None:
         assert (first.status, last.status) == ("passed", "passed"), results
         assert broken.status == "failed"
         assert message in broken.detail
+
+
+def test_shapes_of_a_configuration(settings: Path, tmp_path: Path) -> None:
+    """A run directory and a preset have shapes; what is neither is an error with a hint."""
+    found = read_shapes(str(settings))
+    assert (found.heads, found.groups, found.head_dim, found.length) == (12, 3, 8, 512)
+    assert (found.micro_batch, found.precision, found.ffn) == (2, "fp32", 384)
+    assert RunShapes.from_dict(found.to_dict()) == found
+    llama = read_shapes("llama-1b")
+    assert llama.words == (
+        "llama-1b: 8 x 4,096 tokens, hidden size 2,048, 32 heads of 64 in 4 groups, "
+        "feed-forward 5,632"
+    )
+    assert {"rms_norm", "swiglu", "rotary_embedding"} < set(llama.ops)
+    with pytest.raises(ConfigError, match="neither a preset nor a run directory"):
+        read_shapes("llama-2b")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="in this directory"):
+        read_shapes(str(tmp_path / "empty"))

@@ -105,7 +105,7 @@ def test_beside_a_device(extra: Any) -> None:
     assert [one.name for one in target.under_test] == ["cpu", "countgloo", "onlyops"]
     runner, results = made(target, "contract.idempotent", "distributed.broadcast")
     assert {result.status for result in results} == {"passed"}, results
-    assert results[0].detail.count("plugin `onlyops`: info") == 1
+    assert results[0].detail.count("plugin `onlyops`: the same a second time: info") == 1
     report = make_report(
         target,
         runner.declaration,
@@ -117,7 +117,7 @@ def test_beside_a_device(extra: Any) -> None:
     assert "  countgloo (lmcore-extra 0.3)\n    comm backends: countgloo\n" in text
     assert "swiglu=lost of onlyops: not tried: needs `lmcore_nowhere`, not installed" in text
     assert "bias_gelu=wide of onlyops: not tried: is for a million channels" in text
-    assert report.badge.startswith("lmcore conformance 1.1: cpu ")
+    assert report.badge.startswith("lmcore conformance 1.2: cpu ")
     assert " with countgloo 0.3, onlyops 0.3: " in report.badge
     cpu, _, onlyops = report.to_dict()["plugins"]
     assert (cpu["name"], cpu["distribution"], cpu["brings"]["device"]) == ("cpu", "lmcore", "cpu")
@@ -153,7 +153,7 @@ def test_levels_that_touch_nothing_of_it(extra: Any) -> None:
     assert "    kernels: bias_gelu=six, bias_gelu=last\n" in text
     assert "bias_gelu=last of onlyops: never bound: `six` has priority 99, this -1" in text
     assert "bias_gelu=torch" not in text  # of the CPU's plugin, whose kernels are not tried
-    assert "lmcore conformance 1.1: onlyops 0.3 on cpu: " in report.badge
+    assert "lmcore conformance 1.2: onlyops 0.3 on cpu: " in report.badge
 
 
 def test_a_device_that_cannot_be_created_is_not_left_out(extra: Any) -> None:

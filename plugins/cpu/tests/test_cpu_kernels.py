@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from suite.processors import combinations
 from torch.nn import functional
 
-from lmcore.accelerator import OP_SPECS, ConstantProjection, OpContext, OpTable
+from lmcore.accelerator import OP_SPECS, ConstantProjection, OpContext, OpTable, QuantizedWeight
 from lmcore.accelerator.op.records import load_target
 from lmcore.accelerator.op.signature import signature_problem
 from lmcore.errors import ConfigError
-from lmcore.model.gpt import GPT
-from lmcore.model.op_binding import OpBinding
+from lmcore.families.gpt.model import GPT
+from lmcore.families.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
 from lmcore_cpu.kernel import constant_projection as constant
-from lmcore_cpu.kernel import native
+from lmcore_cpu.kernel import few_rows
 from lmcore_cpu.kernel.constant_projection import constant_projection
+from lmcore_cpu.kernel.processor import facts
 from lmcore_cpu.kernels import KERNELS
 
 SHAPE = ModelShape(
@@ -76,30 +80,17 @@ def test_strict_names_what_a_compiled_model_lacks():
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [(96, 64), (50, 33), (1, 1)])
-@pytest.mark.parametrize("mkl", [True, False])
-@pytest.mark.parametrize("bfloat16", [True, False])
-@pytest.mark.parametrize("compiled", [True, False])
-def test_constant_projection(
-    monkeypatch: pytest.MonkeyPatch,
-    dtype: torch.dtype,
-    size: tuple[int, int],
-    bias: bool,
-    mkl: bool,
-    bfloat16: bool,
-    compiled: bool,
-) -> None:
+@pytest.mark.processors
+def test_constant_projection(dtype: torch.dtype, size: tuple[int, int], bias: bool) -> None:
     """It gives the product of any number of rows, for leading dims of any number."""
-    monkeypatch.setattr(constant, "blas_is_faster", lambda: mkl)
-    monkeypatch.setattr(constant, "has_bfloat16_products", lambda: bfloat16)
-    if not compiled:
-        monkeypatch.setattr(native, "_loaded", lambda: (None, "not compiled"))
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(size, generator=generator).to(dtype)
     offset = torch.randn(size[0], generator=generator).to(dtype) if bias else None
     project = constant_projection(ConstantProjection(weight, offset, dtype, 8))
-    if project is None:
-        assert dtype == torch.bfloat16
-        pytest.skip("this processor has no bfloat16 products")
+    if project is None:  # torch's own product is as fast, or the only one
+        here = facts()
+        assert not (here.onednn_bfloat16 if dtype == torch.bfloat16 else here.onednn)
+        return
     for leading in ((1,), (2,), (3,), (40,), (2, 1), (2, 5), (0,)):
         x = torch.randn(*leading, size[1], generator=generator).to(dtype)
         expected = functional.linear(x.double(), weight.double(), None)
@@ -108,16 +99,65 @@ def test_constant_projection(
         torch.testing.assert_close(project(x), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_constant_projection_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("given", combinations().values(), ids=combinations())
+def test_the_facts_decide(
+    monkeypatch: pytest.MonkeyPatch, give_facts: Callable[..., None], given: dict[str, Any]
+) -> None:
+    """The facts of a processor choose its kernel of a constant projection, on any machine."""
+    give_facts(**given)
+    monkeypatch.setattr(few_rows, "PackedWeight", stand_in("few rows"))
+    monkeypatch.setattr(constant, "_packed", stand_in("oneDNN"))
+    monkeypatch.setattr(constant, "_packed_for_many", stand_in("MKL and oneDNN"))
+
+    def chosen(weight: torch.Tensor | QuantizedWeight, rows: int = 8) -> str | None:
+        wanted = ConstantProjection(weight, None, torch.float32, rows)
+        project = constant_projection(wanted)
+        if project is None:
+            return None
+        try:
+            project(torch.ones(rows, 32, dtype=torch.bfloat16))
+        except Chosen as name:
+            return str(name)
+        return "torch"
+
+    mkl = given["mkl"] and given["prefers_mkl"]
+    native, onednn = given["instructions"], given["onednn"]
+    bfloat16, onednn_bfloat16 = given["bfloat16_products"], given["onednn_bfloat16"]
+    weight = torch.ones(32, 32)
+    libraries = "oneDNN" if onednn and not mkl else None
+    fp32 = "few rows" if mkl and "avx512" in native else libraries
+    assert chosen(weight, 1) == fp32
+    assert chosen(weight) == ("MKL and oneDNN" if mkl and onednn and fp32 is None else fp32)
+    few = "few rows" if native and not bfloat16 else None
+    assert chosen(weight.bfloat16()) == (few or ("oneDNN" if onednn_bfloat16 else None))
+    for dtype, otherwise in ((torch.float32, None), (torch.bfloat16, "torch")):
+        values, scale = torch.ones(32, 32, dtype=torch.int8), torch.ones(32, 1, dtype=dtype)
+        assert chosen(QuantizedWeight(8, values, scale)) == (few or otherwise)
+
+
+class Chosen(Exception):  # noqa: N818 - it says which kernel was called
+    """Name of a kernel."""
+
+
+def stand_in(name: str) -> Callable[..., Any]:
+    """Return a function in place of one that makes a kernel which this machine may not execute."""
+
+    def project(x: torch.Tensor) -> torch.Tensor:
+        raise Chosen(name)
+
+    vars(project).update(project=project)
+    return lambda *arguments, **named: project
+
+
+def test_constant_projection_of_few_rows(give_facts: Callable[..., None]) -> None:
     """Without lmcore's kernels, products of one row stay with MKL where it is faster."""
 
     def ones(rows: int, dtype: torch.dtype = torch.float32) -> ConstantProjection:
         return ConstantProjection(torch.ones(4, 4, dtype=dtype), None, dtype, rows)
 
-    monkeypatch.setattr(native, "_loaded", lambda: (None, "not compiled"))
-    monkeypatch.setattr(constant, "blas_is_faster", lambda: True)
+    give_facts(instructions=(), mkl=True, prefers_mkl=True)
     assert constant_projection(ones(1)) is None
-    monkeypatch.setattr(constant, "blas_is_faster", lambda: False)
+    give_facts(prefers_mkl=False, onednn=True)
     project = constant_projection(ones(1))
     assert project is not None
     assert torch.equal(project(torch.ones(1, 4)), torch.full((1, 4), 4.0))

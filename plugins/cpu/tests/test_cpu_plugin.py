@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,9 +16,9 @@ from lmcore.accelerator import OP_SPECS, CheckStatus, ProbeState
 from lmcore.accelerator.op.records import load_target
 from lmcore.config.section import Config
 from lmcore_cpu import device as device_module
-from lmcore_cpu import doctor, host, plugin, precision
+from lmcore_cpu import doctor, host, plugin
 from lmcore_cpu.device import create_device
-from lmcore_cpu.kernel import linear
+from lmcore_cpu.kernel.processor import Facts
 from lmcore_cpu.kernels import KERNELS
 
 
@@ -97,12 +99,12 @@ def test_a_disturbance_does_not_lower_the_peak(monkeypatch):
     assert next(times) == 8.0, "three in a row were no faster: it stopped"
 
 
-def test_the_peak_covers_the_fastest_product_of_this_plugin(monkeypatch):
+def test_the_peak_covers_the_fastest_product_of_this_plugin(monkeypatch, give_facts):
     """The peak includes the plugin's own kernels, so that no model is faster than it."""
     rates = iter([100.0, 120.0])
     peak = device_module._PeakFlops(size=8)
     monkeypatch.setattr(peak, "_best_rate", lambda size, multiply: next(rates))
-    monkeypatch.setattr(device_module.linear, "available", lambda: True)
+    give_facts(onednn=True)
     assert peak("float32") == 120.0
 
 
@@ -182,10 +184,10 @@ def test_too_many_threads_are_warned_about(monkeypatch, caplog, workers, threads
     assert f"use `{fix}`" in caplog.text
 
 
-def test_a_warning_is_a_line_of_the_log(monkeypatch, capfd):
+def test_a_warning_is_a_line_of_the_log(give_facts, capfd):
     """It is marked as a warning, as any line of lmcore is."""
     log.configure()
-    monkeypatch.setattr(precision, "has_bfloat16_products", lambda: False)
+    give_facts(bfloat16_products=False)
     plan = {"config": {"accelerator": {"precision": "bf16"}}}
     plugin.lmcore_run_start({"rank": 0, "plan": plan})
     assert capfd.readouterr().err.startswith("warning: this processor has no instructions")
@@ -221,6 +223,18 @@ def test_the_processors_name_is_read(tmp_path):
     assert host.cpu_name(tmp_path / "none")
 
 
+def test_the_processor_is_asked_in_one_place():
+    """One module asks for the facts that decide, so that tests can give other processors."""
+    asked = re.compile(
+        r"cpuinfo\b|mkl(dnn)?\.is_available|_is_mkldnn|\.blocks\(\)\)|CPU_CAPABILITY"
+    )
+    folder = Path(host.__file__).parent
+    found = {
+        path.name for path in folder.rglob("*.py") if asked.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == {"host.py", "processor.py"}  # the former reads the name of the processor
+
+
 @pytest.mark.parametrize(
     "vendor, mkl, faster",
     [
@@ -229,14 +243,12 @@ def test_the_processors_name_is_read(tmp_path):
         ("AuthenticAMD", True, False),
     ],
 )
-def test_the_faster_product(tmp_path, monkeypatch, vendor, mkl, faster):
+def test_the_faster_product(tmp_path, vendor, mkl, faster):
     """MKL is faster than oneDNN on processors of MKL's vendor."""
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"vendor_id\t: {vendor}\nmodel name\t: X\n", encoding="utf-8")
-    assert not host.mkl_is_faster(tmp_path / "none")
-    monkeypatch.setattr(linear, "mkl_is_faster", lambda: host.mkl_is_faster(cpuinfo))
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
-    assert linear.blas_is_faster() is faster
+    assert not Facts(tmp_path / "none").prefers_mkl
+    assert Facts(cpuinfo, mkl=mkl).blas_is_faster is faster
 
 
 @pytest.mark.parametrize(
@@ -254,7 +266,7 @@ def test_products_of_bfloat16(tmp_path, line, expected):
     """They are one of the processor's features; without a list of these they are assumed."""
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor : 0\n{line}\n", encoding="utf-8")
-    assert host.has_bfloat16_products(cpuinfo) is expected
+    assert Facts(cpuinfo).bfloat16_products is expected
 
 
 @pytest.mark.parametrize(
@@ -266,13 +278,14 @@ def test_products_of_bfloat16(tmp_path, line, expected):
         ("", {}),
     ],
 )
-def test_a_precision_without_instructions(tmp_path, monkeypatch, caplog, features, slow):
+def test_a_precision_without_instructions(
+    tmp_path, monkeypatch, give_facts, caplog, features, slow
+):
     """Rank 0 warns at the start of a run; `lmcore doctor` has a line of both dtypes."""
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"flags : {features}\n", encoding="utf-8")
-    for name in ("has_bfloat16_products", "has_float16_products"):
-        has = getattr(host, name)(cpuinfo)
-        monkeypatch.setattr(precision, name, lambda has=has: has)
+    read = Facts(cpuinfo)
+    give_facts(bfloat16_products=read.bfloat16_products, float16_products=read.float16_products)
     monkeypatch.setattr(host, "cpu_count", lambda: 64)
     for given in ("fp32", "bf16", "fp16", None):
         caplog.clear()

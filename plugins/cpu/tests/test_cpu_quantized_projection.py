@@ -9,9 +9,9 @@ import torch
 
 from lmcore.accelerator import ConstantProjection, QuantizedWeight
 from lmcore.generation.weights.quantization import quantize
-from lmcore_cpu.kernel import native
 from lmcore_cpu.kernel import quantized_projection as kernel
 from lmcore_cpu.kernel.constant_projection import constant_projection
+from lmcore_cpu.kernel.processor import facts
 
 SIZES = [(64, 64), (80, 96), (128, 32), (3, 32)]
 
@@ -39,11 +39,11 @@ def exact(weight: QuantizedWeight) -> torch.Tensor:
 
 
 @pytest.fixture(params=["compiled", "torch"])
-def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+def compiled(request: pytest.FixtureRequest, give_facts: Callable[..., None]) -> bool:
     """True if lmcore's own kernels can be used; then once without them, too."""
     if request.param == "torch":
-        monkeypatch.setattr(native, "_loaded", lambda: (None, "not compiled"))
-    return bool(native.instructions())
+        give_facts(instructions=())
+    return bool(facts().instructions)
 
 
 @pytest.mark.parametrize("bfloat16", [True, False])
@@ -52,7 +52,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("outputs, inputs", SIZES)
 @pytest.mark.usefixtures("compiled")
 def test_products(
-    monkeypatch: pytest.MonkeyPatch,
+    give_facts: Callable[..., None],
     outputs: int,
     inputs: int,
     bits: int,
@@ -60,7 +60,7 @@ def test_products(
     bfloat16: bool,
 ) -> None:
     """They are right for any number of rows, few and many, and leading dims."""
-    monkeypatch.setattr(kernel, "has_bfloat16_products", lambda: bfloat16)
+    give_facts(bfloat16_products=bfloat16)
     weight = quantized(outputs, inputs, bits)
     generator = torch.Generator().manual_seed(1)
     offset = torch.randn(outputs, generator=generator).bfloat16() if bias else None
@@ -121,7 +121,7 @@ def test_a_layout_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_weights_without_a_kernel(
-    monkeypatch: pytest.MonkeyPatch,
+    give_facts: Callable[..., None],
     compiled: bool,
     outputs: int,
     inputs: int,
@@ -132,7 +132,7 @@ def test_weights_without_a_kernel(
 
     lmcore's own kernel takes all of 8 bits, on a processor without products of bfloat16.
     """
-    monkeypatch.setattr(kernel, "has_bfloat16_products", lambda: not compiled)
+    give_facts(bfloat16_products=not compiled)
     weight = QuantizedWeight(
         bits,
         torch.zeros(outputs, inputs, dtype=torch.int8),
@@ -144,12 +144,12 @@ def test_weights_without_a_kernel(
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("bits", [8, 4])
-def test_an_activation(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+def test_an_activation(give_facts: Callable[..., None], bits: int) -> None:
     """A projection includes GELU, or is not made."""
-    monkeypatch.setattr(kernel, "has_bfloat16_products", lambda: False)
+    give_facts(bfloat16_products=False)
     weight = quantized(64, 64, bits)
     project = projection(weight, activation="gelu_tanh")
-    assert (project is not None) == (bits == 8 and bool(native.instructions()))
+    assert (project is not None) == (bits == 8 and bool(facts().instructions))
     assert projection(weight, activation="relu") is None
     if project is not None:
         x = torch.randn(3, 64, generator=torch.Generator().manual_seed(2)).bfloat16()

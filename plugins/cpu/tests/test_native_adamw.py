@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,9 +10,9 @@ import torch
 from torch import nn
 
 from lmcore.accelerator.op import reference, torch_kernels
-from lmcore_cpu.kernel import adamw as module
 from lmcore_cpu.kernel import native
 from lmcore_cpu.kernel.adamw import adamw
+from lmcore_cpu.kernel.processor import facts
 
 SETTINGS = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
 OTHERS = {"lr": 0.3, "beta1": 0.3, "beta2": 0.7, "epsilon": 0.2, "weight_decay": 0.9}
@@ -19,11 +20,11 @@ State = list[list[torch.Tensor]]
 
 
 @pytest.fixture(params=("avx512", "avx2"))
-def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def instructions(request: pytest.FixtureRequest, give_facts: Callable[..., None]) -> str:
     """Each instruction set that this processor has kernels for."""
-    if request.param not in native.instructions():
+    if request.param not in facts().instructions:
         pytest.skip(f"no kernels for {request.param}: {native.reason()}")
-    monkeypatch.setattr(module, "instructions", lambda: (request.param,))
+    give_facts(instructions=(request.param,))
     return str(request.param)
 
 
@@ -98,7 +99,7 @@ def test_an_element_does_not_depend_on_its_place(threads: int) -> None:
 
 
 @pytest.mark.usefixtures("instructions")
-def test_results_in_other_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_in_other_memory(give_facts: Callable[..., None]) -> None:
     """Results go to other tensors, aligned or not, with the same bits; the old ones stay."""
     for shift in (0, 1):
         inside, outside = state_of((3, 4099), (16,)), state_of((3, 4099), (16,))
@@ -114,7 +115,7 @@ def test_results_in_other_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         for some, others in zip(outside[:4], before[:4], strict=True):
             assert all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
     # Without compiled code torch's kernel does it, after a copy.
-    monkeypatch.setattr(module, "kernels", lambda: None)
+    give_facts(instructions=())
     state = copy_of(before)
     adamw(*state, **SETTINGS, results=new)
     assert all(torch.equal(one, other) for one, other in zip(new[1], inside[2], strict=True))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from lmcore_cpu.kernel import few_rows, native
+from lmcore_cpu.kernel import few_rows, native, processor
 from lmcore_cpu.kernel.few_rows import PackedWeight
 from lmcore_cpu.kernel.next_token_attention import next_token_attention
 from lmcore_cpu.kernel.weight_memory import new_weight
@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 @pytest.fixture(params=INSTRUCTIONS)
 def instructions(request: pytest.FixtureRequest) -> str:
     """Each instruction set that this processor has kernels for."""
-    if request.param not in native.instructions():
+    if request.param not in processor.facts().instructions:
         pytest.skip(f"no kernels for {request.param}: {native.reason()}")
     return str(request.param)
 
@@ -197,7 +197,9 @@ def test_why_it_is_not_used(
 def test_without_the_module_nothing_is_native(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the module there are no instruction sets, and no kernel is offered."""
     monkeypatch.setattr(native, "_loaded", lambda: (None, "not compiled"))
-    assert native.instructions() == ()
+    monkeypatch.setattr(processor, "_here", processor.Facts())
+    assert processor.facts().instructions == ()
+    assert processor.facts().kernels is None
     assert next_token_attention(torch.float32, 64) is None
 
 

@@ -80,10 +80,10 @@ def test_batches_are_late_and_right(
             began = time.perf_counter()
             batch = next(batches)
             took = time.perf_counter() - began
-            seen = batch.tokens_BS + 0  # on the stream of the computation, which waits
+            seen = batch["tokens_BS"] + 0  # on the stream of the computation, which waits
             wanted = FIRST[marks] + torch.arange(64) + torch.arange(4)[:, None] + 4 * number
             right.append(torch.equal(seen.cpu(), wanted))
-            assert batch.tokens_BS.device.type == "sim"
+            assert batch["tokens_BS"].device.type == "sim"
             assert took < 0.06 or number, "the copies of three tensors were waited for"
     assert all(right) is marks
 

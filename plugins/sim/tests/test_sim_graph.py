@@ -194,8 +194,9 @@ def test_a_recorded_run_is_the_same_run(train: Any, tmp_path: Path, flags: str) 
     """Losses, norms and validations equal a run without capture, bit for bit."""
     for name, more in {"plain": "", "graph": "--step-graph"}.items():
         done = train(name, f"--train-iters 6 {flags} {more}")
-        # From 2^32 on every step is skipped, which is no success.
-        assert done.returncode == int("4294967296" in flags), done.stderr
+        # From 2^32 on every step is skipped, while the loss scale falls.
+        assert done.returncode == 0, done.stderr
+        assert ("no step updated the weights" in done.stderr) == ("4294967296" in flags)
     assert "graph     forward and backward" in done.stderr
     found = rows(tmp_path / "graph")
     assert len(found) == 6
@@ -232,7 +233,7 @@ def test_what_cannot_be_recorded(run_python: RunPython, tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text(
         "import sys\n"
-        "from lmcore.model.gpt import GPT\n"
+        "from lmcore.families.gpt.model import GPT\n"
         "real = GPT.loss_of\n"
         "def loss_of(self, *args):\n"
         "    loss = real(self, *args)\n"

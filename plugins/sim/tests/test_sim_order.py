@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -15,6 +16,9 @@ from lmcore.accelerator.transfer.async_scalars import ScalarCopier
 from lmcore.accelerator.transfer.staging import begin_staging, stage_tensors
 
 Misbehave = Callable[[str], None]
+# Numbers for tests that show missing data: each is used once, so memory that an earlier test or an
+# earlier round filled and gave back never holds the expected one.
+UNUSED = map(float, itertools.count(10_001))
 
 
 @pytest.fixture(autouse=True)
@@ -227,11 +231,8 @@ def test_scalars_need_their_event(sim: ModuleType) -> None:
     from lmcore_sim.device import create_device
 
     device = create_device()
-    # other values each time: memory that the first copier gave back may hold the first
-    for values, new_event, right in (
-        ([1.5, 2.5], device.new_event, True),
-        ([3.5, 4.5], lambda: Forgets("sim"), False),
-    ):
+    for new_event, right in ((device.new_event, True), (lambda: Forgets("sim"), False)):
+        values = [next(UNUSED), next(UNUSED)]
         copier = ScalarCopier(dataclasses.replace(device, new_event=new_event))
         sent = copier.copy(torch.tensor(values, device="sim"))
         assert (sent.read() == values) is right
@@ -242,8 +243,8 @@ def test_a_stager_needs_its_wait(sim: ModuleType) -> None:
     from lmcore_sim.device import create_device
 
     device = create_device()
-    # another value each time: memory that the first buffers gave back may hold the first
-    for value, synchronize, right in ((7.0, device.synchronize, True), (9.0, lambda: None, False)):
+    for synchronize, right in ((device.synchronize, True), (lambda: None, False)):
+        value = next(UNUSED)
         live = {"weight": torch.full((64, 64), value, device="sim")}
         stager = buffer_stager(dataclasses.replace(device, synchronize=synchronize), priority=1)
         staged = stage_tensors(stager, live)
@@ -259,7 +260,7 @@ def test_a_copy_that_has_begun(sim: ModuleType) -> None:
     stager = buffer_stager(create_device(), priority=1)
     weight = torch.full((300, 400), 5.0, device="sim")
     live = {"weight": weight, "step": torch.tensor(3.0), "large": torch.ones(300, 400)}
-    for value in (7.0, 9.0):
+    for value in (next(UNUSED), next(UNUSED)):
         weight.fill_(value)
         pending = begin_staging(stager, live, live.keys())
         gradient = weight * 2  # a step reads
@@ -268,7 +269,7 @@ def test_a_copy_that_has_begun(sim: ModuleType) -> None:
         pending.finish()
         assert pending.tensors["weight"].unique().tolist() == [value]
         assert pending.tensors["large"].unique().tolist() == [1.0]
-    assert weight.cpu().unique().tolist() == [27.0]
+    assert weight.cpu().unique().tolist() == [3 * value]
 
 
 def test_a_copy_needs_its_wait_on_the_host(sim: ModuleType) -> None:
@@ -276,11 +277,8 @@ def test_a_copy_needs_its_wait_on_the_host(sim: ModuleType) -> None:
     from lmcore_sim.device import create_device
 
     device = create_device()
-    # another value each time: memory that the first buffers gave back may hold the first
-    for value, new_event, right in (
-        (7.0, device.new_event, True),
-        (9.0, lambda: Forgets("sim"), False),
-    ):
+    for new_event, right in ((device.new_event, True), (lambda: Forgets("sim"), False)):
+        value = next(UNUSED)
         live = {"weight": torch.full((64, 64), value, device="sim")}
         stager = buffer_stager(dataclasses.replace(device, new_event=new_event), priority=1)
         pending = begin_staging(stager, live, live.keys())

@@ -72,6 +72,11 @@ def test_rules_are_read() -> None:
     only = parse_faults("autocast-only:mm; autocast-only:bmm")
     assert only == Faults(autocast_only=("mm", "bmm"))
     assert parse_faults("wrong").rules == (FaultRule("wrong", "", 0, 1.01),)
+    unhealthy = parse_faults("unhealthy@3#1; unhealthy@9")
+    assert unhealthy == Faults(
+        unhealthy=(FaultRule("unhealthy", "", 3, 0.0, 1), FaultRule("unhealthy", "", 9))
+    )
+    assert [unhealthy.unhealthy_from({"RANK": rank}) for rank in "01"] == [9, 3]
     assert parse_faults(" ; ") == Faults()
 
 
@@ -79,7 +84,7 @@ def test_rules_are_read() -> None:
     "text",
     ["fail:", "fail@0", "fial:mm", "fail=2", "slow=5", "slow=x", "wrong=no", "no-autocast@2",
      "autocast-only", "autocast-only:gelu", "autocast-only:mm@2",
-     "hang:mm", "hang:all_redcue", "fail:mm#x"],
+     "hang:mm=1", "fail:mm#x", "unhealthy:mm", "unhealthy=2"],
 )  # fmt: skip
 def test_wrong_rules_are_refused(text: str) -> None:
     """A rule that is none is named, with a hint."""

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,17 +15,20 @@ from lmcore.accelerator import Device, Probe, first_line, own_index
 from lmcore.accelerator.op.packages import FACT, describe
 from lmcore.errors import DeviceError
 from lmcore_cuda.detection.architectures import capability_words, runs_on
+from lmcore_cuda.driver.gpu_health import health_of
 from lmcore_cuda.driver.gpu_use import GpuUse, in_gib, read_use
 from lmcore_cuda.driver.nvml import load_library
 from lmcore_cuda.faults import hint_for, is_out_of_memory
 from lmcore_cuda.packages import installed_packages
 from lmcore_cuda.peaks import peak_flops
-from lmcore_cuda.settings import CudaSection
+from lmcore_cuda.settings import CudaSection, allocator_settings
 
 __all__ = ["create_device"]
 
 logger = logging.getLogger(f"lmcore.{__name__}")  # of the lines that lmcore formats
 
+_ALLOCATOR = attrgetter("_C._accelerator_setAllocatorSettings")
+"""Function that sets torch's allocator: torch has no public one, and older versions none."""
 _DEFAULTS = CudaSection()
 _CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _FLOAT8 = (8, 9)
@@ -53,7 +57,8 @@ def create_device(
         os.environ.setdefault(_CUBLAS_WORKSPACE, ":4096:8")
     _require_cuda()
     index = own_index("cuda")
-    use = _use_of(probe, index)  # before this process has memory there
+    allocator = _set_allocator(index, settings)  # before this process has memory there
+    use, uuid = _use_of(probe, index), _uuid(probe, index)  # before this process has memory there
     properties = torch.cuda.get_device_properties(index)
     _require_kernels(properties)
     _claim(index, str(properties.name), use)
@@ -67,7 +72,8 @@ def create_device(
         dtypes=_dtypes((properties.major, properties.minor)),
         peak_flops=lambda dtype: peak_flops(name, dtype, tf32=tf32),
         new_graph=_Graph,
-        facts=_facts(properties, probe, tf32=tf32),
+        health=None if uuid is None else health_of(load_library(), uuid),
+        facts={**_facts(properties, probe, tf32=tf32), "allocator": allocator},
     )
 
 
@@ -98,6 +104,29 @@ def _require_cuda() -> None:
     )
 
 
+def _set_allocator(index: int, settings: CudaSection) -> str:
+    """Set the limit of memory and torch's allocator; return the settings of the latter.
+
+    Raises:
+        DeviceError: torch does not accept them.
+    """
+    try:
+        if settings.memory_fraction is not None:
+            torch.cuda.set_per_process_memory_fraction(settings.memory_fraction, index)
+        wanted = allocator_settings(settings, os.environ)
+        if wanted:
+            _ALLOCATOR(torch)(wanted)
+    except (AttributeError, RuntimeError, ValueError) as error:
+        raise DeviceError(
+            "torch does not accept the settings of its allocator",
+            why=f"torch {torch.__version__}: {first_line(error)}",
+            hint="leave out `--cuda-memory-fraction`, `--cuda-expandable-segments`, "
+            "`--cuda-max-split-size-mb` and `--cuda-garbage-collection-threshold`, or use a newer "
+            "torch",
+        ) from error
+    return wanted
+
+
 def _require_kernels(properties: Any) -> None:
     built: Sequence[str] = torch.cuda.get_arch_list()
     capability = (properties.major, properties.minor)
@@ -111,10 +140,14 @@ def _require_kernels(properties: Any) -> None:
 
 
 def _use_of(probe: Probe, index: int) -> GpuUse | None:
+    uuid = _uuid(probe, index)
+    return None if uuid is None else read_use(load_library(), uuid)
+
+
+def _uuid(probe: Probe, index: int) -> str | None:
+    """Return the UUID of the GPU; None if the probe did not see it."""
     gpus = probe.facts.get("gpus", [])
-    if not 0 <= index < len(gpus):
-        return None
-    return read_use(load_library(), str(gpus[index]["uuid"]))
+    return str(gpus[index]["uuid"]) if 0 <= index < len(gpus) else None
 
 
 def _claim(index: int, name: str, use: GpuUse | None) -> None:

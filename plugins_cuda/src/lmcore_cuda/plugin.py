@@ -32,7 +32,7 @@ def lmcore_plugin_info() -> PluginInfo:
     """Return the plugin's name and the versions that it supports."""
     return PluginInfo(
         name="cuda",
-        api=">=1.1,<2",
+        api=">=1.2,<2",
         torch=">=2.8",
         provides=("cuda",),
         summary="NVIDIA GPUs, through PyTorch's CUDA build",

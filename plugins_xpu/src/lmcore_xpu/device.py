@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,10 +15,11 @@ from lmcore.accelerator.op.packages import FACT, Package, describe
 from lmcore.accelerator.torch_versions import TorchCapability
 from lmcore.errors import DeviceError
 from lmcore_xpu.faults import hint_for, is_out_of_memory
+from lmcore_xpu.health import health_of
 from lmcore_xpu.kernels import compiler_problem
 from lmcore_xpu.packages import TRITON, installed_packages
 from lmcore_xpu.peaks import peak_flops
-from lmcore_xpu.settings import XpuSection
+from lmcore_xpu.settings import XpuSection, allocator_settings
 
 __all__ = ["GRAPH", "create_device"]
 
@@ -27,6 +30,10 @@ GRAPH = TorchCapability(
     "2.11",
     "`--step-graph` is refused",
 )
+_ALLOCATOR = attrgetter("_C._accelerator_setAllocatorSettings")
+"""Function that sets torch's allocator: torch has no public one, and older versions none."""
+_MEMORY_FRACTION = attrgetter("xpu.set_per_process_memory_fraction")
+"""Function that limits the memory of this process; torch 2.8 has none."""
 _DEFAULTS = XpuSection()
 _MUCH = 0.1
 """Share of memory used by other processes from which on a warning is logged."""
@@ -58,6 +65,7 @@ def create_device(probe: Probe, settings: XpuSection = _DEFAULTS) -> Device:
     """
     _require_xpu()
     index = own_index("xpu")
+    allocator = _set_allocator(index, settings)  # before this process has memory there
     properties = torch.xpu.get_device_properties(index)
     name = str(properties.name)
     if not getattr(properties, "is_integrated_gpu", False):  # which has the host's memory
@@ -72,8 +80,9 @@ def create_device(probe: Probe, settings: XpuSection = _DEFAULTS) -> Device:
         dtypes=_dtypes(properties),
         memory_stats=_memory_stats(torch.device("xpu", index), int(properties.total_memory)),
         peak_flops=lambda dtype: peak_flops(name, dtype, execution_units=units, tf32=tf32),
+        health=health_of(probe.facts, index),
         **_graph(),
-        facts=_facts(properties, probe, tf32=tf32),
+        facts={**_facts(properties, probe, tf32=tf32), "allocator": allocator},
     )
 
 
@@ -98,6 +107,29 @@ def _require_xpu() -> None:
         why=f"torch {torch.__version__}: {why}",
         hint=hint_for(why),
     )
+
+
+def _set_allocator(index: int, settings: XpuSection) -> str:
+    """Set the limit of memory and torch's allocator; return the settings of the latter.
+
+    Raises:
+        DeviceError: torch does not accept them.
+    """
+    try:
+        if settings.memory_fraction is not None:
+            _MEMORY_FRACTION(torch)(settings.memory_fraction, index)
+        wanted = allocator_settings(settings, os.environ)
+        if wanted:
+            _ALLOCATOR(torch)(wanted)
+    except (AttributeError, RuntimeError, ValueError) as error:
+        raise DeviceError(
+            "torch does not accept the settings of its allocator",
+            why=f"torch {torch.__version__}: {first_line(error)}",
+            hint="leave out `--xpu-memory-fraction`, `--xpu-expandable-segments`, "
+            "`--xpu-max-split-size-mb` and `--xpu-garbage-collection-threshold`, or use a newer "
+            "torch",
+        ) from error
+    return wanted
 
 
 def _tell_of_others(index: int, name: str) -> None:

@@ -31,7 +31,7 @@ def lmcore_plugin_info() -> PluginInfo:
     """Say what this plugin is and works with."""
     return PluginInfo(
         name="xpu",
-        api=">=1.1,<2",
+        api=">=1.2,<2",
         torch=">=2.8",
         provides=("xpu",),
         summary="Intel GPUs, through torch.xpu",

@@ -43,6 +43,11 @@ LLAMA = (
     "--group-query-attention --num-query-groups 2 --no-add-bias-linear "
     "--untie-embeddings-and-output-weights"
 )
+BERT = "--model-family bert"
+FP64 = "--precision fp64 --clip-grad 0"
+CLASSIFIER = f"--task classification --task-data {__file__}"
+CHOICE = f"--task multiple-choice --task-data {__file__}"
+"""Tasks, whose samples `worker.py` draws: the file is not read."""
 
 KINDS = {
     "fp32": "",
@@ -54,6 +59,10 @@ KINDS = {
     "twice": "twice",
     "lamb": "--optimizer lamb",
     "llama": LLAMA,
+    "bert": f"{BERT} --precision fp64 --clip-grad 0",
+    "bert-original": f"{BERT} --bert-post-norm --bert-gelu erf --precision fp64 --clip-grad 0",
+    "classifier": f"{BERT} {CLASSIFIER} {FP64}",
+    "choice": f"{LLAMA} {CHOICE} {FP64}",
     "llama-documents": f"{LLAMA} --precision fp64 --clip-grad 0 {DOCUMENTS}",
 }
 """Kinds of runs, each also run by one process; `twice`: forward calls every layer twice."""
@@ -120,6 +129,26 @@ OF_TWO = {
     "llama/zero-bubble-v": ZBV,
     "llama-documents/cp": CP,
     "llama-documents/pp": PP,
+    "bert/dp": ACCUMULATE,
+    "bert/zero3-full": f"--zero-stage 3 {FULL}",
+    "bert/tp": f"{TP} {ACCUMULATE}",
+    "bert/tp-sp": f"{TP} {SP} {SELECTIVE}",
+    "bert/pp": PP,
+    "bert/interleaved": INTERLEAVED,
+    "bert/zero-bubble-v": ZBV,
+    "bert-original/zero1": "--zero-stage 1",
+    "bert-original/tp-sp": f"{TP} {SP}",
+    "bert-original/pp": PP,
+    "classifier/dp": ACCUMULATE,
+    "classifier/zero3": "--zero-stage 3",
+    "classifier/tp": TP,
+    "classifier/tp-sp": f"{TP} {SP}",
+    "classifier/pp": PP,
+    "choice/dp": ACCUMULATE,
+    "choice/zero1": "--zero-stage 1",
+    "choice/tp": TP,
+    "choice/tp-sp": f"{TP} {SP}",
+    "choice/pp": PP,
     "lamb/zero3": "--zero-stage 3",
     "lamb/tp-sp": f"{TP} {SP}",
     "lamb/pp": PP,
@@ -173,6 +202,9 @@ OF_FOUR = {
     "llama/tp-sp-interleaved": f"{TP} {SP} {INTERLEAVED}",
     "llama/zero2-zero-bubble-v": f"--zero-stage 2 {ZBV}",
     "llama-documents/cp-tp-sp": f"{CP} {TP} {SP}",
+    "bert/tp-sp-pp": f"{TP} {SP} {PP}",
+    "bert/zero2-tp": f"--zero-stage 2 {TP}",
+    "bert-original/zero3-tp-sp": f"--zero-stage 3 {TP} {SP}",
     "uneven/pp4": "--pipeline-model-parallel-size 4",
 }
 

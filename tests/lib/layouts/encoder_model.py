@@ -18,23 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lmcore.config.derived.model_family import FAMILIES, ModelFamily
-from lmcore.config.section.model import ModelSection
 from lmcore.data.blend.sources import GPTSamples, OpenSource, SampleSettings
 from lmcore.data.loading.batch import Batch, check_vocabulary
-from lmcore.model.layers import Embedding
-from lmcore.model.protocol import Model, SampleKind
-from lmcore.model.registry import MODEL_CLASSES
-from lmcore.model.transformer import Block, norm_of
-from lmcore.train.sample_format import SAMPLE_FORMATS, SampleFormat
+from lmcore.families.layers.parameters import block_rows, norm_rows
+from lmcore.families.layers.projection import Embedding
+from lmcore.families.layers.transformer import Block, norm_of
+from lmcore.families.protocol import Model
+from lmcore.families.sample_format import SampleFormat
+from lmcore.model.family import Family, ForwardFlops, Loss, families
+from lmcore.model.parameters import ZEROS, Init, Parameter, parameter_count
+from lmcore.model.shape import ModelShape
 
 NAME = "Encoder"
-MASKED = SampleKind(
-    "masked-tokens",
-    arguments=("hidden_weight_BS", "originals_BS", "inputs_BS"),
-    loss_weight="hidden_weight_BS",
-    options=("types_BS",),
-)
 NUM_TYPES = 2
 
 
@@ -42,7 +37,6 @@ class Encoder(Model):
     """Encoder whose tokens attend to all others, with embeddings of types and its own loss."""
 
     causal = False
-    sample_kind = MASKED
 
     def __init__(self, shape: Any, ops: Any, recompute: Any, **options: Any) -> None:
         super().__init__(shape, ops, recompute, **options)
@@ -60,19 +54,12 @@ class Encoder(Model):
         """Blocks, in order."""
         return list(self.body)
 
-    def initial_weight(self, name: str, size: torch.Size, seed: int) -> Tensor:
-        """Return ones for gains, zeros for biases, and matrices drawn from N(0, 0.1)."""
-        if len(size) < 2:
-            return torch.full(size, 1.0 if name.endswith("norm.weight") else 0.0)
-        generator = torch.Generator().manual_seed(seed + sum(name.encode()))
-        return torch.empty(size).normal_(0.0, 0.1, generator=generator)
-
     def loss(
         self,
+        *,
         hidden_weight_BS: Tensor,
         originals_BS: Tensor,
         inputs_BS: Tensor,
-        *,
         types_BS: Tensor,
     ) -> Tensor:
         """Return the weighted sum of the cross entropies of the hidden tokens."""
@@ -125,53 +112,59 @@ class MaskedSamples(GPTSamples):
         return MaskedDataset(super().build(source, num_samples, settings, name=name), settings.seed)
 
 
-@dataclass(frozen=True)
-class MaskedBatch(Batch):
-    """Micro-batch with the names of `MASKED`, in another order."""
-
-    inputs_BS: Tensor
-    types_BS: Tensor
-    originals_BS: Tensor
-    hidden_weight_BS: Tensor
-
-
 def masked_format(plan: Any, tokenizer: Any) -> SampleFormat:
     """Return builder and collation of a run's samples."""
 
-    def collate(samples: Sequence[MaskedSample], first: int) -> MaskedBatch:
+    def collate(samples: Sequence[MaskedSample], first: int) -> Batch:
         tokens_BS = torch.from_numpy(np.stack([sample.tokens_S for sample in samples]))
         hidden_BS = torch.from_numpy(np.stack([sample.hidden_S for sample in samples]))
         check_vocabulary(tokens_BS, plan.vocab_size, first)
         second_half_S = torch.arange(tokens_BS.shape[1]) >= tokens_BS.shape[1] // 2
         types_BS = second_half_S.long().expand_as(tokens_BS).contiguous()
         inputs_BS = tokens_BS.masked_fill(hidden_BS, tokenizer.eod)
-        return MaskedBatch(inputs_BS, types_BS, tokens_BS, hidden_BS.float())
+        return {
+            "inputs_BS": inputs_BS,
+            "types_BS": types_BS,
+            "originals_BS": tokens_BS,
+            "hidden_weight_BS": hidden_BS.float(),
+        }
 
     return SampleFormat(MaskedSamples(), collate)
 
 
-def parameter_count(model: ModelSection, padded_vocab_size: int) -> int:
-    """Return the number of parameters: embeddings, blocks with 12 h^2 + 13 h, norm and bias."""
-    h, positions = model.hidden_size, model.max_position_embeddings or model.seq_length
-    embeddings = (padded_vocab_size + positions + NUM_TYPES) * h
-    return embeddings + model.num_layers * (12 * h * h + 13 * h) + 2 * h + padded_vocab_size
+def parameters(shape: ModelShape) -> list[Parameter]:
+    """Return the table of parameters: embeddings, blocks, norm and bias of the head."""
+    wide, hidden = Init(std=0.1), shape.hidden_size
+    sizes = {
+        "words": shape.padded_vocab_size,
+        "places": shape.max_position_embeddings,
+        "types": NUM_TYPES,
+    }
+    table = [Parameter(f"{name}.weight", (size, hidden), wide) for name, size in sizes.items()]
+    for layer in range(shape.num_layers):
+        table += block_rows(f"body.{layer}", shape)
+    bias = Parameter("output_bias", (shape.padded_vocab_size,), ZEROS)
+    return [*table, *norm_rows("norm", shape), bias]
 
 
-def flops_per_step(model: ModelSection, padded_vocab_size: int, global_batch_size: int) -> int:
-    """Return six for each parameter and token."""
-    return 6 * global_batch_size * model.seq_length * parameter_count(model, padded_vocab_size)
+def forward_flops(shape: ModelShape, seq_length: int) -> ForwardFlops:
+    """Return two for each parameter and token."""
+    return ForwardFlops(0, 2 * seq_length * parameter_count(parameters(shape)))
 
 
 def register() -> None:
-    """Add the family to the registries, before the families that match any settings."""
-    family = ModelFamily(
-        NAME,
-        lambda settings: settings.position_embedding_type == "none",
-        parameter_count,
-        flops_per_step,
+    """Add the family to the registry, before the families that match any settings."""
+    family = Family(
+        name=NAME,
+        matches=lambda settings: settings.position_embedding_type == "none",
+        parameters=parameters,
+        forward_flops=forward_flops,
+        batch=dict.fromkeys(("inputs_BS", "types_BS", "originals_BS", "hidden_weight_BS"), "BS"),
+        losses=(Loss("lm loss", "hidden_weight_BS"),),
+        model="layouts.encoder_model:Encoder",
+        samples="layouts.encoder_model:masked_format",
     )
-    others = dict(FAMILIES)
-    FAMILIES.clear()
-    FAMILIES.update({NAME: family} | others)
-    MODEL_CLASSES[NAME] = Encoder
-    SAMPLE_FORMATS[MASKED.name] = masked_format
+    registry = families()
+    others = dict(registry)
+    registry.clear()
+    registry.update({NAME: family} | others)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lmcore.model.layers import Embedding
-from lmcore.model.protocol import Model
-from lmcore.model.transformer import FeedForward, norm_of
+from lmcore.families.layers.head import HeadLoss
+from lmcore.families.layers.parameters import norm_rows
+from lmcore.families.layers.projection import Embedding
+from lmcore.families.layers.transformer import FeedForward, norm_of
+from lmcore.families.protocol import Model
+from lmcore.model.family import Family, families
+from lmcore.model.parameters import ZEROS, Init, Parameter
+from lmcore.model.shape import ModelShape
 
 
 class Layer(nn.Module):
@@ -38,11 +43,7 @@ class MLPModel(Model):
         self.embedding = Embedding(shape.padded_vocab_size, shape.hidden_size)
         self.body = nn.ModuleList(Layer(shape, ops) for _ in range(shape.num_layers))
         self.head = Embedding(shape.padded_vocab_size, shape.hidden_size)
-        self.linear_cross_entropy = ops.bind(
-            "linear_cross_entropy",
-            vocab_size=shape.padded_vocab_size,
-            hidden_size=shape.hidden_size,
-        )
+        self.head_loss = HeadLoss(shape, ops)
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -54,17 +55,33 @@ class MLPModel(Model):
         """Weight of the head, [V, H]."""
         return self.head.weight
 
-    def initial_weight(self, name: str, size: torch.Size, seed: int) -> Tensor:
-        """Return ones for gains, zeros for biases, and matrices drawn from N(0, 0.2)."""
-        if len(size) < 2:
-            return torch.full(size, 1.0 if name.endswith("norm.weight") else 0.0)
-        generator = torch.Generator().manual_seed(seed + sum(name.encode()))
-        return torch.empty(size).normal_(0.0, 0.2, generator=generator)
-
     def loss(self, tokens_BS: Tensor, targets_BS: Tensor, loss_weight_BS: Tensor) -> Tensor:
         """Return the weighted sum of the cross entropies, a float32 scalar."""
         x_BSH = functional.embedding(tokens_BS, self.embedding.weight)
         x_BSH = self.recompute.run_blocks(self.layers, x_BSH)
-        return self.linear_cross_entropy(
+        return self.head_loss(
             x_BSH.flatten(0, 1), self.head.weight, targets_BS.flatten(), loss_weight_BS.flatten()
         )
+
+
+def parameters(shape: ModelShape) -> list[Parameter]:
+    """Return the table of parameters."""
+    wide = Init(std=0.2)
+    rows, (hidden, width) = shape.padded_vocab_size, (shape.hidden_size, shape.ffn_hidden_size)
+    table = [Parameter("embedding.weight", (rows, hidden), wide)]
+    for layer in range(shape.num_layers):
+        feed_forward = f"body.{layer}.feed_forward"
+        table += [
+            *norm_rows(f"body.{layer}.norm", shape),
+            Parameter(f"{feed_forward}.up.weight", (width, hidden), wide),
+            Parameter(f"{feed_forward}.up_bias", (width,), ZEROS),
+            Parameter(f"{feed_forward}.down.weight", (hidden, width), wide),
+            Parameter(f"{feed_forward}.down_bias", (hidden,), ZEROS),
+        ]
+    return [*table, Parameter("head.weight", (rows, hidden), wide)]
+
+
+def replace_gpt() -> Family:
+    """Return GPT's record with this model, for the registry."""
+    usual = families()["GPT"]
+    return replace(usual, parameters=parameters, model="layouts.mlp_model:MLPModel")

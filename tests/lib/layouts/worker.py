@@ -22,15 +22,20 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from layouts.steps import STEPS
 from layouts.stored import store
+from lmcore.config.derived.data_source import TaskData
 from lmcore.config.load import load_config
 from lmcore.config.plan import RunPlan
 from lmcore.config.resolve import resolve
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
+from lmcore.data.dataset.bert import BertSample
 from lmcore.data.dataset.document_mask import DocumentMasks
 from lmcore.data.loading.batch import CausalLMCollation
 from lmcore.data.loading.loader import BatchLoader
-from lmcore.model.gpt import GPT
+from lmcore.data.task.dataset import TaskSample
+from lmcore.families.bert.samples import BertCollation
+from lmcore.families.gpt.model import GPT
+from lmcore.families.heads.samples import PairFormat, TaskCollation
 from lmcore.parallel.random_states import seed_everything
 from lmcore.plugin import PluginSet, Selection, build_op_table, discover
 from lmcore.plugin.selection import HANDED_DOWN
@@ -85,6 +90,81 @@ class Samples:
         return self.tokens[i]
 
 
+class Masked:
+    """Random samples of BERT, the same in every process; some have padding, some fewer targets."""
+
+    def __init__(self, count: int, length: int) -> None:
+        """Draw *count* samples of *length* tokens."""
+        self.length, self.drawn = length, [np.random.default_rng([7, i]) for i in range(count)]
+        self.samples = [self._draw(rng) for rng in self.drawn]
+
+    def _draw(self, rng: np.random.Generator) -> BertSample:
+        size = self.length - int(rng.integers(0, 4))
+        tokens = np.zeros(self.length, dtype=np.int64)
+        tokens[:size] = rng.integers(1, VOCABULARY, size)
+        types = (np.arange(self.length) >= size // 2).astype(np.int64)
+        chosen = rng.permutation(size)[: int(rng.integers(1, PREDICTED + 1))]
+        labels, mask = np.full(self.length, -1), np.zeros(self.length, dtype=np.int64)
+        labels[chosen], mask[chosen] = tokens[chosen], 1
+        tokens[chosen] = 3
+        padding = (np.arange(self.length) < size).astype(np.int64)
+        swapped = bool(rng.random() < 0.5)
+        return BertSample(tokens, types, labels, padding, mask, swapped, truncated=False)
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.samples)
+
+    def __getitem__(self, i: int) -> BertSample:
+        """Return a sample."""
+        return self.samples[i]
+
+
+class Labelled:
+    """Random samples of a task, the same in every process, some longer than a sequence.
+
+    The text of each class, and each right choice, is one token, repeated.
+    """
+
+    def __init__(self, count: int, task: TaskData) -> None:
+        """Draw *count* samples."""
+        self.samples = [self._draw(np.random.default_rng([9, i]), task) for i in range(count)]
+
+    def _draw(self, rng: np.random.Generator, task: TaskData) -> TaskSample:
+        texts = int(rng.integers(2, task.num_choices + 1)) if task.num_choices else 1
+        first, *second = (
+            rng.integers(9, VOCABULARY, int(rng.integers(1, 11))) for _ in range(1 + texts)
+        )
+        label = int(rng.integers(0, texts if task.num_choices else task.num_labels))
+        (second[label] if task.num_choices else first)[:] = 4 if task.num_choices else 4 + label
+        return TaskSample(first, tuple(second), label, float(rng.random() < 0.8))
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.samples)
+
+    def __getitem__(self, i: int) -> TaskSample:
+        """Return a sample."""
+        return self.samples[i]
+
+
+PREDICTED = 4
+"""Most masked tokens of a sample of BERT."""
+
+
+def samples_of(plan: RunPlan, count: int) -> tuple[Any, Any]:
+    """Return the samples of a case, and their collation."""
+    length, task = plan.config.model.seq_length, plan.sources.task
+    if task is not None:
+        bidirectional = plan.shape.model_family == "bert"
+        special = ((1,), (2,), (2,)) if bidirectional else ((), (3,), ())
+        pairs = PairFormat(length, *special, pad=0, bidirectional=bidirectional, second_type=1)
+        return Labelled(count, task), TaskCollation(pairs, task.num_choices)
+    if plan.shape.model_family == "bert":
+        return Masked(count, length), BertCollation(PREDICTED, binary_head=True)
+    return Samples(count, length), CausalLMCollation(masks=masks_of(plan))
+
+
 def plan_of(flags: str, world_size: int) -> RunPlan:
     """Return the plan of a case."""
     arguments = shlex.split(flags)
@@ -93,7 +173,11 @@ def plan_of(flags: str, world_size: int) -> RunPlan:
     ]
     loaded = load_config([*defaults, *arguments])
     valid = validate(loaded, world_size=world_size)
-    return resolve(valid, tokenizer=TokenizerIdentity(VOCABULARY))
+    sources, _ = loaded.sources
+    if (task := sources.task) is not None:
+        found = {"num_choices": 3} if task.choices else {"labels": ("a", "b", "c")}
+        sources = dataclasses.replace(sources, task=dataclasses.replace(task, **found))
+    return resolve(valid, tokenizer=TokenizerIdentity(VOCABULARY), sources=sources)
 
 
 def pieces(state: TrainState, tensors: dict[str, torch.Tensor]) -> list[Any]:
@@ -135,14 +219,14 @@ def run(plan: RunPlan, runtime: Runtime, *, twice: bool = False) -> dict[str, An
         replicas.check()
         steps = plan.train_iters
         count = max(steps, DRAWN_STEPS) * plan.global_batch_size
-        samples = Samples(count, plan.config.model.seq_length)
+        samples, collation = samples_of(plan, count)
         results, gradients = [], []
         with BatchLoader(
             samples,
             micro_batch_size=plan.config.training.micro_batch_size,
             data_parallel_rank=state.parallel.mesh.data_rank,
             data_parallel_size=plan.layout.data,
-            collation=CausalLMCollation(masks=masks_of(plan)),
+            collation=collation,
         ) as batches:
             for number in range(steps):
                 result = engine.step(batches).result()

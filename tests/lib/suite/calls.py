@@ -20,7 +20,10 @@ from suite import warm
 
 COLD = {"contract"}
 """Groups of conformance checks that look at what is imported: their processes begin empty."""
-COLD_TARGETS = {"lmcore_conformance.plugin_check.trial:check_plugin"}
+COLD_TARGETS = {
+    "lmcore_conformance.plugin_check.trial:check_plugin",
+    "lmcore_conformance.plugin_check.launcher_cost:watch_launcher",
+}
 """Functions that do so."""
 NESTED = {"command"}
 """Groups whose checks make calls in their turn."""

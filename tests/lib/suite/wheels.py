@@ -8,13 +8,15 @@
     wheels.py packages FOLDER NAME ...  put packages from the index into FOLDER, without their own
 
 What is stale is decided by a fingerprint of the sources, so that the environments that work in `py`
-cost nothing if it is up to date.  The standard library suffices to run this.
+cost nothing if it is up to date.  The variable TORCH_INDEX_URL names an index for torch alone; all
+else comes from pip's own.  The standard library suffices to run this.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +29,7 @@ from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[3]
 DIST = ROOT / "dist"
-PLUGINS = ("plugins/conformance", "plugins_cuda", "plugins_xpu")
+PLUGINS = ("plugins/conformance", "plugins/xla", "plugins_cuda", "plugins_xpu")
 SOURCES = (
     *("CMakeLists.txt", "LICENSE", "README.md", "constraints.txt", "pyproject.toml"),
     *("lmcore", "native", "plugins", "plugins_cuda", "plugins_xpu"),
@@ -118,15 +120,28 @@ def install(*others: str) -> None:
         os.environ["PIP_CONSTRAINT"] = str(unpinned(others))
     pip = [sys.executable, "-m", "pip", "install", "--quiet"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    needed = [*pip, *project["dependencies"], *others]
+    first, *rest = needed_commands(pip, [*project["dependencies"], *others])
     # torch is unpacked on one core while the compiler has the other.
-    with subprocess.Popen(needed, cwd=ROOT) as installing:
+    with subprocess.Popen(first, cwd=ROOT) as installing:
         build()
     if installing.returncode:
-        fail(needed, installing.returncode)
-    run([*pip, "--no-deps", "--force-reinstall", *wheels("lmcore", "lmcore_cuda", "lmcore_xpu")])
+        fail(first, installing.returncode)
+    for command in rest:
+        run(command)
+    own = wheels("lmcore", "lmcore_cuda", "lmcore_xla", "lmcore_xpu")
+    run([*pip, "--no-deps", "--force-reinstall", *own])
     run([sys.executable, "-m", "pip", "check"])  # that the list above was all that the wheels need
     stamp.write_text(wanted, encoding="utf-8")
+
+
+def needed_commands(pip: list[str], requirements: list[str]) -> list[list[str]]:
+    """Return the commands that install requirements: torch alone first, if it has its own index."""
+    index = os.environ.get("TORCH_INDEX_URL")
+    everything = [*pip, *requirements]
+    if not index:
+        return [everything]
+    torch = [one for one in requirements if re.match(r"torch\b", one)]
+    return [[*pip, "--no-deps", "--index-url", index, *torch], everything]
 
 
 def unpinned(others: Iterable[str]) -> Path:

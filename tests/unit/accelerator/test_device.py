@@ -8,7 +8,7 @@ import types
 import pytest
 import torch
 
-from lmcore.accelerator import Device, MemoryStats, torch_versions
+from lmcore.accelerator import API_VERSION, Compilations, Device, MemoryStats, torch_versions
 from lmcore.accelerator.torch_device import defaults, own_index
 from lmcore.accelerator.torch_versions import NEWEST, OLDEST
 from lmcore.errors import DeviceError, PluginError
@@ -58,6 +58,47 @@ def test_describe_is_json():
     assert found["abilities"] == ["memory_stats"]
     assert found["missing"]["new_event"] == "the chip has none"
     assert found["facts"] == {"cores": 2}
+
+
+def raising():
+    raise OSError("no answer\nfrom the driver")
+
+
+@pytest.mark.parametrize(
+    "health, problem",
+    [
+        (None, None),
+        (lambda: None, None),
+        (lambda: "42 uncorrectable errors", "42 uncorrectable errors"),
+        (raising, "its health cannot be read: OSError: no answer"),
+    ],
+)
+def test_the_health_of_a_device(health, problem):
+    """A device that cannot be asked is not healthy; without a check nothing is known."""
+    assert make(health=health).health_problem() == problem
+
+
+def test_health_is_text_or_none():
+    """True for healthy would be taken for a fault, or the other way round."""
+    with pytest.raises(PluginError, match="returned True from `health`"):
+        make(health=lambda: True).health_problem()
+
+
+def test_compilations_of_a_device():
+    """A device that compiles says how much; for any other the answer is None."""
+    assert make().compiled_so_far() is None
+    early, late = Compilations(2, 1.5), Compilations(5, 9.0)
+    assert make(compilations=lambda: late).compiled_so_far() == late
+    assert late.since(early) == Compilations(3, 7.5)
+    with pytest.raises(PluginError, match="returned 12 from `compilations`"):
+        make(compilations=lambda: 12).compiled_so_far()
+
+
+def test_an_attribute_of_a_later_contract_is_named(chip_module):
+    """A plugin for a later contract that promises this one, too, has an error that says so."""
+    with pytest.raises(PluginError, match="`Device` has no attribute `telepathy`") as error:
+        Device.from_torch("chip", telepathy=lambda: None)
+    assert API_VERSION in error.value.why
 
 
 def test_the_host_has_no_ordinal():
@@ -281,6 +322,27 @@ def test_an_unknown_device_type_is_a_device_error(index):
     with pytest.raises(DeviceError, match="has no device type `nosuch`") as error:
         Device.from_torch("nosuch", index)
     assert "import the package" in error.value.hint
+
+
+def test_a_type_without_a_module_of_torch(monkeypatch):
+    """Its plugin brings what every device has; optional functions are missing, with the reason."""
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    with pytest.raises(PluginError, match="device `xla` has no `synchronize`") as error:
+        Device.from_torch("xla")
+    assert error.value.why == "torch has no module `torch.xla`"
+    names = ("synchronize", "set_current", "seed", "get_rng_state", "set_rng_state")
+    assert all(f"`{name}=`" in error.value.hint for name in names)
+    assert "import the package" in error.value.hint
+    device = Device.from_torch("xla", **dict.fromkeys(names, lambda: None))
+    assert (device.type, device.index, device.name) == ("xla", 3, "xla")
+    assert device.missing["memory_stats"] == "torch has no module `torch.xla`"
+
+
+def test_defaults_of_a_device_that_computes_at_once():
+    """It has no step boundary, inference mode, and torch's backend of compilation."""
+    device = Device.from_torch("cpu")
+    assert device.step_boundary() is None
+    assert (device.inference_mode, device.compile_backend) == (True, None)
 
 
 def test_plugins_of_before_say_nothing_of_graphs():

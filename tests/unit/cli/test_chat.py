@@ -18,9 +18,9 @@ from lmcore.cli.generate import run
 from lmcore.data.tokenizer import ByteTokenizer, Tokenizer, build_tokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import ConfigError
+from lmcore.families.gpt.model import GPT
+from lmcore.families.op_binding import OpBinding
 from lmcore.generation.text import answers
-from lmcore.model.gpt import GPT
-from lmcore.model.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
 
 POSITIONS = 96

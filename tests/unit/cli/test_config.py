@@ -15,7 +15,7 @@ from lmcore.config.resolve import resolve
 from lmcore.config.section import SECTIONS, run_options
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
-from lmcore.errors import ConfigError
+from lmcore.errors import ConfigError, LmcoreError
 
 
 @pytest.fixture(autouse=True)
@@ -116,10 +116,46 @@ def test_settings_are_checked(flags: str, problem: str, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == ""
 
 
+def test_environment(
+    settings: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The device that LMCORE_DEVICE names has this source, unless a flag goes before it."""
+
+    def shown(*flags: str) -> list[str]:
+        assert run(["show", settings, *flags]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return next(line for line in lines if line[2:].startswith("device ")).split()
+
+    assert shown() == ["device", "null", "default"]
+    monkeypatch.setenv("LMCORE_DEVICE", "cpu")
+    assert shown() == ["*", "device", "cpu", "environment:", "LMCORE_DEVICE"]
+    assert shown("--device", "cpu") == ["*", "device", "cpu", "--device"]
+
+
+def test_devices_and_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Devices and data that `lmcore train` refuses at once are problems of the settings."""
+    (tmp_path / "list").write_text("x a\n", "utf-8")
+    with pytest.raises(ConfigError) as caught:
+        run(["show", "--device", "warp", "--data-file-list", str(tmp_path / "list")])
+    problems = [problem.what for problem in (caught.value, *caught.value.others)]
+    assert problems[0].endswith("`x` is not a weight")
+    assert problems[1] == "`--device warp`: no usable plugin has this device"
+    with pytest.raises(ConfigError, match="`--corpus nope`: no text has this name"):
+        run(["show", "--corpus", "nope"])
+    monkeypatch.setenv("LMCORE_DEVICE", "warp")
+    with pytest.raises(ConfigError, match="`LMCORE_DEVICE=warp`: no usable plugin"):
+        run(["show"])
+    assert capsys.readouterr().out == ""
+
+
 def test_unknown_number_of_processes(capsys: pytest.CaptureFixture[str]) -> None:
     """Without `--nproc-per-node` nothing is concluded about the layout."""
-    assert run(["show", *["--tensor-model-parallel-size", "2", "--global-batch-size", "12"]]) == 0
+    assert run(["show", *["--tensor-model-parallel-size", "2", "--global-batch-size", "16"]]) == 0
     assert "tensor_model_parallel_size" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"\(7\) is not divisible by micro batch size \(2\)"):
+        run(["show", *["--micro-batch-size", "2", "--global-batch-size", "7"]])
 
 
 def test_problems_are_not_shown_as_settings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,3 +176,12 @@ def test_given_settings_are_bold_on_a_terminal(
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("\x1b[1m* lr ") and line.endswith("\x1b[0m") for line in lines)
     assert not any("\x1b[31m" in line for line in lines)
+
+
+def test_the_checkpoint_is_looked_for(tmp_path: Path) -> None:
+    """`--load` of no checkpoint is the error that a run ends with, and its status."""
+    missing = tmp_path / "nosuch"
+    with pytest.raises(LmcoreError, match="nosuch") as caught:
+        run(["show", "--load", str(missing)])
+    assert caught.value.exit_status == 2
+    assert run(["show", "--load", str(missing), "--save", str(missing)]) == 0

@@ -64,7 +64,7 @@ def test_of_plugins(capsys: pytest.CaptureFixture[str]):
     """In the rows of `lmcore plugins`."""
     parts = (f"{RED}name", "x", f"{RED}package", f"{RED}1")
     record = PluginRecord(*parts, PluginState.FAILED, f"{RED}reason", f"{RED}trace")
-    _print_text(PluginSet((record,)), None, None, verbose=True)
+    _print_text(PluginSet((record,)), None, None, None, verbose=True)
     found = capsys.readouterr().out
     assert "\x1b[31m" not in found
     assert found.count("\N{REPLACEMENT CHARACTER}") >= 5

@@ -96,6 +96,19 @@ def test_next_command_can_be_pasted(corpus: Path, capsys: pytest.CaptureFixture[
     assert "next: lmcore train --data-path 'my text/out_text_document'" in out
 
 
+def test_sentences_are_not_for_training(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No command is printed that would train a decoder on them, after a merge either."""
+    corpus.write_text(json.dumps({"text": "One. Two.\nThree."}) + "\n")
+    split = ["--presplit-sentences"]
+    assert run([*PREPARE, *split]) == 0
+    out = capsys.readouterr().out
+    assert "next: lmcore data inspect out_text_sentence\n" in out
+    assert "are for `lmcore train --model-family bert`" in out
+    assert run(["merge", "--datasets", "out_text_sentence", "--output-prefix", "all"]) == 0
+    assert "next: lmcore data inspect all\n" in capsys.readouterr().out
+    assert "lmcore train --data-path" not in out
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_terminated(corpus: Path, workers: str) -> None:
     """SIGTERM ends it as the shell expects, and leaves no temporary file."""

@@ -312,6 +312,21 @@ def test_a_generator_that_forgets_is_found(rows):
     assert "restored, it gives other numbers than before" in found["random state"].detail
 
 
+@pytest.mark.parametrize(
+    "health, status, detail",
+    [
+        ("lambda: None", CheckStatus.OK, "the plugin reports no fault, in "),
+        ("lambda: 'too hot'", CheckStatus.FAILED, "too hot"),
+        ("lambda: time.sleep(0.2)", CheckStatus.WARNING, "the plugin reports no fault, in 2"),
+    ],
+)
+def test_the_health_of_a_device_is_a_row(rows, health, status, detail):
+    """A check that is too slow for a run is a warning; without one there is no row."""
+    found = rows(create=f"device = dataclasses.replace(device, health={health})")["health"]
+    assert found.status is status
+    assert found.detail.startswith(detail)
+
+
 def test_a_device_that_hangs_is_stopped(rows, monkeypatch):
     """Its row says where it hangs, and the all-reduce has one too."""
     # Only the first has to come so far before it is stopped that it hangs in the plugin.

@@ -26,10 +26,10 @@ from lmcore.errors import (
     RunError,
     printable,
 )
+from lmcore.families.gpt.model import GPT
+from lmcore.families.op_binding import OpBinding
 from lmcore.generation.request import Request
 from lmcore.generation.text import sampler
-from lmcore.model.gpt import GPT
-from lmcore.model.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
 
 SHAPE = ModelShape(2, 24, 3, 40, 32, 384, init_method_std=0.3)
@@ -173,7 +173,7 @@ class TestOutput:
         (free,) = records(generate("--prompt", "ab", *flags, "--top-p", "1"))
         assert bound["tokens"] == free["tokens"] != fast["tokens"]
 
-    def test_megatrons_length(self, generate, tmp_path) -> None:
+    def test_megatrons_length(self, generate, tmp_path, caplog) -> None:
         """`--out-seq-length` counts tokens after the prompt, as far as there are positions."""
         file = tmp_path / "prompts"
         file.write_text("x\n" + "y" * 30)
@@ -181,6 +181,13 @@ class TestOutput:
         first, second = records(generate(*flags))
         assert len(first["tokens"]) == 12 or first["finished"]
         assert len(second["tokens"]) == 3 or second["finished"]
+        assert (
+            "the model has 32 positions: after the longest prompt 3 tokens at most are generated, "
+            "not the 12 of `--out-seq-length`"
+        ) in caplog.text
+        caplog.clear()
+        generate("--prompt", "x", "--out-seq-length", "12")
+        assert "positions" not in caplog.text
 
     def test_beam_search(self, generate) -> None:
         """The best texts, by their scores; one beam is greedy text."""
@@ -522,6 +529,17 @@ class TestProcesses:
         monkeypatch.setenv("LOCAL_RANK", "0")
         with pytest.raises(ConfigError, match=f"a launcher started {given} of the 2 processes"):
             generate("--prompt", "ab", "--pipeline-model-parallel-size", "2")
+
+    def test_several_of_one_process(self, generate, monkeypatch) -> None:
+        """Two tasks of srun do not generate the same twice."""
+        for name in ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"):
+            monkeypatch.setenv(name, "2")
+        for name in ("PROCID", "LOCALID", "NODEID"):
+            monkeypatch.setenv(f"SLURM_{name}", "0")
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
+            monkeypatch.setenv(name, "")  # set by the command, and undone
+        with pytest.raises(ConfigError, match="this process is one of 2"):
+            generate("--prompt", "ab")
 
     def test_contradiction(self, generate) -> None:
         """The number of processes is the product of the sizes."""

@@ -134,6 +134,26 @@ def test_another_broken_pipe_is_a_failure() -> None:
     assert "BrokenPipeError: worker" in run.stderr
 
 
+def test_a_path_that_is_too_deep(
+    command: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Directories that Python cannot make are an error of the path; other recursion is a bug."""
+
+    def make(argv: list[str]) -> int:
+        tmp_path.joinpath("d/" * 1500).mkdir(parents=True)
+        return 0
+
+    def endless(argv: list[str]) -> int:
+        return endless(argv)
+
+    command(make)
+    assert main(["try"]) == 1
+    assert "a path has too many directories" in capsys.readouterr().err
+    command(endless)
+    with pytest.raises(RecursionError):
+        main(["try"])
+
+
 def test_interrupt(command: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     """Control-C ends with status 130 and no traceback."""
 
@@ -155,18 +175,20 @@ def test_help_exits_with_success(command: Callable[..., None]) -> None:
     assert main(["try", "--help"]) == 0
 
 
-def test_closed_pipe_is_quiet() -> None:
-    """`lmcore config show | head -0` ends without a complaint."""
+@pytest.mark.parametrize("command", ["config show", "plugins", "ops list", "doctor"])
+def test_closed_pipe_is_quiet(command: str) -> None:
+    """`lmcore config show | head -0` ends without a complaint, and with one status."""
     reader, writer = os.pipe()
     os.close(reader)
     run = subprocess.run(
-        [sys.executable, "-c", SCRIPT, "config", "show", "--json"],
+        [sys.executable, "-c", SCRIPT, *command.split()],
         stdout=writer,
         stderr=subprocess.PIPE,
+        env=os.environ | {"LMCORE_PLUGINS": ""},
         check=False,
     )
     os.close(writer)
-    assert run.stderr == b""
+    assert run.stderr in {b"", b"using the CPU: no accelerator plugin is installed\n"}
     assert run.returncode == 141
 
 

@@ -113,12 +113,11 @@ def test_some_ops_are_listed(capsys):
 
 
 @pytest.fixture
-def blas(monkeypatch):
+def blas(give_facts):
     """Say which product is faster on this processor: True for torch's BLAS."""
 
     def say(*, is_faster: bool) -> None:
-        monkeypatch.setattr("lmcore_cpu.kernels.mkl_is_faster", lambda: is_faster)
-        monkeypatch.setattr("lmcore_cpu.kernel.linear.blas_is_faster", lambda: is_faster)
+        give_facts(mkl=True, prefers_mkl=is_faster, onednn=True)
 
     return say
 

@@ -124,6 +124,14 @@ EVALUATE = "--eval-iters 4 --eval-interval 1"
 CASES: dict[str, tuple[int, str, Any]] = {
     "flag_misspelt": (2, "--trian-iters 5", None),
     "heads": (2, "--hidden-size 100 --num-attention-heads 3", None),
+    "one_round": (
+        2,
+        (
+            "--lr -1 --hidden-size 100 --num-attention-heads 3 --device gpuu --nproc-per-node 3"
+            " --pipeline-model-parallel-size 2 --data-path wbe_text_document"
+        ),
+        None,
+    ),
     "positions": (2, "--seq-length 16 --max-position-embeddings 8", None),
     "batch_sizes": (2, "--micro-batch-size 4 --global-batch-size 10", None),
     "data_missing": (2, "--data-path wbe_text_document", None),
@@ -294,7 +302,8 @@ def test_steps_of_a_session(steps: int, line: str, capsys: pytest.CaptureFixture
     summary = {"iteration": 8, "duration": "0:27", "valid_loss": None, "test_loss": None}
     summary |= {"checkpoint": None, "best_valid_step": None}
     result = RunResult(Path("run"), "completed", steps, summary, None, can_generate=True)
-    train_command._report(result)
+    plan: Any = None  # read for a run that was finished before, or whose steps were all skipped
+    train_command._report(result, plan)
     assert capsys.readouterr().out.splitlines()[0] == line
 
 

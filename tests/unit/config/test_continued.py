@@ -71,6 +71,15 @@ def test_flags_and_files_override(run: Path, tmp_path: Path) -> None:
     assert (config.checkpoint.load, config.checkpoint.save) == ("runs/a", "b")
 
 
+def test_a_deepspeed_file_is_read_again(run: Path) -> None:
+    """A run with a DeepSpeed file continues with it."""
+    (run / "ds.json").write_text('{"gradient_clipping": 0.5}')
+    with (run / "config.yaml").open("a") as file:
+        file.write("parallel:\n  deepspeed_config: ds.json\n")
+    loaded = load_config(["--continue", "runs/a"])
+    assert loaded.value("clip_grad") == 0.5
+
+
 @pytest.mark.parametrize(
     "flags, answer",
     [

@@ -11,8 +11,8 @@ import pytest
 
 from lmcore.config.load import EXCLUSIVE, load_config
 from lmcore.config.section import Config, run_options
-from lmcore.config.settings import LoadedConfig, Provenance
-from lmcore.config.validate import validate
+from lmcore.config.settings import LoadedConfig, Provenance, UnreadSettingError
+from lmcore.config.validate import problems_of, validate
 from lmcore.errors import ConfigError
 
 
@@ -44,8 +44,39 @@ def test_problems_of_the_settings_come_with_unsupported_flags() -> None:
     assert len(found) == 2
 
 
+@pytest.mark.parametrize(
+    "line,found",
+    [
+        ("--lr -1 --hidden-size 65", ["`--lr -1`: out of", "`--hidden-size 65` is not divisible"]),
+        ("wrong.yaml --min-lr 1", ["wrong.yaml:2: `seed: x`", "`--min-lr 1` exceeds"]),
+        ("--seed x --epochs 3", ["`--epochs 3` is not", "`--seed x`: expected"]),
+        ("--bogus 1 --min-lr 1", ["unknown flag `--bogus`", "`--min-lr 1` exceeds"]),
+        (
+            "--seed x --engine deepspeed --tensor-model-parallel-size 8",
+            ["`--seed x`", "`--tensor-model-parallel-size 8` cannot", "`num_attention_heads: 4`"],
+        ),
+    ],
+)
+def test_all_problems_come_in_one_round(write, line: str, found: list[str]) -> None:
+    """A value that cannot be read does not hide what is wrong with the other settings."""
+    write("training:\n  seed: x\n", "wrong.yaml")
+    reported = [what for what in problems(line.split()) if "needs the package" not in what]
+    assert [what[: len(start)] for what, start in zip(reported, found, strict=True)] == found
+
+
+@pytest.mark.parametrize("name", run_options())
+def test_a_setting_that_is_unread_is_not_judged(name: str) -> None:
+    """No rule takes the default of a setting that could not be read for its value."""
+    loaded = load_config([]).without({name})
+    assert problems_of(loaded, world_size=2) == []
+    with pytest.raises(UnreadSettingError):
+        loaded.value(name)
+    with pytest.raises(UnreadSettingError):
+        loaded.given(name)
+
+
 @pytest.mark.parametrize("wrong", ["--lrr 2", "--lr two", "missing.yaml"])
-def test_settings_that_cannot_be_read_are_not_checked(wrong: str) -> None:
+def test_settings_that_depend_on_an_unread_one_are_not_checked(wrong: str) -> None:
     """Rules are not applied if a setting has its default because it could not be read."""
     with pytest.raises(ConfigError) as caught:
         validate(load_config([*wrong.split(), "--min-lr", "1"]))
@@ -119,7 +150,26 @@ def test_yaml_values_are_typed_by_their_option(write) -> None:
         ("model: 3\n", "1: section `model` holds no settings", "indented"),
         ("model:\n  num_layers: x\n", "2: `num_layers: x`: expected an integer >= 1", None),
         ("model:\n  num_layers: 0\n", "2: `num_layers: 0`: out of range", None),
-        ("model:\n  num_layers: [1]\n", "2: `num_layers: 1`: expected an integer >= 1", None),
+        (
+            "model:\n  num_layers: [1]\n",
+            "2: `num_layers: [1]`: must be one integer, got a list",
+            "without brackets",
+        ),
+        (
+            "model:\n  num_layers: [1, 2]\n",
+            "2: `num_layers: [1, 2]`: must be one integer, got a list",
+            None,
+        ),
+        (
+            "logging:\n  name: [a]\n",
+            "2: `name: [a]`: must be one text, got a list",
+            "without brackets",
+        ),
+        (
+            "preset: [gpt2-124m]\n",
+            "1: `preset: [gpt2-124m]`: must be one text, got a list",
+            "without brackets",
+        ),
         ("model:\n  num_layers:\n", "2: `num_layers: `: `num_layers` cannot be empty", None),
         ("preset: gpt3\n", "1: `preset: gpt3`: unknown choice", "`gpt2-124m`"),
         ("zzz: {}\n", "1: unknown section `zzz`", "`model`"),
@@ -144,6 +194,7 @@ def test_file_problems(write, text: str, message: str, hint: str | None) -> None
         ("--load", "https://huggingface.co/gpt2", "a URL is not a path"),
         ("--load", "x" * 300, r"x{80}\.\.\.`: this path cannot be used"),
         ("--data-path", "/".join(["y" * 200] * 30), "this path cannot be used"),
+        ("--save", "d/" * 1500, "this path cannot be used"),
         ("--vocab-file", "a\0b", "a path has no NUL character"),
         ("--save", "~/run", "`~` is not expanded here"),
         ("--data-path", "${DATA}/web", "variables are not expanded here"),
@@ -353,8 +404,9 @@ def test_megatron_command_is_understood(caplog: pytest.LogCaptureFixture) -> Non
     assert loaded.config.optimizer.lr_warmup_fraction == 0.01
     assert loaded.config.accelerator.precision == "bf16"
     assert loaded.provenance["precision"] == Provenance("flag", "--bf16")
-    (record,) = caplog.records
+    record, defaults = caplog.records
     assert (record.levelno, record.message) == (logging.INFO, loaded.notices[0])
+    assert (defaults.levelno, defaults.message) == (logging.INFO, loaded.notices[1])
     assert record.message == (
         "3 Megatron flags were translated: `--batch-size 3` -> `--micro-batch-size 3`, "
         "`--warmup .01` -> `--lr-warmup-fraction .01`, `--bf16` -> `--precision bf16`"

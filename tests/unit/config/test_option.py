@@ -18,11 +18,18 @@ class Sample:
     name: str = option(REQUIRED, "A name.")
     count: int = option(1, "A count.", minimum=1, maximum=9)
     rate: float = option(0.5, "A rate.", above=0, below=1)
-    kind: str = option("none", "A kind.", choices=("none", "some"), aliases={"any": "some"})
+    kind: str = option(
+        "none",
+        "A kind.",
+        choices=("none", "some"),
+        aliases={"any": "some"},
+        refused={"all": "use `--kind some`"},
+    )
     note: str | None = option(None, "A note.")
     items: tuple[str, ...] = option((), "Items.")
     numbers: tuple[int, ...] = option((), "Numbers.", minimum=0)
     fast: bool = option(False, "Fast.")
+    file: str = option("", "A path.", metavar="FILE")
 
 
 OPTIONS = {one.name: one for one in options_of(Sample, name="sample")}
@@ -54,10 +61,17 @@ def convert(name: str, value: object) -> object:
         ("fast", "off", False),
         ("fast", True, True),
         ("name", "none", "none"),
+        ("name", "\udcc3\udcbc", "ü"),
+        ("name", "ü \udc80", "ü \udc80"),
+        ("items", ["\udcc3\udcbc"], ("ü",)),
+        ("file", "\udcc3\udcbc", "\udcc3\udcbc"),
     ],
 )
 def test_converts_text_and_values(name: str, value: object, expected: object) -> None:
-    """Text from a flag and values from a file become the field's type."""
+    """Text from a flag and values from a file become the field's type.
+
+    The C locale leaves the bytes of UTF-8 as they are: text is decoded, a path is not.
+    """
     if (name, value) == ("count", "1_0"):
         with pytest.raises(ConfigError, match="out of range"):  # 10 is over the maximum of 9
             convert(name, value)
@@ -93,6 +107,13 @@ def test_refuses_wrong_values(name: str, value: object) -> None:
     """A value of the wrong type or out of range is a `ConfigError` that says where."""
     with pytest.raises(ConfigError, match="here"):
         convert(name, value)
+
+
+def test_a_value_of_another_program() -> None:
+    """It is refused with its own hint."""
+    with pytest.raises(ConfigError, match="here: not supported") as caught:
+        convert("kind", "all")
+    assert caught.value.hint == "use `--kind some`"
 
 
 def test_bound_and_type_in_words() -> None:

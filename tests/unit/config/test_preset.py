@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from lmcore.config.derived.model_math import pad_vocab_size, parameter_count
+from lmcore.config.derived.model_math import model_shape
 from lmcore.config.load import load_config
 from lmcore.config.preset import PRESETS
 from lmcore.config.section import run_options
+from lmcore.model.family import parameters_of
+from lmcore.model.parameters import parameter_count
+from lmcore.model.vocabulary import pad_vocab_size
 
 # l, h, a, vocabulary, parameters: the published table, and GPT-2 by hand
 TABLE = [
     ("gpt2-124m", 12, 768, 12, 50304, 124_475_904),
     ("gpt2-345m", 24, 1024, 16, 50304, 354_871_296),
     ("llama-1b", 22, 2048, 32, 32000, 1_100_048_384),
+    # with two segments and both heads; the originals have 30522 rows: 70 x 769 or 1025 fewer
+    ("bert-base", 12, 768, 12, 30592, 110_106_428 + 70 * 769),
+    ("bert-large", 24, 1024, 16, 30592, 336_226_108 + 70 * 1025),
+    ("bert-345m", 24, 1024, 16, 30592, 336_297_858),
     ("gpt-1.7b", 24, 2304, 24, 51200, 1_652_230_656),
     ("gpt-3.6b", 30, 3072, 32, 51200, 3_562_168_320),
     ("gpt-7.5b", 36, 4096, 32, 51200, 7_467_786_240),
@@ -40,7 +47,7 @@ def test_published_table(
     assert model.seq_length == model.max_position_embeddings
     padded = pad_vocab_size(config.data.vocab_size or 0, divisible_by=128)
     assert padded == vocabulary
-    assert parameter_count(model, padded) == parameters
+    assert parameter_count(parameters_of(model_shape(model, padded, config))) == parameters
 
 
 def test_table_is_complete() -> None:

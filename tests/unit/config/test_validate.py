@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -60,12 +61,15 @@ BATCH = "is not divisible by micro batch size (4) times data parallel size (2)"
         (
             "--num-layers 64 --hidden-size 8192 --num-attention-heads 48",
             HEADS,
-            "use 16, 32 or 64 heads, or `--hidden-size 8160` or `--hidden-size 8208`",
+            (
+                "use `--num-attention-heads 16`, `32` or `64`, or `--hidden-size 8160` or "
+                "`--hidden-size 8208`"
+            ),
         ),
         (
             "--num-query-groups 2",
             "`--num-query-groups 2` needs `--group-query-attention`",
-            "add `--group-query-attention`, or leave it out",
+            "add `--group-query-attention`, or remove `--num-query-groups`",
         ),
         (
             (
@@ -73,22 +77,22 @@ BATCH = "is not divisible by micro batch size (4) times data parallel size (2)"
                 "--num-query-groups 5"
             ),
             "`--num-attention-heads 12` is not divisible by `--num-query-groups 5`",
-            "use 3, 4 or 6 groups",
+            "use `--num-query-groups 3`, `4` or `6`",
         ),
         (
             "--swiglu --hidden-size 16",
             "`--hidden-size 16` gives `--swiglu` a feed-forward layer without channels",
-            "use `--ffn-hidden-size` to set it",
+            "use `--ffn-hidden-size N` to set it",
         ),
         (
             "--rotary-base 500000",
             "`--rotary-base 500000` needs `--position-embedding-type rope`",
-            "add `--position-embedding-type rope`, or leave it out",
+            "add `--position-embedding-type rope`, or remove `--rotary-base`",
         ),
         (
             "--position-embedding-type rope --rope-scaling-factor 4",
             "`--rope-scaling-factor 4` needs `--use-rope-scaling`",
-            "add `--use-rope-scaling`, or leave it out",
+            "add `--use-rope-scaling`, or remove `--rope-scaling-factor`",
         ),
         (
             "--position-embedding-type rope --kv-channels 6 --rotary-percent 0.5",
@@ -116,17 +120,17 @@ BATCH = "is not divisible by micro batch size (4) times data parallel size (2)"
         (
             "--train-samples 50 --lr-decay-iters 3",
             "`--lr-decay-iters 3` cannot be combined with `train_samples`",
-            "use `--lr-decay-samples`",
+            "use `--lr-decay-samples N` in place of `--lr-decay-iters`",
         ),
         (
             "--train-iters 50 --lr-warmup-samples 3",
             "`--lr-warmup-samples 3` cannot be combined with `train_iters`",
-            "use `--lr-warmup-iters`",
+            "use `--lr-warmup-iters N` in place of `--lr-warmup-samples`",
         ),
         (
             "--lr-decay-samples 3",
             "`--lr-decay-samples 3` cannot be combined with `train_iters`",
-            "use `--lr-decay-iters`",
+            "use `--lr-decay-iters N` in place of `--lr-decay-samples`",
         ),
         (
             "--lr-warmup-fraction 0.1 --lr-warmup-iters 3",
@@ -146,9 +150,13 @@ BATCH = "is not divisible by micro batch size (4) times data parallel size (2)"
         (
             "--lr 1e-4 --min-lr 1e-3",
             "`--min-lr 1e-3` exceeds `--lr 1e-4`",
-            "use a smaller `--min-lr`, a tenth of `--lr` is common",
+            "use `--min-lr 1e-05`, a tenth of `--lr`, or less",
         ),
-        ("--split 1,x", "`--split 1,x` is not a split", "write three shares, such as `969,30,1`"),
+        (
+            "--split 1,x",
+            "`--split 1,x` is not a split",
+            "use `--split 969,30,1`, or other shares of training, validation and test",
+        ),
         (
             "--split 100,0,0",
             "`--split 100,0,0` leaves no validation documents",
@@ -159,7 +167,7 @@ BATCH = "is not divisible by micro batch size (4) times data parallel size (2)"
             "`--tokenizer-type NullTokenizer` needs `--vocab-size`",
             "add `--vocab-size N`",
         ),
-        ("--finetune", "`--finetune` needs `--load`", "add `--load`, or leave it out"),
+        ("--finetune", "`--finetune` needs `--load`", "add `--load DIR`, or remove `--finetune`"),
         (
             "--use-checkpoint-opt_param-scheduler --override-opt_param-scheduler",
             SCHEDULERS + " exclude each other",
@@ -207,8 +215,8 @@ def test_head_hints_divide() -> None:
     for hidden, heads in [(100, 8), (7, 3), (64, 63), (8192, 48), (13, 12)]:
         (hint,) = hints(f"--hidden-size {hidden} --num-attention-heads {heads}")
         assert hint is not None
-        left, _, right = hint.partition(" heads")
-        for word in left.replace("use", "").replace("or", ",").split(","):
+        left, _, right = hint.partition(", or ")
+        for word in re.findall(r"\d+", left):
             assert hidden % int(word) == 0
         for word in right.split("--hidden-size ")[1:]:
             assert int(word.split("`")[0]) % heads == 0

@@ -120,7 +120,6 @@ CASES: dict[str, Callable[[], object]] = {
     "text_as_lines": _prepare_file("book", b"Chapter 1\n"),
     "text_too_long": _prepare_file("web.txt", b"y" * 2000),
     "archive_cut": _prepare_file("web.jsonl.gz", gzip.compress(GOOD)[:-4]),
-    "directory_mixed": _prepare_file("in/a.jsonl", b"", "in/README.txt", source="in"),
     "input_missing": lambda: prepare(PrepareRequest(("web.jsonl",), "out", ByteTokenizer())),
 }
 

@@ -13,12 +13,18 @@ from lmcore.checkpoint import save_checkpoint
 from lmcore.config.section import AcceleratorSection, Config
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
-from lmcore.model.gpt import GPT
-from lmcore.model.op_binding import OpBinding
+from lmcore.families.gpt.model import GPT
+from lmcore.families.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
 from lmcore.plugin import discover, select
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.runtime import Runtime, start_runtime
+
+
+@pytest.fixture(autouse=True)
+def _processor(processor: str) -> None:
+    """Run with the facts of other processors, too."""
+
 
 # 257 real ids of the byte tokenizer, padded.
 SHAPE = ModelShape(2, 24, 3, 40, 32, 384, init_method_std=0.3)

@@ -11,9 +11,9 @@ import torch
 
 from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.errors import RunError
+from lmcore.families.gpt.model import GPT
+from lmcore.families.op_binding import OpBinding
 from lmcore.generation.beam import Beam, beam_search
-from lmcore.model.gpt import GPT
-from lmcore.model.op_binding import OpBinding
 
 VOCABULARY = 257
 

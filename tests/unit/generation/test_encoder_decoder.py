@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from lmcore.families.gpt.model import GPT
 from lmcore.generation.beam import beam_search
 from lmcore.generation.engine import Engine
 from lmcore.generation.request import Request
 from lmcore.generation.sampling.options import SamplingOptions
 from lmcore.generation.text_model import SourceCache
-from lmcore.model.gpt import GPT
 from lmcore.model.shape import ModelShape
 
 VOCABULARY = 23

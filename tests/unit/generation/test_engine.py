@@ -11,14 +11,14 @@ import torch
 
 from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.errors import RunError
+from lmcore.families.gpt.model import GPT
+from lmcore.families.layers.cache import SlotCache
+from lmcore.families.op_binding import OpBinding
 from lmcore.generation import engine as engine_module
 from lmcore.generation.engine import Engine
 from lmcore.generation.generate import recompute
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.options import SamplingOptions
-from lmcore.model.cache import SlotCache
-from lmcore.model.gpt import GPT
-from lmcore.model.op_binding import OpBinding
 
 VOCABULARY = 257
 POSITIONS = 32

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lmcore.errors import ConfigError, RunError
+from lmcore.families.gpt.model import GPT
 from lmcore.generation.generate import (
     Generation,
     generate,
@@ -19,7 +20,7 @@ from lmcore.generation.generate import (
 )
 from lmcore.generation.request import Request
 from lmcore.generation.sampling.options import SamplingOptions
-from lmcore.model.gpt import GPT
+from lmcore.generation.text_model import Execution
 
 GREEDY = SamplingOptions(greedy=True)
 PROMPTS = [[5, 99, 17], [200, 3, 44, 8, 8, 61, 250], [7], [1, 2, 3]]
@@ -225,7 +226,7 @@ class TestSurroundings:
         dtypes = []
         new_cache = model.new_cache
         model.new_cache = lambda *args: dtypes.append(args[-1]) or new_cache(*args)
-        made = run(model, PROMPTS, precision_context=half)
+        made = run(model, PROMPTS, execution=Execution(half))
         assert entered == [True]
         assert dtypes == [torch.bfloat16]
         assert {len(one.tokens) for one in made} == {12}

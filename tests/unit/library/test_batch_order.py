@@ -83,7 +83,6 @@ def flat(rounds: list[Any]) -> list[Any]:
 
 SHARED = {
     "sequential": lambda: DataLoader(dataset(), batch_size=2),
-    "last batch dropped": lambda: DataLoader(dataset(), batch_size=2, drop_last=True),
     "no batches": lambda: DataLoader(dataset(), batch_size=None),
     "own sampler": lambda: DataLoader(dataset(), batch_size=2, sampler=Odd()),
     "own batches": lambda: DataLoader(dataset(), batch_sampler=OddBatches()),
@@ -110,6 +109,47 @@ def test_rounds_follow_the_order_of_a_plain_loop(ranks: Any, name: str, size: in
     assert len(repeated) < size
     first = wanted[:size] if len(wanted) >= size else [wanted[0]] * size
     assert repeated == first[size - len(repeated) :]
+
+
+DROPPING = {
+    "sequential": lambda: DataLoader(dataset(23), 2, drop_last=True),
+    "own sampler": lambda: DataLoader(dataset(23), 2, sampler=range(23)[::-1], drop_last=True),
+    "batch sampler": lambda: DataLoader(
+        dataset(23), batch_sampler=BatchSampler(range(23), 2, drop_last=True)
+    ),
+    "stream": lambda: DataLoader(Whole(23), 2, drop_last=True),
+    "batches in one memory": lambda: DataLoader(
+        Whole(23), 2, drop_last=True, collate_fn=InOneMemory()
+    ),
+}
+
+
+class InOneMemory:
+    """Collation that writes every batch into the same memory."""
+
+    def __init__(self) -> None:
+        self.memory = torch.zeros(2, dtype=torch.long)
+
+    def __call__(self, samples: list[int]) -> torch.Tensor:
+        return self.memory.copy_(torch.tensor(samples))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("name", DROPPING)
+def test_an_incomplete_round_is_dropped(ranks: Any, name: str, size: int) -> None:
+    """With `drop_last`, no batch is repeated: all ranks end before a round without enough."""
+    wanted = [values(batch) for batch in DROPPING[name]()]
+    assert len(wanted) == 11
+    found = shares(ranks, DROPPING[name], size, 2)
+    assert [flat(rounds) for rounds in found] == [wanted[: 11 // size * size]] * 2
+
+
+def test_no_complete_round(ranks: Any) -> None:
+    """Fewer batches than ranks are an error: the loop would do nothing."""
+    with pytest.raises(ConfigError, match="the loader has 1 batch for 2 ranks") as caught:
+        shares(ranks, lambda: DataLoader(dataset(3), 2, drop_last=True), 2)
+    assert "`drop_last=False`" in str(caught.value.hint)
+    assert shares(ranks, lambda: DataLoader(Whole(3), 2, drop_last=True), 2) == [[]]
 
 
 @pytest.mark.parametrize(
@@ -420,7 +460,6 @@ METRICS = {
     "indices": lambda rank, count: DataLoader(dataset(count), batch_size=2),
     "own sampler": lambda rank, count: DataLoader(dataset(9), batch_size=2, sampler=Odd(count)),
     "endless": lambda rank, count: DataLoader(dataset(9), batch_size=2, sampler=NoLength(count)),
-    "last batch dropped": lambda rank, count: DataLoader(dataset(count), 2, drop_last=True),
     "stream": lambda rank, count: DataLoader(Whole(count), batch_size=2),
     "list": lambda rank, count: numbers(count),
     "distributed": distributed,

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from lmcore.checkpoint import read_manifest
 from lmcore.errors import LmcoreError
 
 
@@ -235,3 +236,43 @@ def test_a_scheduler_keeps_its_milestones(start: Any, tmp_path: Path) -> None:
     rt.save(tmp_path, scheduler=first)
     rt.load(tmp_path, scheduler=second)
     assert second.state_dict()["milestones"] == {2: 1}
+
+
+def nested(*, compiled: bool) -> nn.Module:
+    """Return a model whose second layer, and which itself, may be compiled."""
+    layers = [nn.Linear(2, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))]
+    if not compiled:
+        return nn.Sequential(*layers)
+    layers[1][0] = torch.compile(layers[1][0], backend="eager")
+    return torch.compile(nn.Sequential(*layers), backend="eager")
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+def test_a_compiled_model_has_the_names_of_the_plain_one(
+    start: Any, tmp_path: Path, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either loads the other's weights and optimizer, and earlier versions' checkpoints."""
+    rt = start()
+
+    def make(compiled: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nested(compiled=compiled)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
+        rt.backward(model(torch.ones(3, 2)).mean())
+        rt.step(optimizer)
+        return model, optimizer
+
+    model, optimizer = make(compiled)
+    saved = [rt.save(tmp_path / "new", model=model, optimizer=optimizer, ema=model.state_dict())]
+    names = {name for name in read_manifest(saved[0]).tensors if not name.startswith("ema")}
+    assert "optimizer.exp_avg.model.1.0.weight" in names
+    assert not any("_orig_mod" in name for name in names)
+    with monkeypatch.context() as patch:
+        patch.setattr("lmcore.library.saved_tensors.plain_name", lambda name: name)
+        saved += [rt.save(tmp_path / "old", model=model, optimizer=optimizer)]
+    for path in saved:
+        other, its_optimizer = make(not compiled)
+        rt.load(path, model=other, optimizer=its_optimizer)
+        for one, same in zip(model.parameters(), other.parameters(), strict=True):
+            assert torch.equal(one, same)
+            moments = optimizer.state[one]["exp_avg"], its_optimizer.state[same]["exp_avg"]
+            assert torch.equal(*moments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import inspect
 import os
 import subprocess
@@ -17,6 +18,7 @@ from torch.nn import functional
 from user_loop import make
 
 import lmcore
+from lmcore.accelerator import Compilations
 from lmcore.errors import ConfigError, DeviceError
 from lmcore.plugin import hook_calls
 
@@ -54,6 +56,17 @@ def test_exchanges_with_one_process(start: Any) -> None:
     assert rt.memory()["allocated"] > 0
     with rt.range("name"), rt.rng.preserved():
         pass
+
+
+def test_compilations(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop sees what the device has compiled; the CPU compiles nothing."""
+    rt = start()
+    assert rt.compilations() is None
+    compiled = iter((Compilations(2, 0.5), Compilations(3, 1.5)))
+    device = dataclasses.replace(rt._runtime.device, compilations=lambda: next(compiled))
+    monkeypatch.setattr(rt, "_runtime", dataclasses.replace(rt._runtime, device=device))
+    before = rt.compilations()
+    assert rt.compilations().since(before) == Compilations(1, 1.0)
 
 
 def test_recomputing_changes_nothing_else(start: Any) -> None:

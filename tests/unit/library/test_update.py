@@ -14,7 +14,8 @@ from torch.nn import functional
 from user_loop import batches, make
 
 import lmcore
-from lmcore.errors import ConfigError
+from lmcore import accelerator
+from lmcore.errors import ConfigError, RunError
 from lmcore.library.finite_check import FiniteCheck
 
 
@@ -52,8 +53,9 @@ def test_losses_are_those_of_plain_torch(start: Any, accumulated: int) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_data_that_end_within_an_accumulation_count_in_full(start: Any) -> None:
-    """The gradient of an incomplete update is the mean over its micro-batches."""
+@pytest.mark.parametrize("own", [False, True])
+def test_data_that_end_within_an_accumulation_count_in_full(start: Any, own: bool) -> None:
+    """The gradient of an incomplete update is the mean over its micro-batches, by either `step`."""
     rt = start()
     model, optimizer = rt.prepare(*make())
     model.eval()
@@ -67,7 +69,10 @@ def test_data_that_end_within_an_accumulation_count_in_full(start: Any) -> None:
     )
     with rt.accumulate(4, last=True):
         rt.backward(functional.cross_entropy(model(x), y))
-        rt.step(optimizer)
+        if own:
+            optimizer.step()
+        else:
+            rt.step(optimizer)
     assert all(torch.equal(one, other) for one, other in zip(seen, whole, strict=True))
 
 
@@ -286,6 +291,8 @@ def test_an_optimizer_of_an_earlier_session(start: Any) -> None:
 class Device(SimpleNamespace):
     """A device other than the CPU, with or without asynchronous copies."""
 
+    step_boundary = staticmethod(accelerator.Device.step_boundary)
+
     def require(self, name: str) -> Any:
         return getattr(self, name)
 
@@ -310,6 +317,14 @@ def test_norms_of_an_asynchronous_device() -> None:
     with pytest.raises(lmcore.RunError, match="gradient norm of update 5 is nan"):
         check.check_copied()
     check.check_copied()
+
+
+def test_norms_of_a_lazy_device() -> None:
+    """They are checked an update later, when the boundary after theirs has run them."""
+    check = FiniteCheck(Device(type="chip", step_boundary=list))  # type: ignore[arg-type]
+    check.check_norm(torch.tensor(math.nan), 1)
+    with pytest.raises(lmcore.RunError, match="gradient norm of update 1 is nan"):
+        check.check_norm(torch.tensor(1.0), 2)
 
 
 def test_norms_of_a_device_without_asynchronous_copies() -> None:
@@ -409,3 +424,123 @@ def test_complex_gradients_are_clipped(start: Any) -> None:
     torch.testing.assert_close(
         model.weight.detach(), torch.full((2, 2), 1 + 2j) - expected / (norm + 1e-6)
     )
+
+
+def masked(*valid: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return micro-batches of 4 samples; so many have a class, the others none."""
+    found = []
+    for (x, y), number in zip(batches(len(valid)), valid, strict=True):
+        found.append((x, torch.where(torch.arange(4) < number, y, -100)))
+    return found
+
+
+def weighted_gradients(rt: Any, parts: Any, *, accumulated: int, weigh: Any) -> list[torch.Tensor]:
+    """Return the gradients with which `rt.step` updates, of all its updates."""
+    model, optimizer = rt.prepare(*make())
+    model.eval()
+    seen: list[torch.Tensor] = []
+    optimizer.register_step_pre_hook(
+        lambda *_: seen.extend(parameter.grad.clone() for parameter in model.parameters())
+    )
+    for number, (x, y) in enumerate(parts, start=1):
+        with rt.accumulate(accumulated, last=number == len(parts)):
+            with rt.autocast():
+                loss = functional.cross_entropy(model(x), y)
+            rt.backward(loss, weight=weigh(y))
+            rt.step(optimizer)
+    return seen
+
+
+WEIGHTS = {
+    "number": lambda y: int((y != -100).sum()),
+    "tensor": lambda y: (y != -100).sum(),
+    "float": lambda y: (y != -100).float().sum() * 0.5,
+}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize("valid", [(4, 1, 0, 3), (0, 2, 4), (1,)])
+def test_weights_of_losses(start: Any, kind: str, valid: Any, precision: str) -> None:
+    """The gradients are of the mean over all targets of an update, also if its data ended early.
+
+    The mean of a micro-batch without a target is NaN, and counts nothing.
+    """
+    parts = masked(*valid)
+    model, _ = make()
+    model.eval()
+    x, y = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    functional.cross_entropy(model(x), y).backward()
+    options = {"initial_loss_scale": 1024.0} if precision == "fp16" else {}
+    rt = start(precision=precision, **options)
+    found = weighted_gradients(rt, parts, accumulated=4, weigh=WEIGHTS[kind])
+    wide = 1e-6 if precision == "fp32" else 2e-2
+    for gradient, parameter in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=wide, atol=wide * 0.1)
+
+
+def test_equal_weights_change_nothing(start: Any) -> None:
+    """Gradients equal the gradients of losses without weights, bit for bit."""
+    rt = start()
+    found = [
+        weighted_gradients(rt, batches(4), accumulated=2, weigh=weigh)
+        for weigh in (lambda _: None, lambda _: 37)
+    ]
+    assert len(found[0]) == 8
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("weight", [-1, True, "4", math.inf, torch.ones(2)])
+def test_wrong_weights(start: Any, weight: Any) -> None:
+    """A negative number, an infinite one and other types are refused."""
+    rt = start()
+    model, _ = rt.prepare(*make())
+    (x, y), *_ = batches()
+    with pytest.raises(ConfigError, match=r"`backward\(weight=.*expected a number of 0 or more"):
+        rt.backward(functional.cross_entropy(model(x), y), weight=weight)
+
+
+def test_weights_of_some_losses(start: Any) -> None:
+    """Losses of one update all have weights, or none has, and a micro-batch has one such loss."""
+    rt = start()
+    model, optimizer = rt.prepare(*make())
+    (x, y), *_ = batches()
+
+    def backward(weight: float | None) -> None:
+        rt.backward(functional.cross_entropy(model(x), y), weight=weight)
+
+    with rt.accumulate(2):
+        backward(4)
+    with (
+        pytest.raises(ConfigError, match="in some micro-batches of an update only"),
+        rt.accumulate(2),
+    ):
+        backward(None)
+    optimizer.zero_grad()
+    for first, second in ((4, 4), (4, None), (None, 4)):
+        with rt.accumulate(1):
+            backward(first)
+            with pytest.raises(ConfigError, match="a second `backward` in one micro-batch"):
+                backward(second)
+        optimizer.zero_grad()
+    backward(None)
+    optimizer.step()
+    backward(4)
+    with pytest.raises(ConfigError, match=r"`AdamW.step\(\)` with gradients of losses that have w"):
+        optimizer.step()
+    rt.step(optimizer)
+    backward(None)
+    rt.step(optimizer)
+    assert rt.updates == 3
+
+
+def test_no_weight_at_all(start: Any) -> None:
+    """An update without any target is an error, and leaves the weights as they are."""
+    rt = start()
+    model, optimizer = rt.prepare(*make())
+    before = copy.deepcopy(model.state_dict())
+    (x, y), *_ = masked(0)
+    rt.backward(functional.cross_entropy(model(x), y), weight=0)
+    with pytest.raises(RunError, match="the weights of all losses of update 1 together are 0"):
+        rt.step(optimizer)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,12 +9,13 @@ import torch
 from model_states import SHAPES
 
 from lmcore.accelerator import OP_SPECS, OpTable
-from lmcore.config.derived.model_math import pad_vocab_size
+from lmcore.config.derived.model_math import model_shape
 from lmcore.config.preset import PRESETS
 from lmcore.config.section.model import ModelSection
-from lmcore.model.gpt import GPT
-from lmcore.model.op_binding import OpBinding
+from lmcore.families.gpt.model import GPT
+from lmcore.families.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
+from lmcore.model.vocabulary import pad_vocab_size
 
 # Layers, hidden size, heads, positions, padded vocabulary -> parameters.
 PUBLISHED = {
@@ -110,6 +110,4 @@ def test_settings_give_the_shape_again(name: str) -> None:
     multiple = settings.pop("make_vocab_size_divisible_by")
     assert pad_vocab_size(rows - 1, divisible_by=multiple) == rows
     assert shape.settings(None)["make_vocab_size_divisible_by"] == rows
-    config = SimpleNamespace(model=ModelSection(**settings))
-    plan: Any = SimpleNamespace(config=config, padded_vocab_size=shape.padded_vocab_size)
-    assert ModelShape.from_plan(plan) == shape
+    assert model_shape(ModelSection(**settings), shape.padded_vocab_size) == shape

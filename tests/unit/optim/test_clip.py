@@ -79,6 +79,18 @@ def test_on_the_device(limit: float) -> None:
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.parametrize("limit", [0.0, 0.3, 1e6])
+def test_divisor_on_the_device(limit: float) -> None:
+    """A divisor is divided out in the same pass, as the loss scale is on the host."""
+    plain, divided = gradients(), [one * 0.75 for one in gradients()]
+    norm = norm_of(divided)
+    clip_by_norm(plain, norm / 0.75, limit)
+    wide = torch.tensor(norm, dtype=torch.float64)
+    clip_by_norm_on_device(divided, wide, limit, divisor=torch.tensor(0.75, dtype=torch.float64))
+    for one, other in zip(divided, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=3e-7, atol=0)
+
+
 def test_not_finite_on_the_device() -> None:
     """A norm that is not finite is not hidden: the gradients are not finite either."""
     ours = gradients()

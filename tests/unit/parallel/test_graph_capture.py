@@ -84,9 +84,10 @@ def make(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda run: GraphedMicroBatch(run, parameters, device, allocate=allocate)
 
 
-def batch(number: int) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+def batch(number: int) -> dict[str, Tensor]:
     random = torch.Generator().manual_seed(number)
-    return (torch.randn(5, 4, generator=random),), {"weight_B": torch.rand(5, generator=random)}
+    x_BC = torch.randn(5, 4, generator=random)
+    return {"x_BC": x_BC, "weight_B": torch.rand(5, generator=random)}
 
 
 def loss_of(model: nn.Module, x_BC: Tensor, weight_B: Tensor) -> Tensor:
@@ -111,7 +112,7 @@ def test_losses_and_gradients(make: Any, model: nn.Module) -> None:
         batches = [batch(2 * step), batch(2 * step + 1)]
         losses = [graphed(one, contextlib.nullcontext) for one in batches]
         found = [one.grad.clone() for one in model.parameters() if one.grad is not None]
-        expected = [loss_of(model, *one[0], **one[1]) for one in batches]
+        expected = [loss_of(model, **one) for one in batches]
         wanted = torch.autograd.grad(sum(expected), list(model.parameters()))
         assert torch.equal(torch.stack(losses), torch.stack(expected).detach())
         assert all(torch.allclose(a, b, rtol=1e-6) for a, b in zip(found, wanted, strict=True))
@@ -123,11 +124,11 @@ def test_other_shapes(make: Any, model: nn.Module) -> None:
     graphed = make(functools.partial(loss_of, model))
     for number in range(4):
         graphed(batch(number), contextlib.nullcontext)
-    ((x_BC,), options) = batch(4)
+    other = batch(4)
     with pytest.raises(AssertionError, match="another shape"):
-        graphed(((x_BC[:3],), options), contextlib.nullcontext)
-    with pytest.raises(AssertionError, match="other arguments"):
-        graphed(((x_BC,), {}), contextlib.nullcontext)
+        graphed(other | {"x_BC": other["x_BC"][:3]}, contextlib.nullcontext)
+    with pytest.raises(AssertionError, match="other tensors"):
+        graphed({"x_BC": other["x_BC"]}, contextlib.nullcontext)
 
 
 def test_failed_capture(make: Any, model: nn.Module) -> None:

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from lmcore.config.derived.layout import ParallelLayout
+from lmcore.families.gpt.family import GPT
 from lmcore.model.shape import ModelPart
 from lmcore.parallel.mesh import Axis, ParallelMesh
+from lmcore.parallel.parallel_model import ParallelModel
 from lmcore.parallel.pipeline import Pipeline, _with_equal_sizes
 
 
@@ -31,6 +33,7 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> Pipeline:
         part=ModelPart((1,), embedding=False, head=False),
         layers=[torch.nn.Identity()],
         stage_modules=lambda **_: {},
+        family=GPT,
     )
     monkeypatch.setattr(Pipeline, "_new_schedule", lambda *_: Schedule())
     return Pipeline(model, mesh, torch.device("cpu"))
@@ -38,14 +41,26 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> Pipeline:
 
 def test_one_schedule_is_cached(pipeline: Pipeline) -> None:
     """A new schedule replaces it if number or size of the micro-batches changes."""
-    tokens_BS = torch.zeros(2, 8)
-    first = pipeline._schedule(tokens_BS, 4)
-    assert pipeline._schedule(tokens_BS, 4) is first
+    batch = {"tokens_BS": torch.zeros(2, 8)}
+    first = pipeline._schedule(batch, 4)
+    assert pipeline._schedule(batch, 4) is first
     kept = weakref.ref(first)
     del first
-    second = pipeline._schedule(tokens_BS, 6)
+    second = pipeline._schedule(batch, 6)
     assert kept() is None
-    assert pipeline._schedule(torch.zeros(1, 8), 6) is not second
+    assert pipeline._schedule({"tokens_BS": torch.zeros(1, 8)}, 6) is not second
+
+
+def test_a_lazy_device_runs_the_passes_of_a_step(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorded work runs when the schedule has ended, before the optimizer."""
+    done: list[str] = []
+    monkeypatch.setattr(pipeline, "run", lambda *_: done.append("schedule") or [])
+    model = ParallelModel.__new__(ParallelModel)  # its modules have no part in this
+    model._pipeline, model._step_boundary = pipeline, lambda: done.append("boundary")
+    assert model.run([], 0) == []
+    assert done == ["schedule", "boundary"]
 
 
 def test_first_messages_have_one_size() -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lmcore.accelerator import OP_SPECS, OpTable
-from lmcore.model.gpt import GPT
-from lmcore.model.op_binding import OpBinding
+from lmcore.families.gpt.model import GPT
+from lmcore.families.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
 from lmcore.parallel.mesh import Axis
 from lmcore.parallel.tensor_parallel import tensor_layouts

@@ -43,16 +43,35 @@ def test_loss_and_gradients(axis, tensors, block, monkeypatch) -> None:
     losses = functional.cross_entropy(hidden @ rows.t(), target, reduction="none")
     right = (losses * weights).sum() * 3.0
     wanted = torch.autograd.grad(right, (hidden, rows))
-    found = VocabularyLoss(axis, gathered=False)(hidden, rows, target, weights) * 3.0
+    found = VocabularyLoss(axis, 0, gathered=False)(hidden, rows, target, weights) * 3.0
     assert found.item() == pytest.approx(right.item(), rel=1e-14)
     for one, other in zip(torch.autograd.grad(found, (hidden, rows)), wanted, strict=True):
         assert torch.allclose(one, other, atol=1e-13, rtol=0)
 
 
+@pytest.mark.parametrize("own", [1, VOCABULARY - 2, VOCABULARY])
+def test_rows_of_padding(axis, tensors, own) -> None:
+    """They change neither the loss nor the best row, with a bias too; their gradient is zero."""
+    hidden, rows, target, weights = tensors
+    bias = torch.randn(VOCABULARY, dtype=torch.float64, requires_grad=True)
+    target = target % own
+    logits = (hidden @ rows.t() + bias)[:, :own]
+    losses = functional.cross_entropy(logits, target, reduction="none")
+    right = (losses * weights).sum()
+    head = VocabularyLoss(axis, own, gathered=False)
+    found = head(hidden, rows, target, weights, bias)
+    assert found.item() == pytest.approx(right.item(), rel=1e-12, abs=1e-12)
+    inputs = (hidden, rows, bias)
+    wanted = torch.autograd.grad(right, inputs)
+    for one, other in zip(torch.autograd.grad(found, inputs), wanted, strict=True):
+        assert torch.allclose(one, other, atol=1e-12, rtol=0)
+    assert torch.equal(head.best(hidden.detach(), rows.detach(), bias.detach()), logits.argmax(-1))
+
+
 def test_large_logits(axis) -> None:
     """Scores of thousands neither overflow nor lose the loss."""
     hidden, rows = torch.tensor([[1.0]]), torch.tensor([[5000.0], [4999.0]], requires_grad=True)
-    loss = VocabularyLoss(axis, gathered=False)(hidden, rows, torch.tensor([1]), torch.ones(1))
+    loss = VocabularyLoss(axis, 0, gathered=False)(hidden, rows, torch.tensor([1]), torch.ones(1))
     assert loss.item() == pytest.approx(1.3132617, rel=1e-6)
     loss.backward()
     assert rows.grad is not None
@@ -69,7 +88,7 @@ def test_no_gradient_is_computed_for_nobody(axis, tensors, monkeypatch) -> None:
         lambda *args, gradient: asked.append(gradient) or real(*args, gradient=gradient),
     )
     hidden, rows, target, weights = (one.detach() for one in tensors)
-    loss = VocabularyLoss(axis, gathered=False)(hidden, rows, target, weights)
+    loss = VocabularyLoss(axis, 0, gathered=False)(hidden, rows, target, weights)
     assert asked == [False]
     assert not loss.requires_grad
 

@@ -7,7 +7,7 @@ import http.client
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ import uvicorn
 
 from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.data.tokenizer import ByteTokenizer
+from lmcore.families.gpt.model import GPT
+from lmcore.families.op_binding import OpBinding
 from lmcore.generation.load import LoadedModel
-from lmcore.model.gpt import GPT
-from lmcore.model.op_binding import OpBinding
+from lmcore.generation.text_model import PLAIN
 from lmcore.model.shape import ModelShape
 from lmcore.serving.app import create_app
 from lmcore.serving.served_model import ServedModel
-from lmcore.serving.server import listen
+from lmcore.serving.server import configuration, listen
 from lmcore.serving.service import Service
 from lmcore.serving.state import Limits, ServerState
 
@@ -39,7 +40,7 @@ def new_loaded(seed: int = 7) -> LoadedModel:
     with torch.no_grad():
         model.head_weight[128:] = 0
         model.head_weight[:32] = 0
-    return LoadedModel(model.eval(), ByteTokenizer(), Path("iter_0000001"), nullcontext)
+    return LoadedModel(model.eval(), ByteTokenizer(), Path("iter_0000001"), PLAIN)
 
 
 @pytest.fixture(scope="session")
@@ -146,9 +147,9 @@ def running_server(
     }
     sock = listen("127.0.0.1", 0)
     server = Server(sock.getsockname()[1], models)
-    app = create_app(ServerState(models, limits or Limits()), log=server.log.append, **options)
-    config = uvicorn.Config(app, log_config=None, lifespan="off", access_log=False)
-    running = uvicorn.Server(config)
+    limits = limits or Limits()
+    app = create_app(ServerState(models, limits), log=server.log.append, **options)
+    running = uvicorn.Server(configuration(app, limits))
     running.install_signal_handlers = lambda: None  # type: ignore[method-assign,unused-ignore]
     thread = threading.Thread(
         target=lambda: asyncio.run(running.serve(sockets=[sock])), daemon=True

@@ -200,7 +200,9 @@ def test_echo_has_the_end_token(loaded: LoadedModel) -> None:
             "response_format",
             "`response_format`: `json_schema` is missing",
         ),
-        ({"prompt": [82, "a"]}, "prompt", "`prompt` has to be a text, a list of texts, a list"),
+        ({"prompt": [82, "a"]}, "prompt", "`prompt.1`: input should be a valid integer"),
+        ({"prompt": "a" * 100_000}, "prompt", "characters can fit in "),
+        ({"prompt": {"a": 1}}, "prompt", "`prompt` has to be a text, a list of texts, a list"),
         ({"stop": 5}, "stop", "`stop` has to be a text or a list of texts"),
         ({"unknown": 1}, "unknown", "not a field"),
         ({"model": "other"}, "model", "this server has `tiny`"),
@@ -221,15 +223,17 @@ def test_wrong_requests(
 @pytest.mark.parametrize(
     "body, problem",
     [
-        (b"", "JSON object"),
+        (b"", "the body must be a JSON object; it is empty"),
         (b"{", "not JSON"),
         (b'{"prompt": "\xff"}', "the body is not UTF-8"),
-        (b'{"prompt": "\\ud800"}', "`prompt`"),
+        (b'{"prompt": "\\ud800"}', "`prompt` has an unpaired surrogate (invalid Unicode)"),
         (b'{"prompt": "a", "temperature": NaN}', "`temperature`"),
         (b'{"prompt": "a", "temperature": 1e999}', "`temperature`"),
         (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "too many digits"),
-        (b"[" * 100_000, "nested too deeply"),
-        (b"null", "JSON object"),
+        (b"[" * 40_000, "nested too deeply"),
+        (b"null", "the body must be a JSON object; got null"),
+        (b"[]", "the body must be a JSON object; got a list"),
+        (b"7", "the body must be a JSON object; got a number"),
     ],
 )
 def test_bodies_that_are_no_request(server: Server, body: bytes, problem: str) -> None:
@@ -274,3 +278,29 @@ def test_a_schema_is_compiled_once(server: Server, monkeypatch: pytest.MonkeyPat
     assert len(choices) == 4
     assert {json.loads(one["text"]) for one in choices} <= {"cat", "dog"}
     assert compiled.call_count == 1
+
+
+CIRCLE = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize(
+    "schema, status",
+    [
+        ({"$ref": "#"}, 400),
+        (CIRCLE, 400),
+        ({"anyOf": [{"const": f"{one:09}"} for one in range(5000)]}, 400),
+        ({"enum": ["x" * 4_000_000]}, 400),
+        ({"enum": ["x" * 60_000]}, 200),
+        ({"type": "string", "pattern": "(" * 500 + "a" + "){0,9}" * 500}, 400),
+        ({"type": "array", "minItems": 10**9, "items": {"type": "integer"}}, 200),
+    ],
+    ids=["itself", "a circle", "alternatives", "a long text", "a text", "a pattern", "items"],
+)
+def test_schemas_made_to_take_long(server: Server, schema: dict[str, Any], status: int) -> None:
+    """Each is refused, or followed within its limits; the server continues to answer."""
+    peer("llguidance")
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    body = {"prompt": "a", "max_tokens": 2, "response_format": form}
+    assert server.ask(PATH, body).status == status
+    assert server.ask("/health").json["status"] == "ok"

@@ -9,11 +9,17 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from lmcore.cli.serve import ServeSection
 from lmcore.generation.load import LoadedModel
+from lmcore.serving import served_model
+from lmcore.serving import server as server_module
+from lmcore.serving.api import chat, fields
 from lmcore.serving.api.chat import ChatBody
 from lmcore.serving.api.completions import CompletionBody
 from lmcore.serving.api.fields import SamplingBody
 from lmcore.serving.api.megatron import GenerateBody
+from lmcore.serving.http import access_log, body, guard, log_limit
+from lmcore.serving.state import MAX_ITEMS, MAX_PROMPTS, Limits
 
 from .conftest import Server, running_server
 
@@ -54,6 +60,57 @@ def test_fields(title: str, body: type[BaseModel], base: type[BaseModel] | None)
             assert f"| {str(field.default).lower()} |" in documented[name]
         elif isinstance(field.default, int | float):
             assert f"| {field.default} |" in documented[name]
+
+
+def test_limits() -> None:
+    """The table of limits has the numbers that are enforced."""
+    text = PAGE.read_text(encoding="utf-8")
+    (chapter,) = re.findall(r"^## Limits\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
+    documented = {
+        cells[1].strip().partition(" (")[0]: [int(one) for one in re.findall(r"\d+", cells[2])]
+        for line in chapter.splitlines()
+        if len(cells := line.split("|")) == 5 and re.search(r"\d", cells[2])
+    }
+    limits = Limits()
+    assert limits.max_body_bytes == ServeSection.max_body_kb * 1024
+    assert limits.max_connections == ServeSection.max_connections
+    assert documented == {
+        "head of a request": [server_module.MAX_HEAD_BYTES // 1024],
+        "time to send the head, from the start of the connection or the previous reply": [
+            limits.head_seconds
+        ],
+        "idle connection after a reply": [server_module.KEEP_ALIVE_SECONDS],
+        "open connections": [limits.max_connections],
+        "time without progress in reading a reply": [limits.unread_seconds],
+        "body": [limits.max_body_bytes // 1024],
+        "time to send the body": [limits.body_seconds],
+        "bodies of all requests": [guard._MAX_BODIES],
+        "strings, lists and objects in a body, names of fields included": [body.MAX_PARTS],
+        "values in a body": [body.MAX_PARTS, MAX_PROMPTS, MAX_ITEMS],
+        "nesting of lists and objects": [body.MAX_DEPTH],
+        "fields of an object": [body.MAX_KEYS],
+        "time until a body is parsed and checked, bodies before it included": [
+            limits.check_seconds
+        ],
+        "characters of a prompt or conversation": [served_model.LONG_TOKEN],
+        "JSON schema": [
+            served_model.MAX_SCHEMA_BYTES // 1024,
+            served_model.MAX_SCHEMA_VALUES,
+        ],
+        "prompts, texts of a prompt": [MAX_PROMPTS],
+        "messages of a conversation": [chat._MAX_MESSAGES],
+        "stop texts": [fields._MAX_STOPS, fields._MAX_STOP_LENGTH],
+        "log lines of requests that reach no model": [
+            access_log._AT_ONCE,
+            access_log._PER_SECOND,
+        ],
+        "log lines of the same message of the server": [
+            log_limit.REPEATS,
+            1,
+            round(1 / log_limit.REPEATS_PER_SECOND),
+        ],
+    }
+    assert MAX_PROMPTS == fields.MAX_CHOICES
 
 
 def test_paths(server: Server) -> None:

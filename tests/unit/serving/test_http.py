@@ -13,6 +13,7 @@ from contextlib import nullcontext
 import pytest
 
 from lmcore.generation.load import LoadedModel
+from lmcore.generation.text_model import Execution
 from lmcore.serving.state import Limits
 
 from .conftest import Server, running_server
@@ -28,7 +29,7 @@ def slow_model(loaded: LoadedModel) -> LoadedModel:
         def __enter__(self) -> None:
             time.sleep(0.02)
 
-    return dataclasses.replace(loaded, context=Pause)
+    return dataclasses.replace(loaded, execution=Execution(Pause))
 
 
 @pytest.fixture

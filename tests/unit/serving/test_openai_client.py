@@ -19,6 +19,7 @@ from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel
 from lmcore.generation.request import Request
 from lmcore.generation.sampling.options import SamplingOptions
+from lmcore.generation.text_model import Execution
 
 from .conftest import Server, running_server
 
@@ -226,7 +227,7 @@ def test_a_full_queue_a_deadline_and_the_clients_own(openai: Any, loaded: Loaded
         def __enter__(self) -> None:
             time.sleep(0.02)
 
-    slow = dataclasses.replace(loaded, context=Pause)
+    slow = dataclasses.replace(loaded, execution=Execution(Pause))
     with running_server(slow, max_running=1, max_waiting=0) as server:
         patient = client_of(openai, server)
         asked = {"model": "tiny", "prompt": "a", "temperature": 0}

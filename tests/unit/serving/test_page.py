@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel
 from lmcore.generation.request import Request
 from lmcore.generation.sampling.options import SamplingOptions
+from lmcore.generation.text_model import Execution
 from lmcore.serving.served_model import ServedModel
 
 from .conftest import Server, new_loaded, running_server
@@ -107,7 +109,7 @@ def with_facts(model: ServedModel) -> ServedModel:
 @pytest.fixture(scope="module")
 def shown(loaded: LoadedModel) -> Iterator[Server]:
     """A server of a model that takes its time."""
-    slow = dataclasses.replace(loaded, context=Pause)
+    slow = dataclasses.replace(loaded, execution=Execution(Pause))
     with running_server(slow, change=with_facts) as made:
         yield made
 
@@ -147,7 +149,8 @@ def test_an_answer_grows(
     """The facts of the model are there; a text appears token by token, with its numbers."""
     page = open_page(shown)
     expect(page).to_have_title("tiny - lmcore")
-    expect(page.locator("#facts")).to_contain_text("GPT, 1.23M parameters, 1 layer, 96 positions")
+    expect(page.locator("#facts")).to_contain_text("GPT, 1.23M parameters")
+    expect(page.locator("#facts")).to_contain_text("1 layer, 96 positions")
     # As many as fit beside a prompt of the same length.
     assert page.input_value("#max_tokens") == "48"
     ask(page, "Hello", 20)
@@ -155,8 +158,8 @@ def test_an_answer_grows(
     assert page.is_enabled("#stop")
     assert page.is_disabled("#send")
     assert page.locator(".token").count() < 20
-    expect(page.locator(".status")).to_contain_text("5 + 20 tokens")
-    expect(page.locator(".status")).to_contain_text("the length was reached")
+    expect(page.locator(".status")).to_contain_text("Prompt: 5 tokens. Generated: 20 tokens")
+    expect(page.locator(".status")).to_contain_text("Ended at the token limit")
     assert page.locator(".text").text_content() == "Hello" + greedy(loaded, "Hello", 20)
     assert page.is_disabled("#stop")
 
@@ -173,7 +176,7 @@ def test_stop(open_page: Callable[..., Any], expect: Any, shown: Server, key: bo
         page.keyboard.press("Escape")
     else:
         page.click("#stop")
-    expect(page.locator(".status")).to_contain_text("stopped")
+    expect(page.locator(".status")).to_contain_text("Stopped after")
     expect(page.locator("#send")).to_be_enabled()
     assert 3 <= page.locator(".token").count() < 80
     end = time.monotonic() + 10
@@ -188,7 +191,7 @@ def test_probabilities(
     """A token shows what else was probable to the mouse, and to Tab and the arrow keys."""
     page = open_page(chatting)
     ask(page, "Hello", 8)
-    expect(page.locator(".status")).to_contain_text("5 + 8 tokens")
+    expect(page.locator(".status")).to_contain_text("Prompt: 5 tokens. Generated: 8 tokens")
     tip, tokens = page.locator("#tip"), page.locator(".token")
     expect(tip).to_be_hidden()
     tokens.nth(1).hover()
@@ -201,7 +204,7 @@ def test_probabilities(
     assert 0 < sum(shares) <= 100.5
     page.mouse.move(1, 1)
     expect(tip).to_be_hidden()
-    page.locator("#key").focus()
+    page.locator("#stop_text").focus()
     page.keyboard.press("Tab")
     expect(tokens.first).to_be_focused()
     expect(tip.locator(".chosen td").first).to_have_text(text[0])
@@ -222,12 +225,12 @@ def test_tab_order(open_page: Callable[..., Any], expect: Any, shown: Server) ->
     expect(page.locator("#facts")).to_contain_text("GPT")
     expect(page.locator("#prompt")).to_be_focused()
     found = []
-    for _ in range(12):
+    for _ in range(11):
         page.keyboard.press("Tab")
         found.append(page.evaluate("document.activeElement.id || document.activeElement.tagName"))
     assert found == [
         *("send", "clear", "SUMMARY", "max_tokens", "temperature", "top_p", "top_k", "min_p"),
-        *("repetition_penalty", "seed", "stop_text", "key"),
+        *("repetition_penalty", "seed", "stop_text"),
     ]
 
 
@@ -269,7 +272,9 @@ def test_two_models(open_page: Callable[..., Any], expect: Any, loaded: LoadedMo
         panels = page.locator(".answer")
         expect(panels.locator("h2")).to_have_text(["tiny", "other"])
         for at, model in enumerate((loaded, other)):
-            expect(panels.nth(at).locator(".status")).to_contain_text("5 + 12 tokens")
+            expect(panels.nth(at).locator(".status")).to_contain_text(
+                "Prompt: 5 tokens. Generated: 12 tokens"
+            )
             text = panels.nth(at).locator(".text").text_content()
             assert text == "Hello" + greedy(model, "Hello", 12)
         boxes = [panels.nth(at).bounding_box() for at in range(2)]
@@ -291,7 +296,7 @@ def test_a_key(open_page: Callable[..., Any], expect: Any, loaded: LoadedModel) 
         expect(page.locator("#facts")).to_contain_text("GPT")
         expect(page.locator("#prompt")).to_be_focused()
         ask(page, "Hello", 4)
-        expect(page.locator(".status")).to_contain_text("5 + 4 tokens")
+        expect(page.locator(".status")).to_contain_text("Prompt: 5 tokens. Generated: 4 tokens")
 
 
 def test_errors(open_page: Callable[..., Any], expect: Any, loaded: LoadedModel) -> None:
@@ -301,17 +306,110 @@ def test_errors(open_page: Callable[..., Any], expect: Any, loaded: LoadedModel)
         ask(page, "Hello", 96)
         expect(page.locator(".status.error")).to_contain_text("leave room for 92")
         page.fill("#max_tokens", "97")
-        page.locator("summary").click()
+        page.locator("#settings summary").click()
         expect(page.locator("#max_tokens")).to_be_hidden()
         page.press("#prompt", "Control+Enter")
-        # The field is shown again, for the browser's own message.
+        # The field is shown again, with what is wrong below it.
         expect(page.locator("#max_tokens")).to_be_visible()
+        expect(page.locator(".wrong")).to_have_text("At most 96")
         ask(page, "Hello", 4)
-        expect(page.locator(".status")).to_contain_text("5 + 4 tokens")
+        expect(page.locator(".status")).to_contain_text("Prompt: 5 tokens. Generated: 4 tokens")
         expect(page.locator(".status.error")).to_have_count(0)
     ask(page, "Hello", 4)
     expect(page.locator(".status.error")).to_contain_text("does not answer")
     expect(page.locator("#send")).to_be_enabled()
+
+
+WRONG_VALUES = {
+    "max_tokens": ("97", "At most 96"),
+    "temperature": ("", "Needs a number"),
+    "top_p": ("2", "At most 1"),
+    "top_k": ("1.5", "A whole number"),
+    "repetition_penalty": ("0", "At least 0.01"),
+    "seed": ("-1", "At least 0"),
+}
+
+
+def test_wrong_values(open_page: Callable[..., Any], expect: Any, shown: Server) -> None:
+    """Each wrong value is described below its field until it is right; nothing is sent."""
+    page = open_page(shown)
+    expect(page.locator("#facts")).to_contain_text("GPT")
+    for name, (value, _) in WRONG_VALUES.items():
+        page.fill(f"#{name}", value)
+    page.press("#prompt", "Control+Enter")
+    for name, (_, words) in WRONG_VALUES.items():
+        expect(page.locator(f"#{name}-wrong")).to_have_text(words)
+        expect(page.locator(f"#{name}")).to_have_attribute("aria-describedby", f"{name}-wrong")
+    expect(page.locator("#max_tokens")).to_be_focused()
+    assert page.locator(".token").count() == 0
+    page.fill("#top_p", "1")
+    expect(page.locator("#top_p-wrong")).to_have_count(0)
+    expect(page.locator(".wrong")).to_have_count(5)
+
+
+def test_words_of_a_chat(open_page: Callable[..., Any], expect: Any, chatting: Server) -> None:
+    """A message is sent and a prompt continued; a key is asked for only where it is needed."""
+    page = open_page(chatting)
+    expect(page.locator("#send")).to_contain_text("Generate")
+    page.get_by_text("Chat", exact=True).click()
+    expect(page.locator("#send")).to_contain_text("Send")
+    expect(page.locator("#key")).to_be_hidden()
+
+
+def test_facts_on_a_phone(open_page: Callable[..., Any], expect: Any, shown: Server) -> None:
+    """The facts of a model take one line on a phone, and open at a tap."""
+    page = open_page(shown, viewport={"width": 390, "height": 800}, has_touch=True)
+    facts = page.locator("#facts")
+    expect(facts).to_contain_text("GPT")
+    assert facts.bounding_box()["height"] < 30
+    facts.locator("summary").tap()
+    assert facts.bounding_box()["height"] > 30
+
+
+# Three tokens of a stream: the first choice, one of a tenth of its probability, a line break.
+EVENTS = [
+    ("a", {"a": -6.0, " ": -6.5}),
+    ("b", {"a": -6.0, "b": -6.0 - 2.302585, "\n": -9.0, "\t": -9.5}),
+    ("\n", {"\n": -6.0, "c": -6.5}),
+]
+
+
+def test_tint_and_signs(open_page: Callable[..., Any], expect: Any, shown: Server) -> None:
+    """The tint compares with the first choice; spaces and line breaks are shown as signs.
+
+    Expected by hand: no tint for the first choice of a weak model, half of it at a tenth.
+    """
+    page = open_page(shown)
+    expect(page.locator("#facts")).to_contain_text("GPT")
+    lines = [
+        {
+            "text": text,
+            "logprobs": {"tokens": [text], "token_logprobs": [top[text]], "top_logprobs": [top]},
+        }
+        for text, top in EVENTS
+    ]
+    body = (
+        "".join(f"data: {json.dumps({'choices': [one]})}\n\n" for one in lines) + "data: [DONE]\n\n"
+    )
+    page.route("**/v1/completions", lambda route: route.fulfill(body=body))
+    ask(page, "x", 3)
+    tokens = page.locator(".token")
+    expect(tokens).to_have_count(3)
+    strengths = [
+        float(tokens.nth(at).evaluate("one => one.style.getPropertyValue('--strength')"))
+        for at in range(3)
+    ]
+    assert strengths == [0, 0.5, 0]
+    expect(page.locator(".legend")).to_be_visible()
+    tokens.nth(1).hover()
+    cells = page.locator("#tip td:first-child")
+    expect(cells).to_have_text(["a", "b", "\u21b5", "\u21e5"])
+    tokens.nth(0).click()
+    expect(cells).to_have_text(["a", "\u2423"])
+    # One outline at a time: a hovered token, and the focused one where none is hovered.
+    tokens.nth(1).hover()
+    styles = [tokens.nth(at).evaluate("one => getComputedStyle(one).outlineStyle") for at in (0, 1)]
+    assert styles == ["none", "solid"]
 
 
 CONTRAST = """() => {
@@ -353,9 +451,9 @@ def test_it_can_be_read(
     expect(page.locator("#facts")).to_contain_text("GPT")
     if width < 800:
         expect(page.locator("#max_tokens")).to_be_hidden()
-        page.locator("summary").click()
+        page.locator("#settings summary").click()
     ask(page, "W" * 40, 40)
-    expect(page.locator(".status")).to_contain_text("40 + 40 tokens")
+    expect(page.locator(".status")).to_contain_text("Prompt: 40 tokens. Generated: 40 tokens")
     page.locator(".token").nth(20).tap()
     expect(page.locator("#tip")).to_be_visible()
     found = page.evaluate(CONTRAST)

@@ -21,6 +21,7 @@ from lmcore.generation.parallel.driver import ParallelModel, ProcessesError
 from lmcore.generation.request import Request
 from lmcore.generation.sampling.options import SamplingOptions
 from lmcore.generation.text.completion import Completion
+from lmcore.generation.text_model import Execution
 from lmcore.serving.served_model import ServedModel
 from lmcore.serving.server import ServerSettings, listen, serve
 from lmcore.serving.service import ClosedError, QueueFullError, Service
@@ -59,7 +60,7 @@ def slow(loaded: LoadedModel) -> Callable[[float], LoadedModel]:
             def __enter__(self) -> None:
                 time.sleep(seconds)
 
-        return LoadedModel(loaded.model, loaded.tokenizer, loaded.checkpoint, Pause)
+        return LoadedModel(loaded.model, loaded.tokenizer, loaded.checkpoint, Execution(Pause))
 
     return made
 
@@ -140,7 +141,7 @@ def test_a_pass_that_fails(slow: Callable[[float], LoadedModel]) -> None:
             if state.pop("broken", False):
                 raise torch.OutOfMemoryError("no memory")
 
-    loaded = LoadedModel(loaded.model, loaded.tokenizer, loaded.checkpoint, Failing)
+    loaded = LoadedModel(loaded.model, loaded.tokenizer, loaded.checkpoint, Execution(Failing))
     service = Service(loaded, max_running=2, max_waiting=8)
     clients = [Client(loaded, Request([65], 2, GREEDY)) for _ in range(4)]
     service.submit([one.work for one in clients])
@@ -158,7 +159,7 @@ def lost(loaded: LoadedModel) -> LoadedModel:
         def __enter__(self) -> None:
             raise ProcessesError("a pass of a model in several processes failed")
 
-    return LoadedModel(loaded.model, loaded.tokenizer, loaded.checkpoint, Lost)
+    return LoadedModel(loaded.model, loaded.tokenizer, loaded.checkpoint, Execution(Lost))
 
 
 @pytest.mark.parametrize("kind", ["text", "beams"])
@@ -202,7 +203,7 @@ def test_a_step_that_hangs(loaded: LoadedModel) -> None:
             entered.set()
             ends.wait(30)
 
-    stuck = LoadedModel(loaded.model, loaded.tokenizer, loaded.checkpoint, Hanging)
+    stuck = LoadedModel(loaded.model, loaded.tokenizer, loaded.checkpoint, Execution(Hanging))
     limits = Limits(request_seconds=0.05)
     with pytest.MonkeyPatch.context() as patch, running_server(stuck, limits=limits) as server:
         patch.setattr("lmcore.serving.texts._GRACE_SECONDS", 0.0)
@@ -224,7 +225,7 @@ def test_a_step_that_hangs(loaded: LoadedModel) -> None:
 def test_processes_that_are_lost_between_texts(loaded: LoadedModel) -> None:
     """The service is not alive, though its thread waits for work."""
     lost = Mock(spec=ParallelModel, failed=False)
-    service = Service(Mock(model=lost, tokenizer=loaded.tokenizer, context=loaded.context))
+    service = Service(Mock(model=lost, tokenizer=loaded.tokenizer, execution=loaded.execution))
     assert service.is_alive
     lost.failed = True
     assert not service.is_alive

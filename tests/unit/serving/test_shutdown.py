@@ -16,10 +16,11 @@ import pytest
 import uvicorn
 
 from lmcore.generation.load import LoadedModel
+from lmcore.generation.text_model import Execution
 from lmcore.serving import server as server_module
 from lmcore.serving.app import create_app
 from lmcore.serving.served_model import ServedModel
-from lmcore.serving.server import _Server, listen
+from lmcore.serving.server import _Server, configuration, listen
 from lmcore.serving.service import Service
 from lmcore.serving.state import Limits, ServerState
 
@@ -77,8 +78,7 @@ def stopping(
     port = sock.getsockname()[1]
     log: list[str] = []
     app = create_app(ServerState(models, Limits()), log=log.append)
-    config = uvicorn.Config(app, log_config=None, lifespan="off", access_log=False)
-    server = _Server(config, [service], seconds)
+    server = _Server(configuration(app, Limits()), [service], seconds)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_until_complete, args=(server.serve([sock]),))
     thread.start()
@@ -99,7 +99,7 @@ def slow(loaded: LoadedModel) -> LoadedModel:
         def __enter__(self) -> None:
             time.sleep(0.01)
 
-    return dataclasses.replace(loaded, context=Pause)
+    return dataclasses.replace(loaded, execution=Execution(Pause))
 
 
 @pytest.mark.parametrize("signals", [1, 2])
@@ -149,7 +149,7 @@ def test_a_step_that_hangs_at_the_end(
             ends.wait(30)
 
     monkeypatch.setattr(server_module, "_REPLY_SECONDS", 0.05)
-    stuck = dataclasses.replace(loaded, context=Hanging)
+    stuck = dataclasses.replace(loaded, execution=Execution(Hanging))
     with stopping(stuck, monkeypatch, seconds=0.05) as server:
         connection = server.begin("whole")
         assert entered.wait(30)

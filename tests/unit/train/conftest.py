@@ -19,7 +19,6 @@ from lmcore.config.validate import validate
 from lmcore.data.blend.check import inspect_sources
 from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import build_tokenizer
-from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import parallelize
 from lmcore.parallel.random_states import seed_everything
 from lmcore.plugin import discover, select
@@ -96,7 +95,7 @@ def make_state(runtime: Runtime) -> Callable[[RunPlan], TrainState]:
 
     def make(plan: RunPlan) -> TrainState:
         seed_everything(plan.config.training.seed, runtime)
-        shape = ModelShape.from_plan(plan)
+        shape = plan.shape
         parallel = parallelize(shape, plan.layout, runtime)
         parallel.initialize(plan.config.training.seed)
         return TrainState.create(parallel, plan, runtime)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.accelerator.transfer.async_scalars import ScalarCopier
 from lmcore.data.loading.loader import BatchLoader
-from lmcore.model.shape import ModelShape
+from lmcore.errors import DataError
 from lmcore.parallel.parallel_model import parallelize
 from lmcore.parallel.random_states import seed_everything
 from lmcore.train.diagnose.non_finite import NonFiniteError
@@ -103,6 +103,13 @@ def late_runtime(runtime: Any) -> Any:
 
 
 @pytest.fixture
+def lazy_runtime(runtime: Any) -> Any:
+    """The CPU, as a device without events that records work until a boundary."""
+    device = dataclasses.replace(runtime.device, step_boundary=lambda: None)
+    return dataclasses.replace(runtime, device=device)
+
+
+@pytest.fixture
 def run_steps(make_plan: Any, make_datasets: Any) -> Any:
     """Takes steps one by one, each by a function of step, state and batches."""
 
@@ -111,7 +118,7 @@ def run_steps(make_plan: Any, make_datasets: Any) -> Any:
         seed = plan.config.training.seed
         seed_everything(seed, runtime)
         with runtime.ops.bind_all():
-            parallel = parallelize(ModelShape.from_plan(plan), plan.layout, runtime)
+            parallel = parallelize(plan.shape, plan.layout, runtime)
             parallel.initialize(seed)
             state = TrainState.create(parallel, plan, runtime)
             step = TrainStep(state, plan, runtime)
@@ -151,6 +158,76 @@ def test_computes_the_same(
         assert torch.equal(weights(two)[name], tensor), name
 
 
+def test_a_lazy_device_computes_the_same(
+    run_steps: Any, runtime: Any, lazy_runtime: Any, weights: Any, no_host_reads: Any
+) -> None:
+    """Nothing is read between the boundaries of a step, and no event is needed."""
+
+    def watched(step: Any, batches: Any) -> Any:
+        with no_host_reads():
+            return step(batches)
+
+    own_ops = OpTable(OP_SPECS, [])
+    plain, lazy = (dataclasses.replace(one, ops=own_ops) for one in (runtime, lazy_runtime))
+    one, records = run_steps(FLAGS[0], plain, lambda step, batches: step(batches).result())
+    two, late = run_steps(FLAGS[0], lazy, watched)
+    assert {pending.ready() for pending in late} == {None}
+    assert [pending.result() for pending in late] == records
+    for name, tensor in weights(one).items():
+        assert torch.equal(weights(two)[name], tensor), name
+
+
+def test_step_boundaries(run_steps: Any, late_runtime: Any) -> None:
+    """The work that a lazy device records runs after each micro-batch and after the update."""
+    calls: list[None] = []
+    device = dataclasses.replace(late_runtime.device, step_boundary=lambda: calls.append(None))
+    counts: list[int] = []
+
+    def take(step: Any, batches: Any) -> None:
+        before = len(calls)
+        step(batches)
+        counts.append(len(calls) - before)
+
+    flags = "--micro-batch-size 2 --global-batch-size 8"
+    run_steps(flags, dataclasses.replace(late_runtime, device=device), take, 2)
+    assert counts == [4 + 1] * 2
+
+
+def masked(batches: Iterator[Any], valid: int) -> Iterator[Any]:
+    """Yield micro-batches with so many valid targets, and every second one without any."""
+    for number, batch in enumerate(batches):
+        weights = torch.zeros_like(batch["loss_weight_BS"])
+        weights[0, : valid if number % 2 else 0] = 1
+        yield batch | {"loss_weight_BS": weights}
+
+
+@pytest.mark.parametrize("flags", ["--clip-grad 0", "--clip-grad 0.3"])
+def test_masked_targets(run_steps: Any, runtime: Any, late_runtime: Any, flags: str) -> None:
+    """Gradients are divided on the device by the share of valid targets, as on the host."""
+    flags = f"{flags} --micro-batch-size 2 --global-batch-size 8"
+    one, plain = run_steps(flags, runtime, lambda step, own: step(masked(own, 3)).result())
+    two, late = run_steps(flags, late_runtime, lambda step, own: step(masked(own, 3)))
+    for found, wanted in zip([pending.result() for pending in late], plain, strict=True):
+        assert found.loss == pytest.approx(wanted.loss, rel=1e-6)
+        assert found.grad_norm == pytest.approx(wanted.grad_norm, rel=1e-6)
+    for name, tensor in one.tensors().items():
+        torch.testing.assert_close(two.tensors()[name], tensor, rtol=1e-5, atol=1e-7)
+
+
+def test_no_valid_target(run_steps: Any, late_runtime: Any) -> None:
+    """The result's error names the step; the counters stay as before it, weights are finite."""
+    valid = iter([3, 0, 3])
+    flags = "--micro-batch-size 2 --global-batch-size 8"
+    state, late = run_steps(
+        flags, late_runtime, lambda step, own: step(masked(own, next(valid))), 3
+    )
+    assert late[0].result().loss is not None
+    with pytest.raises(DataError, match="no target counts in the loss of step 2, samples 8 to 15"):
+        late[1].result()
+    assert (state.iteration, state.consumed_samples) == (1, 8)
+    assert all(torch.isfinite(tensor).all() for tensor in state.tensors().values())
+
+
 @pytest.mark.parametrize("model", ["", LLAMA], ids=["gpt", "llama"])
 def test_nothing_is_read_in_a_step(
     run_steps: Any, late_runtime: Any, no_host_reads: Any, model: str
@@ -185,13 +262,16 @@ def test_the_watch_sees_reads(run_steps: Any, runtime: Any, no_host_reads: Any) 
             read(value)
 
 
-def test_where_it_can_be_used(make_plan: Any, runtime: Any, late_runtime: Any) -> None:
-    """On a device with events and pinned memory, unless asked not to, or a loss scale needs it."""
+def test_where_it_can_be_used(
+    make_plan: Any, runtime: Any, late_runtime: Any, lazy_runtime: Any
+) -> None:
+    """On a lazy device or with events and pinned memory, unless switched off or scaling losses."""
 
     def asynchronous(flags: str, runtime: Any) -> bool:
         return TrainStep(SimpleNamespace(), make_plan(flags), runtime).asynchronous  # type: ignore[arg-type]
 
     assert asynchronous("", late_runtime)
+    assert asynchronous("", lazy_runtime)
     assert not asynchronous("", runtime)
     assert not asynchronous("--no-async-metrics", late_runtime)
     scaled = dataclasses.replace(late_runtime.precision, loss_scaling=True)
@@ -203,7 +283,7 @@ def test_not_finite(run_steps: Any, late_runtime: Any) -> None:
 
     def spoil(state: Any) -> None:
         real, calls = state.model.loss, iter(range(99))
-        state.model.loss = lambda *args: real(*args) * (math.nan if next(calls) == 5 else 1.0)
+        state.model.loss = lambda **batch: real(**batch) * (math.nan if next(calls) == 5 else 1.0)
 
     flags = "--micro-batch-size 2 --global-batch-size 8"
     state, late = run_steps(flags, late_runtime, lambda step, batches: step(batches), 3, spoil)
@@ -321,7 +401,7 @@ def test_nothing_is_saved_after_nan(run_loop: Any, late_runtime: Any) -> None:
 
     def spoil(state: Any) -> None:
         real, calls = state.model.loss, iter(range(99))
-        state.model.loss = lambda *args: real(*args) * (math.nan if next(calls) == 3 else 1.0)
+        state.model.loss = lambda **batch: real(**batch) * (math.nan if next(calls) == 3 else 1.0)
 
     with pytest.raises(NonFiniteError, match="at step 4"):
         run_loop("--save-interval 4", late_runtime, "late", spoil)
@@ -337,42 +417,52 @@ def test_nothing_is_saved_after_nan(run_loop: Any, late_runtime: Any) -> None:
     ],
 )
 def test_time_of_a_step(
-    monkeypatch: pytest.MonkeyPatch,
-    host: float,
-    device: float,
-    late: float,
-    expected: list[float],
+    step_times: Any, host: float, device: float, late: float, expected: list[float]
 ) -> None:
     """It is the device's time if the host waits for the result, and else the time of the call.
 
     Each step takes the host and the device so many seconds; events report an end so much later.
     """
+    assert step_times(host, device, late) == pytest.approx(expected)
+
+
+def test_time_of_a_step_of_a_lazy_device(step_times: Any) -> None:
+    """It is the time of its call and of the wait for its result: all of them are the run's time."""
+    assert step_times(2.0, 5.0, told=False) == pytest.approx([7.0, 5.0, 5.0, 7.0])
+
+
+@pytest.fixture
+def step_times(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns the times of four steps, with a validation after the first."""
     now, free = [0.0], [0.0]
     monkeypatch.setattr(
         "lmcore.train.step_queue.time", SimpleNamespace(perf_counter=lambda: now[0])
     )
 
-    def step(batches: Any) -> PendingStep:
-        now[0] += host
-        done = free[0] = max(now[0], free[0]) + device + late
+    def times(host: float, device: float, late: float = 0.0, *, told: bool = True) -> list[float]:
+        def step(batches: Any) -> PendingStep:
+            now[0] += host
+            done = free[0] = max(now[0], free[0]) + device + late
 
-        def read() -> StepRecord:
-            now[0] = max(now[0], done)
-            return StepRecord(
-                step=1,
-                consumed_samples=4,
-                consumed_tokens=64,
-                global_batch_size=4,
-                learning_rate=1e-3,
-            )
+            def read() -> StepRecord:
+                now[0] = max(now[0], done)
+                return StepRecord(
+                    step=1,
+                    consumed_samples=4,
+                    consumed_tokens=64,
+                    global_batch_size=4,
+                    learning_rate=1e-3,
+                )
 
-        return PendingStep(read, ready=lambda: now[0] >= done)
+            return PendingStep(read, ready=lambda: now[0] >= done if told else None)
 
-    queue = StepQueue(step, SimpleNamespace(wait_seconds=0.0))  # type: ignore[arg-type]
-    found = []
-    for wait in (True, False, False, True):
-        queue.submit()
-        found += [record.step_time_ms / 1e3 for record in queue.completed(wait=wait)]
-        if wait:
-            now[0] += 100.0  # a validation
-    assert found == pytest.approx(expected)
+        queue = StepQueue(step, SimpleNamespace(wait_seconds=0.0))  # type: ignore[arg-type]
+        found = []
+        for number, wait in enumerate((True, False, False, True), start=1):
+            queue.submit(number)
+            found += [record.step_time_ms / 1e3 for record in queue.completed(wait=wait)]
+            if wait:
+                now[0] += 100.0  # a validation
+        return found
+
+    return times

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from lmcore.data.blend.check import inspect_sources
 from lmcore.data.prepare.named_text import bundled_text
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.errors import ConfigError, DataError
+from lmcore.families.sample_format import sample_format
 from lmcore.train.datasets import build_datasets, choose_texts, choose_tokenizer
 
 
@@ -187,3 +189,48 @@ def test_a_checkpoint_without_its_tokenizer(data_prefix: str) -> None:
         found, _ = inspect_sources(loaded.sources[0])
         chosen = choose_tokenizer(loaded.config.data, found, {}, undecided=undecided)
         assert isinstance(chosen, ByteTokenizer)
+
+
+def test_a_source_without_a_sample_is_named(
+    tmp_path: Path, data_prefix: str, tokenizer: Any, caplog: Any
+) -> None:
+    """A weight too small for a single sample is reported, for training and validation."""
+    import shutil
+
+    from lmcore.config.resolve import resolve
+    from lmcore.config.tokenizer import TokenizerIdentity
+    from lmcore.config.validate import validate
+
+    for name in ("rare", "other"):
+        for ending in ("bin", "idx", "meta.json"):
+            shutil.copy(f"{data_prefix}.{ending}", tmp_path / f"{name}.{ending}")
+
+    def datasets_of(weight: str) -> Any:
+        flags = "--seq-length 16 --train-iters 8 --eval-iters 2 --eval-interval 4 --split 50,50,0"
+        blend = f"0.618 {data_prefix} 0.382 {tmp_path}/other {weight} {tmp_path}/rare"
+        loaded = load_config([*flags.split(), "--data-path", *blend.split()])
+        sources, problems = inspect_sources(loaded.sources[0])
+        valid, made_by = validate(loaded, further=problems), TokenizerIdentity(vocab_size=257)
+        return build_datasets(
+            resolve(valid, tokenizer=made_by, sources=sources), tokenizer, tmp_path
+        )
+
+    caplog.set_level("WARNING")
+    datasets = datasets_of("1e-7")
+    assert datasets.train.unused == [f"{tmp_path}/rare"]
+    why = "too small a weight, or too few samples"
+    assert [message for message in caplog.messages if "no sample of" in message] == [
+        f"no sample of `{tmp_path}/rare` among the {len(samples)} samples of {part}: {why}"
+        for part, samples in (("training", datasets.train), ("validation", datasets.valid))
+    ]
+    caplog.clear()
+    datasets_of("0.1")
+    assert not [message for message in caplog.messages if "no sample of" in message]
+
+
+def test_a_tokenizer_of_bert(make_plan: Any, tokenizer: Any, caplog: Any) -> None:
+    """A warning says that the model is a decoder."""
+    sample_format(make_plan(), tokenizer)
+    assert not caplog.records
+    sample_format(make_plan(), SimpleNamespace(name="BertWordPieceCase"))
+    assert "`BertWordPieceCase` is the tokenizer of BERT, and the model of the run" in caplog.text

@@ -17,7 +17,15 @@ from lmcore.signals import END_SIGNALS
 from lmcore.train.due import Due
 from lmcore.train.exit_conditions import ExitConditions
 
-NOTHING = Due(log=False, validate=False, save=False, check_replicas=False, exit=False, last=False)
+NOTHING = Due(
+    log=False,
+    validate=False,
+    save=False,
+    check_replicas=False,
+    check_device=False,
+    exit=False,
+    last=False,
+)
 
 
 def test_interval() -> None:

@@ -39,15 +39,17 @@ class Watcher:
 
     def last_step(self, row: Any, progress: Any) -> None: ...
 
-    def validation(self, step: int, loss: float, perplexity: float) -> None:
-        self.validations.append((step, loss))
+    def test(self, step: int, result: Any) -> None: ...
+
+    def validation(self, step: int, validation: Any) -> None:
+        self.validations.append((step, validation.loss))
 
     def close(self) -> None: ...
 
 
 def counted(state: Any, samples: int, loss: float = 1.0) -> StepRecord:
     """Count a step and return its record."""
-    return StepRecord.count(state, samples, 16, 1e-3).complete(float(loss), 1.0, ())
+    return StepRecord.count(state, samples, 16, 1e-3).complete({"lm_loss": float(loss)}, 1.0, ())
 
 
 @pytest.fixture
@@ -202,16 +204,18 @@ def test_signal_during_validation(run_loop: Any, monkeypatch: pytest.MonkeyPatch
     def keep(state: Any, exits: Any) -> None:
         exits_seen.append(exits)
 
-    from lmcore.train import validation
+    from lmcore.train.validation import TokenMean
 
-    real, calls = validation.mean_loss, []
+    real, calls = TokenMean.batch, []
 
-    def mean_loss(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        exits_seen[-1].received = signal.SIGINT
-        return real(*args, **kwargs)
+    def batch(*args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        if "share" not in kwargs:  # of a validation
+            calls.append(1)
+            exits_seen[-1].received = signal.SIGINT
+        return found
 
-    monkeypatch.setattr(validation, "mean_loss", mean_loss)
+    monkeypatch.setattr(TokenMean, "batch", batch)
     report, rows, saved, _ = run_loop(flags, during=keep)
     assert (report.reason, len(rows), saved, len(calls)) == ("received SIGINT", 3, [3], 1)
     assert "valid_loss" not in rows[-1]
@@ -224,7 +228,7 @@ def test_samples_in_order(run_loop: Any, make_plan: Any, make_datasets: Any, con
 
     class Recorder(TrainStep):
         def __call__(self, batches: Any, *_: Any) -> PendingStep:
-            seen.extend(next(batches).tokens_BS.tolist())
+            seen.extend(next(batches)["tokens_BS"].tolist())
             return PendingStep.of(counted(self.state, 4))
 
     def at(state: Any) -> None:
@@ -313,7 +317,7 @@ def test_rows_of_skipped_steps(run_loop: Any) -> None:
                 return PendingStep.of(counted(state, 4, loss))
             state.skipped_iterations += 1
             record = counted(state, 4)
-            record.complete(math.nan if state.iteration == 7 else loss, None, ())
+            record.complete({"lm_loss": math.nan if state.iteration == 7 else loss}, None, ())
             return PendingStep.of(dataclasses.replace(record, loss_scale=8.0))
 
     _, rows, _, display = run_loop("--train-iters 8 --log-interval 2", step_type=Skipping)

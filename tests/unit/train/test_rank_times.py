@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from lmcore.accelerator import Device
 from lmcore.parallel.wait_clock import WaitClock
 from lmcore.train import rank_times
 from lmcore.train.rank_times import RankTimer, SlowRank, slow_rank
@@ -45,7 +46,12 @@ def timer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             return torch.tensor([[float(own)], *([other] for other in others)])
 
         monkeypatch.setattr(rank_times, "all_gather_scalars", gather)
-        device = SimpleNamespace(torch_device=torch.device("cpu"), new_event=None, pin_memory=None)
+        device = SimpleNamespace(
+            torch_device=torch.device("cpu"),
+            new_event=None,
+            pin_memory=None,
+            step_boundary=Device.step_boundary,
+        )
         rank = SimpleNamespace(rank=0, world_size=3)
         runtime: Any = SimpleNamespace(device=device, hosts=["a", "b", "c"], rank=rank)
         ticks = itertools.count(0.0, 0.02)

@@ -125,7 +125,7 @@ def test_a_loss_that_is_not_finite(steps: Any) -> None:
 
     def spoil(state: Any) -> None:
         real, calls = state.model.loss, iter(range(99))
-        state.model.loss = lambda *args: real(*args) * (math.nan if next(calls) == 1 else 1.0)
+        state.model.loss = lambda **batch: real(**batch) * (math.nan if next(calls) == 1 else 1.0)
 
     state, results = steps("", 3, DynamicLossScale(64.0), change=spoil)
     assert [one.skipped for one in results] == [False, True, False]

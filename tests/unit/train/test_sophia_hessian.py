@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from lmcore.data.loading.batch import Batch
+from lmcore.families.gpt.family import GPT
 from lmcore.train.sophia_hessian import estimate_hessian, hessian_is_due
+from lmcore.train.token_mean import TokenMean
 
 FLAGS = (
     "--optimizer sophia --sophiag-beta2 0 --sophiag-hessian-interval 4 --num-layers 1 "
@@ -18,25 +21,35 @@ FLAGS = (
 
 
 @pytest.fixture
-def arguments() -> Any:
+def batch() -> Batch:
     """Return four tokens; the loss counts three of them."""
     tokens = torch.tensor([[5, 9, 2, 200]])
-    counted = torch.tensor([[1.0, 1.0, 0.0, 1.0]])
-    return (tokens, torch.zeros_like(tokens), counted / 3), {}
+    return {
+        "tokens_BS": tokens,
+        "targets_BS": torch.zeros_like(tokens),
+        "loss_weight_BS": torch.tensor([[1.0, 1.0, 0.0, 1.0]]),
+    }
 
 
-def estimate(state: Any, arguments: Any, runtime: Any) -> None:
-    norm = lambda grads: torch.stack([g.norm() for g in grads]).norm()  # noqa: E731
-    estimate_hessian(state, arguments, contextlib.nullcontext, norm, runtime)
+@pytest.fixture
+def estimate(make_plan: Any, runtime: Any) -> Any:
+    """Estimates from a batch."""
+
+    def go(state: Any, batch: Batch, flags: str = "") -> None:
+        norm = lambda grads: torch.stack([g.norm() for g in grads]).norm()  # noqa: E731
+        mean = TokenMean(make_plan(f"{FLAGS} {flags}"), GPT, torch.device("cpu"))
+        estimate_hessian(state, batch, mean, contextlib.nullcontext, norm, runtime)
+
+    return go
 
 
-def exact(state: Any, arguments: Any) -> dict[str, float]:
+def exact(state: Any, batch: Batch) -> dict[str, float]:
     """Sum over counted tokens and labels of p * g^2 / 3, by parameter, all entries summed."""
-    model, (tokens, _, weights) = state.model, arguments[0]
+    model, tokens, weights = state.model, batch["tokens_BS"], batch["loss_weight_BS"]
     named = dict(model.named_parameters())
     found = dict.fromkeys(named, 0.0)
     hidden = model(tokens)
-    log_probabilities = torch.log_softmax(model.logits(hidden), dim=-1)
+    log_probabilities = torch.log_softmax(model.logits(hidden)[..., :257], dim=-1)
     for place in weights[0].nonzero().flatten().tolist():
         for label in range(log_probabilities.shape[-1]):
             one = log_probabilities[0, place, label]
@@ -46,17 +59,20 @@ def exact(state: Any, arguments: Any) -> dict[str, float]:
     return found
 
 
-def test_expectation(make_state: Any, make_plan: Any, runtime: Any, arguments: Any) -> None:
+@pytest.mark.parametrize("flags", ["", "--no-calculate-per-token-loss"])
+def test_expectation(
+    make_state: Any, make_plan: Any, estimate: Any, batch: Batch, flags: str
+) -> None:
     """The mean of many estimates is the diagonal of the Gauss-Newton matrix, in each parameter."""
     state = make_state(make_plan(FLAGS))
     sums: dict[str, float] = {}
     count = 400
     for _ in range(count):
-        estimate(state, arguments, runtime)
+        estimate(state, batch, flags)
         for name, tensor in state.optimizer.state_tensors().items():
             if name.startswith("hessian."):
                 sums[name] = sums.get(name, 0.0) + float(tensor.sum()) / count
-    wanted = exact(state, arguments)
+    wanted = exact(state, batch)
     assert len(wanted) == len(sums)
     for name, value in wanted.items():
         assert sums[f"hessian.{name}"] == pytest.approx(value, rel=0.2, abs=1e-6), name
@@ -66,7 +82,7 @@ def test_labels_are_drawn_from_the_prediction(make_state: Any, make_plan: Any) -
     """Frequencies of sampled targets are the model's probabilities."""
     state = make_state(make_plan(FLAGS))
     hidden = state.model(torch.tensor([[5, 9]])).detach()
-    chances = torch.softmax(state.model.logits(hidden), dim=-1)[0, 1]
+    chances = torch.softmax(state.model.logits(hidden)[..., :257], dim=-1)[0, 1]
     drawn = state.model.sampled_targets(hidden[:, 1:].expand(1, 20_000, -1))
     assert drawn.shape == (1, 20_000)
     seen = torch.bincount(drawn[0], minlength=len(chances)) / 20_000
@@ -76,29 +92,29 @@ def test_labels_are_drawn_from_the_prediction(make_state: Any, make_plan: Any) -
 
 
 def test_scale_of_the_loss_does_not_count(
-    make_state: Any, make_plan: Any, runtime: Any, arguments: Any
+    make_state: Any, make_plan: Any, estimate: Any, batch: Batch
 ) -> None:
     """Gradients that are scaled, as in fp16, give the same curvature."""
     found = []
     for scale in (1.0, 1024.0):
         state = make_state(make_plan(FLAGS))
         state.loss_scale.value = scale
-        (tokens, targets, weights), options = arguments
-        estimate(state, ((tokens, targets, weights * scale), options), runtime)
+        estimate(state, batch)
         found.append(state.optimizer.state_tensors())
     for name, tensor in found[0].items():
         torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-9)
 
 
-def test_overflow_leaves_the_hessian(
-    make_state: Any, make_plan: Any, runtime: Any, arguments: Any
+@pytest.mark.parametrize("weight", [math.inf, 0.0])
+def test_no_estimate(
+    make_state: Any, make_plan: Any, estimate: Any, batch: Batch, weight: float
 ) -> None:
-    """Gradients that are not finite are not taken in."""
+    """Gradients that are not finite, or of no valid target, leave the estimate as it is."""
     state = make_state(make_plan(FLAGS))
-    estimate(state, arguments, runtime)
+    estimate(state, batch)
     before = {name: t.clone() for name, t in state.optimizer.state_tensors().items()}
-    (tokens, targets, weights), options = arguments
-    estimate(state, ((tokens, targets, weights * math.inf), options), runtime)
+    spoiled = torch.full_like(batch["loss_weight_BS"], weight)
+    estimate(state, batch | {"loss_weight_BS": spoiled})
     after = state.optimizer.state_tensors()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 

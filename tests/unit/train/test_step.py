@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
 import pytest
 import torch
 
-from lmcore.data.loading.batch import CausalLMBatch
 from lmcore.data.loading.loader import BatchLoader
-from lmcore.model.protocol import CAUSAL_LM
+from lmcore.families.gpt.family import GPT
 from lmcore.train.diagnose.non_finite import NonFiniteError, check_weights
-from lmcore.train.step import TrainStep, mean_loss
+from lmcore.train.step import TrainStep
+from lmcore.train.token_mean import mean_loss
 
 
 def loader(plan: Any, corpus: Any, state: Any) -> BatchLoader:
@@ -73,7 +72,7 @@ def test_accumulation_sees_the_same_samples(
     def first_steps(size: int) -> torch.Tensor:
         plan = make_plan(f"--global-batch-size 8 --micro-batch-size {size}")
         with loader(plan, make_datasets(plan), make_state(plan)) as batches:
-            return torch.cat([next(batches).tokens_BS for _ in range(24 // size)])
+            return torch.cat([next(batches)["tokens_BS"] for _ in range(24 // size)])
 
     assert torch.equal(first_steps(micro), first_steps(8))
 
@@ -88,9 +87,9 @@ def test_loss_and_gradients_against_autograd(
     state = make_state(plan)
     with loader(plan, make_datasets(plan), state) as batches:
         parts = [next(batches) for _ in range(4)]
-    tokens = torch.cat([one.tokens_BS for one in parts])
-    targets = torch.cat([one.targets_BS for one in parts])
-    logits = state.model.logits(state.model(tokens))
+    tokens = torch.cat([one["tokens_BS"] for one in parts])
+    targets = torch.cat([one["targets_BS"] for one in parts])
+    logits = state.model.logits(state.model(tokens))[..., :257]
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).double(), targets.flatten())
     loss.backward()
     assert result.loss == pytest.approx(loss.item(), rel=1e-6)
@@ -107,15 +106,37 @@ def test_uncounted_tokens(make_plan: Any, make_datasets: Any, make_state: Any) -
     with loader(plan, make_datasets(plan), state) as batches:
         batch = next(batches)
     device = torch.device("cpu")
-    mask = torch.zeros_like(batch.loss_weight_BS)
+    mask = torch.zeros_like(batch["loss_weight_BS"])
     mask[1, 3:7] = 1.0
-    counted = dataclasses.replace(batch, loss_weight_BS=mask)
-    some = mean_loss(state.model.loss, counted, CAUSAL_LM, device)
-    logits = state.model.logits(state.model(batch.tokens_BS))[1, 3:7]
-    wanted = torch.nn.functional.cross_entropy(logits, batch.targets_BS[1, 3:7])
+    counted = batch | {"loss_weight_BS": mask}
+    some = mean_loss(state.model.loss, counted, GPT, device)
+    logits = state.model.logits(state.model(batch["tokens_BS"]))[1, 3:7, :257]
+    wanted = torch.nn.functional.cross_entropy(logits, batch["targets_BS"][1, 3:7])
     torch.testing.assert_close(some, wanted)
-    none = CausalLMBatch(batch.tokens_BS, batch.targets_BS, torch.zeros_like(mask))
-    assert mean_loss(state.model.loss, none, CAUSAL_LM, device).item() == 0.0
+    none = batch | {"loss_weight_BS": torch.zeros_like(mask)}
+    assert mean_loss(state.model.loss, none, GPT, device).item() == 0.0
+
+
+@pytest.mark.parametrize("flags", ["", "--untie-embeddings-and-output-weights"])
+def test_rows_that_pad_the_vocabulary_do_not_count(one_step: Any, flags: str) -> None:
+    """Loss and gradients are the same for any number of them; their own gradients are zero."""
+    flags = f"{flags} --clip-grad 0 --make-vocab-size-divisible-by"
+    (_, (none,), exact), (_, (many,), padded) = (one_step(f"{flags} {n}") for n in (1, 100))
+    assert many.loss == pytest.approx(none.loss, rel=1e-6)
+    assert many.grad_norm == pytest.approx(none.grad_norm, rel=1e-6)
+    for name, gradient in exact.items():
+        torch.testing.assert_close(padded[name][: len(gradient)], gradient, rtol=1e-5, atol=1e-7)
+        assert not padded[name][len(gradient) :].any()
+
+
+def test_megatrons_loss_counts_rows_that_pad_the_vocabulary(one_step: Any) -> None:
+    """With the flag they are in the softmax, and get gradients."""
+    flags = "--include-padding-in-loss --make-vocab-size-divisible-by 100"
+    state, (found,), grads = one_step(flags)
+    assert grads["token_embedding.weight"][257:].any()
+    _, (other,), _ = one_step("--make-vocab-size-divisible-by 100")
+    assert found.loss > other.loss + 0.1
+    assert state.model.token_embedding.weight.shape[0] == 300
 
 
 def test_clipping(one_step: Any) -> None:
@@ -181,9 +202,9 @@ def test_later_micro_batch(one_step: Any, monkeypatch: pytest.MonkeyPatch) -> No
     def spoil(state: Any) -> None:
         real = state.model.loss
 
-        def loss(*args: Any) -> Any:
+        def loss(**batch: Any) -> Any:
             calls.append(1)
-            return real(*args) * (math.nan if len(calls) >= 3 else 1.0)
+            return real(**batch) * (math.nan if len(calls) >= 3 else 1.0)
 
         state.model.loss = loss
 

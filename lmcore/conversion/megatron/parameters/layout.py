@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from lmcore.conversion.megatron.parameters.names import foreign_name
 from lmcore.errors import CheckpointArgumentError
-from lmcore.model.parameters import parameter_shapes
+from lmcore.model.family import parameter_shapes
+from lmcore.model.megatron_names import names_for
 from lmcore.model.shape import ModelShape
 
 __all__ = ["AFTER", "BEFORE", "Layout", "in_order"]
@@ -86,23 +87,23 @@ class Layout:
             style: Set of names, one of `STYLES`.
         """
         layers = self.layers(shape.num_layers, stage, part)
-        names = list(parameter_shapes(shape))
+        table, names = names_for(shape), list(parameter_shapes(shape))
+        first = next(place for place, name in enumerate(names) if name.startswith("blocks."))
         found: list[tuple[str, str]] = []
         if stage == part == 0:
-            before = [name for name in names if name.startswith(BEFORE)]
-            found += [(foreign_name(name, style), name) for name in before]
+            found += [(foreign_name(name, style, table), name) for name in names[:first]]
         for number, layer in enumerate(layers):
             prefix = f"blocks.{layer}."
             for name in in_order([name for name in names if name.startswith(prefix)], style):
                 local = f"blocks.{number}.{name.removeprefix(prefix)}"
-                found.append((foreign_name(local, style), name))
+                found.append((foreign_name(local, style, table), name))
         if stage == self.pipeline - 1 and part == self.virtual - 1:
-            after = [name for name in names if name.startswith(AFTER)]
-            found += [(foreign_name(name, style), name) for name in after]
+            after = [name for name in names[first:] if not name.startswith("blocks.")]
+            found += [(foreign_name(name, style, table), name) for name in after]
             if shape.tied and self.pipeline > 1:
                 copy = "word_embeddings_for_head.weight"
                 if style != "legacy":
-                    copy = foreign_name("output_embedding.weight", style)
+                    copy = foreign_name("output_embedding.weight", style, table)
                 found.append((copy, "token_embedding.weight"))
         return found
 

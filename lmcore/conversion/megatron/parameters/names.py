@@ -6,9 +6,20 @@ layers of `--transformer-impl local` have separate norms.
 
 from __future__ import annotations
 
+import functools
 import re
+from typing import TYPE_CHECKING
 
-__all__ = ["STYLES", "TIED", "UNUSED", "foreign_name", "parameter_of"]
+from lmcore.errors import CheckpointError
+from lmcore.families.gpt.megatron import NAMES as GPT_NAMES
+from lmcore.families.layers.parameters import module_of
+from lmcore.model.family import families, family_of
+from lmcore.model.megatron_names import MegatronNames, every_family
+
+if TYPE_CHECKING:
+    from lmcore.conversion.state import ModelState
+
+__all__ = ["STYLES", "TIED", "UNUSED", "foreign_name", "parameter_of", "require_names"]
 
 TIED = "tied"
 """Result of `parameter_of` for the last stage's copy of the token embedding."""
@@ -17,16 +28,6 @@ UNUSED = "unused"
 
 _PREFIX = re.compile(r"^(module\.)*(language_model\.)?")
 _LAYER = re.compile(r"^(?:encoder|decoder|transformer)\.layers\.(\d+)\.(.+)$")
-_OUTSIDE = {
-    "embedding.word_embeddings": "token_embedding",
-    "embedding.position_embeddings": "position_embedding",
-    "output_layer": "output_embedding",
-    **{
-        f"{stack}.{norm}": "final_norm"
-        for stack in ("encoder", "decoder", "transformer")
-        for norm in ("final_layernorm", "final_norm")
-    },
-}
 _MODULES = {
     "input_layernorm": "attention_norm",
     "input_norm": "attention_norm",
@@ -50,10 +51,6 @@ _UNUSED_ENDINGS = ("_extra_state", ".inv_freq", "attention.bias", "attention.mas
 STYLES = ("core", "core-local", "legacy")
 """Sets of names that can be written."""
 _CORE = {
-    "token_embedding": "embedding.word_embeddings",
-    "position_embedding": "embedding.position_embeddings",
-    "final_norm": "decoder.final_layernorm",
-    "output_embedding": "output_layer",
     "attention_norm": "input_layernorm",
     "attention.qkv": "self_attention.linear_qkv",
     "attention.output": "self_attention.linear_proj",
@@ -62,10 +59,6 @@ _CORE = {
     "feed_forward.down": "mlp.linear_fc2",
 }
 _LEGACY = {
-    "token_embedding": "language_model.embedding.word_embeddings",
-    "position_embedding": "language_model.embedding.position_embeddings",
-    "final_norm": "language_model.encoder.final_norm",
-    "output_embedding": "language_model.output_layer",
     "attention_norm": "input_norm",
     "attention.qkv": "self_attention.query_key_value",
     "attention.output": "self_attention.dense",
@@ -73,6 +66,17 @@ _LEGACY = {
     "feed_forward.up": "mlp.dense_h_to_4h",
     "feed_forward.down": "mlp.dense_4h_to_h",
 }
+
+
+@functools.cache
+def _outside(_families: tuple[str, ...]) -> dict[str, str]:
+    """Return lmcore's name of each module or parameter outside the layers, of all families."""
+    found: dict[str, str] = {}
+    for names in every_family():
+        for table in (names.core, names.legacy):
+            found |= {_PREFIX.sub("", theirs): ours for ours, theirs in table.items()}
+        found |= names.older
+    return found
 
 
 def parameter_of(name: str, *, swiglu: bool) -> str | None:
@@ -91,10 +95,13 @@ def parameter_of(name: str, *, swiglu: bool) -> str | None:
         return TIED
     layer = _LAYER.match(name)
     if layer is None:
+        outside = _outside(tuple(families()))  # plugins may have added some
+        if name in outside:
+            return outside[name]
         module, _, parameter = name.rpartition(".")
-        known = _OUTSIDE.get(module)
-        norm = known == "final_norm" and parameter == "bias"
-        return f"{known}.{parameter}" if known and (parameter == "weight" or norm) else None
+        known = outside.get(module)
+        biased = known is not None and parameter == "bias" and not known.endswith("embedding")
+        return f"{known}.{parameter}" if known and (parameter == "weight" or biased) else None
     inside = _in_layer(layer[2], swiglu=swiglu)
     return None if inside is None else f"blocks.{layer[1]}.{inside}"
 
@@ -124,24 +131,48 @@ def _suffix(module: str, *, swiglu: bool) -> str:
     return ".bias" if own or (module == "feed_forward.up" and swiglu) else "_bias"
 
 
-def foreign_name(name: str, style: str) -> str:
+def foreign_name(name: str, style: str, names: MegatronNames | None = None) -> str:
     """Return Megatron's name of a parameter of lmcore, with the same number of its layer.
 
     Args:
         name: Name in lmcore.
         style: One of `STYLES`.
+        names: Record of the model's family; None: GPT's.
     """
-    table = _LEGACY if style == "legacy" else _CORE
-    prefix, inside = "", name
-    if name.startswith("blocks."):
-        _, layer, inside = name.split(".", 2)
-        stack = "language_model.encoder" if style == "legacy" else "decoder"
-        prefix = f"{stack}.layers.{layer}."
-    if inside.endswith("_bias"):
-        module, parameter = inside.removesuffix("_bias"), "bias"
-    else:
-        module, _, parameter = inside.rpartition(".")
-    if style == "core" and prefix and module.endswith("_norm"):
+    names = names or GPT_NAMES
+    legacy = style == "legacy"
+    if not name.startswith("blocks."):
+        outside = names.legacy if legacy else names.core
+        if name in outside:
+            return outside[name]
+        module, _, parameter = name.rpartition(".")
+        return f"{outside[module]}.{parameter}"
+    layer, module, parameter = module_of(name)
+    stack = "language_model.encoder" if legacy else names.stack
+    prefix = f"{stack}.layers.{layer}."
+    if style == "core" and module.endswith("_norm"):
         holder = "attention.qkv" if module == "attention_norm" else "feed_forward.up"
-        return f"{prefix}{table[holder]}.layer_norm_{parameter}"
-    return f"{prefix}{table[module]}.{parameter}"
+        return f"{prefix}{_CORE[holder]}.layer_norm_{parameter}"
+    return f"{prefix}{(_LEGACY if legacy else _CORE)[module]}.{parameter}"
+
+
+def require_names(
+    state: ModelState, program: str, names: MegatronNames | None, style: str = STYLES[0]
+) -> None:
+    """Raise a `CheckpointError` if a model has no counterpart in Megatron.
+
+    Args:
+        state: Model to write.
+        program: Name of the program that loads the checkpoint.
+        names: Record of the model's family; None: Megatron does not have it.
+        style: Set of names, one of `STYLES`.
+    """
+    family = family_of(state.shape).name
+    why = f"lmcore knows no names there for the family {family}"
+    if names is not None:
+        why = "it has " + ", ".join(different := names.differences(state.shape, style))
+        if not different:
+            return
+    raise CheckpointError(
+        f"the {family} model of `{state.path}` cannot be written for {program}", why=why
+    )

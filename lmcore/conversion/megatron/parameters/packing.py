@@ -15,7 +15,7 @@ norms, positions, biases of the two above | all of it
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,13 +23,15 @@ import torch
 from torch import Tensor
 
 from lmcore.conversion.recipe import Recipe, grouped_qkv
-from lmcore.errors import CheckpointError
-from lmcore.model.parameters import ROW_FOR_EACH_TOKEN, parameter_shapes
+from lmcore.conversion.state import WEIGHT
+from lmcore.conversion.unread import same_values
+from lmcore.errors import CheckpointError, several
+from lmcore.model.family import parameters_of
+from lmcore.model.parameters import Parameter, stored
 from lmcore.model.shape import ModelShape
 
 __all__ = ["Packing", "require_order"]
 
-_COLUMNS = ("attention.output.weight", "feed_forward.down.weight")
 _OLDEST, _OLD = 0.0, 1.0
 """Checkpoint versions whose rows of queries, keys and values have another order."""
 
@@ -49,8 +51,8 @@ class Packing:
     version: float = 3.0
 
     @functools.cached_property
-    def _sizes(self) -> dict[str, tuple[int, ...]]:
-        return parameter_shapes(self.shape)
+    def _table(self) -> dict[str, Parameter]:
+        return {row.name: row for row in stored(parameters_of(self.shape))}
 
     def part_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a parameter on one rank.
@@ -58,7 +60,7 @@ class Packing:
         Args:
             name: Name in lmcore.
         """
-        size = list(self._sizes[name])
+        size = list(self._table[name].shape)
         dim = self.split_dim(name)
         if dim is not None:
             size[dim] //= self.ranks
@@ -66,9 +68,26 @@ class Packing:
 
     def split_dim(self, name: str) -> int | None:
         """Return the dim along which a parameter is split; None if every rank has all of it."""
-        if name in ROW_FOR_EACH_TOKEN or ".attention.qkv." in name or ".feed_forward.up" in name:
-            return 0
-        return 1 if name.endswith(_COLUMNS) else None
+        split = self._table[name].split
+        return None if split is None else split.dim
+
+    def replica_notes(self, parts: Mapping[str, Sequence[Tensor]], kind: str = WEIGHT) -> list[str]:
+        """Return a note that names parameters whose replicas on the ranks have different values.
+
+        Norms of long runs may drift apart, as their gradients are summed on each rank.
+
+        Args:
+            parts: Tensors of each parameter in the order of the ranks.
+            kind: Kind of the tensors.
+        """
+        different = [
+            name
+            for name, held in parts.items()
+            if self.split_dim(name) is None and not all(same_values(held[0], one) for one in held)
+        ]
+        what = "" if kind == WEIGHT else f"`{kind}` of "
+        note = "the ranks of tensor parallelism have different values, of which the first rank's"
+        return [f"{what}{several(different)}: {note} are read"] if different else []
 
     def join(self, name: str, parts: Sequence[Tensor]) -> Tensor:
         """Return the tensor of lmcore from the tensors of all ranks.
@@ -108,7 +127,7 @@ class Packing:
         shape = self.shape
         return grouped_qkv(
             name,
-            self._sizes[name],
+            self._table[name].shape,
             groups=shape.num_query_groups,
             queries=shape.num_attention_heads // shape.num_query_groups,
             channels=shape.head_dim,

@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lmcore.config.derived.model_math import (
-    USUAL_MULTIPLE,
-    pad_vocab_size,
-    vocabulary_multiple,
-)
 from lmcore.errors import counted
-from lmcore.model.parameters import ROW_FOR_EACH_TOKEN
+from lmcore.model.family import vocabulary_parameters
+from lmcore.model.vocabulary import USUAL_MULTIPLE, pad_vocab_size, vocabulary_multiple
 
 if TYPE_CHECKING:
     from lmcore.conversion.megatron.parameters.packing import Packing
@@ -44,7 +40,8 @@ def padded_parts(packing: Packing, name: str, tensor: Tensor) -> list[Tensor]:
         tensor: Tensor of the parameter.
     """
     rows = packing.shape.padded_vocab_size
-    missing = rows - tensor.shape[0] if name in ROW_FOR_EACH_TOKEN else 0
+    has_rows = name in vocabulary_parameters(packing.shape)
+    missing = rows - tensor.shape[0] if has_rows else 0
     if missing:
         tensor = torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])])
     return packing.split(name, tensor)

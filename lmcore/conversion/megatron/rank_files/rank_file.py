@@ -8,12 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
-from lmcore.conversion.foreign_pickle.records import load_content, values_of
+from lmcore.conversion.foreign_pickle.records import Record, load_content, values_of
 from lmcore.conversion.megatron.parameters.names import TIED, UNUSED, parameter_of
 from lmcore.errors import CheckpointError
 
-__all__ = ["Part", "RankFile", "flat_tensors"]
+__all__ = ["EMBEDDING", "Part", "RankFile", "flat_tensors"]
 
+EMBEDDING = "token_embedding.weight"
+_PLAIN = (str, int, float, bool, type(None))
+_STATE = "_extra_state"
 _VERSIONS = (0, 1.0, 2.0, 3.0, 4.0)
 _MAX_DEPTH = 32
 """Number of mappings around a tensor, at most; models have five."""
@@ -26,6 +29,8 @@ class Part:
         tensors: Tensors by lmcore's names, with the number of their layer in this part.
         order: Names of all parameters in the order of the file; `TIED` for the tied copy.
         foreign: Names in the file.
+        copies: Weights of a tied output layer by their names in the file.
+        buffers: Values that a model computes by itself, by their names in the file.
         surplus: Names in the file that no model of lmcore has.
         layers: Number of layers.
         first_layer: Number of the first one in the whole model.
@@ -35,6 +40,8 @@ class Part:
         self.tensors: dict[str, Tensor] = {}
         self.order: list[tuple[str, Tensor]] = []
         self.foreign: dict[str, str] = {}
+        self.copies: dict[str, Tensor] = {}
+        self.buffers: dict[str, Tensor] = {}
         self.surplus: list[str] = []
         self.first_layer = 0
         for name, tensor in flat_tensors(path, content):
@@ -42,12 +49,14 @@ class Part:
             if tied and ours == "output_embedding.weight":
                 ours = TIED
             if ours == UNUSED:
+                self.buffers[name] = tensor
                 continue
-            if ours is None:
+            if ours is None or (ours == TIED and not tied):
                 self.surplus.append(name)
                 continue
             self.order.append((ours, tensor))
             if ours == TIED:
+                self.copies[name] = tensor
                 continue
             if ours in self.tensors:
                 raise CheckpointError(
@@ -62,6 +71,13 @@ class Part:
                 why=f"layers {sorted(numbers)[:50]} are there",
             )
         self.layers = len(numbers)
+
+    def take_copy(self) -> None:
+        """Take the weight of the tied output layer as the token embedding, which is missing."""
+        name, tensor = next(iter(self.copies.items()))
+        self.tensors[EMBEDDING], self.foreign[EMBEDDING] = tensor, name
+        self.order = [(EMBEDDING if one == TIED else one, held) for one, held in self.order]
+        del self.copies[name]
 
     def global_name(self, name: str) -> str:
         """Return a name with the number of its layer in the whole model."""
@@ -122,12 +138,14 @@ class RankFile:
 def flat_tensors(path: Path, content: object) -> list[tuple[str, Tensor]]:
     """Return the tensors of nested mappings in their order, with their names joined by dots.
 
+    States of FP8 kernels (`_extra_state`) that are no tensors are left out.
+
     Args:
         path: Path of the file, for messages.
         content: Mapping of names to tensors and further mappings.
 
     Raises:
-        CheckpointError: It is no mapping, or it is nested as no model is.
+        CheckpointError: It is no mapping, it is nested as no model is, or a value is no tensor.
     """
     if not isinstance(content, dict):
         raise CheckpointError(f"`{path}` is damaged", why="its model is no mapping")
@@ -153,3 +171,9 @@ def _flat(
             yield from _flat(path, value, (*outer, str(name)), seen)
         elif isinstance(value, Tensor):
             yield ".".join((*outer, str(name))), value.detach()
+        elif not isinstance(value, _PLAIN) and not str(name).endswith(_STATE):
+            kind = value.kind if isinstance(value, Record) else type(value).__name__
+            raise CheckpointError(
+                f"`{'.'.join((*outer, str(name)))}` in `{path}` is no tensor",
+                why=f"it is a `{kind}`, which lmcore does not read as a weight",
+            )

@@ -17,12 +17,19 @@ from lmcore.conversion.megatron.optimizer.moments import Moments, UnreadOptimize
 from lmcore.conversion.megatron.parameters.names import TIED
 from lmcore.conversion.megatron.parameters.packing import Packing, require_order
 from lmcore.conversion.megatron.rank_files.optimizer import read_moments
-from lmcore.conversion.megatron.rank_files.rank_file import Part, RankFile
+from lmcore.conversion.megatron.rank_files.rank_file import EMBEDDING, Part, RankFile
 from lmcore.conversion.megatron.run.saved_arguments import read_model, require_known
 from lmcore.conversion.megatron.run.schedule import SavedSchedule, read_schedule
-from lmcore.conversion.state import ADAM, WEIGHT, Progress, require_no_problems
+from lmcore.conversion.state import (
+    ADAM,
+    WEIGHT,
+    OptimizerStateError,
+    Progress,
+    require_no_problems,
+)
+from lmcore.conversion.unread import different_copy, require_computed, same_values
 from lmcore.errors import CheckpointError, counted
-from lmcore.model.parameters import parameter_shapes
+from lmcore.model.family import parameter_shapes
 
 __all__ = ["MegatronState"]
 
@@ -59,15 +66,32 @@ class MegatronState(MegatronCheckpointState):
         )
         self._require_one_iteration()
         self._number_layers()
-        model = read_model(args, checkpoint, self._rows())
+        self._name_embedding()
+        sizes = {
+            name: tuple(tensor.shape)
+            for _, part in self._all_parts()
+            for name, tensor in part.tensors.items()
+        }
+        model = read_model(args, checkpoint, self._rows(), sizes)
         self._describe(model, args, tensor=files.tensor_size, pipeline=files.pipeline_size)
         version = self._files[0][0].version
         require_order(checkpoint, self.shape, version)
         self._packing = Packing(self.shape, files.tensor_size, version)
         self._weights = self._matched()
+        self._require_equal_copies()
+        buffers = [
+            (name, f" in `{rank.path.parent.name}`", tensor)
+            for rank, part in self._all_parts()
+            for name, tensor in part.buffers.items()
+        ]
+        self.notes = [
+            *self.notes,
+            *require_computed(checkpoint, buffers, self.shape),
+            *self._packing.replica_notes(self._weights),
+        ]
         self._parts: dict[str, dict[str, list[Tensor]]] = {WEIGHT: self._weights}
         moments = None
-        if not weights_only:
+        if not weights_only and self._converts_adam("optimizer" in self._files[0][0].content):
             self._parts, moments = self._with_optimizer()
         self.kinds = tuple(self._parts)
         self._compared: set[str] = set()
@@ -119,15 +143,46 @@ class MegatronState(MegatronCheckpointState):
                     rank.parts[part].first_layer = first
                 first += ranks[0].parts[part].layers
 
+    def _name_embedding(self) -> None:
+        """Take tied output layers as the embedding if no rank has it under its own name."""
+        if not self._embeddings():
+            for _, part in self._all_parts():
+                if part.copies:
+                    part.take_copy()
+
+    def _embeddings(self) -> dict[int, tuple[RankFile, Part]]:
+        """Return the part with the token embedding of each rank of tensor parallelism."""
+        return {
+            number: (rank, part)
+            for ranks in self._files
+            for number, rank in enumerate(ranks)
+            for part in rank.parts
+            if EMBEDDING in part.tensors
+        }
+
     def _rows(self) -> int:
         """Return the number of rows of the token embedding."""
-        rows = 0
-        for rank in self._files[0]:
-            part = rank.parts[0].tensors.get("token_embedding.weight")
-            if part is None or part.ndim != 2:
+        rows, held = 0, self._embeddings()
+        for number, rank in enumerate(self._files[0]):
+            tensor = held[number][1].tensors[EMBEDDING] if number in held else None
+            if tensor is None or tensor.ndim != 2:
                 raise CheckpointError(f"`{rank.path}` has no token embedding")
-            rows += part.shape[0]
+            rows += tensor.shape[0]
         return rows
+
+    def _require_equal_copies(self) -> None:
+        """Raise a `CheckpointError` if the output layer of a tied model has other values."""
+        embeddings = self._embeddings()
+        for ranks in self._files:
+            for number, rank in enumerate(ranks):
+                first, held = embeddings[number]
+                for name, tensor in [one for part in rank.parts for one in part.copies.items()]:
+                    if not same_values(tensor, held.tensors[EMBEDDING]):
+                        raise different_copy(
+                            self.checkpoint,
+                            f"`{name}` in `{rank.path.parent.name}`",
+                            f"`{held.foreign[EMBEDDING]}` in `{first.path.parent.name}`",
+                        )
 
     def _matched(self) -> dict[str, list[Tensor]]:
         """Return the tensors of all ranks of each parameter.
@@ -191,8 +246,27 @@ class MegatronState(MegatronCheckpointState):
                 for name, tensor in zip(names, tensors, strict=True):
                     if name != TIED:
                         parts[kind][name].append(tensor)
+        self._compare_moments(dict(zip(ranks, moments, strict=True)), parts)
+        for kind in ADAM:
+            self.notes = [*self.notes, *self._packing.replica_notes(parts[kind], kind)]
         steps = [held.step for held in moments if held.step is not None]
         return parts, dataclasses.replace(moments[0], step=max(steps, default=None))
+
+    def _compare_moments(
+        self, moments: Mapping[RankFile, Moments], parts: Mapping[str, Mapping[str, list[Tensor]]]
+    ) -> None:
+        """Raise an `OptimizerStateError` if a tied output layer has another state."""
+        for place, (rank, held) in enumerate(moments.items()):
+            names = [name for part in rank.parts for name, _ in part.order]
+            for kind, tensors in held.tensors.items() if TIED in names else ():
+                embedding = parts[kind][EMBEDDING][place % self._packing.ranks]
+                if not same_values(tensors[names.index(TIED)], embedding):
+                    raise OptimizerStateError(
+                        f"the optimizer's state in `{rank.path}` does not fit the first stage's",
+                        why=f"`{kind}` of the tied output layer differs from the token embedding's",
+                        hint="copy the files of all ranks again, of one checkpoint, or take the "
+                        "weights without it: `lmcore checkpoint convert --weights-only`",
+                    )
 
     def _progress(
         self,

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["nested", "write_megatron"]
 
 _WHOLE = Layout()
+_JOINED = ("language_model.encoder", "language_model.pooler", "lm_head")
 _FLAGS = {"core": "", "core-local": " --transformer-impl local", "legacy": " --use-legacy-models"}
 
 
@@ -150,17 +151,18 @@ class _Rank:
 def nested(flat: dict[str, Tensor]) -> dict[str, Any]:
     """Return the nested mappings of the models before megatron-core.
 
-    The names in the stack of layers stay joined by dots.
+    The names in the stack of layers, the pooler and the head stay joined by dots.
 
     Args:
         flat: Tensors by name.
     """
     found: dict[str, Any] = {}
     for name, tensor in flat.items():
-        prefix, _, inside = name.partition(".encoder.")
-        keys = [*prefix.split("."), "encoder"] if inside else name.split(".")[:-1]
+        owner = next(
+            (one for one in _JOINED if name.startswith(f"{one}.")), name.rpartition(".")[0]
+        )
         place = found
-        for key in keys:
+        for key in owner.split("."):
             place = place.setdefault(key, {})
-        place[inside or name.split(".")[-1]] = tensor
+        place[name.removeprefix(f"{owner}.")] = tensor
     return found

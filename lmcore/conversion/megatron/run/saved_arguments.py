@@ -16,7 +16,8 @@ from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.foreign_pickle.records import Record
 from lmcore.conversion.state import NO_TOKENIZER, TRAINING_OPTIONS
 from lmcore.errors import CheckpointError, ConfigError
-from lmcore.model.saved_shape import read_shape
+from lmcore.families.saved_shape import is_number, read_shape
+from lmcore.model.megatron_names import names_of_tensors
 from lmcore.model.shape import ModelShape
 
 __all__ = ["MegatronModel", "read_model", "require_known", "saved_layout", "saved_precision"]
@@ -93,6 +94,7 @@ _NAMES = {
 }
 """Arguments that have the size of each axis of a `ParallelLayout`, over the years."""
 _HALF = ("bf16", "fp16")
+_NO_SIZES: Mapping[str, tuple[int, ...]] = {}
 
 
 @dataclass(frozen=True)
@@ -130,20 +132,27 @@ def require_known(args: Mapping[str, Any], checkpoint: Path) -> None:
         reader.refuse(name, allowed)
 
 
-def read_model(args: Mapping[str, Any], checkpoint: Path, rows: int) -> MegatronModel:
+def read_model(
+    args: Mapping[str, Any],
+    checkpoint: Path,
+    rows: int,
+    sizes: Mapping[str, tuple[int, ...]] = _NO_SIZES,
+) -> MegatronModel:
     """Return the model that saved arguments describe.
 
     Args:
         args: Arguments by their names in Megatron.
         checkpoint: Directory of the checkpoint, for messages.
         rows: Number of rows of the token embedding, over all ranks.
+        sizes: Shape of each tensor by its name in lmcore, which give the family; empty: GPT.
 
     Raises:
         CheckpointError: An argument is missing, or lmcore does not have the model.
     """
     require_known(args, checkpoint)
     reader = _Reader(args, checkpoint)
-    shape = read_shape(reader.shape_values(rows), checkpoint)
+    values = reader.shape_values(rows) | names_of_tensors(sizes).values(args, sizes)
+    shape = read_shape(values, checkpoint)
     known = reader.get("true_vocab_size", None)
     usable = type(known) is int and 0 < known <= rows
     tokenizer = _tokenizer(args, rows)
@@ -209,7 +218,8 @@ def _settings(args: Mapping[str, Any]) -> dict[str, Any]:
     options, found = run_options(), {}
     for name in TRAINING_OPTIONS:
         value = args.get(name)
-        if type(value) not in {bool, int, float, str}:
+        several = isinstance(value, list | tuple) and bool(value) and options[name].repeated
+        if type(value) not in {bool, int, float, str} and not several:
             continue
         try:
             found[name] = options[name].convert(value, where=name)
@@ -222,11 +232,10 @@ def _settings(args: Mapping[str, Any]) -> dict[str, Any]:
         found.pop("weight_decay", None)  # the default of a run that gives two other values
     # The run's length is counted in steps or in samples, and its schedule alike.
     other = "iters" if "train_samples" in found else "samples"
-    return {
-        name: value
-        for name, value in found.items()
-        if name not in {f"train_{other}", f"lr_decay_{other}", f"lr_warmup_{other}"}
-    }
+    left_out = {f"train_{other}", f"lr_decay_{other}", f"lr_warmup_{other}"}
+    if other == "samples":
+        left_out.add("rampup_batch_size")  # a ramp counts samples
+    return {name: value for name, value in found.items() if name not in left_out}
 
 
 class _Reader:
@@ -309,7 +318,7 @@ class _Reader:
         return bool(self.get(name, default))
 
     def _whole(self, value: Any) -> Any:
-        return int(value) if isinstance(value, float) and value == int(value) else value
+        return int(value) if is_number(value) and value == int(value) else value
 
     def _groups(self, heads: int) -> Any:
         if self._flag("group_query_attention", default=False):
@@ -335,7 +344,8 @@ class _Reader:
     def notes(self, shape: ModelShape, *, has_tokenizer: bool) -> list[str]:
         found = []
         exact = self.get("bias_gelu_fusion", True) is False
-        if exact and not shape.swiglu and not self._flag("openai_gelu", default=False):
+        plain = not shape.swiglu and not shape.model_family
+        if exact and plain and not self._flag("openai_gelu", default=False):
             found.append(
                 "the run computed GELU exactly (`--no-bias-gelu-fusion`), lmcore computes its tanh "
                 "approximation"

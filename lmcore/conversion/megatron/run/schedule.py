@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmcore.conversion.state import Progress
+from lmcore.families.saved_shape import is_number
 
 __all__ = ["SavedSchedule", "read_schedule", "schedule_arguments", "schedule_content"]
 
@@ -62,7 +63,7 @@ def read_schedule(content: Mapping[str, Any], args: Mapping[str, Any]) -> SavedS
     elif style not in _STYLES:
         return SavedSchedule(note=f"its learning-rate schedule, `{style}`, is not read")
     numbers = {name: value for name, value in found.items() if name != "style"}
-    valid = all(type(value) in {int, float} and value >= 0 for value in numbers.values())
+    valid = all(is_number(value) and value >= 0 for value in numbers.values())
     position = saved.get("num_steps")
     valid = valid and (position is None or (type(position) is int and position >= 0))
     if not valid or args.get("lr_warmup_init"):
@@ -82,7 +83,7 @@ def _cooldown(args: Mapping[str, Any], found: Mapping[str, Any]) -> float | None
         if type(iterations) is int and type(batch) is int:
             samples = iterations * batch
     whole = found["decay_samples"]
-    if not all(isinstance(value, int | float) and value > 0 for value in (samples, whole)):
+    if not all(is_number(value) and value > 0 for value in (samples, whole)):
         return None
     return float(samples) / float(whole)
 

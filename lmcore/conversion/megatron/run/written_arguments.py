@@ -12,6 +12,7 @@ import torch
 
 from lmcore.conversion.megatron.parameters.vocabulary import vocabulary_notes, vocabulary_rows
 from lmcore.conversion.megatron.run.schedule import schedule_arguments
+from lmcore.model.megatron_names import names_for
 
 if TYPE_CHECKING:
     from lmcore.conversion.megatron.parameters.layout import Layout
@@ -71,7 +72,8 @@ def architecture_arguments(shape: ModelShape) -> dict[str, Any]:
         "num_experts": None,
         "multi_latent_attention": False,
     }
-    return arguments
+    names = names_for(shape)
+    return arguments if names is None else arguments | names.arguments(shape)
 
 
 def run_arguments(
@@ -146,7 +148,7 @@ def activation_notes(shape: ModelShape, *, program: str = "Megatron") -> list[st
         shape: Shape of the model.
         program: Name of the program that loads the checkpoint.
     """
-    if shape.swiglu or shape.add_bias_linear:
+    if shape.swiglu or shape.add_bias_linear or shape.model_family:
         return []
     note = (
         f"without biases {program} computes GELU exactly (`--no-bias-gelu-fusion`), lmcore its "
@@ -171,5 +173,7 @@ def start_notes(state: ModelState, layout: Layout, flags: str, *, optimizer: boo
     loaded = "--no-load-optim"
     if optimizer and scheduled:
         loaded = "--use-checkpoint-opt_param-scheduler"
-    notes.append(f"start Megatron with `--use-checkpoint-args {flags} {loaded} --no-load-rng`")
+    names = names_for(state.shape)
+    flags = " ".join([flags, *(names.flags(state.shape) if names else ()), loaded])
+    notes.append(f"start Megatron with `--use-checkpoint-args {flags} --no-load-rng`")
     return notes

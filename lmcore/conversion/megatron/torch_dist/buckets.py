@@ -28,7 +28,8 @@ from lmcore.conversion.megatron.parameters.names import TIED
 from lmcore.conversion.megatron.parameters.packing import Packing
 from lmcore.conversion.megatron.torch_dist.stored_tensors import StoredTensors
 from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError
-from lmcore.model.parameters import parameter_shapes
+from lmcore.conversion.unread import same_values
+from lmcore.model.family import parameter_shapes
 from lmcore.model.shape import ModelShape
 
 __all__ = ["GROUP", "BucketState", "Parameters", "Place", "has_buckets"]
@@ -38,6 +39,7 @@ GROUP = r"^((?:chained_\d+\.)?)optimizer\.distributed\.dp_group_idx_(\d+)\."
 _KEY = re.compile(GROUP + r"gbuf_idx_(\d+)\.dtype_\(.+\)\.bucket_idx_(\d+)\.param$")
 _SETTINGS = re.compile(GROUP + r"optimizer/")
 _SCALER = re.compile(GROUP + r"grad_scaler/")
+EMBEDDING = "token_embedding.weight"
 _KINDS = {WEIGHT: "param", **{kind: kind for kind in ADAM}}
 
 Parameters = Sequence[tuple[str, tuple[int, ...]]]
@@ -131,7 +133,27 @@ class BucketState:
         Raises:
             CheckpointError: The file is damaged.
         """
-        return self._packing.join(name, [self._part(rank[name], kind) for rank in self._ranks])
+        parts = [self._part(rank[name], kind) for rank in self._ranks]
+        if name == EMBEDDING:
+            copies = [self._part(rank[TIED], kind) for rank in self._ranks if TIED in rank]
+            if not all(same_values(*pair) for pair in zip(copies, parts, strict=False)):
+                raise self._unfit(
+                    f"`{_KINDS[kind]}` of the tied output layer differs from the one of `{name}`"
+                )
+        return self._packing.join(name, parts)
+
+    def replica_notes(self) -> list[str]:
+        """Return notes that name parameters whose replicas on the ranks have different values."""
+        names = [name for name in self._ranks[0] if name != TIED]
+        whole = [name for name in names if self._packing.split_dim(name) is None]
+        return [
+            note
+            for kind in _KINDS
+            for note in self._packing.replica_notes(
+                {name: [self._part(rank[name], kind) for rank in self._ranks] for name in whole},
+                kind,
+            )
+        ]
 
     def _part(self, place: Place, kind: str) -> Tensor:
         count = math.prod(place.shape)
@@ -191,7 +213,7 @@ class BucketState:
             if unit
         ]
         if shape.tied and stages > 1:
-            units.append([(TIED, self._packing.part_shape("token_embedding.weight"))])
+            units.append([(TIED, self._packing.part_shape(EMBEDDING))])
         return units
 
     def _places(

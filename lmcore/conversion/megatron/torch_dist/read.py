@@ -28,7 +28,7 @@ from lmcore.conversion.megatron.optimizer.moments import (
     other_optimizer,
     require_rounded,
 )
-from lmcore.conversion.megatron.parameters.names import UNUSED, parameter_of
+from lmcore.conversion.megatron.parameters.names import TIED, UNUSED, parameter_of
 from lmcore.conversion.megatron.parameters.packing import Packing
 from lmcore.conversion.megatron.run.saved_arguments import read_model
 from lmcore.conversion.megatron.run.schedule import SavedSchedule, read_schedule
@@ -42,13 +42,17 @@ from lmcore.conversion.state import (
     Progress,
     require_no_problems,
 )
-from lmcore.errors import CheckpointError
+from lmcore.conversion.unread import different_copy, require_computed, same_values
+from lmcore.errors import CheckpointError, several
 
 __all__ = ["DistributedState"]
 
 _STACKED = re.compile(r"^((?:module\.)*(?:encoder|decoder)\.layers\.)(?!\d+\.)(.+)$")
 _OPTIMIZER = re.compile(r"^optimizer\.state\.(fp32_param|param|exp_avg|exp_avg_sq)\.(.+)$")
 _KINDS = {"fp32_param": WEIGHT, "param": WEIGHT, "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+_EMBEDDING = "token_embedding.weight"
+_COPIES = (TIED, "output_embedding.weight")
+"""Names of the output layer, which a tied model may also have."""
 _MOST_LAYERS = 10_000
 _HALVES = ("_w", "_v")
 """Endings of the names of gate and up if they are separate tensors."""
@@ -94,25 +98,32 @@ class DistributedState(MegatronCheckpointState):
         self._layers = layers if type(layers) is int and 0 < layers <= _MOST_LAYERS else 0
         self._swiglu = bool(args.get("swiglu"))
         problems, stored = self._named()
-        embedding = stored[WEIGHT].get("token_embedding.weight")
+        names = (_EMBEDDING, *_COPIES)
+        embedding = next((stored[WEIGHT][one] for one in names if one in stored[WEIGHT]), None)
         if embedding is None or len(self._entries[embedding.name].shape) != 2:
             raise CheckpointError(f"`{checkpoint}` has no token embedding")
-        model = read_model(args, checkpoint, self._entries[embedding.name].shape[0])
+        sizes = {name: self._entries[one.names[0]].shape for name, one in stored[WEIGHT].items()}
+        model = read_model(args, checkpoint, self._entries[embedding.name].shape[0], sizes)
         self._describe(model, args)
         self._packing = Packing(self.shape, 1)
+        self._compare_copies(stored[WEIGHT])
         problems += self._unfit(stored[WEIGHT], complete=True)
         require_no_problems(checkpoint, problems)
+        computed = [(one.name, "", self._whole(one)) for one in self._buffers_of_model]
+        self.notes = [*self.notes, *require_computed(checkpoint, computed, self.shape)]
         schedule = read_schedule(content, args)
         self.notes = [*self.notes, *schedule.notes]
         self._weights = stored[WEIGHT]
         self._buckets: BucketState | None = None
         self._places = {WEIGHT: stored[WEIGHT]}
+        weights_only = weights_only or not self._converts_adam(self._has_optimizer())
         other = None if weights_only or not self._has_optimizer() else other_optimizer(args)
         if other is not None:
             self._leave_adam_out(f"it is that of `{other}`")
         elif not weights_only and has_buckets(self._stored):
             self._buckets = BucketState(self._stored, self.shape, args, self._weight)
             self.kinds = (WEIGHT, *ADAM)
+            self.notes = [*self.notes, *self._buckets.replica_notes()]
         elif not weights_only and has_gathered(self._stored):
             self._gathered(args)
         elif not weights_only:
@@ -120,6 +131,8 @@ class DistributedState(MegatronCheckpointState):
             self.kinds = tuple(self._places)
         self.progress = self._progress(content, args, schedule)
         self.training_notes = [*model.training_notes, *unknown_scale_notes(self)]
+        if self._other_state and len(self.kinds) > 1:
+            self.training_notes = [*self.training_notes, f"not read: {several(self._other_state)}"]
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""
@@ -136,6 +149,9 @@ class DistributedState(MegatronCheckpointState):
         if kind == WEIGHT and (self._buckets or self._places[kind][name] != self._weights[name]):
             weight = self._packing.join(name, [self._weight(name)])
             require_rounded(self.checkpoint, name, tensor, weight)
+            if name in self._other_mains:
+                other = self._packing.join(name, [self._whole(self._other_mains[name])])
+                require_rounded(self.checkpoint, name, tensor, other)
         return tensor.contiguous()
 
     def _weight(self, name: str) -> Tensor:
@@ -147,9 +163,28 @@ class DistributedState(MegatronCheckpointState):
         parts = [self._stored.read(stored, place.layer) for stored in place.names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    def _compare_copies(self, weights: dict[str, _Stored]) -> None:
+        """Leave out the output layer of a tied model, or take it as the embedding.
+
+        Raises:
+            CheckpointError: It has other values than the embedding.
+        """
+        copies = [weights.pop(name) for name in _COPIES if name in weights and self.shape.tied]
+        if not copies:
+            return
+        original = weights.setdefault(_EMBEDDING, copies[0])
+        for copy in copies:
+            if copy.name != original.name and not same_values(
+                self._whole(copy), self._whole(original)
+            ):
+                raise different_copy(self.checkpoint, f"`{copy.name}`", f"`{original.name}`")
+
     def _named(self) -> tuple[list[str], dict[str, dict[str, _Stored]]]:
         """Return problems with names, and the positions of each kind by lmcore's names."""
         found: dict[str, dict[str, _Stored]] = {kind: {} for kind in (WEIGHT, "main", *ADAM)}
+        self._buffers_of_model: list[_Stored] = []
+        self._other_state: list[str] = []
+        self._other_mains: dict[str, _Stored] = {}
         problems = []
         for stored in self._entries:
             match = _OPTIMIZER.match(stored)
@@ -158,6 +193,7 @@ class DistributedState(MegatronCheckpointState):
                 kind, name = _KINDS[match[1]], match[2]
                 kind = "main" if kind == WEIGHT else kind
             elif stored.startswith(("optimizer.", "chained_", "rng_state", "rerun_state")):
+                self._other_state += [stored] if stored.startswith("optimizer.state.") else []
                 continue
             bare = stored.removesuffix("_w").removesuffix("_v")
             halves = bare != stored and all(bare + half in self._entries for half in _HALVES)
@@ -165,11 +201,18 @@ class DistributedState(MegatronCheckpointState):
             for foreign, layer in self._layers_of(name[:-2] if halves else name):
                 ours = parameter_of(foreign, swiglu=self._swiglu)
                 if ours == UNUSED:
+                    self._buffers_of_model.append(_Stored(place, layer, halves))
                     continue
                 if ours is None:
                     problems.append(f"`{stored}` is surplus")
                     break
-                found[kind][ours] = _Stored(place, layer, halves)
+                one = _Stored(place, layer, halves)
+                other = found[kind].setdefault(ours, one)
+                if other.name != place and kind == "main" and match is not None:
+                    self._other_mains[ours] = one  # under the name of another optimizer
+                elif other.name != place:
+                    problems.append(f"`{stored}` and `{other.name}` are the same parameter")
+                    break
         return problems, found
 
     def _layers_of(self, name: str) -> list[tuple[str, int | None]]:
@@ -225,6 +268,7 @@ class DistributedState(MegatronCheckpointState):
         try:
             self._buckets = GatheredState(self._stored, self.shape, args, self._weight)
             self.kinds = (WEIGHT, *ADAM)
+            self.notes = [*self.notes, *self._buckets.replica_notes()]
         except UnreadOptimizer as reason:
             self._leave_adam_out(str(reason))
 

@@ -40,6 +40,7 @@ from lmcore.conversion.megatron.run.written_arguments import VERSION, run_argume
 from lmcore.conversion.state import ADAM, WEIGHT
 from lmcore.conversion.torch_file import save_file
 from lmcore.durable import write_atomically
+from lmcore.model.megatron_names import MegatronNames, names_for
 from lmcore.parallel.tensor_layout import Chunk
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 __all__ = ["write_distributed"]
 
 _WHOLE = Layout()
-_LAYERS = "decoder.layers."
 _OBJECTS_NAME = "__0_1.distcp"
 _STATES = (
     "self_attention.core_attention",
@@ -108,14 +108,15 @@ def write_distributed(
     """
     layout.check(state.shape)
     shape = padded_shape(state, layout.tensor)
-    packing = Packing(shape, 1)
+    packing, names = Packing(shape, 1), names_for(shape)
+    assert names is not None, "models of other families are refused before"
     checkpoint = directory / directory_name(state)
     checkpoint.mkdir(parents=True)
     members = {f"{one.prefixes[0]}{one.name}": one for one in _members(state, dtype)}
     pieces: dict[str, TensorEntry] = {}
     tensors: dict[str, TensorEntry] = {}
     for key, one in members.items():
-        foreign, layer = _place(one.name)
+        foreign, layer = _place(one.name, names)
         size = packing.part_shape(one.name)
         stacked = layer is not None
         pieces[key] = TensorEntry(dtype_name(one.dtype), (1, *size) if stacked else size)
@@ -135,11 +136,11 @@ def write_distributed(
     written = write_streamed(checkpoint, chunks, pieces, read, checksums=True)
     stored = []
     for key, found in zip(chunks, written.ranges, strict=True):
-        foreign, layer = _place(members[key].name)
+        foreign, layer = _place(members[key].name, names)
         offset = zeros[key] if layer is None else (layer, *zeros[key][1:])
         bounds = ChunkBounds(offset, pieces[key].shape)
         stored += [(prefix + foreign, bounds, found) for prefix in members[key].prefixes]
-    write_index(checkpoint, tensors, stored, _write_objects(checkpoint, shape.num_layers))
+    write_index(checkpoint, tensors, stored, _write_objects(checkpoint, names, shape.num_layers))
     progress = state.progress
     optimizer = len(state.kinds) > 1
     content = {
@@ -189,23 +190,26 @@ def _optimizer_content(
     return {"optimizer": content, "content_metadata": {**sharding, "singleton_local_shards": False}}
 
 
-def _place(name: str) -> tuple[str, int | None]:
+def _place(name: str, names: MegatronNames) -> tuple[str, int | None]:
     """Return the name of a parameter in the files, and its number in a stack of layers."""
-    foreign = foreign_name(name, "core")
-    if not foreign.startswith(_LAYERS):
+    foreign = foreign_name(name, "core", names)
+    layers = f"{names.stack}.layers."
+    if not foreign.startswith(layers):
         return foreign, None
-    layer, _, inside = foreign.removeprefix(_LAYERS).partition(".")
-    return f"{_LAYERS}{inside}", int(layer)
+    layer, _, inside = foreign.removeprefix(layers).partition(".")
+    return f"{layers}{inside}", int(layer)
 
 
-def _write_objects(checkpoint: Path, layers: int) -> dict[str, ByteRange]:
+def _write_objects(checkpoint: Path, names: MegatronNames, layers: int) -> dict[str, ByteRange]:
     """Write the empty state of modules and return the bytes of each by its name."""
     stream = io.BytesIO()
     torch.save([None], stream)
     write_atomically(checkpoint / _OBJECTS_NAME, stream.getvalue())
     found = ByteRange(_OBJECTS_NAME, 0, len(stream.getvalue()))
-    return {
-        f"{_LAYERS}{module}._extra_state/shard_{layer}_{layers}": found
+    stacked = [
+        f"{names.stack}.layers.{module}._extra_state/shard_{layer}_{layers}"
         for module in _STATES
         for layer in range(layers)
-    }
+    ]
+    whole = [f"{module}._extra_state/shard_0_1" for module in names.states]
+    return dict.fromkeys([*stacked, *whole], found)

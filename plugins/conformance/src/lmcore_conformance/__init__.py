@@ -14,6 +14,6 @@ from __future__ import annotations
 
 __all__ = ["SUITE_VERSION"]
 
-SUITE_VERSION = "1.1"
+SUITE_VERSION = "1.2"
 """Version of the suite's checks and requirements.  The first number is the first of the plugin
 contract that it tests; a check or requirement that is added raises the second."""

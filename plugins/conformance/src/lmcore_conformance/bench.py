@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from lmcore.plugin import (
 )
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.plugin.selection import HANDED_DOWN
+from lmcore_conformance.op.run_shapes import RunShapes
 
 if TYPE_CHECKING:
     import torch
@@ -48,12 +49,18 @@ class Bench:
         flags: flags of the run that the process represents.
         subject: name of the plugin without a device whose offers alone are tried; empty: the
             offers of all plugins that take part.
+        shapes: Shapes of the configuration of `--shapes-of`; None: none is named.
     """
 
     def __init__(
-        self, closed: Sequence[str] = (), flags: Sequence[str] = (), subject: str = ""
+        self,
+        closed: Sequence[str] = (),
+        flags: Sequence[str] = (),
+        subject: str = "",
+        shapes: Mapping[str, Any] | None = None,
     ) -> None:
         """Create a bench without a device."""
+        self.shapes = None if shapes is None else RunShapes.from_dict(shapes)
         self.closed = tuple(closed)
         self.flags = tuple(flags)
         self.subject = subject

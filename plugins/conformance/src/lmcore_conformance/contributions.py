@@ -35,10 +35,11 @@ _TOUCHED: Mapping[str, Sequence[str]] = {
     ),
     "precision_policies": (
         *("train.precision-in-force", "train.mixed-precision", "loop.mixed-precision"),
+        "device.settings",
         *_TRAINED,
     ),
-    "recompute_policies": ("train.recompute-own",),
-    "checkpoint_stagers": ("device.stagers", "train.async-save", *_TRAINED),
+    "recompute_policies": ("train.recompute-own", "device.settings"),
+    "checkpoint_stagers": ("device.stagers", "device.settings", "train.async-save", *_TRAINED),
 }
 """Checks that each kind of contribution is part of; the checks of a kernel's op come on top."""
 

@@ -129,6 +129,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FACTOR",
         help="multiply the time limits of checks, for a slow device; default: 1",
     )
+    group.addoption(
+        "--shapes-of",
+        metavar="NAME",
+        help="also check ops at the shapes of this preset, run directory or settings file, in its "
+        "precision",
+    )
     group.addoption("--conformance-json", metavar="FILE", help="write the report there")
 
 
@@ -147,6 +153,8 @@ def pytest_configure(config: pytest.Config) -> None:
             "`--plugin` and `--accelerator` cannot be combined; `--accelerator "
             f"{accelerator} --with {plugin}` tests both together"
         )
+    if config.getoption("--shapes-of") and not accelerator and not plugin:
+        raise pytest.UsageError("`--shapes-of NAME` needs `--accelerator NAME` or `--plugin NAME`")
     if config.getoption("companions") and not accelerator:
         raise pytest.UsageError("`--with NAME` needs `--accelerator NAME`, whose device is used")
 
@@ -173,6 +181,7 @@ def _is_wanted(config: pytest.Config) -> bool:
 def _start(config: pytest.Config) -> Conformance:
     from lmcore.errors import ConfigError, suggestion
     from lmcore_conformance.declaration import declaration_of, read_declaration
+    from lmcore_conformance.op.run_shapes import read_shapes
     from lmcore_conformance.registry import LEVELS, all_checks
     from lmcore_conformance.runner import Runner
     from lmcore_conformance.target import find_plugin_targets, find_target
@@ -195,14 +204,17 @@ def _start(config: pytest.Config) -> Conformance:
                 contract_only=contract_only,
             )
         ]
-    checks = all_checks()
+    named = config.getoption("--shapes-of")
+    shapes = read_shapes(named) if named else None
+    checks = all_checks(*(("--shapes-of",) if named else ()))
     given = config.getoption("--requirements")
     trials: list[Trial] = []
     for target in targets:
         declaration = (
             read_declaration(Path(given), checks) if given else declaration_of(target, checks)
         )
-        runner = Runner(target, declaration, checks, patience=config.getoption("--patience"))
+        patience = config.getoption("--patience")
+        runner = Runner(target, declaration, checks, patience=patience, shapes=shapes)
         touched = set(runner.touched)
         if trials:  # level 0 does not depend on the device
             touched -= {check.id for check in checks if check.group == "contract"}

@@ -44,10 +44,14 @@ _MODULES = (
     "dtypes",
     "memory",
     "random_numbers",
+    "side_effects",
     "streams",
     "prefetch",
+    "lazy",
     "torch_functions",
+    "op_effects",  # first: it sees what the first call of a kernel changes
     "ops",
+    "op_shapes",
     "updates",
     "dropout",
     "training",
@@ -95,6 +99,7 @@ class Check:
         seconds: Time limit.
         run: the check: returns a line on its findings, or raises.  Gets the group's bench.
         every_index: True if it is also run on the last device of the host.
+        option: Option of the suite without which it is not made; empty: it always is.
     """
 
     id: str
@@ -106,11 +111,14 @@ class Check:
     seconds: float
     run: Callable[[Any], str | None]
     every_index: bool = False
+    option: str = ""
 
     @property
     def silence(self) -> float:
         """Seconds without progress after which it hangs; progress of other processes is unseen."""
-        return self.seconds if self.group in _OTHER_PROCESSES else min(SILENCE, self.seconds)
+        if self.option or self.group in _OTHER_PROCESSES:  # real sizes may take long
+            return self.seconds
+        return min(SILENCE, self.seconds)
 
 
 _OTHER_PROCESSES = {"contract", "command", "compile"}
@@ -140,6 +148,7 @@ def check(
     requires: Sequence[str] = (),
     seconds: float = 60.0,
     every_index: bool | None = None,
+    option: str = "",
 ) -> Callable[[Callable[[Any], str | None]], Callable[[Any], str | None]]:
     """Register the decorated function as a check; see `Check` for the arguments.
 
@@ -149,7 +158,7 @@ def check(
 
     def add(function: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
         needs = tuple(requires)
-        register(Check(name, level, title, reason, group, needs, seconds, function, every))
+        register(Check(name, level, title, reason, group, needs, seconds, function, every, option))
         return function
 
     return add
@@ -167,8 +176,12 @@ def conclude(faults: Iterable[str], finding: str) -> str:
     return finding
 
 
-def all_checks() -> tuple[Check, ...]:
-    """Return every check by level and subject, in any order of imports; loads torch."""
+def all_checks(*options: str) -> tuple[Check, ...]:
+    """Return every check by level and subject, in any order of imports; loads torch.
+
+    Args:
+        options: Options whose checks are made as well.
+    """
     modules = [f"lmcore_conformance.checks.{module}" for module in _MODULES]
     for module in modules:
         importlib.import_module(module)
@@ -178,4 +191,5 @@ def all_checks() -> tuple[Check, ...]:
         own = check.run.__module__
         return levels.index(check.level), modules.index(own) if own in modules else len(modules)
 
-    return tuple(sorted(_REGISTERED.values(), key=place))
+    chosen = (one for one in _REGISTERED.values() if one.option in {"", *options})
+    return tuple(sorted(chosen, key=place))

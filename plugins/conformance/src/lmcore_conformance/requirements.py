@@ -88,6 +88,7 @@ REQUIREMENTS = MappingProxyType(
         "mixed_precision": Requirement(
             "a precision policy that computes in another dtype than that of the weights", _mixed
         ),
+        "attention_precision": Requirement("attention in the dtype of each precision policy"),
         "recompute": Requirement(
             "the recompute policies `selective` and `full`", _recompute("selective", "full")
         ),

@@ -12,6 +12,7 @@ from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.store import local_run_env
 from lmcore_conformance.contributions import NOTHING, touched, usable_offers
 from lmcore_conformance.declaration import Declaration
+from lmcore_conformance.op.run_shapes import RunShapes
 from lmcore_conformance.process.child import SETUP_SECONDS
 from lmcore_conformance.process.fork_server import ForkServer
 from lmcore_conformance.registry import Check
@@ -45,6 +46,7 @@ class Runner:
         checks: Sequence[Check],
         *,
         patience: float = 1.0,
+        shapes: RunShapes | None = None,
     ) -> None:
         """Create a runner without results.
 
@@ -53,10 +55,12 @@ class Runner:
             declaration: abilities that it is declared to lack.
             checks: All of the suite; only chosen groups run.
             patience: Factor on the time limits, for a slow device.
+            shapes: Shapes of the configuration of `--shapes-of`.
         """
         self.target = target
         self.declaration = declaration
         self.patience = patience
+        self.shapes = shapes
         self.checks = {check.id: check for check in checks}
         self.results: dict[str, Result] = {}
         self.logs: dict[str, str] = {}
@@ -219,7 +223,8 @@ class Runner:
         subject = self.target.name if self.target.alone else ""
         points = [one.entry_point for one in self.target.under_test]
         closed = list(self.declaration.closed)
-        arguments = (group, ids, closed, self.patience, subject, points)
+        shapes = self.shapes.to_dict() if self.shapes else None
+        arguments = (group, ids, closed, self.patience, subject, points, shapes)
         if not group.startswith(DISTRIBUTED):
             target = "lmcore_conformance.process.child:run_group"
             calls = [Call(target, arguments, self.target.environment(place))]

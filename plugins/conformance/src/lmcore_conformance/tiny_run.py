@@ -31,7 +31,6 @@ from lmcore.data.blend.check import inspect_sources
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import build_tokenizer
-from lmcore.model.shape import ModelShape
 from lmcore.parallel.parallel_model import parallelize
 from lmcore.parallel.random_states import random_states, seed_everything
 from lmcore.plugin import build_op_table, create_device
@@ -215,7 +214,7 @@ class TinyRuns:
         seed_everything(plan.config.training.seed, runtime, plan.layout)
         with runtime.ops.bind_all():
             parallel = parallelize(
-                ModelShape.from_plan(plan),
+                plan.shape,
                 plan.layout,
                 runtime,
                 compile_blocks=bool(plan.config.training.compile),

@@ -22,6 +22,7 @@ OWN_PLUGINS = (
     "plugins/cpu/src",
     "plugins/sim/src",
     "plugins/triton/src",
+    "plugins/xla/src",
     "plugins_cuda/src",
     "plugins_xpu/src",
     "plugins_xpu/tests/on_sim",
@@ -106,7 +107,9 @@ def test_names_of_the_contract_may_be_used(tmp_path, text):
             None,
         ),
         ("m = __import__('lmcore.durable')", "lmcore.durable", None),
-        ("LOAD = 'lmcore.model.gpt:GPT'", "lmcore.model.gpt.GPT", None),
+        ("def late():\n    __import__('lmcore.' + f'dur{\"able\"}')", "lmcore.durable", None),
+        ("from lmcore import errors\ngetattr(errors, 'print' 'able')", "lmcore.errors.pr", None),
+        ("LOAD = 'lmcore.families.gpt.model:GPT'", "lmcore.families.gpt.model.GPT", None),
     ],
 )
 def test_a_private_name_is_a_failure(tmp_path, text, name, fix):

@@ -25,6 +25,7 @@ from lmcore_cpu.host import cpu_count, cpu_name, memory_limit
 from lmcore_cpu.kernel import linear
 from lmcore_cpu.kernel.constant_projection import constant_projection
 from lmcore_cpu.kernel.next_token_attention import next_token_attention
+from lmcore_cpu.kernel.processor import facts
 from lmcore_cpu.settings import CpuSection
 
 __all__ = ["create_device"]
@@ -45,7 +46,7 @@ def create_device(settings: CpuSection = _DEFAULTS) -> Device:
             process; seconds for which the peak rate is measured.
     """
     keeps = settings.keep_freed_memory and keep_freed_memory()
-    abilities: dict[str, Callable[..., Any]] = {}
+    abilities: dict[str, Any] = {}
     missing = {
         "pin_memory": "the device is the host itself",
         "new_stream": "work on the CPU is done when its call returns; there are no queues",
@@ -189,7 +190,7 @@ class _PeakFlops:
         left = torch.ones(size, size, dtype=dtype)
         out = torch.empty_like(left)
         rates = [self._best_rate(size, lambda: torch.mm(left, left, out=out))]
-        if dtype == torch.float32 and linear.available():
+        if dtype == torch.float32 and facts().onednn:
             rates.append(self._best_rate(size, lambda: linear.product(left, left)))
         return rates
 
@@ -223,8 +224,8 @@ def _facts() -> dict[str, Any]:
         FACT: describe({ipex.NAME: extension} if extension is not None else {}),
         "cores": cpu_count(),
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
-        "onednn": torch.backends.mkldnn.is_available(),
-        "mkl": torch.backends.mkl.is_available(),
+        "onednn": facts().onednn,
+        "mkl": facts().mkl,
         "memory": "resident memory of the process, interpreter and libraries included",
         "peak_flops": "measured once per dtype and thread count: the best of 1024^3 products",
     }

@@ -10,6 +10,7 @@ from lmcore_cpu import ipex
 from lmcore_cpu.device import create_device
 from lmcore_cpu.host import cpp_compiler, cpu_count, memory_available
 from lmcore_cpu.kernel import native
+from lmcore_cpu.kernel.processor import facts
 from lmcore_cpu.precision import half_precisions
 
 __all__ = ["checks"]
@@ -25,9 +26,10 @@ def checks() -> list[Check]:
 
 def _build() -> Check:
     parts = [f"torch {torch.__version__}", torch.backends.cpu.get_cpu_capability()]
-    parts += ["oneDNN"] if torch.backends.mkldnn.is_available() else []
-    parts += ["MKL"] if torch.backends.mkl.is_available() else []
-    fast = torch.backends.mkldnn.is_available() or torch.backends.mkl.is_available()
+    here = facts()
+    parts += ["oneDNN"] if here.onednn else []
+    parts += ["MKL"] if here.mkl else []
+    fast = here.onednn or here.mkl
     return Check(
         "torch build",
         CheckStatus.OK if fast else CheckStatus.WARNING,
@@ -37,7 +39,7 @@ def _build() -> Check:
 
 
 def _kernels() -> Check:
-    found = native.instructions()
+    found = facts().instructions
     if found:
         return Check("kernels", CheckStatus.OK, f"{native.reason()}, with {found[0]}")
     detail = f"generation is left to torch's products: {native.reason()}"

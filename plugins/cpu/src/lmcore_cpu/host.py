@@ -6,24 +6,21 @@ import os
 import platform
 import shutil
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
 __all__ = [
+    "CPUINFO",
     "cpp_compiler",
     "cpu_count",
     "cpu_name",
-    "has_bfloat16_products",
-    "has_float16_products",
     "memory_available",
     "memory_limit",
-    "mkl_is_faster",
+    "processor_field",
 ]
 
+CPUINFO = Path("/proc/cpuinfo")
+"""File with the features of the processor."""
 _CGROUP = Path("/sys/fs/cgroup")
-_CPUINFO = Path("/proc/cpuinfo")
-_BFLOAT16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
-_FLOAT16_FEATURES = frozenset({"avx512_fp16", "amx_fp16", "asimdhp"})
 
 
 def cpu_count() -> int:
@@ -38,37 +35,13 @@ def cpu_count() -> int:
     return count
 
 
-def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
+def cpu_name(cpuinfo: Path = CPUINFO) -> str:
     """Return the processor's name as its maker gives it."""
-    name = " ".join(_processor_field("model name", cpuinfo).split())
+    name = " ".join(processor_field("model name", cpuinfo).split())
     return name or platform.processor() or platform.machine() or "unknown processor"
 
 
-@cache
-def mkl_is_faster(cpuinfo: Path = _CPUINFO) -> bool:
-    """Return True on processors on which MKL's products beat oneDNN's: MKL's own vendor's."""
-    return _processor_field("vendor_id", cpuinfo) == "GenuineIntel"
-
-
-@cache
-def has_bfloat16_products(cpuinfo: Path = _CPUINFO) -> bool:
-    """Return True if the processor multiplies bfloat16 itself, or if its features are unknown."""
-    return _has_any(_BFLOAT16_FEATURES, cpuinfo)
-
-
-@cache
-def has_float16_products(cpuinfo: Path = _CPUINFO) -> bool:
-    """Return True if the processor multiplies float16 itself, or if its features are unknown."""
-    return _has_any(_FLOAT16_FEATURES, cpuinfo)
-
-
-def _has_any(wanted: frozenset[str], cpuinfo: Path) -> bool:
-    """Return True if the processor has one of the features, or if these are unknown."""
-    features = _processor_field("flags", cpuinfo) or _processor_field("Features", cpuinfo)
-    return not features or not wanted.isdisjoint(features.split())
-
-
-def _processor_field(name: str, cpuinfo: Path) -> str:
+def processor_field(name: str, cpuinfo: Path = CPUINFO) -> str:
     """Return a field of the first processor; "" if it is unknown."""
     with suppress(OSError), cpuinfo.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:

@@ -10,7 +10,7 @@ import dataclasses
 from lmcore.accelerator import OpContext, OpImpl, Reject
 from lmcore.accelerator.torch_versions import GROUPED_CPU_ATTENTION
 from lmcore_cpu import ipex
-from lmcore_cpu.host import mkl_is_faster
+from lmcore_cpu.kernel.processor import facts
 
 __all__ = ["IPEX_KERNELS", "KERNELS", "kernels"]
 
@@ -38,18 +38,14 @@ def _onednn(context: OpContext) -> Reject | None:
     """Refuse other dtypes, and a build of torch without oneDNN's product."""
     if (reject := _float32(context)) is not None:
         return reject
-    from lmcore_cpu.kernel.linear import available
-
-    return None if available() else Reject("this build of torch has no oneDNN product")
+    return None if facts().onednn else Reject("this build of torch has no oneDNN product")
 
 
 def _blas(context: OpContext) -> Reject | None:
     """Refuse other dtypes, and a build of torch without MKL on processors on which MKL is first."""
-    if (reject := _float32(context)) is not None or not mkl_is_faster():
+    if (reject := _float32(context)) is not None or not facts().prefers_mkl:
         return reject
-    from lmcore_cpu.kernel.linear import blas_is_faster
-
-    return None if blas_is_faster() else Reject("this build of torch has no MKL")
+    return None if facts().mkl else Reject("this build of torch has no MKL")
 
 
 def _eager(context: OpContext) -> Reject | None:
@@ -184,7 +180,7 @@ def kernels() -> list[OpImpl]:
     """Return the tables with the priorities of this processor, and of the installed packages."""
     own = [
         dataclasses.replace(kernel, priority=15)
-        if kernel.supports is _blas and mkl_is_faster()
+        if kernel.supports is _blas and facts().prefers_mkl
         else kernel
         for kernel in KERNELS
     ]

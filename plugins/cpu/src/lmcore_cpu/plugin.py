@@ -52,8 +52,7 @@ def lmcore_launch_env(probe: Probe, rank_info: Mapping[str, Any]) -> dict[str, s
     """Limit the busy waiting of threads; divide the cores among the workers of this host.
 
     By default a waiting OpenMP thread keeps its core busy for about a millisecond.  With another
-    busy process on the machine a small model's step took ten times as long (540 ms, against 133 ms
-    with this limit and 55 ms on an idle machine); on an idle machine nothing changes.
+    busy process on the machine that time is lost to a thread that has work, at every parallel loop.
     """
     from lmcore_cpu.settings import SPIN_COUNT
 

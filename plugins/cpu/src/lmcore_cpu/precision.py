@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from lmcore_cpu.host import has_bfloat16_products, has_float16_products
+from lmcore_cpu.kernel.processor import facts
 
 __all__ = ["half_precisions", "slow_precision"]
 
 
 def half_precisions() -> dict[str, bool]:
     """Return the dtype of each half precision: True if the processor has instructions for it."""
-    return {"bfloat16": has_bfloat16_products(), "float16": has_float16_products()}
+    here = facts()
+    return {"bfloat16": here.bfloat16_products, "float16": here.float16_products}
 
 
 def slow_precision(precision: str | None) -> str | None:

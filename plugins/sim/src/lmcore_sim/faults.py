@@ -10,7 +10,8 @@
 | `wrong` | its result is multiplied by the value | an op or a collective; any op | 1.01 |
 | `slow` | it takes longer | an op or a collective; any op | `1ms` |
 | `lose` | the devices are lost: every call from there on raises | an op or a collective; any op | |
-| `hang` | it never returns | a collective; any | |
+| `hang` | it never returns | an op or a collective; any collective | |
+| `unhealthy` | `Device.health` reports a fault, from call COUNT on | | |
 | `no-rng-restore` | restoring a generator state has no effect | | |
 | `no-autocast` | `torch.autocast` is accepted and casts nothing | | |
 | `no-synchronize` | `torch.accelerator.synchronize` does not wait | | |
@@ -36,14 +37,11 @@ from dataclasses import dataclass
 
 from lmcore.errors import ConfigError, suggestion
 
-__all__ = ["COLLECTIVES", "VARIABLE", "FaultRule", "Faults", "parse_faults"]
+__all__ = ["VARIABLE", "FaultRule", "Faults", "parse_faults"]
 
 VARIABLE = "LMCORE_SIM_FAULTS"
-COLLECTIVES = (
-    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"),
-    *("gather", "scatter", "send", "recv", "barrier"),
-)
 _CALLS = ("fail", "wrong", "slow", "lose", "hang")
+_UNHEALTHY = "unhealthy"
 _SWITCHES = (
     *("no-rng-restore", "no-autocast", "no-synchronize", "no-stream-synchronize"),
     *("no-event-synchronize", "no-stream-wait", "query-always-true"),
@@ -89,16 +87,23 @@ class Faults:
         rules: Calls.
         switches: Kinds without a target, such as "no-autocast".
         autocast_only: Products that autocast casts; empty: all.
+        unhealthy: Faults of the devices' health; the kind of each is "unhealthy".
     """
 
     rules: tuple[FaultRule, ...] = ()
     switches: frozenset[str] = frozenset()
     autocast_only: tuple[str, ...] = ()
+    unhealthy: tuple[FaultRule, ...] = ()
 
     @property
     def any(self) -> bool:
         """True if any fault is set."""
         return self != Faults()
+
+    def unhealthy_from(self, env: Mapping[str, str]) -> int | None:
+        """Return the call of `health` from which on the device is not healthy; None if it is."""
+        rank = int(env.get("RANK", "0"))
+        return min((one.at for one in self.unhealthy if one.rank in {None, rank}), default=None)
 
     def of_rank(self, env: Mapping[str, str]) -> tuple[FaultRule, ...]:
         """Return the rules for the process whose `RANK` is in *env*."""
@@ -115,6 +120,7 @@ def parse_faults(text: str) -> Faults:
     rules: list[FaultRule] = []
     switches: set[str] = set()
     cast: list[str] = []
+    unhealthy: list[FaultRule] = []
     for entry in filter(None, (part.strip() for part in text.split(";"))):
         found = _RULE.fullmatch(entry)
         if found is None:
@@ -127,18 +133,20 @@ def parse_faults(text: str) -> Faults:
             if entry != f"{_AUTOCAST_ONLY}:{found['target']}" or found["target"] not in _PRODUCTS:
                 raise _error(entry, f"`{_AUTOCAST_ONLY}` takes one target: {', '.join(_PRODUCTS)}")
             cast.append(found["target"])
+        elif found["kind"] == _UNHEALTHY:
+            if found["target"] or found["value"]:
+                raise _error(entry, f"`{_UNHEALTHY}` takes no target and no value")
+            unhealthy.append(_rule(entry, found))
         elif found["kind"] in _CALLS:
             rules.append(_rule(entry, found))
         else:
-            kinds = [*_CALLS, *_SWITCHES, _AUTOCAST_ONLY]
+            kinds = [*_CALLS, *_SWITCHES, _AUTOCAST_ONLY, _UNHEALTHY]
             raise _error(entry, suggestion(found["kind"], kinds))
-    return Faults(tuple(rules), frozenset(switches), tuple(cast))
+    return Faults(tuple(rules), frozenset(switches), tuple(cast), tuple(unhealthy))
 
 
 def _rule(entry: str, found: re.Match[str]) -> FaultRule:
     kind, target, value = found["kind"], found["target"] or "", found["value"]
-    if kind == "hang" and target and target not in COLLECTIVES:
-        raise _error(entry, "a collective hangs: " + suggestion(target, COLLECTIVES))
     if value is not None and kind not in _DEFAULTS:
         raise _error(entry, f"`{kind}` takes no value")
     return FaultRule(

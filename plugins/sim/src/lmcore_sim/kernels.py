@@ -17,8 +17,16 @@ _NO_TARGET_IGNORED = torch.iinfo(torch.int64).min
 
 
 def layer_norm(x_BSH: Tensor, weight_H: Tensor, bias_H: Tensor, epsilon: float) -> Tensor:
-    """Normalize the last dim to mean 0 and variance 1, then apply gain and offset."""
-    return functional.layer_norm(x_BSH, weight_H.shape, weight_H, bias_H, epsilon)
+    """Normalize the last dim to mean 0 and variance 1, then apply gain and offset.
+
+    With a gain in half precision it computes in float32: the CPU's function, which computes for the
+    device, sums the gradients of gain and offset over all rows in their dtype.
+    """
+    if weight_H.dtype in (torch.bfloat16, torch.float16):
+        out_BSH = layer_norm(x_BSH.float(), weight_H.float(), bias_H.float(), epsilon)
+        return out_BSH.to(x_BSH.dtype)
+    # Autocast, or a wider gain, would widen the output.
+    return functional.layer_norm(x_BSH, weight_H.shape, weight_H, bias_H, epsilon).to(x_BSH.dtype)
 
 
 def bias_gelu(x_BSF: Tensor, bias_F: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def lmcore_plugin_info() -> PluginInfo:
     """Say what this plugin is and works with."""
     return PluginInfo(
         name="sim",
-        api=">=1.1,<2",
+        api=">=1.2,<2",
         torch=">=2.8",
         provides=("sim",),
         summary="simulated devices, to test without hardware",

@@ -21,6 +21,7 @@ from lmcore.accelerator import (
     double_precision_policy,
     full_precision_policy,
 )
+from lmcore.accelerator.precision.check import wide_attention
 from lmcore.accelerator.precision.products import ProductCounter
 from lmcore.errors import DeviceError, PluginError
 
@@ -414,3 +415,38 @@ def test_products_are_counted(device: Device) -> None:
         ("_scaled_dot_product_flash_attention_for_cpu", "float32", False, "layers"),
         ("convolution", "float32", False, "layers"),
     }
+
+
+def test_a_prepare_that_changes_nothing_is_told(
+    device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning says so; one that exchanges a forward, or has nothing to do, is quiet."""
+
+    def exact(model: nn.Module) -> None:
+        for module in model.modules():
+            if type(module) is nn.Linear:
+                module.forward = module.forward  # type: ignore[method-assign]
+
+    class Projection(nn.Linear):
+        """A subclass, as the models of lmcore have."""
+
+    looking = replace(autocast(device), prepare=exact)
+    looking.apply(nn.Sequential(Projection(8, 8)))
+    assert "precision `bf16`: its `prepare` changed nothing: it found no module" in caplog.text
+    caplog.clear()
+    looking.apply(nn.Sequential(nn.Linear(8, 8)))
+    autocast(device).apply(nn.Sequential(Projection(8, 8)))
+    double_precision_policy().apply(nn.Sequential(nn.Linear(8, 8)).double())
+    assert not caplog.text
+
+
+def test_wide_attention_is_known(device: Device) -> None:
+    """Autocast narrows the reference of attention; without it, it widens."""
+    assert not wide_attention(autocast(device), device)
+    names = ("pure", "bfloat16", "bfloat16", "bfloat16")
+
+    def narrow(model: nn.Module) -> None:
+        model.bfloat16()
+
+    pure = PrecisionPolicy(*names, contextlib.nullcontext, prepare=narrow)
+    assert wide_attention(pure, device) == "float32"

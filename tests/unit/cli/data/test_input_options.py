@@ -72,7 +72,7 @@ def test_flags_reach_the_readers(here, capsys, name, content, flags, expected):
         (["--presplit-sentences", "--lang", "en"], "`--lang` needs `--split-sentences`"),
         (["--presplit-sentences", "--split-sentences"], "exclude each other"),
         (["--split-sentences"], "no Punkt tables for `--lang english`"),
-        (["--eval-text-key", "x"], "prepare that text separately, with `--json-keys KEY`"),
+        (["--eval-text-key", "x"], "use `--json-keys KEY` in another command, for this text alone"),
         (["--input-format", "parket"], "parquet"),
         (["--max-document-mib", "0"], "--max-document-mib"),
         (["--document-per", "line"], "`--document-per line` cannot be combined with the input"),

@@ -218,8 +218,10 @@ def test_device_packages_that_are_not_installed_are_listed(install):
 def test_lines_fit_the_terminal(install, columns):
     """No line is wider than the terminal, but for commands, which are not broken."""
     install("good", GOOD)
-    folder = install("raising", RAISING)
+    install("raising", RAISING)
+    folder = install("a-name-of-many-words", GOOD, entry_point="good-with-words")
     done = lmcore(folder, "plugins", "--device", "cpu", COLUMNS=columns)
+    assert "a-name-of-many-words" in done.stdout
     lines = [line for line in done.stdout.splitlines() if "`" not in line]
     assert len(lines) > 8
     assert max(len(line) for line in lines) <= int(columns)
@@ -257,3 +259,20 @@ def test_refused_device_is_a_wrong_argument(capsys: pytest.CaptureFixture[str]) 
     assert "`--device nothing`" in capsys.readouterr().out
     assert command.run(["--device", "nothing", "--json"]) == 2
     assert command.run(["--device", "cpu"]) == 0
+
+
+def test_a_device_of_the_environment_that_no_plugin_has(tmp_path):
+    """`LMCORE_DEVICE` is refused as `--device` is, with status 2."""
+    done = lmcore(tmp_path, "plugins", LMCORE_DEVICE="nope")
+    assert done.returncode == 2
+    assert "error: `LMCORE_DEVICE=nope`: no usable plugin has this device" in done.stdout
+
+
+def test_plugins_with_the_same_device_are_named(install):
+    """A reader learns that a run has a choice, and how to make it."""
+    folder = install("good", GOOD)
+    assert report(folder)["overlaps"] == {}
+    install("better", GOOD.replace('"good"', '"better"'))
+    assert sorted(report(folder)["overlaps"]["goodchip"]) == ["better", "good"]
+    shown = " ".join(lmcore(folder, "plugins").stdout.split())
+    assert "bring the same device, `goodchip`: `--device NAME` chooses a plugin." in shown

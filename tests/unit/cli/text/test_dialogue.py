@@ -42,7 +42,7 @@ def typed(monkeypatch: pytest.MonkeyPatch):
 
 def test_terminal(typed, capsys: pytest.CaptureFixture[str]) -> None:
     """Ctrl-C at the prompt, an error and bytes that are not UTF-8 are notes; Ctrl-D ends."""
-    dialogue, screen = typed("a", KeyboardInterrupt, "\udc80", " ", "wrong", "b")
+    dialogue, screen = typed("a", KeyboardInterrupt, "\udc80", " ", "wrong", "\udcc3\udcbc")
     taken = []
 
     def take(line: str) -> bool:
@@ -53,7 +53,7 @@ def test_terminal(typed, capsys: pytest.CaptureFixture[str]) -> None:
         return True
 
     dialogue.lines(take)
-    assert taken == ["a", "b"]
+    assert taken == ["a", "ü"], "bytes of UTF-8, as the C locale leaves them"
     notes = capsys.readouterr().err
     assert notes == "\n(Ctrl-D ends)\nthe line is not UTF-8\nerror: no\n\n"
     assert "\x1b" not in screen.getvalue()
@@ -74,3 +74,17 @@ def test_bold(typed) -> None:
     dialogue.write("x", bold=True)
     dialogue.write("")
     assert screen.getvalue() == "\x1b[1mx\x1b[0m"
+
+
+def test_waits(typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`waits` is called before each line of a terminal, after Ctrl-C too, and not for a pipe."""
+    typed("a", KeyboardInterrupt, "b")
+    waits: list[None] = []
+    dialogue = Dialogue(Screen(), prompt="you>", waits=lambda: waits.append(None))
+    dialogue.lines(lambda line: True)
+    assert len(waits) == 4
+    stdin = SimpleNamespace(buffer=io.BytesIO(b"a\n"), isatty=lambda: False)
+    monkeypatch.setattr("sys.stdin", stdin)
+    dialogue = Dialogue(Screen(), prompt="you>", waits=lambda: waits.append(None))
+    dialogue.lines(lambda line: True)
+    assert len(waits) == 4

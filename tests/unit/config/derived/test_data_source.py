@@ -40,6 +40,7 @@ def test_data_path(words, expected):
         ("0 a 1 b", "`--data-path`: the weight of `a` is 0"),
         ("nan a 1 b", "`--data-path`: the weight of `a` is nan"),
         ("inf a 1 b", "`--data-path`: the weight of `a` is inf"),
+        ("1e308 a 1e308 b", "`--data-path`: the weight of `a` is 1e308"),
         ("0,5 a 0.5 b", "`--data-path 0,5 a 0.5 b`: found `0,5` instead of a weight"),
         ("a 0.5 b", "`--data-path a 0.5 b`: found `a` instead of a weight"),
         ("0.5 a b", "`--data-path 0.5 a b`: found `b` instead of a weight"),

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.config.file.paths import absolute_paths
 from lmcore.config.file.run_file import write_run_file
 from lmcore.config.load import load_config
 from lmcore.config.plan import ResumePoint, RunPlan
 from lmcore.config.resolve import resolve
+from lmcore.config.rules.needs import note_without_effect
 from lmcore.config.section import run_options
 from lmcore.config.settings import Provenance
 from lmcore.config.tokenizer import TokenizerIdentity
@@ -202,3 +204,38 @@ def test_the_file_of_a_moved_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert edited != text
     (tmp_path / "new/run/config.yaml").write_text(edited)
     assert load_config(["new/run/config.yaml"]).config.data.data_path == (str(tmp_path / "old/a"),)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "--name trial --save run",
+        "--load run --save run --schedule extend --no-load-rng",
+        "--load run --finetune --lr-decay-style constant --lr-cooldown-fraction 0.5",
+        "--load run --use-checkpoint-opt-param-scheduler",
+        "--preset llama-1b --position-embedding-type none --train-samples 64",
+        "--data-path a --sample-prompt none --sample-tokens 5 --tensorboard-queue-size 7",
+        "--train-data-path 0.5 a --valid-data-path a --eval-iters 0",
+        "--no-tensorboard --tensorboard-log-interval 3 --save-interval 5 --keep-last 2",
+        "--precision fp16 --initial-loss-scale 64 --hysteresis 3",
+        "--rampup-batch-size 2 2 64 --global-batch-size 8 --micro-batch-size 2 --train-samples 640",
+        "--sequence-parallel --recompute none --recompute-num-layers 1 --profile-memory",
+    ],
+)
+def test_a_runs_own_file_is_taken_without_complaint(
+    write, caplog: pytest.LogCaptureFixture, line: str
+) -> None:
+    """Settings that a run recorded are no error and not named, even if they had no effect there."""
+    plan = plan_of(*line.split(), vocab_size=300)
+    path = write(plan)
+    caplog.clear()
+    repeated = [path, "--save", "new"]
+    loaded = load_config(repeated)
+    again = plan_of(*repeated, vocab_size=300)
+    assert note_without_effect(again) is None
+    assert not loaded.notices
+    assert not caplog.messages
+    for option in run_options().values():
+        if not option.one_start:
+            assert again.value(option) == absolute_paths(option, plan.value(option)), option.name

@@ -21,6 +21,7 @@ Load = Callable[..., LoadedConfig]
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     """Loads settings with a file `ds.json` of the given content."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())  # also without it
 
     def go(content: Any, flags: str = "", *, yaml: str = "") -> LoadedConfig:
         text = content if isinstance(content, str) else json.dumps(content)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from lmcore.config.derived.model_math import parameter_count
+from lmcore.config.derived.model_math import model_shape
 from lmcore.config.foreign.megatron import FIXED, RENAMED, UNSUPPORTED
 from lmcore.config.foreign.megatron_flags import prepare_flags, train_flags
 from lmcore.config.load import load_config
@@ -14,9 +15,15 @@ from lmcore.config.options.flags import UnsupportedFlagError, parse_flags
 from lmcore.config.section import run_options
 from lmcore.config.validate import validate
 from lmcore.errors import ConfigError
+from lmcore.model.family import parameters_of
+from lmcore.model.parameters import parameter_count
 
 # Every flag in the documents of the five systems and in the list of what they can do.
 FLAGS = (Path(__file__).parents[3] / "golden/megatron_flags.txt").read_text().split()
+
+
+LISTS = Path(__file__).parents[5] / "shared/data/flags"
+"""Lists of the flags of Megatron-LM, its forks and their tools, one file each."""
 
 
 def own_flags() -> set[str]:
@@ -41,6 +48,58 @@ def test_every_documented_flag_has_one_place(flag: str) -> None:
         if name in names
     ]
     assert len(places) == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "megatron_lm",
+        *(
+            f"{fork}_{tool}"
+            for fork in ("argonne", "bigscience")
+            for tool in ("megatron_deepspeed", "convert", "generate", "preprocess", "tasks")
+        ),
+    ],
+)
+def test_every_flag_of_the_other_programs_is_known(name: str) -> None:
+    """No flag of Megatron-LM, of the two forks and of their tools is taken for a misspelt one."""
+    if not LISTS.is_dir():
+        pytest.skip(f"no lists at {LISTS}")
+    rows = (LISTS / f"{name}.tsv").read_text().splitlines()[1:]
+    flags = {row.partition("\t")[0].replace("_", "-") for row in rows}
+    assert flags - own_flags() - {*RENAMED, *FIXED, *UNSUPPORTED} == set()
+
+
+@pytest.mark.parametrize("flag", UNSUPPORTED)
+def test_the_hint_of_an_unsupported_flag_leads_further(flag: str) -> None:
+    """Every flag that a hint names is one of lmcore, which is not refused in its turn."""
+    known = own_flags() | {"--to", "--json-keys", "--workers", "--continue"}
+    named = re.findall(r"--[a-z][a-z0-9-]+", UNSUPPORTED[flag])
+    assert set(named) <= known
+    assert flag not in named
+
+
+@pytest.mark.parametrize("flag", [flag for flag, one in FIXED.items() if one.only])
+def test_the_hint_of_a_fixed_flag_leads_further(flag: str) -> None:
+    """The same for the values that a flag without effect does not take."""
+    assert set(re.findall(r"--[a-z][a-z0-9-]+", FIXED[flag].hint)) <= own_flags()
+
+
+@pytest.mark.parametrize(
+    "line,option,value",
+    [
+        ("--override-lr-scheduler", "override_opt_param_scheduler", True),
+        ("--use-checkpoint-lr-scheduler", "use_checkpoint_opt_param_scheduler", True),
+        ("--rotary-position-embeddings-theta 500000", "rotary_base", 500_000),
+        ("--deterministic-mode", "deterministic", True),
+        ("--no-pipeline-parallel", "pipeline_model_parallel_size", 1),
+        ("--wandb-entity team", "tensorboard", True),
+        ("--zero-reduce-bucket-size 5e8", "zero_stage", None),
+    ],
+)
+def test_flags_of_published_commands(line: str, option: str, value: object) -> None:
+    """Flags with an equal here, or that ask for what happens anyway, are accepted."""
+    assert load_config(line.split()).value(option) == value
 
 
 def test_tables_are_disjoint() -> None:
@@ -72,7 +131,7 @@ def test_fixed_flags_change_nothing(flag: str) -> None:
     value = list(same.only[:1]) if same.only else []
     loaded = load_config([flag, *value])
     assert loaded.config == load_config([]).config
-    (notice,) = loaded.notices
+    notice, _defaults = loaded.notices
     assert notice.endswith(f"changes nothing here:\n  `{' '.join([flag, *value])}`: {same.note}")
     if same.only:
         with pytest.raises(ConfigError, match="is not supported"):
@@ -117,16 +176,9 @@ def test_old_names_set_options(line: str, option: str, value: object) -> None:
 @pytest.mark.parametrize(
     "flag,hint",
     [
-        ("--optimizer-cpu-offload", "`--help` lists the flags"),  # not `--no-cpu-offload`
-        ("--no-persist-layer-norm", "`--help` lists the flags"),
-        ("--qk-layernorm", "`--help` lists the flags"),  # not a flag that is refused
-        ("--mock-data", "`--help` lists the flags"),
-        ("--inference", "`--help` lists the flags"),
         ("--bogus", "`--help` lists the flags"),
-        ("--fp8-interval", "`--help` lists the flags"),  # not `--log-interval`
-        ("--moe-expert-parallel-size", "`--help` lists the flags"),
-        ("--tokenizer-hf-no-include-special-tokens", "`--help` lists the flags"),
-        ("--use-checkpoint-lr-scheduler", "did you mean `--use-checkpoint-opt-param-scheduler`?"),
+        ("--optimizer-cpu-state", "`--help` lists the flags"),  # not `--no-cpu-offload`
+        ("--qk-layer-scale", "`--help` lists the flags"),  # not a flag that is refused
         ("--no-tensorbord", "did you mean `--no-tensorboard`?"),
         ("--num-heads", "did you mean `--num-attention-heads`?"),
         ("--tensor-parallel-size", "did you mean `--tensor-model-parallel-size`?"),
@@ -137,6 +189,25 @@ def test_suggestions(flag: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config([flag])
     assert (caught.value.what, caught.value.hint) == (f"unknown flag `{flag}`", hint)
+
+
+def test_an_evaluation_is_no_training() -> None:
+    """Its data would be training data here: no other problem of the command is judged."""
+    line = "--task LAMBADA --valid-data lambada_test.jsonl --strict-lambada --overlapping-eval 32"
+    with pytest.raises(UnsupportedFlagError) as caught:
+        load_config(line.split())
+    assert caught.value.what == "`--task LAMBADA` is not supported"
+    assert "`lmcore serve --load CHECKPOINT`" in caught.value.hint
+    for word in ("--data-path", "--train"):
+        assert word not in caught.value.hint
+
+
+def test_flags_of_models_that_are_not_here() -> None:
+    """They are refused with the reason."""
+    for flag in ("--ict-head-size 128", "--bert-load x", "--retro-add-retriever"):
+        with pytest.raises(ConfigError) as caught:
+            validate(load_config(flag.split()))
+        assert caught.value.hint == "leave it out: only BERT, GPT and Llama models are trained"
 
 
 def test_published_command() -> None:
@@ -164,7 +235,7 @@ def test_published_llama() -> None:
         --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0
         --no-query-key-layer-scaling --bf16"""
     loaded = validate(load_config(line.split())).loaded
-    assert parameter_count(loaded.config.model, 32000) == 6_738_415_616
+    assert parameter_count(parameters_of(model_shape(loaded.config.model, 32000))) == 6_738_415_616
 
 
 def test_tables_of_data_preparation() -> None:

@@ -159,7 +159,59 @@ def test_texts_keep_what_was_typed() -> None:
         "items": "--items a --items b",
         "fast": "--no-fast",
     }
-    assert parsed.notices == ("1 Megatron flag was translated: `--rate 2` -> `--lr 2`",)
+    assert parsed.notices == (
+        "1 Megatron flag was translated: `--rate 2` -> `--lr 2`",
+        "flags given more than once:\n  `--items a` and `--items b` are joined: a list is extended",
+    )
+
+
+@pytest.mark.parametrize(
+    "line,name,value,note",
+    [
+        ("--lr 1 --same --lr 2", "lr", 2.0, "`--lr 2` replaces `--lr 1`"),
+        ("--lr 1 --lr 3 --same --lr 2", "lr", 2.0, "`--lr 2` replaces `--lr 1`, `--lr 3`"),
+        ("--rate 1 --rate 2", "lr", 2.0, "`--rate 2` replaces `--rate 1`"),
+        ("--fast --no-fast --same", "fast", False, "`--no-fast` replaces `--fast`"),
+    ],
+)
+def test_the_last_of_repeated_foreign_flags_counts(
+    line: str, name: str, value: object, note: str
+) -> None:
+    """Beside flags of another program a repeated flag has its last value, with a note."""
+    parsed = parse(line)
+    assert not parsed.problems
+    assert parsed.values[name] == value
+    assert parsed.notices[-1] == f"flags given more than once:\n  {note}: the last value counts"
+
+
+def test_two_flags_of_one_option_contradict_each_other() -> None:
+    """An old and a new name with different values remain an error: neither is the later one."""
+    (problem,) = parse("--rate 1 --lr 2").problems
+    assert problem.why == "found `--rate 1` and `--lr 2`"
+
+
+def test_a_wrong_value_is_not_hidden_by_a_later_one() -> None:
+    """Every value of a repeated flag is checked."""
+    (problem,) = parse("--same --lr abc --lr 2").problems
+    assert problem.what.startswith("`--lr abc`")
+
+
+@pytest.mark.parametrize(
+    "line,unread",
+    [
+        ("--lr abc", {"lr"}),
+        ("--lr", {"lr"}),
+        ("--rate", {"lr"}),
+        ("--lrr 1", {"lr"}),
+        ("--no-fast=1", {"fast"}),
+        ("--lr 1 --lr 2", {"lr"}),
+        ("--gone 1", set()),
+        ("--lr 1", set()),
+    ],
+)
+def test_options_that_were_not_read(line: str, unread: set[str]) -> None:
+    """The result names the options whose values a problem leaves unknown."""
+    assert parse(line).unread == unread
 
 
 def test_foreign_flags_are_reported_in_two_messages() -> None:

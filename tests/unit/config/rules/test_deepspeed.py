@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import problems_of, validate
-from lmcore.errors import MissingPackageError
+from lmcore.errors import ConfigError, MissingPackageError
 
 
 @pytest.fixture
@@ -24,14 +25,111 @@ def found(line: str, world_size: int = 2) -> list[str]:
     return [one.what for one in problems_of(loaded, world_size=world_size)]
 
 
-@pytest.mark.parametrize("flag", ["--cpu-offload", "--deepspeed-config ds.json"])
-def test_what_deepspeed_alone_reads_needs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
+def test_offload_needs_deepspeed() -> None:
+    """The native engine has no offload, and its hint does not send a pipeline to DeepSpeed."""
+    (problem,) = problems_of(load_config(["--cpu-offload"]), world_size=2)
+    assert problem.what == "`--cpu-offload` needs `--engine deepspeed`"
+    assert problem.hint == "remove `--cpu-offload`, or use `--engine deepspeed`"
+    flags = "--deepspeed --cpu-offload --pipeline-model-parallel-size 2 --global-batch-size 16"
+    (problem,) = problems_of(load_config(flags.split()), world_size=2)
+    assert problem.hint == "remove `--cpu-offload`"
+    assert "DeepSpeed's does not run `--pipeline-model-parallel-size 2` here" in str(problem.why)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--tensor-model-parallel-size 2",
+        "--pipeline-model-parallel-size 2",
+        "--context-parallel-size 2",
+        "--zero-stage 0",
+        "--optimizer muon",
+    ],
+)
+def test_megatrons_flag_leaves_the_rest_to_the_native_engine(flags: str) -> None:
+    """`--deepspeed` with what DeepSpeed cannot do here is the native engine, and a line says it."""
+    loaded = load_config(["--deepspeed", *flags.split(), "--global-batch-size", "16"])
+    assert loaded.value("engine") == "native"
+    assert loaded.provenance["engine"].kind == "derived"
+    (line,) = (line for line in loaded.notices if line.startswith("`--deepspeed`: the native"))
+    assert f"DeepSpeed's engine does not run `{flags}` here" in line
+    assert not [line for line in loaded.notices if "--engine deepspeed" in line]
+    assert problems_of(loaded, world_size=2) == []
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_native_engine_overrides_megatrons_flag(order: int) -> None:
+    """`--engine native` counts beside `--deepspeed`, before or after it."""
+    words = [["--engine", "native"], ["--deepspeed"]][::order]
+    loaded = load_config([word for pair in words for word in pair])
+    assert loaded.value("engine") == "native"
+    assert loaded.notices[0] == (
+        "1 flag changes nothing here:\n  `--deepspeed`: `--engine native` is given"
+    )
+
+
+@pytest.mark.usefixtures("installed")
+def test_megatrons_flag_is_deepspeed_where_it_can() -> None:
+    """Data parallelism with ZeRO is DeepSpeed's, as asked."""
+    assert load_config(["--deepspeed", "--zero-stage", "2"]).value("engine") == "deepspeed"
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("layout", ["--tensor-model-parallel-size 2", "--zero-stage {stage}"])
+def test_the_native_engine_takes_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int, layout: str
 ) -> None:
-    """The native engine would pass over it in silence."""
+    """A published file, its disabled sections included, sets the native engine's settings."""
     monkeypatch.chdir(tmp_path)
-    Path("ds.json").write_text("{}")
-    assert f"`{flag}` needs `--engine deepspeed`" in found(flag)
+    off = {"enabled": False}
+    content = {
+        "train_batch_size": 16,
+        "gradient_accumulation_steps": 4,
+        "gradient_clipping": 0.5,
+        "steps_per_print": 10,
+        "wall_clock_breakdown": False,
+        "zero_optimization": {"stage": stage, "overlap_comm": True},
+        "fp16": {**off, "loss_scale": 0},
+        "bf16": {"enabled": True},
+        **dict.fromkeys(("amp", "autotuning", "curriculum_learning", "elasticity"), off),
+        "data_efficiency": {"enabled": True, "data_sampling": off, "data_routing": off},
+        "tensor_parallel": {"autotp_size": 1},
+        "sequence_parallel_size": 1,
+        "sparse_attention": {},
+    }
+    Path("ds.json").write_text(json.dumps(content))
+    argv = f"--engine native --deepspeed-config ds.json {layout.format(stage=stage)}".split()
+    loaded = load_config(argv)
+    valid = validate(loaded, world_size=4)
+    assert valid.loaded.value("micro_batch_size") == 16 // (4 * valid.layout.data)
+    assert valid.loaded.provenance["micro_batch_size"].kind == "derived"
+    assert valid.layout.zero_stage == stage
+    assert str(loaded.provenance["clip_grad"]) == "ds.json: gradient_clipping"
+    (notice,) = loaded.notices
+    assert "`zero_optimization.overlap_comm`: torch's sharding" in notice
+    assert "`steps_per_print`: `--log-interval`" in notice
+
+
+@pytest.mark.parametrize(
+    "section,what",
+    [
+        ({"offload_param": {"device": "cpu"}}, "offload_param"),
+        ({"zero_quantized_weights": True}, "zero_quantized_weights"),
+        ({"mics_shard_size": 4}, "mics_shard_size"),
+    ],
+)
+def test_what_the_native_engine_lacks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: dict[str, object], what: str
+) -> None:
+    """A value that would change memory or numbers is an error with what to do."""
+    monkeypatch.chdir(tmp_path)
+    Path("ds.json").write_text(json.dumps({"zero_optimization": section}))
+    with pytest.raises(ConfigError) as caught:
+        load_config(["--deepspeed-config", "ds.json"])
+    assert caught.value.what == (
+        f"`ds.json: zero_optimization.{what}` is not supported by the native engine"
+    )
+    assert caught.value.hint
 
 
 @pytest.mark.usefixtures("installed")
@@ -73,7 +171,7 @@ def test_a_missing_package_names_the_command(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     (problem,) = problems_of(load_config(["--engine", "deepspeed"]), world_size=1)
     assert isinstance(problem, MissingPackageError)
-    assert problem.hint == "run `pip install deepspeed`"
+    assert problem.hint == "run `pip install deepspeed`, or use `--engine native`"
 
 
 @pytest.mark.usefixtures("installed")

@@ -125,7 +125,7 @@ REFUSED = [
         2,
         f"{PP} 2 {PER_STAGE} 3 {BATCH} 2",
         f"`--num-layers 8` is not a multiple of `{PP} 2` times `{PER_STAGE} 3`",
-        f"use `{PER_STAGE} 1` or `{PER_STAGE} 2` or `{PER_STAGE} 4`",
+        f"use `{PER_STAGE} 1` or `2` or `4`",
     ),
     (
         3,
@@ -143,13 +143,13 @@ REFUSED = [
         8,
         f"{PP} 8 --pipeline-schedule interleaved {BATCH} 8",
         "`--pipeline-schedule interleaved` needs several stages in each process",
-        "use `--num-layers 16` or more, or `--pipeline-schedule 1f1b`",
+        f"use `--num-layers 16 {PER_STAGE} 1`, or `--pipeline-schedule 1f1b`",
     ),
     (
         2,
         f"{PP} 2 --pipeline-schedule gpipe {PER_STAGE} 1 {BATCH} 2",
         f"`--pipeline-schedule gpipe` cannot be combined with `{PER_STAGE} 1`",
-        "use `--pipeline-schedule interleaved` or zero-bubble",
+        "use `--pipeline-schedule interleaved` or `zero-bubble`",
     ),
     (
         8,

@@ -27,6 +27,8 @@ def test_the_other_kind(flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     Path("folder").mkdir()
     value = "folder" if KINDS[flag] == "FILE" else "file"
     needed = {
+        "--task-data": ["--task", "classification"],
+        "--task-valid-data": ["--task", "classification", "--task-data", "file"],
         "--vocab-file": ["--tokenizer-type", "BertWordPieceCase"],
         "--merge-file": ["--vocab-file", "file", "--tokenizer-type", "GPT2BPETokenizer"],
     }

@@ -10,9 +10,10 @@ import torch
 from deepspeed_files import Layout as DeepSpeedLayout
 from deepspeed_files import write as write_deepspeed_files
 from megatron_models import GPT, MemoryState
+from model_states import BERT, RandomState
 
 from lmcore.checkpoint import dcp_reader
-from lmcore.config.section import CheckpointSection
+from lmcore.config.section import CheckpointSection, run_options
 from lmcore.conversion.deepspeed.write import write_deepspeed
 from lmcore.conversion.detection.format import format_of
 from lmcore.conversion.foreign_pickle import load as foreign_pickle
@@ -25,7 +26,7 @@ from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.megatron.torch_dist.write import write_distributed
 from lmcore.conversion.state import Progress
 from lmcore.conversion.tensors.content import content_of
-from lmcore.errors import CheckpointError
+from lmcore.errors import CheckpointError, LmcoreError
 from lmcore.train.resume.resume_point import find_resume_point
 from lmcore.train.resume.saved_settings import ForeignModels
 
@@ -152,3 +153,16 @@ def test_the_kind_of_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a file of") as caught:
         describe_isolated(path, "megatron")
     assert caught.value.exit_status == 1
+
+
+def test_settings_of_a_family(tmp_path: Path) -> None:
+    """A run with another program's BERT has the settings of the section `bert` from it."""
+    write_huggingface(RandomState(BERT), tmp_path, None)
+    settings = ForeignModels().settings(tmp_path)
+    assert settings is not None
+    problems: list[LmcoreError] = []
+    found = {name: one[0] for name, one in settings.model_layer(run_options(), problems).items()}
+    assert not problems
+    assert found["model_family"] == "bert"
+    assert found["bert_gelu"] == "erf"
+    assert found["bert_post_norm"] is True

@@ -137,6 +137,29 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert convert(source, tmp_path / "o", "lmcore").longer_flag is None
 
 
+def test_a_run_on_its_ramp(tmp_path: Path) -> None:
+    """The ramp is a setting of the run, as Megatron writes it; steps that fit decide the end."""
+
+    def ramp(samples: int | None) -> Change:
+        def change(content: dict[str, Any]) -> None:
+            args = content["args"]
+            args.rampup_batch_size, args.global_batch_size = ["4", "4", "900"], 64
+            args.train_iters, args.train_samples = 100, samples
+
+        return change
+
+    source = megatron(tmp_path / "source", ramp(60))
+    assert convert(source, tmp_path / "run", "lmcore").longer_flag is None, "4 samples are left"
+    assert LmcoreState(tmp_path / "run").settings["rampup_batch_size"] == [4, 4, 900]
+    convert(tmp_path / "run", tmp_path / "again", "megatron")
+    assert convert(tmp_path / "again", tmp_path / "r", "lmcore").longer_flag is None
+    source = megatron(tmp_path / "ended", ramp(59))
+    assert convert(source, tmp_path / "e", "lmcore").longer_flag == "--train-samples"
+    source = megatron(tmp_path / "steps", ramp(None))
+    convert(source, tmp_path / "s", "lmcore")
+    assert "rampup_batch_size" not in LmcoreState(tmp_path / "s").settings
+
+
 def test_a_note_about_the_optimizer_is_not_repeated(tmp_path: Path) -> None:
     """One that was not read has its own note, with the reason."""
 

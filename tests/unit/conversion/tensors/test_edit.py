@@ -22,6 +22,7 @@ from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState
 from lmcore.conversion.tensors.edit import Changes, edit
 from lmcore.errors import CheckpointError, ConfigError
+from lmcore.model.shape import ModelShape
 
 RunOf = Callable[[ModelState], Path]
 
@@ -112,10 +113,10 @@ def test_optimizer_state_whose_rows_are_not_the_tokens(
     state: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     """State in another form than the embedding is refused; the number of updates is no such one."""
-    weight = "token_embedding.weight"
+    weight, shape = "token_embedding.weight", ModelShape(1, 4, 1, 4, 4, 8).to_dict()
     tensors = {f"model.{weight}": torch.ones(8, 4), f"optimizer.step.{weight}": torch.tensor(3.0)}
     others = {f"optimizer.{kind}.{weight}": tensor for kind, tensor in state.items()}
-    found = save_checkpoint(tmp_path / "c", 1, {**tensors, **others}, {}, model_shape={})
+    found = save_checkpoint(tmp_path / "c", 1, {**tensors, **others}, {}, model_shape=shape)
     with pytest.raises(ConfigError, match=r"cannot resize `optimizer\.exp_avg") as caught:
         edited(found, tmp_path / "out", vocab_size=9)
     assert "--drop 'optimizer.*'" in str(caught.value.hint)

@@ -24,7 +24,7 @@ class Numbers:
 
 def read(dataset, **arguments):
     with BatchLoader(dataset, **arguments) as loader:
-        return [int(one) for batch in loader for one in batch.tokens_BS.flatten()]
+        return [int(one) for batch in loader for one in batch["tokens_BS"].flatten()]
 
 
 def test_passes():

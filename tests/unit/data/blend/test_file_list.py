@@ -58,6 +58,7 @@ def test_comments_and_blank_lines(tmp_path: Path) -> None:
         ("-1 a", "`-1` is not above 0"),
         ("nan a", "`nan` is not above 0"),
         ("inf a", "`inf` is not above 0"),
+        ("1e308 a", "`1e308` is too large"),
     ],
 )
 def test_invalid_lines(text: str, message: str) -> None:

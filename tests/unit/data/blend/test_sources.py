@@ -396,3 +396,24 @@ def test_order_does_not_follow_the_length(write, settings):
     )
     assert build_samples([one, other], 100, settings, name="train").order != short.order
     assert isinstance(short.sources[0], SourceStream)
+
+
+@pytest.mark.parametrize("name", ["a_text_sentence", "a"])
+def test_sentences_are_no_data_of_a_decoder(tmp_path, settings, name):
+    """Documents of several sequences, and the name of such data, are refused with the reason."""
+    prefix = str(tmp_path / name)
+    with IndexedDatasetWriter(prefix, "uint16") as writer:
+        for number in range(20):
+            lengths = [5] if name.endswith("sentence") else [2, 3]
+            writer.add_document([number] * 5, lengths)
+    for sources in ([prefix], [prefix, prefix + ".copy"]):
+        for other in sources[1:]:
+            for end in (".bin", ".idx"):
+                Path(other + end).write_bytes(Path(prefix + end).read_bytes())
+        opened = sources_of(*((one,) for one in sources))
+        with pytest.raises(DataError, match="is split into sentences, and the model") as caught:
+            build_samples(opened, 4, settings, name="train")
+        assert "BERT, T5 and retrieval models" in (caught.value.why or "")
+        stored = "its name ends with `_sentence`", "its 20 documents are stored as 40 sentences"
+        assert any(why in (caught.value.why or "") for why in stored)
+        assert "without `--split-sentences`" in caught.value.hint

@@ -21,6 +21,7 @@ from lmcore.data.blend.weights import (
     weigh,
 )
 from lmcore.data.indexed.writer import IndexedDatasetWriter
+from lmcore.data.tools.repair import RepairRequest, repair
 from lmcore.errors import DataError
 
 COUNTS = [
@@ -121,6 +122,23 @@ def test_tokens_come_from_the_index_alone(tmp_path: Path) -> None:
     (tmp_path / "a.idx").write_bytes((tmp_path / "a.idx").read_bytes()[:50])
     with pytest.raises(DataError, match="expected"):
         count_tokens([f"{tmp_path}/a"])
+
+
+def test_a_copy_under_another_name_is_refused(tmp_path: Path) -> None:
+    """Its tokens would count twice; datasets that only have the same sizes are different."""
+    for name, token in (("arxiv_1", 7), ("wiki_1", 8)):
+        with IndexedDatasetWriter(tmp_path / name, "uint16") as writer:
+            writer.add_document([token] * 9)
+    repair(RepairRequest(f"{tmp_path}/arxiv_1", hyphens=True))
+    both = [f"{tmp_path}/arxiv-1", f"{tmp_path}/arxiv_1"]
+    for indices_alone in (False, True):
+        if indices_alone:
+            for path in tmp_path.glob("*.bin"):
+                path.unlink()
+        with pytest.raises(DataError, match="arxiv_1` have the same content") as caught:
+            count_tokens([*both, f"{tmp_path}/wiki_1"])
+        assert "would count twice" in (caught.value.why or "")
+        assert len(count_tokens([both[0], f"{tmp_path}/wiki_1"])) == 2
 
 
 @pytest.mark.parametrize(

@@ -77,10 +77,10 @@ def test_batches_carry_them():
     collation = CausalLMCollation(masks=DocumentMasks(EOD, True, True, True))
     with BatchLoader(Sample(), micro_batch_size=2, collation=collation, pin=pin) as loader:
         batch = next(loader)
-    assert batch.loss_weight_BS.tolist() == [[1, 1, 0, 1, 0]] * 2
-    assert batch.positions_BS.tolist() == [[0, 1, 2, 0, 1]] * 2
-    assert batch.documents_BS.tolist() == [[0, 0, 0, 1, 1]] * 2
+    assert batch["loss_weight_BS"].tolist() == [[1, 1, 0, 1, 0]] * 2
+    assert batch["positions_BS"].tolist() == [[0, 1, 2, 0, 1]] * 2
+    assert batch["documents_BS"].tolist() == [[0, 0, 0, 1, 1]] * 2
     assert len(pinned) == 5
     with BatchLoader(Sample(), micro_batch_size=2) as loader:
         batch = next(loader)
-    assert batch.positions_BS is batch.documents_BS is None
+    assert batch.keys() == {"tokens_BS", "targets_BS", "loss_weight_BS"}

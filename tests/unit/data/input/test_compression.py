@@ -10,11 +10,14 @@ import os
 import random
 import sys
 import threading
+import time
 import tracemalloc
 
+import numpy as np
 import pytest
 import zstandard
 
+from lmcore.data.input import compression
 from lmcore.data.input.compression import (
     CutShortError,
     DamagedError,
@@ -22,6 +25,7 @@ from lmcore.data.input.compression import (
     open_input,
     open_text,
 )
+from lmcore.data.input.files import find_inputs
 from lmcore.errors import DataError, MissingPackageError
 
 TEXT = b"".join(b'{"text": "line %d"}\n' % i for i in range(5000))
@@ -215,3 +219,85 @@ def test_zstd_that_begins_to_grow_takes_a_bounded_amount(tmp_path):
         tracemalloc.stop()
     assert size == len(content)
     assert peak < 1.2 * (1 << 28)  # one step of input, and its copy
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "/dev/null"])
+def test_a_device_is_refused(name):
+    """A device, which may have no end, is an error wherever it is given, not a wait."""
+    with pytest.raises(DataError, match=f"`{name}` is a device"), open_text(name):
+        pass
+    with pytest.raises(DataError, match=f"`{name}` is a device"):
+        find_inputs([name])
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_pipe_without_a_writer_is_waited_for_with_a_line(tmp_path, caplog, monkeypatch, empty):
+    """A named pipe is opened before its writer comes; after a while a line says what is missing."""
+    monkeypatch.setattr(compression, "_SILENT_SECONDS", 0.01)
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    content = b"" if empty else TEXT
+    found = []
+
+    def read() -> None:
+        with open_text(str(path)) as stream:
+            found.append(stream.read())
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    while not caplog.messages:
+        time.sleep(0.001)
+    path.write_bytes(content)
+    reader.join()
+    assert found == [content]
+    said = f"waiting for data from the pipe `{path}`: no program has written to it"
+    assert caplog.messages == [said]
+
+
+def test_a_pipe_with_a_writer_is_read_in_silence(tmp_path, caplog):
+    """The pipe of `<(command)`, with and without data, needs no line."""
+    for content in (b"", TEXT[:1000]):
+        end, other = os.pipe()
+        os.write(other, content)
+        os.close(other)
+        with open_text(f"/dev/fd/{end}") as stream:
+            assert stream.read() == content
+        os.close(end)
+    assert not caplog.messages
+
+
+WIDE = ["utf-16", "utf-32", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]
+
+
+@pytest.mark.parametrize("kind", ["plain", "gz", "zst"])
+@pytest.mark.parametrize("encoding", WIDE)
+def test_wide_text_is_named(tmp_path, kind, encoding):
+    """UTF-16 and UTF-32, with a byte-order mark or without, are named with the command to use."""
+    path = tmp_path / "x.jsonl"
+    text = '{"text": "Günaydin, dünya"}\n' * 9
+    path.write_bytes(PACKERS[kind](text.encode(encoding)))
+    with pytest.raises(DataError) as caught, open_text(str(path)):
+        pass
+    family = encoding.upper()[:6]
+    assert caught.value.what == f"`{path}` is {family}, not UTF-8"
+    named = family if encoding.count("-") == 1 else encoding.upper().replace("-LE", "LE")
+    assert f"iconv -f {named.replace('-BE', 'BE')} -t UTF-8 {path}" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0" * 4096,
+        b"ab" * 99,
+        b"a\0b" * 99,
+        "日本語\n".encode() * 99,
+        b"\x80\0" * 9 + b"ab" * 99,
+        np.arange(4096, dtype="<u4").tobytes(),
+    ],
+)
+def test_other_content_is_not_wide_text(tmp_path, content):
+    """UTF-8, with zero bytes too, and binary data are left to the readers."""
+    (tmp_path / "x").write_bytes(content)
+    with open_text(str(tmp_path / "x")) as stream:
+        assert stream.read() == content

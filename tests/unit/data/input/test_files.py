@@ -72,7 +72,7 @@ def test_standard_input_is_json_lines_unless_said():
 
 
 def test_directory_is_read_recursively_and_sorted(tmp_path, caplog):
-    """A directory gives its files of known endings, through links, without hidden ones."""
+    """A directory gives its files of known endings, through links, but no hidden ones and pipes."""
     names = ("b/2.jsonl.gz", "b/1.jsonl", "a.jsonl", ".hidden.jsonl", "_x/1.jsonl", "LICENSE")
     for name in names:
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -81,23 +81,38 @@ def test_directory_is_read_recursively_and_sorted(tmp_path, caplog):
     (tmp_path / "far/z.jsonl").write_text("")
     (tmp_path / "in/link").symlink_to(tmp_path / "far")
     (tmp_path / "in/b/loop").symlink_to(tmp_path / "in")
+    os.mkfifo(tmp_path / "in/pipe.jsonl")
     with caplog.at_level(logging.WARNING):
         found = find_inputs([str(tmp_path / "in")])
     ends = [file.path.removeprefix(f"{tmp_path}/in/") for file in found]
     assert ends == ["a.jsonl", "b/1.jsonl", "b/2.jsonl.gz", "link/z.jsonl"]
-    assert "skipped 1 file of other formats" in caplog.text
-    assert "LICENSE" in caplog.text
+    assert caplog.messages == [
+        f"`{tmp_path}/in`: skipped 4 files: `.hidden.jsonl`, `LICENSE`, `_x`, `pipe.jsonl`"
+    ]
 
 
-def test_directory_of_several_formats_asks_which(tmp_path):
-    """A README among the data does not become a document: the user has to choose."""
-    for name in ("1.jsonl", "2.jsonl", "README.txt"):
+def test_directory_of_several_formats_is_read_each_by_its_own(tmp_path, caplog):
+    """Texts and JSON lines are documents together; a README is none, whatever its ending."""
+    about = ("README", "README.txt", "Readme.md", "LICENSE.txt", "sub/README.jsonl", "notes.pdf")
+    for name in ("1.jsonl", "2.jsonl.gz", "3.txt", "sub/4.csv", "licenses.txt", *about):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
-    with pytest.raises(DataError, match="2 jsonl, 1 text") as caught:
-        find_inputs([str(tmp_path)])
-    assert "--input-format jsonl" in caught.value.render()
+    shown = "`LICENSE.txt`, `README`, `README.txt`, `Readme.md`, `notes.pdf`"
+    found = find_inputs([str(tmp_path)])
+    assert [(file.path.removeprefix(f"{tmp_path}/"), file.format) for file in found] == [
+        ("1.jsonl", "jsonl"),
+        ("2.jsonl.gz", "jsonl"),
+        ("3.txt", "text"),
+        ("licenses.txt", "text"),
+        ("sub/4.csv", "csv"),
+    ]
+    assert caplog.messages == [
+        f"`{tmp_path}`: reading files of several formats: 2 jsonl, 2 text, 1 csv",
+        f"`{tmp_path}`: skipped 6 files: {shown} and 1 more",
+    ]
     assert len(find_inputs([str(tmp_path)], "jsonl")) == 2
-    assert len(find_inputs([str(tmp_path)], "text")) == 1
+    assert len(find_inputs([str(tmp_path)], "text")) == 2
+    assert len(find_inputs([str(tmp_path / "README.txt")])) == 1
 
 
 def test_directory_of_json_and_json_lines_is_of_one_kind(tmp_path):

@@ -191,3 +191,53 @@ def test_memory_does_not_grow_with_what_does_not_end(tmp_path, format_, start, u
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[1]) > 0
+
+
+class Endless(io.RawIOBase):
+    """A stream that never ends: its beginning, then one byte again and again."""
+
+    def __init__(self, start: bytes, byte: bytes) -> None:
+        self.rest, self.byte, self.given = start, byte, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        piece = self.rest[: len(buffer)] or self.byte * len(buffer)
+        self.rest = self.rest[len(piece) :]
+        buffer[: len(piece)] = piece
+        self.given += len(piece)
+        assert self.given < 1 << 24, "the reader goes on without end"
+        return len(piece)
+
+
+@pytest.mark.parametrize(
+    "format_, unit, start, byte",
+    [
+        ("jsonl", "file", b"", b"\0"),
+        ("jsonl", "file", b'{"text": "a"}\n{"text": "', b"a"),
+        ("json", "file", b'[{"text": "', b"a"),
+        ("text", "file", b"", b"\0"),
+        ("text", "line", b"a\n", b"\0"),
+        ("text", "paragraph", b"a\n\n", b"\0"),
+        ("text", "paragraph", b"a\n\n" + b"b\n" * 2000, b"\0"),
+        ("csv", "file", b"text\n", b"a"),
+        ("csv", "file", b'text\n"', b"\n"),
+        ("tsv", "file", b"", b"a"),
+    ],
+)
+def test_a_line_without_an_end_is_an_error_at_the_limit(monkeypatch, format_, unit, start, byte):
+    """Every reader ends at the size limit of a document, instead of looking for the line's end."""
+    stream = Endless(start, byte)
+
+    class Stdin:
+        buffer = io.BufferedReader(stream)
+
+        @staticmethod
+        def isatty() -> bool:
+            return False
+
+    monkeypatch.setattr(sys, "stdin", Stdin)
+    options = InputOptions(document_per=unit, max_document_bytes=1000, batch_bytes=100)
+    batches = list(read_input([InputFile("-", format_)], options))
+    assert [problem.reason for batch in batches for problem in batch.problems] == ["too long"]

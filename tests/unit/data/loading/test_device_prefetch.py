@@ -126,7 +126,7 @@ def test_each_is_copied_while_the_one_before_is_used(monkeypatch: pytest.MonkeyP
         batches = prefetch_to_device(loader, device)
         full(loader)
         first = next(batches)
-        assert first.tokens_BS[:, 0].tolist() == [0, 1]
+        assert first["tokens_BS"][:, 0].tolist() == [0, 1]
         allocation = ["allocate"] * 3
         assert device.log == [
             *(*allocation, "record event 0 on main", "side waits event 0"),
@@ -137,7 +137,7 @@ def test_each_is_copied_while_the_one_before_is_used(monkeypatch: pytest.MonkeyP
         ]
         device.log.clear()
         full(loader)
-        assert next(batches).tokens_BS[:, 0].tolist() == [2, 3]
+        assert next(batches)["tokens_BS"][:, 0].tolist() == [2, 3]
         assert device.log[:2] == ["wait event 3", "allocate"]
         assert device.log[7] == "copy 4"
 
@@ -148,7 +148,7 @@ def test_all_batches_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     with BatchLoader(Counting(), micro_batch_size=3) as loader:
         batches = prefetch_to_device(loader, device)
         assert batches is not loader
-        found = [batch.tokens_BS[:, 0].tolist() for batch in batches]
+        found = [batch["tokens_BS"][:, 0].tolist() for batch in batches]
         assert batches.wait_seconds == loader.wait_seconds
     assert found == [[i, i + 1, i + 2] for i in range(0, 18, 3)]
 
@@ -174,7 +174,7 @@ def test_an_error_comes_with_its_own_batch(monkeypatch: pytest.MonkeyPatch) -> N
     with BatchLoader(Counting(broken=5), micro_batch_size=2) as loader:
         batches = prefetch_to_device(loader, device)
         loader._thread.join()
-        assert [next(batches).tokens_BS[0, 0].item() for _ in range(2)] == [0, 2]
+        assert [next(batches)["tokens_BS"][0, 0].item() for _ in range(2)] == [0, 2]
         for _ in range(2):
             with pytest.raises(DataError, match="damaged"):
                 next(batches)
@@ -252,7 +252,7 @@ def test_next_if_ready() -> None:
         batch = loader.next_if_ready()
         assert batch is not None
         assert len(loader) == 1
-        assert next(loader).tokens_BS[0, 0] == 2
+        assert next(loader)["tokens_BS"][0, 0] == 2
         assert loader.next_if_ready() is None
 
 

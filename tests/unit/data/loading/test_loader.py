@@ -29,20 +29,20 @@ class Counting:
 
 def positions(loader: BatchLoader) -> list[list[int]]:
     with loader:
-        return [(batch.tokens_BS[:, 0] // 10).tolist() for batch in loader]
+        return [(batch["tokens_BS"][:, 0] // 10).tolist() for batch in loader]
 
 
 def test_batch_is_tokens_and_the_tokens_after_them():
     """A batch holds the first S tokens of each sample, the S after the first, and ones."""
     with BatchLoader(Counting(), micro_batch_size=2) as loader:
         batch = next(loader)
-    assert batch.tokens_BS.tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
-    assert batch.targets_BS.tolist() == [[1, 2, 3, 4], [11, 12, 13, 14]]
-    assert batch.loss_weight_BS.tolist() == [[1.0] * 4] * 2
-    assert batch.tokens_BS.dtype == batch.targets_BS.dtype == torch.int64
-    assert batch.loss_weight_BS.dtype == torch.float32
-    assert batch.tokens_BS.is_contiguous()
-    assert batch.targets_BS.is_contiguous()
+    assert batch["tokens_BS"].tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
+    assert batch["targets_BS"].tolist() == [[1, 2, 3, 4], [11, 12, 13, 14]]
+    assert batch["loss_weight_BS"].tolist() == [[1.0] * 4] * 2
+    assert batch["tokens_BS"].dtype == batch["targets_BS"].dtype == torch.int64
+    assert batch["loss_weight_BS"].dtype == torch.float32
+    assert batch["tokens_BS"].is_contiguous()
+    assert batch["targets_BS"].is_contiguous()
 
 
 def test_positions_are_visited_in_order():
@@ -130,7 +130,7 @@ def test_failure_surfaces_with_its_traceback():
             return super().__getitem__(i)
 
     with BatchLoader(Broken(), micro_batch_size=2) as loader:
-        assert [next(loader).tokens_BS[0, 0].item() for _ in range(2)] == [0, 20]
+        assert [next(loader)["tokens_BS"][0, 0].item() for _ in range(2)] == [0, 20]
         for _ in range(2):
             with pytest.raises(OSError, match="the disk is gone") as caught:
                 next(loader)
@@ -180,8 +180,8 @@ def test_pin_is_applied_to_every_tensor():
 
     with BatchLoader(Counting(2), micro_batch_size=2, pin=pin) as loader:
         batch = next(loader)
-    assert batch.tokens_BS[0, 0] == 1
-    assert batch.loss_weight_BS[0, 0] == 2
+    assert batch["tokens_BS"][0, 0] == 1
+    assert batch["loss_weight_BS"][0, 0] == 2
     assert threads == ["lmcore-data"] * 3
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.data.tokenizer_training.text_sample import ReadProgress, TextSample, read_sample
-from lmcore.errors import DataError
+from lmcore.errors import DataError, counted
 
 BIG = 1 << 20
 
@@ -25,7 +25,6 @@ def test_all_is_kept_where_there_is_room(texts: list[str]) -> None:
         sample.add(text)
     assert "".join(sample.lines) == "".join(texts)
     assert sample.kept_bytes == sample.bytes == len("".join(texts).encode())
-    assert sample.documents == len(texts)
 
 
 @given(st.integers(1, 4000), st.integers(10, 400))
@@ -91,7 +90,7 @@ def test_formats(
     sample = read_sample([str(tmp_path / name)], keys=("text",), limit=BIG, progress=seen.append)
     assert sample.lines == lines
     assert seen[-1].documents == sample.documents
-    assert seen[-1].line().startswith(f"read {sample.documents} documents")
+    assert seen[-1].line().startswith(f"read {counted(sample.documents, 'document')}, ")
 
 
 BAD = '{"text": "a"}\n{"text": 3}\n{"other": "b"}\nno json\n{"text": "\\ud800"}\n{"text": "c"}\n'
@@ -125,3 +124,25 @@ def test_no_text(content: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no text") as caught:
         read_sample([path, path], keys=("text",), limit=BIG)
     assert str(caught.value.why).endswith(" in 2 inputs")
+
+
+def test_documents_are_counted_as_by_prepare(tmp_path: Path) -> None:
+    """A folder of texts, JSON lines and a table has as many documents for both commands."""
+    from lmcore.data.prepare.run import PrepareRequest, prepare
+    from lmcore.data.tokenizer import ByteTokenizer
+
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.txt").write_text("one\n\ntwo\nthree\n")
+    (folder / "b.txt").write_text("four")
+    (folder / "c.jsonl").write_text('{"text": "a\\nb"}\n\n{"text": ""}\n{"text": 5}\n')
+    (folder / "d.csv").write_text("text\nx\ny\n")
+    (folder / "README").write_text("about")
+    sample = read_sample([str(folder)], keys=("text",), limit=BIG, on_error="skip")
+    request = PrepareRequest(
+        (str(folder),), str(tmp_path / "out"), ByteTokenizer(), on_error="skip"
+    )
+    report = prepare(request)
+    assert sample.documents == report.documents == 6
+    assert dict(sample.skipped) == report.skipped == {"not a string": 1}
+    assert "about" not in "".join(sample.lines)

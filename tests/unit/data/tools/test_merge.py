@@ -85,10 +85,10 @@ def test_merge_is_one_preparation(shared_data, tmp_path):
     for i, (first, last) in enumerate(pairwise(cuts)):
         (tmp_path / f"{i}.jsonl").write_bytes(b"".join(lines[first:last]))
         prefixes.append(f"{tmp_path}/part{i}_text_document")
-    (tmp_path / "all.jsonl").write_bytes(b"".join(lines))
-    for name, prefix in [*((f"{i}.jsonl", f"part{i}") for i in range(3)), ("all.jsonl", "all")]:
-        source = (str(tmp_path / name),)
-        prepare(PrepareRequest(source, str(tmp_path / prefix), ByteTokenizer(), append_eod=True))
+    parts = [str(tmp_path / f"{i}.jsonl") for i in range(3)]
+    for names, prefix in [*(([part], f"part{i}") for i, part in enumerate(parts)), (parts, "all")]:
+        output = str(tmp_path / prefix)
+        prepare(PrepareRequest(tuple(names), output, ByteTokenizer(), append_eod=True))
     merge(prefixes, str(tmp_path / "merged"))
     assert content(tmp_path / "merged") == content(tmp_path / "all_text_document")
     one, other = (
@@ -167,6 +167,13 @@ def test_some_without_metadata(tmp_path, caplog):
     assert not merge(parts, str(tmp_path / "m"), overwrite=True).metadata
     assert read_metadata(tmp_path / "m") is None
     assert "`" + parts[1] + "` has no metadata" in caplog.text
+
+
+def test_a_copy_is_named(tmp_path, caplog):
+    """Two datasets of the same content are merged with a warning."""
+    parts = [write(tmp_path / name, [[[1, 2]]]) for name in "ab"]
+    merge(parts, str(tmp_path / "m"))
+    assert f"`{parts[0]}` and `{parts[1]}` have the same content" in caplog.text
 
 
 def test_none_with_metadata(tmp_path, caplog):

@@ -113,9 +113,17 @@ def test_input_that_is_none(tmp_path: Path) -> None:
     """Standard input, arrays, files given twice and outputs as inputs are refused."""
     source = make(tmp_path / "a.jsonl", 10, "x")
     (tmp_path / "list.json").write_text('[{"text": "a"}]')
+    (tmp_path / "b.txt").write_text("a")
     for inputs, message in (
         (["-"], "cannot be read twice"),
-        ([str(tmp_path / "list.json")], "is not JSON lines"),
+        (
+            [str(tmp_path / "list.json")],
+            "is not JSON lines\nwhy: its format is json\n\nhint: convert",
+        ),
+        (
+            [str(tmp_path / "b.txt")],
+            "is not JSON lines\nwhy: its format is text\n\nhint: give only",
+        ),
         ([source, source], "is given twice"),
         ([str(tmp_path / "none.jsonl")], "no such file"),
     ):

@@ -106,6 +106,27 @@ def test_impossible_schemas(schema: dict[str, Any] | bool) -> None:
 
 
 @pytest.mark.peer
+@pytest.mark.parametrize(
+    "schema, why",
+    [
+        ({"$ref": "#"}, "the schema refers to itself without end"),
+        ({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "refers to itself without"),
+        ({"type": "string", "pattern": "[" * 5000}, "unclosed character class"),
+        ({"type": "string", "pattern": "(a"}, "\n    ^\n"),
+        ({"type": "nope" * 300}, "Invalid type: nope"),
+    ],
+)
+def test_reasons(schema: dict[str, Any], why: str) -> None:
+    """They are in words, and texts of the schema in them are shortened."""
+    peer("llguidance")
+    with pytest.raises(ConfigError) as caught:
+        JsonSchemas(ByteTokenizer()).constraint(schema)
+    found = caught.value.why or ""
+    assert why in found
+    assert len(found) < 300
+
+
+@pytest.mark.peer
 def test_a_vocabulary_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text ends as soon as it is complete."""
     peer("llguidance")

@@ -11,13 +11,14 @@ import torch
 
 from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.config.section import AcceleratorSection, Config
+from lmcore.families.gpt.model import GPT
+from lmcore.families.layers.projection import Embedding, Linear
+from lmcore.families.op_binding import OpBinding
 from lmcore.generation.engine import Engine
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.options import SamplingOptions
+from lmcore.generation.text_model import Execution
 from lmcore.generation.weights.fix import fix_weights
-from lmcore.model.gpt import GPT
-from lmcore.model.layers import Embedding, Linear
-from lmcore.model.op_binding import OpBinding
 from lmcore.plugin import discover, select
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.runtime import Runtime, start_runtime
@@ -44,9 +45,9 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
         yield started
 
 
-def run(model: GPT, context: object) -> list[Continuation]:
+def run(model: GPT, execution: Execution) -> list[Continuation]:
     """Continue all requests."""
-    engine = Engine(model, vocab_size=257, precision_context=context)
+    engine = Engine(model, vocab_size=257, execution=execution)
     made = [engine.add(request) for request in REQUESTS]
     engine.run()
     return made
@@ -57,7 +58,7 @@ def test_the_probabilities_stay(model: GPT, runtime: Runtime, rows: int) -> None
     """The log-probabilities equal the policy's, up to its rounding."""
     model.eval()
     runtime.precision.apply(model)
-    expected = run(model, runtime.precision.context)
+    expected = run(model, Execution(runtime.precision.context))
     fixed = copy.deepcopy(model)
     found = run(fixed, fix_weights(fixed, runtime, rows))
     within = 0.15 if runtime.precision.name == "bf16" else 1e-4

@@ -18,21 +18,22 @@ from torchao.quantization.quant_primitives import (
 from lmcore.accelerator import OP_SPECS, ConstantProjection, OpTable, QuantizedWeight
 from lmcore.config.section import AcceleratorSection, Config
 from lmcore.errors import ConfigError
+from lmcore.families.gpt.model import GPT
+from lmcore.families.layers.projection import Linear
+from lmcore.families.op_binding import OpBinding
 from lmcore.generation.engine import Engine
 from lmcore.generation.options import QUANTIZATIONS, precision_of
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.options import SamplingOptions
+from lmcore.generation.text_model import Execution
 from lmcore.generation.weights.fix import fix_weights
 from lmcore.generation.weights.quantization import GROUP, expanded_projection, quantize
-from lmcore.model.gpt import GPT
-from lmcore.model.layers import Linear
-from lmcore.model.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
 from lmcore.plugin import discover, select
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.runtime import Runtime, start_runtime
-from lmcore_cpu.kernel import native
 from lmcore_cpu.kernel.constant_projection import constant_projection
+from lmcore_cpu.kernel.processor import facts
 
 SHAPE = ModelShape(2, 64, 2, 128, 32, 384, init_method_std=0.1)
 LLAMA = dataclasses.replace(
@@ -75,9 +76,9 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
         yield started
 
 
-def run(model: GPT, context: object, requests: list[Request] = REQUESTS) -> list[Continuation]:
+def run(model: GPT, execution: Execution, requests: list[Request] = REQUESTS) -> list[Continuation]:
     """Continue requests together."""
-    engine = Engine(model, vocab_size=257, precision_context=context)
+    engine = Engine(model, vocab_size=257, execution=execution)
     made = [engine.add(request) for request in requests]
     engine.run()
     return made
@@ -172,8 +173,8 @@ def test_the_model_is_that_of_the_rounded_weights(
         assert head is not None
         tokens = torch.tensor([[5, 99, 17, 3, 250]])
         expected = oracle(tokens) @ exact(head).T
-        context = fix_weights(model, runtime, 1, quantization)
-        with context():
+        execution = fix_weights(model, runtime, 1, quantization)
+        with execution.precision():
             found = model.logits(model(tokens))
     away = float((found - expected).norm() / expected.norm())
     assert away < (1e-5 if runtime.precision.name == "fp32" else 0.02)
@@ -182,15 +183,16 @@ def test_the_model_is_that_of_the_rounded_weights(
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_a_text_does_not_depend_on_others(model: GPT, runtime: Runtime, quantization: str) -> None:
     """A request's text and probabilities are the same alone and among others."""
-    context = fix_weights(model, runtime, 4, quantization)
-    together = run(model, context)
+    execution = fix_weights(model, runtime, 4, quantization)
+    together = run(model, execution)
     for request, found in zip(REQUESTS, together, strict=True):
-        (alone,) = run(model, context, [request])
+        (alone,) = run(model, execution, [request])
         assert found.tokens == alone.tokens
         for one, other in zip(found.logprobs, alone.logprobs, strict=True):
             assert one.logprob == pytest.approx(other.logprob, abs=0.02)
 
 
+@pytest.mark.processors
 def test_what_is_kept(model: GPT, runtime: Runtime, caplog: pytest.LogCaptureFixture) -> None:
     """Embeddings and norms stay; the memory of quantized weights is free; the log says how many."""
     before = {name: one.shape for name, one in model.named_parameters()}
@@ -199,8 +201,8 @@ def test_what_is_kept(model: GPT, runtime: Runtime, caplog: pytest.LogCaptureFix
     name = runtime.precision.name
     assert "quantized 8 matrices to int4 and the head to int8: " in caplog.text
     assert f" MB; products are computed in {name}" in caplog.text
-    # The int8 head has a kernel in fp32 where there is compiled code.
-    without = 8 if native.kernels() is not None else 9
+    # The int8 head has a kernel in fp32 that stands in for products of bfloat16.
+    without = 8 if facts().instructions and not facts().bfloat16_products else 9
     assert (f"{without} of the 9 quantized weights" in caplog.text) == (name == "fp32")
     for parameter_name, parameter in model.named_parameters():
         if any(kind in parameter_name for kind in ("norm", "bias", "token_embedding")):
@@ -225,10 +227,10 @@ def test_a_width_without_groups(runtime: Runtime, caplog: pytest.LogCaptureFixtu
     shape = dataclasses.replace(SHAPE, ffn_hidden_size=72)
     odd = GPT(shape, OpBinding(OpTable(OP_SPECS), "cpu", "float32"), masked=True)
     odd.initialize(7)
-    context = fix_weights(odd.eval(), runtime, 1, "int4")
+    execution = fix_weights(odd.eval(), runtime, 1, "int4")
     assert "no multiple of 32: 2 matrices, " in caplog.text
     assert "blocks.0.feed_forward.down" in caplog.text
-    assert [len(one.tokens) for one in run(odd, context)] == [8] * 4
+    assert [len(one.tokens) for one in run(odd, execution)] == [8] * 4
 
 
 def test_a_precision_with_products_of_its_own(model: GPT, runtime: Runtime) -> None:

@@ -392,10 +392,15 @@ def test_the_loss_has_the_librarys_arguments(counted_runtime, items):
 
 
 def test_labels_that_are_all_ignored(counted_runtime):
-    """The mean over no token is NaN, as in the library."""
+    """The mean over no token is NaN, as in the library, and its gradients are 0."""
     model = make("Llama")
-    use_kernels(model, counted_runtime(*OPS))
-    assert model(IDS, labels=torch.full_like(IDS, -100)).loss.isnan()
+    for fused in (False, True):
+        if fused:
+            use_kernels(model, counted_runtime(*OPS))
+        loss = model(IDS, labels=torch.full_like(IDS, -100)).loss
+        assert loss.isnan()
+        loss.backward()
+        assert not any(each.grad.any() for each in model.parameters() if each.grad is not None)
 
 
 def test_a_model_that_changes_its_logits(counted_runtime):

@@ -184,6 +184,89 @@ def test_the_time_limit_is_each_attempts_own():
     assert [one.answer for one in found.values()] == [{"done": True}] * 3
 
 
+def test_a_plugin_that_forks_the_process_is_failed():
+    """Its copy would run the command a second time; a child that ends within the plugin may be."""
+
+    def fork_and_return():
+        os.fork()
+
+    def fork_and_end():
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+
+    bad = Point("bad", fork_and_return, probe=present("bad"))
+    late = Point("late", probe=lambda: (os.fork(), present("late")())[1])
+    good = Point("good", fork_and_end, probe=present("good"))
+    found = by_name([bad, late, good])
+    assert found["bad"].reason == (
+        "import of `bad.plugin`: it forked the process, and the second one continued as lmcore"
+    )
+    assert found["late"].reason.startswith("`lmcore_probe`: it forked the process")
+    assert found["good"].probe.evidence == ("good is here",)
+
+
+def test_a_plugin_cannot_change_the_result_of_another():
+    """A thread that one leaves behind and that ends the process is not another one's fault."""
+    here = os.getpid()
+
+    def end_later():
+        if os.getpid() != here:
+            threading.Timer(0.05, os._exit, [7]).start()
+
+    def slow():
+        time.sleep(0.3)
+        return Probe("zslow", ProbeState.PRESENT, 1, evidence=("here",))
+
+    for _ in range(3):
+        found = by_name([Point("aleaves", end_later), Point("zslow", probe=slow)])
+        assert found["zslow"].state is PluginState.USABLE
+        assert found["zslow"].probe.evidence == ("here",)
+
+
+def test_a_plugin_that_closes_all_files_ends_in_time():
+    """Its answer cannot come: it is failed by the time limit at the latest."""
+
+    def close_and_hang():
+        os.closerange(3, 256)
+        hang()
+
+    found = try_each({"a": lambda at: close_and_hang() or {}}, seconds=0.3)
+    assert found["a"].fault.startswith("no answer within 0.3 s")
+
+
+def test_what_a_plugin_prints_goes_to_standard_error(capfd):
+    """At import, in its hooks and by native code: standard output is the command's."""
+
+    def print_everywhere():
+        print("python says hello")
+        os.write(1, b"native says hello\n")
+        libc = ctypes.CDLL(None)
+        libc.puts(b"libc says hello")
+
+    loud = Point("loud", print_everywhere, probe=present("loud"))
+    loud.more = {"lmcore_add_commands": lambda registry: print("hook says hello")}
+    found = by_name([loud])["loud"]
+    found.call("lmcore_add_commands", registry=None)
+    print("the result")
+    out, err = capfd.readouterr()
+    assert out == "the result\n"
+    for said in ("python", "native", "libc", "hook"):
+        assert f"{said} says hello" in err
+
+
+def test_a_slow_plugin_is_named(monkeypatch):
+    """By wall time, as it sleeps; the choice of the device warns of it."""
+    monkeypatch.setattr(discovery_module, "_SLOW_SECONDS", 0.2)
+    sleepy = Point("sleepy", probe=lambda: (time.sleep(0.3), present("sleepy")())[1])
+    plugins = discover(env={}, entry_points=[CPU, sleepy])
+    slow = plugins.usable_record("sleepy").slow
+    assert slow.startswith("`lmcore_probe` took 0.")
+    warning = f"plugin `sleepy` (unknown distribution unknown) is slow: {slow}"
+    assert warning in select(plugins, env={}).warnings
+
+
 def test_no_process_is_left():
     """After a crash and a hang, this process has the children that it had before."""
     before = psutil.Process().children()

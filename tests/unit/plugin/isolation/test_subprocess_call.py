@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import textwrap
 import time
@@ -201,3 +202,32 @@ def test_when_one_fails_the_others_get_a_moment():
     assert first.value == 2
     assert "status 3" in second.fault
     assert third.fault == "no answer; stopped"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such signal")
+def test_a_call_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    """Nothing of the plugin runs on after `kill -9` of the command."""
+    (tmp_path / "sleeper.py").write_text(
+        "import os, sys, time\ndef sleep(file):\n    open(file, 'w').write(str(os.getpid()))\n"
+        "    time.sleep(600)\n",
+        encoding="utf-8",
+    )
+    file = tmp_path / "pid"
+    program = (
+        "from lmcore.plugin.isolation.subprocess_call import call_isolated\n"
+        f"call_isolated('sleeper:sleep', {str(file)!r}, timeout=600)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    parent = subprocess.Popen([sys.executable, "-c", program], env=environment)
+    deadline = time.monotonic() + 60
+    while not (file.exists() and file.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child = int(file.read_text())
+    parent.kill()
+    parent.wait()
+    while Path(f"/proc/{child}/cmdline").exists() and time.monotonic() < deadline:
+        if not Path(f"/proc/{child}/cmdline").read_bytes():  # ended, not yet collected
+            break
+        time.sleep(0.05)
+    assert time.monotonic() < deadline

@@ -63,7 +63,7 @@ def trained(make_plan: Any, make_state: Any, runtime: Any) -> Any:
     plan = make_plan("--optimizer adam")
     state = make_state(plan)
     tokens = torch.zeros(4, 16, dtype=torch.int64)
-    state.parallel.loss(tokens, tokens, torch.ones(4, 16)).backward()
+    state.model.loss(tokens, tokens, torch.ones(4, 16)).backward()
     return plan, state
 
 
@@ -122,7 +122,7 @@ def test_weights_gradients_and_state_are_counted(
     assert before.optimizer.size >= moments * size
     assert before.optimizer.size < (moments + 0.05) * size
     tokens = torch.zeros(4, 16, dtype=torch.int64)
-    state.parallel.loss(tokens, tokens, torch.ones(4, 16)).backward()
+    state.model.loss(tokens, tokens, torch.ones(4, 16)).backward()
     after = measure(state, runtime.device)
     assert (after.gradients.size, after.to_come) == (size, 0)
     assert "`token_embedding.weight` [264, 16] float32" in after.weights.largest
@@ -299,7 +299,7 @@ def test_the_phase_is_found_from_the_stack(
 def test_a_model_that_does_not_fit_is_reported(trained: Any, device_of: Any) -> None:
     """Then no smaller activation helps, and none is suggested."""
     plan, state = trained
-    small = MemoryStats(9, 9, 9, total=6 * plan.parameter_count)
+    small = MemoryStats(9, 9, 9, total=14 * plan.parameter_count)
     here = device_of(small)
     here.device.type = here.device.torch_device = "cpu"  # where the tensors are
     error = explained(torch.OutOfMemoryError(), plan, here, state)
@@ -315,6 +315,41 @@ def test_a_model_that_does_not_fit_is_reported(trained: Any, device_of: Any) -> 
         hopeless = explained(torch.OutOfMemoryError(), plan, device_of(tiny), *known)
         assert "--optimizer adam8bit" not in (hopeless.hint or ""), "the weights do not fit"
         assert "a smaller model" in (hopeless.hint or "")
+
+
+def test_suggestions_fit_the_memory(make_plan: Any, device_of: Any, monkeypatch: Any) -> None:
+    """Parallelism is suggested as far as the model needs it, and a machine that is too small named.
+
+    By hand, for 16 bytes per parameter and a device used up to 70%: 40 layers of 8 heads divide by
+    1, 2, 4, 5, 8, 10, 20 and 40, and by 1, 2, 4 and 8.
+    """
+    layers = "--num-layers 40 --num-attention-heads 8"
+    plan = make_plan(layers)
+    need = 16 * plan.parameter_count
+
+    def hints(parts: float, plan: Any = plan, kind: str = "chip") -> list[str]:
+        runtime = device_of(MemoryStats(9, 9, 9, total=round(need / parts)))
+        runtime.device.type = kind
+        return remedies(plan, runtime, use_of(stats=runtime.device.memory_stats()))
+
+    roomy = "\n".join(hints(0.5))
+    assert "none on this machine" not in roomy
+    assert "`--tensor-model-parallel-size 2`, with twice as many devices: " in roomy
+    assert "parameters fits" not in roomy
+    first, layout, smaller = hints(2.5)[0], *hints(2.5)[-2:]
+    assert first.startswith("none on this machine: weights and gradients of the model take ")
+    assert layout.startswith("`--tensor-model-parallel-size 4`, with 4 times as many devices: ")
+    fits = round(0.7 / 2.5 * plan.parameter_count, -3)
+    assert smaller.endswith(" parameters fits")
+    assert abs(int(smaller.split("about ")[1].split()[0].replace(",", "")) - fits) < 1000
+    assert hints(20)[-2].startswith(
+        "`--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4`, with 32 times as many "
+    )
+    assert len(hints(1000)) == 2, "40 * 8 devices are not enough"
+    assert "with 4 times as many hosts: " in hints(2.5, kind="cpu")[1]
+    monkeypatch.setattr("lmcore.train.diagnose.memory_hints.device_count", lambda kind: 8)
+    assert "none on this machine" not in "\n".join(hints(2.5))
+    assert "`--tensor-model-parallel-size 4`, with 4 times as many devices: " in "".join(hints(2.5))
 
 
 def test_the_largest_part_comes_first(make_plan: Any, device_of: Any) -> None:

@@ -18,6 +18,7 @@ from lmcore.train.report.display import (
 from lmcore.train.report.live_display import LiveDisplay
 from lmcore.train.report.run_report import open_display
 from lmcore.train.step_record import StepRecord
+from lmcore.train.validation import Validation
 
 ROW = StepRecord(
     step=26,
@@ -66,6 +67,16 @@ def test_training_line() -> None:
     assert training_line(ROW, progress(mean_mfu=None)) == (
         MEGATRON + " tokens/s: 4000 | ETA: 1:02:03 |"
     )
+
+
+def test_lines_of_steps_that_compile() -> None:
+    """They are counted, and left out of the figures unless there were no other steps."""
+    line = training_line(ROW, progress(mean_mfu=None, compiling_steps=2))
+    speed = " tokens/s: 4000 | steps with compilation: 2 (excluded) | ETA: 1:02:03 |"
+    assert line == MEGATRON + speed
+    numbers = {"mean_tokens_per_second": None, "mean_mfu": None, "seconds_left": None}
+    line = training_line(ROW, progress(**numbers, compiling_steps=1))
+    assert line == MEGATRON + " steps with compilation: 1 (included) |"
 
 
 def test_header_fits_a_narrow_terminal() -> None:
@@ -126,14 +137,14 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     display.say("hello [bold]")
     display.step(ROW, progress(ends_line=False))
     display.step(ROW, progress())
-    display.validation(30, 2.5, 12.1825)
+    display.validation(30, Validation({"lm_loss": 2.5}, 4))
     display.close()
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
         "hello [bold]",
         training_line(ROW, progress()),
-        " validation at iteration 30 | lm loss value: 2.500000E+00 | lm loss PPL: 1.218250E+01 |",
+        " validation at iteration 30 | lm loss value: 2.500000E+00 | lm loss PPL: 1.218249E+01 |",
     ]
 
 
@@ -148,5 +159,5 @@ def test_choice(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     silent = open_display("none")
     silent.say("x")
     silent.step(ROW, progress())
-    silent.validation(1, 2.0, 3.0)
+    silent.validation(1, Validation({"lm_loss": 2.0}, 4))
     assert capsys.readouterr().err == ""

@@ -14,6 +14,7 @@ from lmcore import log
 from lmcore.train.report.display import Progress
 from lmcore.train.report.live_display import LiveDisplay, sparkline
 from lmcore.train.step_record import StepRecord
+from lmcore.train.validation import Validation
 
 ROW = StepRecord(
     step=3,
@@ -56,13 +57,23 @@ def test_view(display: LiveDisplay) -> None:
     """Progress, time left, loss with its curve, validation, speed, rate and norm are there."""
     for step, loss in enumerate((6.0, 5.0, 4.25), start=1):
         display.step(dataclasses.replace(ROW, step=step, loss=loss), PROGRESS)
-    display.validation(2, 5.125, 168.2)
+    display.validation(2, Validation({"lm_loss": 5.125}, 4))
     text = drawn(display)
     for part in (
         *("step 3/12", "25%", "1:01 left", "4.2500", "█", "5.1250", "after step 2"),
         *("4,900", "81 ms a step, 31% MFU", "learning rate 1.00e-03", "gradient norm 0.75"),
     ):
         assert part in text, part
+
+
+def test_view_while_all_steps_compile(display: LiveDisplay) -> None:
+    """Neither speed nor the time left is known."""
+    unknown = {"mean_tokens_per_second": None, "mean_mfu": None, "seconds_left": None}
+    display.step(ROW, dataclasses.replace(PROGRESS, **unknown, compiling_steps=1))
+    text = drawn(display)
+    assert "81 ms a step, compilation included" in text
+    assert "tokens/s" not in text
+    assert "left" not in text
 
 
 @pytest.mark.parametrize("columns", [40, 60, 100])
@@ -150,6 +161,12 @@ def test_log_records_scroll_by(
 def test_sparkline(values: list[float], width: int, curve: str) -> None:
     """Values are averaged into the width and scaled between their extremes."""
     assert sparkline(values, width) == curve
+
+
+def test_sparkline_in_ascii() -> None:
+    """A terminal whose encoding lacks the blocks gets other characters, one for each."""
+    values = [0.0, 1, 2, 3, 4, 5, 6, 7]
+    assert sparkline(values, 8, "_.-~=+*#") == "_.-~=+*#"
 
 
 def test_sparkline_is_never_too_wide() -> None:

@@ -56,6 +56,19 @@ def test_keys() -> None:
     assert set(skipped.to_dict()) == always - {"loss", "grad_norm"}
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_is_refused(tmp_path: Path, *, exists: bool) -> None:
+    """The file that a symbolic link leads to keeps its content, and is not created."""
+    target, link = tmp_path / "mine", tmp_path / "metrics.jsonl"
+    if exists:
+        target.write_text("precious\n")
+    link.symlink_to(target)
+    with pytest.raises(RunError, match="is a symbolic link"):
+        MetricsFile(link)
+    assert target.exists() == exists
+    assert not exists or target.read_text() == "precious\n"
+
+
 def test_rows_are_there_at_once(tmp_path: Path) -> None:
     """Each row can be read as soon as it is written, as exact numbers."""
     path = tmp_path / "metrics.jsonl"
@@ -250,6 +263,27 @@ def test_tensorboard_events(tmp_path: Path) -> None:
         *("speed/tokens_per_second", "speed/step_time_ms", "speed/data_wait_ms", "speed/mfu"),
         *("valid/loss", "valid/perplexity"),
         *("train/global_batch_size", "train/skipped_iterations"),
+    }
+
+
+def test_tensorboard_with_megatrons_tags(tmp_path: Path) -> None:
+    """Megatron-LM's names, by step and by consumed samples; the time of a step is in seconds."""
+    board = TensorBoard(tmp_path / "tb", LoggingSection(tensorboard_tags="megatron"))
+    board.write(row(2, mfu=0.5))
+    board.write(row(3, valid_loss=2.5, valid_perplexity=12.25))
+    board.close()
+    found, samples = scalars(tmp_path / "tb"), row(3).consumed_samples
+    assert found[2, "lm loss"] == 2.5
+    assert found[2, "iteration-time"] == pytest.approx(row(2).step_time_ms / 1e3)
+    assert found[3, "lm loss validation"] == found[samples, "lm loss validation vs samples"] == 2.5
+    assert found[samples, "learning-rate vs samples"] == found[3, "learning-rate"]
+    both = ("lm loss", "grad-norm", "learning-rate", "loss-scale", "batch-size")
+    both += ("lm loss validation", "lm loss validation ppl")
+    assert {tag for _, tag in found} == {
+        *both,
+        *(f"{tag} vs samples" for tag in both),
+        *("speed/tokens_per_second", "speed/step_time_ms", "speed/data_wait_ms", "speed/mfu"),
+        *("iteration-time", "train/skipped_iterations"),
     }
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from lmcore.data.tokenizer import build_tokenizer
-from lmcore.model.gpt import GPT
+from lmcore.families.gpt.model import GPT
+from lmcore.families.layers.transformer import Attention
 from lmcore.train.report.sample import generate_sample
 
 
@@ -82,6 +83,26 @@ def test_numbers_drawn_meanwhile(sample: Any, monkeypatch: pytest.MonkeyPatch) -
     sample("--sample-tokens 4", "A")
     assert len(drawn) == 4
     assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_new_tokens_attend_by_the_devices_kernel(
+    make_plan: Any, make_state: Any, make_datasets: Any, runtime: Any
+) -> None:
+    """One that compiles for each shape needs it; the model can be trained afterwards."""
+    lengths = []
+
+    def attend(q_BND: Any, *_others: Any) -> Any:
+        lengths.append(int(_others[-1]))
+        return torch.zeros_like(q_BND)
+
+    device = dataclasses.replace(runtime.device, next_token_attention=lambda *_: attend)
+    plan = make_plan("--sample-tokens 4 --sample-prompt ab")
+    model = make_state(plan).model
+    own = dataclasses.replace(runtime, device=device)
+    assert generate_sample(model, make_datasets(plan), plan, own)
+    layers = [one for one in model.modules() if isinstance(one, Attention)]
+    assert lengths == [length for length in (2, 3, 4) for _ in layers]
+    assert all(layer.next_token is None for layer in layers)
 
 
 def test_none(sample: Any) -> None:

@@ -479,7 +479,7 @@ def test_other_padding(
             assert torch.equal(found[name][:264], tensor)
             new = weights(fresh)[name][264:]
             assert torch.equal(found[name][264:], new)
-            assert bool(new.any()) == name.startswith("model.")
+            assert not new.any(), "rows that only pad the vocabulary begin as zeros"
 
 
 def test_other_vocabulary(trained: Any, resume: Any) -> None:

@@ -22,6 +22,13 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 _REASON = "Parallel training depends on it; a wrong result trains another model."
 
 
+_OPERATIONS: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
+    "sum": (distributed.ReduceOp.SUM, lambda values: values.sum(0)),
+    "max": (distributed.ReduceOp.MAX, lambda values: values.amax(0)),
+    "min": (distributed.ReduceOp.MIN, lambda values: values.amin(0)),
+}
+
+
 def _own(bench: RankBench, dtype: torch.dtype = torch.float32, count: int = 1001) -> Tensor:
     """Return this rank's numbers: whole ones, that differ by place and rank."""
     return _of(bench.rank, dtype, count).to(bench.torch_device)
@@ -64,11 +71,7 @@ def start(bench: RankBench) -> str:
 )
 def all_reduce(bench: RankBench) -> str:
     """Reduce numbers whose sums are exact in every dtype."""
-    operations: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
-        "sum": (distributed.ReduceOp.SUM, lambda values: values.sum(0)),
-        "max": (distributed.ReduceOp.MAX, lambda values: values.amax(0)),
-        "min": (distributed.ReduceOp.MIN, lambda values: values.amin(0)),
-    }
+    operations = _OPERATIONS
     for dtype in _DTYPES:
         every = torch.stack([_of(rank, dtype) for rank in range(bench.size)])
         for name, (operation, right) in operations.items():
@@ -83,6 +86,101 @@ def all_reduce(bench: RankBench) -> str:
     return ", ".join(operations)
 
 
+_LARGE = (2**20 + 1, 2**24)
+"""Numbers of a large tensor: gradient buckets have as many."""
+
+
+@_check(
+    "distributed.large",
+    "`all_reduce`, `broadcast` and `all_gather_into_tensor` are right for 2^20 + 1 and for 2^24 "
+    "numbers.",
+    reason="Gradient buckets are this large, and a backend splits such messages.",
+    requires=["distributed"],
+)
+def large(bench: RankBench) -> str:
+    """Call each with numbers whose sums are exact."""
+    for count in _LARGE:
+        label = f"of {count:,} numbers"
+        every = [_of(rank, count=count) for rank in range(bench.size)]
+        tensor = every[bench.rank].to(bench.torch_device, copy=True)
+        distributed.all_reduce(tensor)
+        _expect(bench, f"all_reduce {label}", tensor, torch.stack(every).sum(0))
+        tensor = every[bench.rank].to(bench.torch_device, copy=True)
+        distributed.broadcast(tensor, bench.size - 1)
+        _expect(bench, f"broadcast {label}", tensor, every[-1])
+        gathered = torch.empty(count * bench.size, device=bench.torch_device)
+        distributed.all_gather_into_tensor(gathered, every[bench.rank].to(bench.torch_device))
+        _expect(bench, f"all_gather_into_tensor {label}", gathered, torch.cat(every))
+    return " and ".join(f"{count:,}" for count in _LARGE)
+
+
+@_check(
+    "distributed.large-kinds",
+    "At 2^20 + 1 numbers sum, maximum and minimum are right in float32, bfloat16 and int64: in "
+    "place, in a view with an offset, asynchronously, in a group; so are `broadcast` and "
+    "`all_gather_into_tensor`.",
+    reason="A backend has another path for each of them, and real messages are large.",
+    requires=["distributed"],
+)
+def large_kinds(bench: RankBench) -> str:
+    """Reduce numbers whose sums are exact in every dtype, in each way."""
+    group = bench.processes.new_group(range(bench.size))
+    count = _LARGE[0]
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        every = [_of(rank, dtype, count) for rank in range(bench.size)]
+        label = f"of {count:,} numbers in {dtype}"
+        for name, (operation, right) in _OPERATIONS.items():
+            wanted = right(torch.stack(every)).to(dtype)
+            for how, reduce in _WAYS.items():
+                found = reduce(
+                    every[bench.rank].to(bench.torch_device, copy=True), operation, group
+                )
+                _expect(bench, f"{name} {label}, {how}", found, wanted)
+        tensor = every[bench.rank].to(bench.torch_device, copy=True)
+        distributed.broadcast(tensor, bench.size - 1)
+        _expect(bench, f"broadcast {label}", tensor, every[-1])
+        gathered = torch.empty(count * bench.size, dtype=dtype, device=bench.torch_device)
+        distributed.all_gather_into_tensor(gathered, every[bench.rank].to(bench.torch_device))
+        _expect(bench, f"all_gather_into_tensor {label}", gathered, torch.cat(every))
+    return f"{', '.join(_OPERATIONS)}; {', '.join(_WAYS)}"
+
+
+def _in_place(tensor: Tensor, operation: Any, group: Any) -> Tensor:
+    del group
+    distributed.all_reduce(tensor, operation)
+    return tensor
+
+
+def _in_view(tensor: Tensor, operation: Any, group: Any) -> Tensor:
+    """Reduce a part of a larger tensor, and return it with nothing of its neighbours lost."""
+    del group
+    buffer = torch.cat((tensor[:3], tensor, tensor[:3]))
+    distributed.all_reduce(buffer[3:-3], operation)
+    if not torch.equal(torch.cat((buffer[:3], buffer[-3:])), torch.cat((tensor[:3], tensor[:3]))):
+        raise Failure("a reduction in a view changes the numbers beside it")
+    return buffer[3:-3]
+
+
+def _asynchronously(tensor: Tensor, operation: Any, group: Any) -> Tensor:
+    del group
+    work = distributed.all_reduce(tensor, operation, async_op=True)
+    work.wait()
+    return tensor
+
+
+def _in_group(tensor: Tensor, operation: Any, group: Any) -> Tensor:
+    distributed.all_reduce(tensor, operation, group=group)
+    return tensor
+
+
+_WAYS: dict[str, Callable[[Tensor, Any, Any], Tensor]] = {
+    "in place": _in_place,
+    "in a view": _in_view,
+    "asynchronously": _asynchronously,
+    "in a group": _in_group,
+}
+
+
 @_check(
     "distributed.average",
     "`all_reduce` averages if the backend declares it.",
@@ -90,14 +188,19 @@ def all_reduce(bench: RankBench) -> str:
     requires=["distributed", "average"],
 )
 def average(bench: RankBench) -> str:
-    """Average numbers whose mean is exact."""
+    """Average numbers whose mean is exact, few and as many as a gradient bucket has."""
     if not bench.processes.backend.supports_average:
         raise Gap("the backend declares that it cannot (`supports_average`)")
-    tensor = _own(bench)
-    distributed.all_reduce(tensor, distributed.ReduceOp.AVG)
-    every = torch.stack([_of(rank) for rank in range(bench.size)])
-    _expect(bench, "average", tensor, every.mean(0))
-    return f"over {bench.size}"
+    for dtype, count in (
+        *((torch.float32, 1001), (torch.bfloat16, 1001)),
+        *((torch.float32, _LARGE[0]), (torch.bfloat16, _LARGE[0])),
+    ):
+        tensor = _own(bench, dtype, count)
+        distributed.all_reduce(tensor, distributed.ReduceOp.AVG)
+        every = torch.stack([_of(rank, torch.float32, count) for rank in range(bench.size)])
+        label = f"average of {count:,} numbers in {dtype}"
+        _expect(bench, label, tensor, every.mean(0).to(dtype))
+    return f"over {bench.size}, in two dtypes, up to {_LARGE[0]:,} numbers"
 
 
 @_check(
@@ -144,14 +247,17 @@ def all_gather(bench: RankBench) -> str:
     requires=["distributed", "reduce_scatter"],
 )
 def reduce_scatter(bench: RankBench) -> str:
-    """Reduce and scatter."""
-    count = 500
-    every = [_of(rank, count=count * bench.size) for rank in range(bench.size)]
-    part = torch.empty(count, device=bench.torch_device)
-    distributed.reduce_scatter_tensor(part, every[bench.rank].to(bench.torch_device))
-    right = torch.stack(every).sum(0).chunk(bench.size)[bench.rank]
-    _expect(bench, "sum", part, right)
-    return f"{count} numbers each"
+    """Reduce and scatter few numbers, and as many as a gradient bucket has."""
+    for dtype, count in (
+        *((torch.float32, 500), (torch.bfloat16, 500)),
+        *((torch.float32, _LARGE[0]), (torch.bfloat16, _LARGE[0]), (torch.float32, _LARGE[-1])),
+    ):
+        every = [_of(rank, dtype, count * bench.size) for rank in range(bench.size)]
+        part = torch.empty(count, dtype=dtype, device=bench.torch_device)
+        distributed.reduce_scatter_tensor(part, every[bench.rank].to(bench.torch_device))
+        right = torch.stack(every).sum(0).chunk(bench.size)[bench.rank]
+        _expect(bench, f"sum of {count:,} numbers each in {dtype}", part, right)
+    return f"500 to {_LARGE[-1]:,} numbers each"
 
 
 @_check(

@@ -1,44 +1,37 @@
-"""Level 0: the plugin keeps the contract, and finding it out costs nothing.
+"""Level 0: the plugin keeps the contract, and costs nothing where its device is not used.
 
-Some checks sort the lines of `lmcore plugin check`; the other checks watch the plugin
-being imported and probed in a fresh process.  Nothing here loads torch into the process of a check.
+The checks sort the lines of `lmcore plugin check`, which tries the plugin in separate processes.
+Nothing here loads torch into the process of a check.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import json
-import os
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any
 
-from lmcore.accelerator.probe import API_VERSION, CheckStatus
 from lmcore.accelerator.probe import Check as Line
+from lmcore.accelerator.probe import CheckStatus
 from lmcore.errors import counted
 from lmcore.plugin.discovery import GROUP
-from lmcore.plugin.isolation.subprocess_call import HUNG, call_isolated
-from lmcore_conformance.plugin_check.registrations import reserved_names
-from lmcore_conformance.plugin_check.trial import read_steps
-from lmcore_conformance.process.watchdog import SILENCE
+from lmcore_conformance.plugin_check.launcher_cost import DISCOVERY, LAUNCHER
+from lmcore_conformance.plugin_check.lines import plugin_lines
+from lmcore_conformance.plugin_check.trial import EFFECTS
 from lmcore_conformance.registry import Failure, NotRun, check
 
-__all__ = ["ContractBench", "open_devices", "watch_import", "watch_probe", "watch_registration"]
+__all__ = ["ContractBench"]
 
 _check = partial(check, level="L0", group="contract")
-_IMPORT_SECONDS = 0.5
-_PROBE_SECONDS = 5.0
-_HARMLESS = ("/dev/null", "/dev/pts/", "/dev/tty", "/dev/urandom", "/dev/random", "/dev/shm/")  # noqa: S108
-_SELF = "lmcore_conformance.checks.contract"
-_RECORDS = ("import", "source", "hooks", "lmcore_plugin_info", "lmcore_probe")
+_OTHERS = (
+    *("import", "source", "hooks", "lmcore_plugin_info", "lmcore_probe"),
+    *(*LAUNCHER, *DISCOVERY, EFFECTS),
+)
+"""Lines that have a check each; the remaining ones are about hooks."""
 
 
 class ContractBench:
-    """The plugins by their entry points, and the findings of `lmcore plugin check`."""
+    """The plugins by their entry points, and the lines of `lmcore plugin check`."""
 
     def __init__(self, entry_points: Sequence[str], patience: float = 1.0) -> None:
         """Take the names of the plugins' entry points, and the factor on time limits."""
@@ -53,17 +46,9 @@ class ContractBench:
     def _lines_of(self, name: str) -> Iterator[Line]:
         point = next(iter(importlib.metadata.entry_points(group=GROUP, name=name)))
         assert point.dist is not None
-        arguments = (name, point.dist.name, API_VERSION, reserved_names(), False)
-        outcome = call_isolated(
-            "lmcore_conformance.plugin_check.trial:check_plugin",
-            *(*arguments, self.patience * SILENCE),
-            timeout=100.0 * self.patience,
-        )
-        for line in read_steps(outcome.values, outcome.fault):
-            yield dataclasses.replace(line, detail=f"{self._prefix(name)}{line.detail}")
-
-    def _prefix(self, name: str) -> str:
-        return f"plugin `{name}`: " if len(self.entry_points) > 1 else ""
+        prefix = f"plugin `{name}`: " if len(self.entry_points) > 1 else ""
+        for line in plugin_lines(name, point.dist.name, patience=self.patience):
+            yield dataclasses.replace(line, detail=f"{prefix}{line.detail}")
 
     def judge(self, names: tuple[str, ...] | None, *, prefix: str = "") -> str:
         """Return the summary of the lines with these names.
@@ -87,40 +72,14 @@ class ContractBench:
         warned = [
             f"{line.name}: {line.detail}" for line in matching if line.status is CheckStatus.WARNING
         ]
+        if len(matching) == len(self.entry_points) and not warned and names is not None:
+            return "; ".join(line.detail for line in matching)
         return "; ".join(warned) or f"{counted(len(matching), 'line')} of `lmcore plugin check`"
 
     def _belongs(self, name: str, names: tuple[str, ...] | None, prefix: str) -> bool:
         if names is not None:
             return name in names or (bool(prefix) and name.startswith(prefix))
-        return name not in _RECORDS and not name.startswith("lmcore_add_")
-
-    def watch(self, function: str, judge: Callable[[Any], tuple[str, list[str]]]) -> str:
-        """Return the findings of a function of this module, called in a fresh process per plugin.
-
-        Args:
-            function: Its name; it takes an entry point, and returns None if it does not apply.
-            judge: Returns a line about its result, and the faults.
-
-        Raises:
-            Failure: It found a fault, crashed, hung or raised.
-            NotRun: It applies to no plugin, or the plugin is known to hang.
-        """
-        hung = [line.name for line in self.lines if HUNG in line.detail]
-        if hung:
-            raise NotRun(f"not reached: `{hung[0]}` hung")
-        lines, faults = [], []
-        for name in self.entry_points:
-            outcome = call_isolated(f"{_SELF}:{function}", name, timeout=30.0 * self.patience)
-            if outcome.complete and outcome.value is None:
-                continue
-            line, wrong = judge(outcome.value) if outcome.complete else ("", [outcome.fault])
-            lines.append(f"{self._prefix(name)}{line}")
-            faults += [f"{self._prefix(name)}{fault}" for fault in wrong]
-        if faults:
-            raise Failure(*faults)
-        if not lines:
-            raise NotRun("the plugin has no such hook")
-        return "; ".join(lines)
+        return name not in _OTHERS and not name.startswith("lmcore_add_")
 
 
 @_check(
@@ -196,158 +155,70 @@ def offers(bench: ContractBench) -> str:
 
 @_check(
     "contract.import-time",
-    f"Importing the plugin takes less than {_IMPORT_SECONDS:g} s of processor time.",
+    "Importing the plugin takes less than 0.5 s, of processor time and of waiting.",
     reason="Every command of lmcore pays for it, also those that do not use the device.",
+    seconds=120,
 )
 def import_time(bench: ContractBench) -> str:
-    """Measure the import in a process that has lmcore's contract loaded."""
+    """Judge the time of the import in a process that has lmcore's contract loaded."""
+    return bench.judge(("import time",))
 
-    def judge(found: Any) -> tuple[str, list[str]]:
-        heavy = f", with {', '.join(found['heavy'])}" if found["heavy"] else ""
-        slow = found["seconds"] > _IMPORT_SECONDS
-        faults = [f"it takes {found['seconds']:.2f} s{heavy}"] if slow else []
-        modules = counted(found["modules"], "module")
-        return f"{found['seconds'] * 1e3:.0f} ms, {modules}{heavy}", faults
 
-    return bench.watch("watch_import", judge)
+@_check(
+    "contract.import-effects",
+    "The import changes nothing in its process: no output, variable, function, setting or thread.",
+    reason="The process is the user's command; its output may be JSON, and its device another one.",
+    seconds=120,
+)
+def import_effects(bench: ContractBench) -> str:
+    """Judge what the import changes."""
+    return bench.judge(("import effects",))
+
+
+@_check(
+    "contract.launcher-hooks",
+    "The hooks that every command calls take less than 0.5 s and change nothing in the process.",
+    reason="`lmcore_plugin_info` and `lmcore_add_...` are called for every installed plugin.",
+    seconds=120,
+)
+def launcher_hooks(bench: ContractBench) -> str:
+    """Judge the hooks of the launcher but the probe."""
+    return bench.judge(("launcher hooks",))
 
 
 @_check(
     "contract.probe-initialises-nothing",
-    "The probe does not change the process: no torch, no open device, no thread, no variable.",
+    "The probe takes less than 2 s, and changes nothing in its process: no torch, output, open "
+    "device, thread, variable or function.",
     reason="A device context of the launcher may lock out the workers, and a process that has "
     "initialised a driver cannot be forked.",
+    seconds=120,
 )
 def probe_initialises_nothing(bench: ContractBench) -> str:
-    """Compare a fresh process before and after two probes."""
+    """Judge what two probes change."""
+    return bench.judge(("probe effects",))
 
-    def judge(found: Any) -> tuple[str, list[str]]:
-        faults = []
-        if found["torch"]:
-            faults.append("torch is imported")
-        faults += [f"`{path}` stays open" for path in found["opened"]]
-        faults += [f"the environment variable `{name}` is changed" for name in found["variables"]]
-        if found["threads"] > 0:
-            verb = "stays" if found["threads"] == 1 else "stay"
-            faults.append(f"{counted(found['threads'], 'thread')} {verb}")
-        if found["seconds"] > _PROBE_SECONDS:
-            faults.append(f"it takes {found['seconds']:.1f} s")
-        if not found["same"]:
-            faults.append("two probes describe the device differently")
-        return f"{found['seconds'] * 1e3:.0f} ms", faults
 
-    return bench.watch("watch_probe", judge)
+@_check(
+    "contract.hook-effects",
+    "The hooks of the device replace no function of torch, Python or lmcore, and change no global "
+    "setting.",
+    reason="The core and the user's loop compute with torch as it is documented.",
+    seconds=120,
+)
+def hook_effects(bench: ContractBench) -> str:
+    """Judge what the hooks of the device change."""
+    return bench.judge((EFFECTS,))
 
 
 @_check(
     "contract.idempotent",
-    "The plugin registers and returns the same if a process discovers it twice.",
+    "The plugin registers and returns the same if a process discovers it twice, and changes "
+    "nothing in a process that has torch.",
     reason="A launcher discovers plugins for its flags, for the device selection and for its "
     "workers.",
+    seconds=120,
 )
 def idempotent(bench: ContractBench) -> str:
-    """Compare two discoveries in one fresh process."""
-
-    def judge(found: Any) -> tuple[str, list[str]]:
-        if found["problem"]:
-            return "", [found["problem"]]
-        pairs = found["pairs"].items()
-        differing = [name for name, (first, other) in pairs if first != other]
-        faults = [f"{name} differs the second time" for name in differing]
-        return ", ".join(found["pairs"]), faults
-
-    return bench.watch("watch_registration", judge)
-
-
-def _load(entry_point: str) -> Any:
-    (point,) = importlib.metadata.entry_points(group=GROUP, name=entry_point)
-    return point.load()
-
-
-def watch_import(entry_point: str) -> dict[str, Any]:
-    """Return processor time and modules of a plugin's import; in a fresh process."""
-    import lmcore.accelerator
-    import lmcore.hookspecs  # noqa: F401  # what every plugin needs is not its own cost
-
-    before, begin = set(sys.modules), time.process_time()
-    _load(entry_point)
-    seconds = time.process_time() - begin
-    new = set(sys.modules) - before
-    heavy = sorted({name.partition(".")[0] for name in new} & {"numpy", "pandas", "scipy", "torch"})
-    return {"seconds": seconds, "modules": len(new), "heavy": heavy}
-
-
-def watch_probe(entry_point: str) -> dict[str, Any] | None:
-    """Return the traces that a probe leaves in a fresh process; None if the plugin has none."""
-    from lmcore.plugin.load import new_hook_caller
-
-    caller = new_hook_caller()
-    caller.register(_load(entry_point), entry_point)
-    if not caller.hook.lmcore_probe.get_hookimpls():
-        return None
-    opened, variables, threads = open_devices(), dict(os.environ), _threads()
-    begin = time.perf_counter()
-    (first,) = caller.hook.lmcore_probe(env=dict(os.environ))
-    seconds = time.perf_counter() - begin
-    (second,) = caller.hook.lmcore_probe(env=dict(os.environ))
-    now = dict(os.environ)
-    return {
-        "torch": "torch" in sys.modules,
-        "opened": sorted(open_devices() - opened),
-        "variables": sorted(
-            name for name in variables.keys() | now if variables.get(name) != now.get(name)
-        ),
-        "threads": _threads() - threads,
-        "seconds": seconds,
-        "same": (first.device_type, first.state, first.count, first.priority)
-        == (second.device_type, second.state, second.count, second.priority),
-    }
-
-
-def watch_registration(entry_point: str) -> dict[str, Any]:
-    """Return the registrations of a plugin that is discovered twice in a fresh process."""
-    from lmcore.plugin import discover
-    from lmcore.plugin.registrations import (
-        plugin_commands,
-        plugin_corpora,
-        plugin_sections,
-        registered_types,
-    )
-
-    found = []
-    for _ in range(2):
-        plugins = discover()
-        record = next(plugin for plugin in plugins if plugin.entry_point == entry_point)
-        if record.info is None or record.reason:
-            return {"problem": record.reason, "pairs": {}}
-        probe = record.probe
-        found.append(
-            {
-                "info": repr(record.info),
-                "settings": list(plugin_sections(plugins).options),
-                "commands": list(plugin_commands(plugins, {})),
-                "texts": list(plugin_corpora(plugins, {})),
-                "tokenizers": list(registered_types(plugins)),
-                **({"probe": json.dumps([probe.device_type, str(probe.state)])} if probe else {}),
-            }
-        )
-    pairs = {name: (found[0][name], found[1][name]) for name in found[0]}
-    return {"problem": "", "pairs": pairs}
-
-
-def open_devices() -> set[str]:
-    """Return the devices that this process has open."""
-    links = set()
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the folder's own descriptor vanishes
-        try:
-            links.add(os.readlink(f"/proc/self/fd/{name}"))  # noqa: PTH115 - the same
-        except OSError:
-            continue
-    return {link for link in links if link.startswith("/dev/") and not link.startswith(_HARMLESS)}
-
-
-def _threads() -> int:
-    try:
-        return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - only counted
-    except OSError:
-        return threading.active_count()
+    """Judge two discoveries in one process."""
+    return bench.judge(DISCOVERY)

@@ -245,6 +245,7 @@ def _refused(bench: Bench, size: int = _TOO_MUCH) -> str:
     """Allocate too much memory; return the error."""
     try:
         block = torch.empty(size, dtype=torch.uint8, device=bench.torch_device)
+        bench.device.synchronize()  # a lazy device allocates when it runs what is recorded
     except RuntimeError as error:
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0]:.120}"
     del block

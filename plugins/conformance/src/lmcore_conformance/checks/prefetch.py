@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
 
 from lmcore.data.loading.batch import Batch
 from lmcore.data.loading.device_prefetch import prefetch_to_device
@@ -21,11 +19,6 @@ _SIZE = 2**19
 _STEPS = 20
 
 
-@dataclass(frozen=True)
-class _Samples(Batch):
-    x: Tensor
-
-
 class _Loader:
     """Loader whose batches are ready: batch k is full of k, in pinned memory."""
 
@@ -33,14 +26,14 @@ class _Loader:
 
     def __init__(self, bench: Bench) -> None:
         pin = bench.device.require("pin_memory")
-        self._left = deque(_Samples(pin(torch.full((_SIZE,), float(k)))) for k in range(_BATCHES))
+        self._left = deque({"x": pin(torch.full((_SIZE,), float(k)))} for k in range(_BATCHES))
 
-    def __next__(self) -> _Samples:
+    def __next__(self) -> Batch:
         if not self._left:
             raise StopIteration
         return self._left.popleft()
 
-    def next_if_ready(self) -> _Samples | None:
+    def next_if_ready(self) -> Batch | None:
         return self._left.popleft() if self._left else None
 
 
@@ -61,7 +54,7 @@ def prefetch(bench: Bench) -> str:
         batches = prefetch_to_device(cast("Any", _Loader(bench)), bench.device)
         results = []
         for batch in batches:
-            result = cast("_Samples", batch).x
+            result = batch["x"]
             del batch  # its memory is free for a later batch, while work on it is queued
             for _ in range(_STEPS):
                 result = result + 1

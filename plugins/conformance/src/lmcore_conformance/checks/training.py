@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from lmcore.accelerator import PrecisionPolicy
 from lmcore.accelerator.precision.check import check_products
-from lmcore.accelerator.precision.products import ProductCounter
+from lmcore.accelerator.precision.products import Product, ProductCounter, in_words, is_wider
 from lmcore.accelerator.recompute import none_policy
-from lmcore.errors import LmcoreError, counted
+from lmcore.errors import DeviceError, LmcoreError, counted
 from lmcore.plugin import choose_precision
 from lmcore.plugin.isolation.subprocess_call import call_isolated
 from lmcore.runtime.launch.rank import RankInfo
@@ -28,7 +31,6 @@ from lmcore_conformance.tiny_run import (
 )
 
 if TYPE_CHECKING:
-    from lmcore.accelerator import PrecisionPolicy
     from lmcore_conformance.bench import Bench
 
 _check = partial(check, level="L3", group="training", seconds=120)
@@ -276,18 +278,66 @@ def precision_in_force(bench: Bench) -> str:
 
 
 def _counted_step(runs: TinyRuns, policy: PrecisionPolicy) -> int:
-    """Count and check the products of a step.
+    """Count and check the products of a step, and whether `prepare` had something to do."""
+    products, unprepared = _products(runs, policy)
+    check_products(policy, products, runs.bench.device.type)
+    if unprepared:
+        raise DeviceError(
+            f"`prepare` of precision `{policy.name}` changes nothing in a GPT",
+            why="no module, weight or hook is another one afterwards; projections are a subclass "
+            "of `nn.Linear`, so `isinstance` finds them and `type(module) is nn.Linear` does not",
+        )
+    return products.total()
+
+
+def _products(runs: TinyRuns, policy: PrecisionPolicy) -> tuple[Counter[Product], bool]:
+    """Return the products of a step, and True if `prepare` changed nothing in the model.
 
     The head is its reference, since kernels of it may be wider than the policy.
     """
     counter = ProductCounter()
-    runs.train(
-        f"--precision {policy.name} --ops linear_cross_entropy=reference",
-        steps=1,
-        around_step=lambda: counter,
-    )
-    check_products(policy, counter.products, runs.bench.device.type)
-    return counter.products.total()
+    warnings: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger(PrecisionPolicy.__module__)
+    logger.addHandler(handler)
+    try:
+        runs.train(
+            f"--precision {policy.name} --ops linear_cross_entropy=reference",
+            steps=1,
+            around_step=lambda: counter,
+        )
+    finally:
+        logger.removeHandler(handler)
+    return counter.products, any("`prepare` changed nothing" in text for text in warnings)
+
+
+@_check(
+    "train.attention-precision",
+    "Attention is computed in the dtype of each offered precision, forward and backward.",
+    reason="A policy without autocast leaves the reference of attention in float32: slow, and not "
+    "what its name promises.",
+    requires=["attention_precision"],
+    seconds=90,
+)
+def attention_precision(bench: Bench) -> str:
+    """Count the products of attention in a step of the tiny model, by their dtypes."""
+    faults, done = [], []
+    with tiny_runs(bench) as runs:
+        for policy in bench.precision_policies:
+            if policy.available() is not None:
+                continue
+            products, _ = _products(runs, policy)
+            own = Counter({one: count for one, count in products.items() if one.batched})
+            dtypes = sorted({dtype for one in own for dtype in one.dtypes})
+            done.append(f"{policy.name}: {', '.join(dtypes) or 'no op of torch'}")
+            wide = [dtype for dtype in dtypes if is_wider(dtype, policy.activations)]
+            if wide:
+                faults.append(
+                    f"`{policy.name}` promises products in {policy.compute}, and attention is "
+                    f"computed in {', '.join(wide)}: {in_words(own)}"
+                )
+    return conclude(faults, "; ".join(done))
 
 
 @_check(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ __all__ = [
     "SPECS",
     "Kernel",
     "Outcome",
+    "broadcast",
+    "broadcast_samples",
     "call",
     "difference",
     "dtypes_of",
@@ -156,6 +159,21 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def broadcast(tensor: Tensor) -> Tensor:
+    """Return the first row for every row, without a copy; the values change."""
+    if tensor.dim() < 2 or not tensor.numel():
+        return tensor
+    flat = tensor.select(-2, 0).unsqueeze(-2)
+    return flat.expand_as(tensor)
+
+
+def broadcast_samples(tensor: Tensor) -> Tensor:
+    """Return the first sample for every sample, without a copy; the values change."""
+    if tensor.dim() < 3 or not tensor.numel():
+        return tensor
+    return tensor[:1].expand_as(tensor)
+
+
 def rounded(case: Case, dtype: torch.dtype) -> Case:
     """Return the case with numbers that *dtype* can hold, so that only arithmetic differs."""
 
@@ -189,6 +207,8 @@ def call(
     incoming: torch.dtype | None = None,
     only: int | None = None,
     later_calls: int = 0,
+    context: Callable[[], AbstractContextManager[object]] = nullcontext,
+    weights: torch.dtype | None = None,
 ) -> Outcome:
     """Call an op and return output and gradients, for a fixed incoming gradient.
 
@@ -201,21 +221,25 @@ def call(
         incoming: Dtype through which the incoming gradient is rounded; default: *dtype*.
         only: Place of the one argument that requires a gradient; None: all tensors do.
         later_calls: Number of calls with other numbers between this call and its backward pass.
+        context: Makes the context of the forward pass.
+        weights: Dtype of the arguments that get gradients but the first; default: *dtype*.
     """
 
     def sent(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        return value.to(device, dtype if value.is_floating_point() else None)
+        return value.to(device, dtype if value.is_floating_point() else None, copy=True)
 
     arguments = {place: sent(value) for place, value in case.others.items()}
     leaves = {}
     for place, values in case.tensors.items():
-        arguments[place] = layout(sent(values).clone()).detach()
+        given = sent(values).clone()
+        arguments[place] = layout(given.to(weights) if weights and place else given).detach()
         if only in {None, place}:
             leaves[place] = arguments[place].requires_grad_()
     kwargs = {name: sent(value) for name, value in case.kwargs.items()}
-    out = function(*(arguments[place] for place in sorted(arguments)), **kwargs)
+    with context():
+        out = function(*(arguments[place] for place in sorted(arguments)), **kwargs)
     others = {place: (2 * leaf).detach().requires_grad_() for place, leaf in leaves.items()}
     changed = [value for _, value in sorted((arguments | others).items())]
     kept = [function(*changed, **kwargs) for _ in range(later_calls)]
@@ -228,10 +252,13 @@ def call(
     return Outcome(out.detach(), dict(zip(leaves, grads, strict=True)))
 
 
-def oracle(case: Case, incoming: torch.dtype) -> Outcome:
-    """Return the reference's result in float64 on the host."""
+def oracle(
+    case: Case, incoming: torch.dtype, layout: Callable[[Tensor], Tensor] = plain
+) -> Outcome:
+    """Return the reference's result in float64 on the host; arguments as for `call`."""
     reference = load_target(SPECS[case.op].reference)
-    return call(reference, case, torch.float64, torch.device("cpu"), incoming=incoming)
+    host = torch.device("cpu")
+    return call(reference, case, torch.float64, host, incoming=incoming, layout=layout)
 
 
 def difference(found: Tensor, wanted: Tensor, op: str, dtype: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Inputs of the sizes that real models have: thousands of rows and columns, and prime sizes.
+"""Inputs of the sizes that real models have: head dims, widths, rows, and prime sizes.
 
 Made when they are needed, because they take memory and time.  Shapes as in `op.case`.
 """
@@ -23,7 +23,7 @@ from lmcore_conformance.op.case import (
     swiglu_case,
 )
 
-__all__ = ["PRIMES", "large_cases"]
+__all__ = ["PRIMES", "huge_cases", "large_cases", "width_cases"]
 
 PRIMES = "prime sizes"
 """Label of the case that is also computed with arguments that are not contiguous."""
@@ -94,3 +94,86 @@ _MAKERS: Mapping[str, Callable[[], list[Case]]] = {
 def large_cases(op: str) -> list[Case]:
     """Return the large cases of an op, in float64 on the host."""
     return _MAKERS[op]()
+
+
+HEAD_DIMS = (64, 80, 96, 112, 128, 160, 192, 256)
+"""Head dims of published models."""
+
+WIDTHS = (768, 1024, 1280, 1536, 1600, 2048, 2560, 3072, 4096, 5120)
+"""Hidden sizes of published models."""
+
+_WIDTH_MAKERS: Mapping[str, Callable[[int], Case]] = {
+    "attention": lambda n: attention_case(f"head dim {n}", (1, 2, 19, n), causal=True),
+    "rotary_embedding": lambda n: rotary_case(f"head dim {n}", randn(1, 2, 19, n), n // 2),
+    "layer_norm": lambda n: norm_case("layer_norm", f"width {n}", randn(1, 5, n)),
+    "rms_norm": lambda n: norm_case("rms_norm", f"width {n}", randn(1, 5, n)),
+    "linear": lambda n: linear_case(f"width {n}", randn(1, 5, n), 131),
+    "bias_gelu": lambda n: gelu_case(f"width {n}", randn(1, 5, n)),
+    "swiglu": lambda n: swiglu_case(f"width {n}", randn(1, 5, 2 * n)),
+    "bias_dropout_add": lambda n: added_case(f"width {n}", 1, 5, n),
+    "scaled_masked_softmax": lambda n: softmax_case(
+        f"{n} keys", 9 * randn(1, 2, 5, n), padding(1, n), 0.3
+    ),
+    "cross_entropy": lambda n: entropy_case(f"vocabulary of {n}", randn(5, n)),
+    "linear_cross_entropy": lambda n: head_case(f"width {n}", 5, n, 131),
+}
+
+
+def width_cases(op: str) -> list[Case]:
+    """Return small cases of an op at each head dim or width of published models."""
+    sizes = HEAD_DIMS if op in {"attention", "rotary_embedding"} else WIDTHS
+    return [_WIDTH_MAKERS[op](size) for size in sizes]
+
+
+_ROWS, _COLUMNS = 2**14 + 1, 257
+_HUGE = f"{_ROWS:,} rows, {_ROWS * _COLUMNS:,} elements"
+
+_HUGE_MAKERS: Mapping[str, Callable[[], Case]] = {
+    "attention": lambda: attention_case(
+        "65,792 rows, 4,210,688 elements", (257, 4, 64, 64), causal=True
+    ),
+    "rotary_embedding": lambda: rotary_case(
+        "32,784 rows, 4,196,352 elements", randn(1, 16, 2049, 128), 64
+    ),
+    "scaled_masked_softmax": lambda: softmax_case(
+        "16,388 rows, 4,211,716 elements", 9 * randn(1, 4, 4097, 257), padding(1, 257), 0.3
+    ),
+    "layer_norm": lambda: norm_case("layer_norm", _HUGE, randn(1, _ROWS, _COLUMNS)),
+    "rms_norm": lambda: norm_case("rms_norm", _HUGE, randn(1, _ROWS, _COLUMNS)),
+    "linear": lambda: linear_case(_HUGE, randn(1, _ROWS, _COLUMNS), 67),
+    "bias_gelu": lambda: gelu_case(_HUGE, randn(1, _ROWS, _COLUMNS)),
+    "swiglu": lambda: swiglu_case(_HUGE, randn(1, _ROWS, 2 * _COLUMNS)),
+    "bias_dropout_add": lambda: added_case(_HUGE, 1, _ROWS, _COLUMNS),
+    "cross_entropy": lambda: entropy_case(_HUGE, randn(_ROWS, _COLUMNS)),
+    "linear_cross_entropy": lambda: head_case(_HUGE, _ROWS, _COLUMNS, 67),
+}
+
+_MOST_ROWS = 2**16 + 1
+_TALL = f"{_MOST_ROWS:,} rows"
+"""More than the 65,535 blocks that the second and third dim of a grid have on many devices."""
+
+_TALL_MAKERS: Mapping[str, Callable[[], Case]] = {
+    "attention": lambda: attention_case(
+        "65,552 heads of all samples", (4097, 16, 3, 8), causal=True
+    ),
+    "rotary_embedding": lambda: rotary_case("65,552 heads", randn(4097, 16, 1, 8), 4),
+    "scaled_masked_softmax": lambda: softmax_case(
+        "65,552 heads", 9 * randn(4097, 16, 1, 7), padding(4097, 7), 0.3
+    ),
+    "layer_norm": lambda: norm_case("layer_norm", _TALL, randn(1, _MOST_ROWS, 8)),
+    "rms_norm": lambda: norm_case("rms_norm", _TALL, randn(1, _MOST_ROWS, 8)),
+    "linear": lambda: linear_case(_TALL, randn(1, _MOST_ROWS, 16), 8),
+    "bias_gelu": lambda: gelu_case(_TALL, randn(1, _MOST_ROWS, 8)),
+    "swiglu": lambda: swiglu_case(_TALL, randn(1, _MOST_ROWS, 16)),
+    "bias_dropout_add": lambda: added_case(_TALL, 1, _MOST_ROWS, 8),
+    "cross_entropy": lambda: entropy_case(_TALL, randn(_MOST_ROWS, 9)),
+    "linear_cross_entropy": lambda: head_case(_TALL, _MOST_ROWS, 8, 9),
+}
+
+
+def huge_cases(op: str) -> list[Case]:
+    """Return two cases of an op.
+
+    One has more than 16,384 rows and 2^22 elements, the other more than 65,535 rows or heads.
+    """
+    return [_HUGE_MAKERS[op](), _TALL_MAKERS[op]()]

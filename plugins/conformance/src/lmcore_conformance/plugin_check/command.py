@@ -1,7 +1,7 @@
 """`lmcore plugin check`: checks a plugin against the contract, and names each fault.
 
-The plugin is loaded and called in a separate process (`lmcore_conformance.plugin_check.trial`)
-with a time limit, so that a crash in its native code, or a hang, is a finding like any other.
+The plugin is loaded and called in separate processes (`lmcore_conformance.plugin_check.lines`)
+with time limits, so that a crash in its native code, or a hang, is a finding like any other.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from lmcore.errors import ConfigError, counted, nearest, suggestion
 from lmcore.plugin.discovery import GROUP
 from lmcore.plugin.isolation.subprocess_call import call_isolated
 from lmcore_conformance.contract.snapshot import load_contract
-from lmcore_conformance.plugin_check.registrations import reserved_names
-from lmcore_conformance.plugin_check.trial import read_steps
+from lmcore_conformance.plugin_check.lines import SECONDS, plugin_lines
 
 __all__ = ["CheckSection", "run"]
 
@@ -46,7 +45,7 @@ class CheckSection:
         False, "Report private names of lmcore that it uses as warnings, not as failures."
     )
     timeout: float = option(
-        120.0,
+        SECONDS,
         "Seconds that the plugin may take; a sixth of it without progress is a hang.",
         above=0.0,
     )
@@ -158,14 +157,14 @@ def _tried(plugin: _Plugin, wanted: CheckSection) -> _Plugin:
         first = Check("entry point", CheckStatus.FAILED, detail, "uninstall one of them")
     else:
         first = Check("entry point", CheckStatus.OK, f"`{plugin.name} = {plugin.target}`")
-    outcome = call_isolated(
-        "lmcore_conformance.plugin_check.trial:check_plugin",
-        *(plugin.name, plugin.distribution, wanted.against, reserved_names(), wanted.allow_private),
-        wanted.timeout / 6,
-        timeout=wanted.timeout,
+    lines = plugin_lines(
+        plugin.name,
+        plugin.distribution,
+        against=wanted.against,
+        allow_private=wanted.allow_private,
+        patience=wanted.timeout / SECONDS,
     )
-    checks = (first, *read_steps(outcome.values, outcome.fault))
-    return dataclasses.replace(plugin, checks=checks)
+    return dataclasses.replace(plugin, checks=(first, *lines))
 
 
 def _as_dict(

@@ -6,6 +6,9 @@ with that reason.  A plugin that brings no device is tried on the CPU.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import dataclasses
 import importlib.metadata
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +27,8 @@ from lmcore.plugin.hook_calls import DEFAULT_OFFERS, create_device, within_dtype
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, located
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.plugin.selection import Selection
+from lmcore_conformance.plugin_check.configurations import check_answers, plan_of
+from lmcore_conformance.plugin_check.hooks import place_of
 from lmcore_conformance.plugin_check.kernels import check_kernels
 from lmcore_conformance.plugin_check.records import (
     call_hook,
@@ -48,8 +53,11 @@ __all__ = ["DEVICE_CHECKS", "Bench"]
 T = TypeVar("T")
 
 _CREATE = "lmcore_create_device"
-_BYTES = 257  # the vocabulary of a run without arguments
-_RANKS = {"rank": 0, "local_rank": 0, "world_size": 2, "local_world_size": 2}
+_PLACES = tuple(
+    {"rank": rank, "local_rank": rank % 2, "world_size": 4, "local_world_size": 2}
+    for rank in range(4)
+)
+"""Ranks of a run on two hosts of two devices each."""
 
 
 class Bench:
@@ -113,12 +121,7 @@ class Bench:
     @cached_property
     def plan(self) -> dict[str, Any]:
         """The same, resolved, as the hooks of a run get it."""
-        from lmcore.config.resolve import resolve
-        from lmcore.config.tokenizer import TokenizerIdentity
-        from lmcore.config.validate import validate
-
-        tokenizer = TokenizerIdentity(vocab_size=_BYTES)
-        return resolve(validate(self.loaded), tokenizer=tokenizer).to_dict()
+        return plan_of("", 1, plugin_sections(self.plugins)).to_dict()
 
     @cached_property
     def creation(self) -> Device | Check:
@@ -163,11 +166,19 @@ def _on_device(
             yield Check(hook, CheckStatus.SKIPPED, "not called: the device cannot be created")
             return
         try:
-            yield from check(bench)
+            for found in check(bench):
+                wrong_field = found.status is CheckStatus.FAILED and found.detail.endswith(_WANTED)
+                own = wrong_field and bench.record.implements(hook)
+                place = f" ({place_of(bench.record, hook)})" if own else ""
+                yield dataclasses.replace(found, detail=f"{found.detail}{place}")
         except PluginError as error:
             yield Check(hook, CheckStatus.FAILED, error.what)
 
     return checked
+
+
+_WANTED = "` is wanted"
+"""End of the detail of a field of a wrong type (`records.field_problems`)."""
 
 
 def _create(bench: Bench) -> Iterator[Check]:
@@ -190,34 +201,56 @@ def _launch(bench: Bench) -> Iterator[Check]:
     if bench.why_no_device:
         yield Check(hook, CheckStatus.SKIPPED, f"not called: {bench.why_no_device}")
         return
-    try:
-        found = call_hook(bench.record, hook, probe=bench.probe, rank_info=dict(_RANKS))
-    except PluginError as error:
-        yield Check(hook, CheckStatus.FAILED, error.what)
-        return
-    if isinstance(found, Mapping) and all(
-        isinstance(part, str) for pair in found.items() for part in pair
-    ):
-        shown = ", ".join(f"{name}={value}" for name, value in found.items())
-        yield Check(hook, CheckStatus.OK, shown or "it sets nothing")
-    else:
-        detail = (
-            f"it returned `{type(found).__name__}`, not a mapping of text to text: {found!r:.200}"
-        )
-        yield Check(hook, CheckStatus.FAILED, detail)
+    shown = ""
+    for place in _PLACES:
+        at = f"for rank {place['rank']} of {len(_PLACES)}"
+        given = dict(place)
+        try:
+            found = call_hook(bench.record, hook, probe=bench.probe, rank_info=given)
+        except PluginError as error:
+            yield Check(hook, CheckStatus.FAILED, f"{at} {error.what}")
+            return
+        if given != place:
+            yield Check(hook, CheckStatus.FAILED, f"{at} it changes its argument `rank_info`")
+            return
+        if not isinstance(found, Mapping) or not all(
+            isinstance(part, str) for pair in found.items() for part in pair
+        ):
+            detail = f"{at} it returned `{type(found).__name__}`, not a mapping of text to text"
+            yield Check(hook, CheckStatus.FAILED, f"{detail}: {found!r:.200}")
+            return
+        shown = shown or ", ".join(f"{name}={value}" for name, value in found.items())
+    yield Check(hook, CheckStatus.OK, shown or "it sets nothing")
 
 
 def _problems(bench: Bench) -> Iterator[Check]:
-    """Check that the device can do a run without arguments."""
+    """Ask about real configurations, and about each policy that the plugin offers."""
     hook = "lmcore_validate_config"
-    found = bench.offered(hook, Problem, device=bench.device, config=bench.config)
-    wrong = [text for one in found for text in field_problems(one, bench.contract)]
-    yield from (Check(hook, CheckStatus.FAILED, text) for text in wrong)
-    if found and not wrong:
-        detail = f"it refuses a run without arguments: {found[0].what}"
-        yield Check(hook, CheckStatus.WARNING, detail, found[0].hint)
-    elif not wrong:
-        yield Check(hook, CheckStatus.OK, "a run without arguments has no problem")
+
+    def ask(config: Config) -> list[Problem]:
+        return bench.offered(hook, Problem, device=bench.device, config=config)
+
+    def wrong(problem: Problem) -> list[str]:
+        return list(field_problems(problem, bench.contract))
+
+    sections = plugin_sections(bench.plugins)
+    yield from check_answers(hook, ask, wrong, sections, list(_offered_flags(bench)))
+
+
+def _offered_flags(bench: Bench) -> Iterator[str]:
+    """Yield the flags of the policies that can be used; faults of these hooks have lines."""
+    kinds: dict[str, tuple[str, type[Any]]] = {
+        "--precision": ("lmcore_precision_policies", PrecisionPolicy),
+        "--recompute": ("lmcore_recompute_policies", RecomputePolicy),
+    }
+    for flag, (hook, kind) in kinds.items():
+        if not bench.record.implements(hook):
+            continue
+        with contextlib.suppress(Exception):
+            for policy in bench.offered(hook, kind, device=bench.device):
+                own = getattr(policy, "compute", None)
+                if (own is None or own in bench.device.dtypes) and policy.available() is None:
+                    yield f"{flag} {policy.name}"
 
 
 def _backends(bench: Bench) -> Iterator[Check]:
@@ -254,20 +287,39 @@ def _stagers(bench: Bench) -> Iterator[Check]:
 
 
 def _run(hook: str) -> Callable[[Bench], Iterator[Check]]:
-    """Return the check of a hook of a run, which is called for a run without steps."""
+    """Return the check of a hook of a run, which is called for runs that ended in several ways."""
 
     def check(bench: Bench) -> Iterator[Check]:
-        with tempfile.TemporaryDirectory(prefix="lmcore-run-") as folder:
-            ended = {"status": "completed", "iteration": 0} if hook == "lmcore_run_end" else {}
-            facts = {"directory": folder, "rank": 0, "world_size": 1, "plan": bench.plan, **ended}
-            found = call_hook(bench.record, hook, run=facts)
-        if found is None:
-            yield Check(hook, CheckStatus.OK, "it was called for a run without steps")
-        else:
-            detail = f"it returned {found!r:.80}, which is not used"
-            yield Check(hook, CheckStatus.WARNING, detail)
+        ends = _ENDS if hook == "lmcore_run_end" else ({},)
+        for ended in ends:
+            case = f"for a run with status `{ended['status']}` " if ended else ""
+            with tempfile.TemporaryDirectory(prefix="lmcore-run-") as folder:
+                plan = copy.deepcopy(bench.plan)
+                facts = {"directory": folder, "rank": 0, "world_size": 1, "plan": plan, **ended}
+                try:
+                    found = call_hook(bench.record, hook, run=facts)
+                except PluginError as error:
+                    yield Check(hook, CheckStatus.FAILED, f"{case}{error.what}")
+                    return
+            if plan != bench.plan:
+                yield Check(hook, CheckStatus.FAILED, f"{case}it changes the plan of the run")
+                return
+            if found is not None:
+                detail = f"it returned {found!r:.80}, which is not used"
+                yield Check(hook, CheckStatus.WARNING, detail)
+                return
+        many = f", with each of {len(ends)} statuses" if len(ends) > 1 else ""
+        yield Check(hook, CheckStatus.OK, f"it was called for a run without steps{many}")
 
     return check
+
+
+_ENDS: tuple[dict[str, Any], ...] = (
+    {"status": "completed", "iteration": 0},
+    {"status": "received SIGTERM", "iteration": 7},
+    {"status": "failed: out of memory", "iteration": 3},
+)
+"""Ends of runs, as `lmcore_run_end` learns of them."""
 
 
 def _doctor(bench: Bench) -> Iterator[Check]:

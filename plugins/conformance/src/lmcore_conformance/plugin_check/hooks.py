@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import Parameter
+from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
@@ -17,9 +18,10 @@ from packaging.version import Version
 from lmcore import hookspecs
 from lmcore.accelerator.probe import Check, CheckStatus
 from lmcore.errors import counted, nearest
+from lmcore.plugin.record import PluginRecord
 from lmcore_conformance.contract.snapshot import specified_hooks
 
-__all__ = ["Implementation", "check_hooks", "implementations"]
+__all__ = ["Implementation", "check_hooks", "implementations", "place_of"]
 
 _PREFIX = f"{hookspecs.PROJECT}_"
 _MARK = f"{hookspecs.PROJECT}_impl"
@@ -55,6 +57,19 @@ def implementations(plugin: object) -> list[Implementation]:
         elif name.startswith(_PREFIX):
             found.append(Implementation(name, function, None))
     return found
+
+
+def place_of(record: PluginRecord, hook: str) -> str:
+    """Return file and line of a plugin's hook: "guest_plugin.py, line 12".
+
+    Args:
+        record: The plugin.
+        hook: Name of a hook that it implements.
+    """
+    assert record.hooks is not None
+    (implementation,) = getattr(record.hooks.hook, hook).get_hookimpls()
+    code = inspect.unwrap(implementation.function).__code__
+    return f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
 
 
 def check_hooks(plugin: object, contract: Described) -> Iterator[Check]:

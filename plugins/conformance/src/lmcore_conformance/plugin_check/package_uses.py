@@ -1,8 +1,9 @@
 """Names of a package, such as lmcore, that a Python file uses; reads its syntax tree.
 
 Found are imports, also in functions and under `TYPE_CHECKING`; attributes of imported modules, also
-through `getattr` with a literal; `import_module` and `__import__` with a literal; names that come
-with `from MODULE import *`; and literals "module:function", as in `OpImpl.load`.
+through `getattr` with a text; `import_module` and `__import__` with a text; names that come
+with `from MODULE import *`; and literals "module:function", as in `OpImpl.load`.  A text is a
+literal, or literals that are joined by `+` or in an f-string.
 """
 
 from __future__ import annotations
@@ -49,6 +50,22 @@ def uses_of(package: str, tree: ast.Module, star: Callable[[str], Collection[str
     return sorted(set(reader.uses), key=lambda use: (use.line, use.path))
 
 
+def _text(node: ast.AST) -> str | None:
+    """Return the text of an expression of literals; None if it has other parts."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            parts = [_text(left), _text(right)]
+        case ast.JoinedStr(values=values):
+            parts = [_text(value) for value in values]
+        case ast.FormattedValue(value=value, format_spec=None):
+            parts = [_text(value)]
+        case _:
+            return None
+    return None if None in parts else "".join(map(str, parts))
+
+
 class _Reader(ast.NodeVisitor):
     """Reads a syntax tree; `scopes` maps local names to names of the package, or to None.
 
@@ -85,16 +102,14 @@ class _Reader(ast.NodeVisitor):
             case ast.Attribute(value=value, attr=attribute):
                 owner = self.path_of(value)
                 return None if owner is None else f"{owner}.{attribute}"
+            case ast.Call(func=ast.Name(id="getattr"), args=[owner_node, name_node, *_]):
+                owner, text = self.path_of(owner_node), _text(name_node)
+                return None if owner is None or text is None else f"{owner}.{text}"
             case ast.Call(
-                func=ast.Name(id="getattr"), args=[owner_node, ast.Constant(value=str(name)), *_]
-            ):
-                owner = self.path_of(owner_node)
-                return None if owner is None else f"{owner}.{name}"
-            case ast.Call(
-                func=ast.Attribute(attr=called) | ast.Name(id=called),
-                args=[ast.Constant(value=str(module)), *_],
+                func=ast.Attribute(attr=called) | ast.Name(id=called), args=[name_node, *_]
             ) if called in _IMPORTERS:
-                return module if self.owns(module) else None
+                text = _text(name_node)
+                return text if text is not None and self.owns(text) else None
         return None
 
     def visit_Import(self, node: ast.Import) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmcore.accelerator.probe import Check, CheckStatus
-from lmcore.errors import LmcoreError, PluginError
+from lmcore.errors import LmcoreError, PluginError, nearest
 from lmcore.plugin.record import PluginRecord, located
 from lmcore_conformance.plugin_check.torch_functions import torch_problems
 
@@ -157,6 +157,10 @@ def check_device(device: Device, contract: Described) -> Iterator[Check]:
             ("synchronize", _raised(device.synchronize)),
             ("set_rng_state", _raised(lambda: device.set_rng_state(device.get_rng_state()))),
             ("memory_stats", _memory_problem(device)),
+            ("health", _answer_problem(device.health_problem)),
+            ("compilations", _answer_problem(lambda: _compilations_problem(device))),
+            ("step_boundary", _raised(device.step_boundary)),
+            ("compile_backend", _backend_problem(device)),
         )
         if problem
     ]
@@ -172,6 +176,38 @@ def _raised(function: Callable[[], Any]) -> str | None:
     except Exception as error:  # noqa: BLE001 - a plugin may raise anything
         return f"raised {located(error)}"
     return None
+
+
+def _answer_problem(ask: Callable[[], str | None]) -> str | None:
+    """Return what is wrong with an answer that the core checks as well."""
+    try:
+        found = ask()
+    except LmcoreError as error:
+        return f"is wrong: {error.what_and_why}"
+    except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+        return f"raised {located(error)}"
+    return None if found is None else f"reports a fault of a device that is present: {found}"
+
+
+def _compilations_problem(device: Device) -> str | None:
+    found: Any = device.compiled_so_far()
+    if found is None:
+        return None
+    fits = isinstance(found.count, int) and isinstance(found.seconds, int | float)
+    return None if fits and min(found.count, found.seconds) >= 0 else f"{found!r:.80}"
+
+
+def _backend_problem(device: Device) -> str | None:
+    if not isinstance(device.compile_backend, str):
+        return None
+    import torch
+
+    known = torch.compiler.list_backends(exclude_tags=())
+    if device.compile_backend in known:
+        return None
+    close = nearest(device.compile_backend, known)
+    meant = f"; did you mean `{close}`?" if close else ""
+    return f"`{device.compile_backend}` is no backend of `torch.compile` here{meant}"
 
 
 def _memory_problem(device: Device) -> str | None:
@@ -195,7 +231,7 @@ def check_named(hook: str, offered: Sequence[Any], contract: Described) -> Itera
     for name in sorted({name for name in names if names.count(name) > 1}, key=str):
         yield Check(hook, CheckStatus.FAILED, f"it offers `{name}` {names.count(name)} times")
     for record in offered:
-        wrong = _availability_problem(record)
+        wrong = _availability_problem(record) if callable(record.available) else None
         if wrong:
             yield Check(hook, CheckStatus.FAILED, f"`{record.name}`: {wrong}")
 

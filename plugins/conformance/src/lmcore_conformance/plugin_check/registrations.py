@@ -6,9 +6,15 @@ Part of `lmcore plugin check`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from lmcore.accelerator.probe import Check, CheckStatus
-from lmcore.accelerator.registry import CommandRegistry, CorpusRegistry, TokenizerRegistry
+from lmcore.accelerator.registry import (
+    CommandRegistry,
+    CorpusRegistry,
+    FamilyRegistry,
+    TokenizerRegistry,
+)
 from lmcore.errors import LmcoreError
 from lmcore.plugin.record import PluginRecord, PluginSet
 from lmcore.plugin.registrations import load_command, plugin_sections
@@ -58,12 +64,29 @@ def _corpora(record: PluginRecord, taken: Taken) -> Iterator[Check]:
     yield from (
         _failed(hook, f"`{entry.name}`: there is no file {entry.path}") for entry in missing
     )
-    if not missing:
+    odd = [fault for entry in registry.found.values() if (fault := _unreadable(entry.path))]
+    yield from (_failed(hook, fault) for fault in odd)
+    if not missing and not odd:
         yield _registered(hook, registry.found, "texts")
 
 
+def _unreadable(path: Path) -> str | None:
+    """Return why a file is no text in UTF-8; None if it is, or if there is none."""
+    if not path.is_file():
+        return None
+    try:
+        with path.open(encoding="utf-8") as file:
+            for _ in file:
+                pass
+    except (OSError, UnicodeDecodeError) as error:
+        return f"{path} cannot be read as UTF-8: {error}"
+    return None
+
+
 def _tokenizers(record: PluginRecord, taken: Taken) -> Iterator[Check]:
-    """Check that each tokenizer type can be registered; its factory is not called."""
+    """Check that each tokenizer type can be registered, and used if it needs no files."""
+    from lmcore_conformance.plugin_check.tokenizers import check_tokenizer  # loads numpy
+
     hook = "lmcore_add_tokenizers"
     registry = TokenizerRegistry(record.label, _owned(taken.get("tokenizers", ())))
     try:
@@ -72,23 +95,38 @@ def _tokenizers(record: PluginRecord, taken: Taken) -> Iterator[Check]:
         yield _failed(hook, _message(error))
         return
     yield _registered(hook, registry.found, "tokenizer types")
-    for name in registry.found:
-        yield Check(
-            hook, CheckStatus.SKIPPED, f"`{name}` was not built: what files it needs is not known"
-        )
+    for name, factory in registry.found.items():
+        yield from check_tokenizer(hook, name, factory)
+
+
+def _families(record: PluginRecord, taken: Taken) -> Iterator[Check]:
+    """Check that each family can be registered, and its model and samples loaded."""
+    hook = "lmcore_add_families"
+    registry = FamilyRegistry(record.label, _owned(taken.get("families", ())))
+    try:
+        call_hook(record, hook, registry=registry)
+        for family in registry.found.values():
+            family.load_model()
+            family.load_samples()
+    except LmcoreError as error:
+        yield _failed(hook, _message(error))
+    else:
+        yield _registered(hook, registry.found, "families")
 
 
 def reserved_names() -> dict[str, list[str]]:
-    """Return the names that no plugin can register: "commands", "corpora" and "tokenizers"."""
+    """Return the names that no plugin can register, by the kind of registration."""
     from lmcore.cli.main import COMMANDS
     from lmcore.cli.plugin.plugin_commands import RESERVED
     from lmcore.data.prepare.named_text import BUNDLED
     from lmcore.data.tokenizer import tokenizer_types
+    from lmcore.model.family import families
 
     return {
         "commands": [*(name for group in COMMANDS.values() for name in group), *RESERVED],
         "corpora": [BUNDLED],
         "tokenizers": list(tokenizer_types()),
+        "families": [family.key for family in families().values()],
     }
 
 
@@ -114,4 +152,5 @@ REGISTRATION_CHECKS: Mapping[str, Callable[[PluginRecord, Taken], Iterator[Check
     "lmcore_add_commands": _commands,
     "lmcore_add_corpora": _corpora,
     "lmcore_add_tokenizers": _tokenizers,
+    "lmcore_add_families": _families,
 }

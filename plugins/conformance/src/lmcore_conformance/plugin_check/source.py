@@ -19,7 +19,7 @@ from lmcore.errors import counted, nearest
 from lmcore_conformance.contract.surface import PUBLIC_MODULES
 from lmcore_conformance.plugin_check.package_uses import Use, uses_of
 
-__all__ = ["check_source", "private_name", "source_files"]
+__all__ = ["check_imports", "check_source", "private_name", "source_files"]
 
 Modules = Mapping[str, Collection[str]]
 
@@ -68,6 +68,25 @@ def check_source(
         uses = "uses" if count == 1 else "use"
         detail = f"{counted(count, 'file')} {uses} no name of lmcore but the contract's"
         yield Check("source", CheckStatus.OK, detail)
+
+
+def check_imports(
+    uses: Iterable[tuple[Use, str]], contract: Mapping[str, Any], *, allow_private: bool = False
+) -> Iterator[Check]:
+    """Yield a check for each name of lmcore that a plugin's code imported against the contract.
+
+    Args:
+        uses: The names, with the line and the file of each.
+        contract: The version of the contract that the plugin is held against.
+        allow_private: True if private names of lmcore are warnings, not failures.
+    """
+    reported: set[tuple[str, str]] = set()
+    for use, file in uses:
+        name = private_name(use.path, contract["modules"])
+        if name is not None and (name, file) not in reported:
+            reported.add((name, file))
+            place = f"{_shown(Path(file))}, line {use.line}"
+            yield _violation(name, place, contract, allow_private=allow_private)
 
 
 def private_name(path: str, modules: Modules) -> str | None:

@@ -8,13 +8,10 @@ too.  Torch is loaded by the plugin when its device is created, and not before.
 from __future__ import annotations
 
 import dataclasses
-import importlib.abc
 import importlib.metadata
 import os
 import sys
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -22,19 +19,31 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from lmcore.accelerator.probe import API_VERSION, Check, CheckStatus, PluginInfo, ProbeState
-from lmcore.errors import LmcoreError
+from lmcore.errors import LmcoreError, counted
 from lmcore.plugin.discovery import ALLOW_LIST, GROUP, OFF, discover
 from lmcore.plugin.hook_calls import DEFAULT_OFFERS
-from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState, located
+from lmcore.plugin.record import CPU, PluginRecord, PluginState, located
 from lmcore_conformance.contract.snapshot import contract_versions, load_contract
 from lmcore_conformance.plugin_check.device import DEVICE_CHECKS, Bench
+from lmcore_conformance.plugin_check.effects import Effect, Effects
 from lmcore_conformance.plugin_check.hooks import check_hooks, implementations
+from lmcore_conformance.plugin_check.import_watch import ImportWatch
+from lmcore_conformance.plugin_check.launcher_cost import entry_point
 from lmcore_conformance.plugin_check.records import field_problems
 from lmcore_conformance.plugin_check.registrations import REGISTRATION_CHECKS
-from lmcore_conformance.plugin_check.source import check_source, source_files
+from lmcore_conformance.plugin_check.source import check_imports, check_source
 from lmcore_conformance.process.watchdog import SILENCE, watched
 
-__all__ = ["check_plugin", "plugin_names", "read_steps"]
+__all__ = ["EFFECTS", "HOOKS_FIRST", "check_plugin", "plugin_names", "read_steps"]
+
+HOOKS_FIRST = "its hooks have to be right first"
+"""Reason why the hooks of a plugin are not called."""
+
+EFFECTS = "hook effects"
+"""Line about what the hooks of a device change."""
+
+_LAUNCH = "lmcore_launch_env"
+"""The hook of the device that the launcher calls."""
 
 _NOTHING_TAKEN: Mapping[str, Sequence[str]] = MappingProxyType({})
 
@@ -63,11 +72,7 @@ def check_plugin(
         allow_private: True if private names of lmcore are warnings, not failures.
         silence: Seconds without progress after which the process ends itself.
     """
-    (point,) = (
-        point
-        for point in importlib.metadata.entry_points(group=GROUP, name=name)
-        if point.dist is not None and point.dist.name == distribution
-    )
+    point = entry_point(name, distribution)
     trial = _Trial(point, load_contract(against), taken, allow_private=allow_private)
     with watched(silence, float("inf")):
         yield from trial.run()
@@ -103,24 +108,6 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in {ALLOW_LIST, OFF}}
 
 
-class _TorchWatch(importlib.abc.MetaPathFinder):
-    """Notes where torch is first imported; finds nothing itself."""
-
-    def __init__(self) -> None:
-        self.place = ""
-
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        """Note the line of the plugin that imports torch."""
-        del path, target
-        if fullname == "torch" and not self.place:
-            lines = [
-                frame
-                for frame in traceback.extract_stack()[:-1]
-                if not frame.filename.startswith("<frozen importlib")
-            ]
-            self.place = f"{lines[-1].filename}, line {lines[-1].lineno}" if lines else ""
-
-
 class _Trial:
     """One plugin, the contract for it, and the results so far."""
 
@@ -136,23 +123,21 @@ class _Trial:
         self.point = point
         self.contract = contract
         self.taken = taken
-        self.watch = _TorchWatch()
+        self.effects = Effects(point, in_launcher=False)
+        self.watch = ImportWatch(self.effects.files)
         self.plugin: Any = None
-        self.files: list[Path] = []
         self.obstacle = ""
         self.record: PluginRecord | None = None
-        self.plugins = PluginSet(())
+        self.bench: Bench | None = None
+        self.changes: dict[str, list[Effect]] = {}
 
     def run(self) -> Iterator[dict[str, Any]]:
         """Yield `steps` that will follow, `begin` of each, and its `check`s."""
-        sys.meta_path.insert(0, self.watch)
         yield {"steps": ["import", "source", "hooks"]}
-        yield from _step("import", self.import_())
-        self.files = source_files(self.point.module)
-        sources = check_source(self.files, self.contract, allow_private=self.allow_private)
-        yield from _step("source", sources)
+        yield from self.checked("import", self.import_())
+        yield from self.checked("source", self.source())
         if self.plugin is None:
-            yield from _step("hooks", [_skipped("hooks", "it cannot be imported")])
+            yield from self.checked("hooks", [_skipped("hooks", "it cannot be imported")])
             return
         found = list(check_hooks(self.plugin, self.contract))
         marked = {
@@ -162,12 +147,88 @@ class _Trial:
         }
         called = marked | (set(DEFAULT_OFFERS) if "lmcore_create_device" in marked else set())
         hooks = [hook for hook in self.contract["hooks"] if hook in called]
-        yield {"steps": hooks}
-        yield from _step("hooks", found)
+        yield {"steps": [*hooks, EFFECTS]}
+        yield from self.checked("hooks", found)
         self.load(clean=all(check.status is not CheckStatus.FAILED for check in found))
-        steps = self.steps()
         for hook in hooks:
-            yield from _step(hook, steps(hook))
+            on_device = hook in DEVICE_CHECKS and not self.obstacle
+            yield from self.checked(hook, self.with_effects(hook) if on_device else self.step(hook))
+        yield from self.checked(EFFECTS, self.effect_checks())
+        yield from self.checked("source", self.imported())
+
+    def checked(self, title: str, checks: Iterable[Check]) -> Iterator[dict[str, Any]]:
+        """Yield a step: its beginning, so that a crash has a name, and its checks as JSON values.
+
+        A copy of this process that a plugin has made ends here.
+        """
+        yield {"begin": title}
+        for check in checks:
+            self.effects.end_copy()
+            yield {"check": dataclasses.asdict(check)}
+        self.effects.end_copy()
+
+    def source(self) -> Iterator[Check]:
+        """Check the names of lmcore in the plugin's files."""
+        return check_source(self.effects.files, self.contract, allow_private=self.allow_private)
+
+    def imported(self) -> Iterator[Check]:
+        """Check the names of lmcore that the plugin's code imported and its files do not show."""
+        known = {check.detail.partition("` (")[0] for check in self.source()}
+        for check in check_imports(
+            self.watch.uses, self.contract, allow_private=self.allow_private
+        ):
+            if check.detail.partition("` (")[0] not in known:
+                yield check
+
+    def with_effects(self, hook: str) -> Iterator[Check]:
+        """Make the checks of a hook of the device, and keep what the hook changes besides."""
+        assert self.bench is not None
+        self.effects.in_launcher = hook == _LAUNCH
+        had_torch = "torch" in sys.modules
+        if not self.bench.why_no_device and hook != _LAUNCH:
+            import torch  # noqa: F401  # so that what the hook changes in it is seen
+        if hook == _LAUNCH or not self.changes.keys() - {_LAUNCH}:
+            self.effects.begin_functions()
+        self.effects.begin()
+        called = False
+        for check in self.step(hook):
+            called = called or check.status is not CheckStatus.SKIPPED
+            yield check
+        if called:
+            self.changes[hook] = list(self.effects.found())
+        if called and hook == _LAUNCH:
+            self.changes[hook] += self.launcher_effects(had_torch=had_torch)
+
+    def launcher_effects(self, *, had_torch: bool) -> Iterator[Effect]:
+        """Yield what the hook of the launcher has replaced, or that it loads torch."""
+        if had_torch or "torch" not in sys.modules:
+            yield from self.effects.replaced()
+            return
+        place = f": {self.watch.torch_place}" if self.watch.torch_place else ""
+        yield Effect(f"it imports torch, in the process that starts the workers{place}")
+
+    def effect_checks(self) -> Iterator[Check]:
+        """Yield what the hooks of the device changed."""
+        if not self.changes:
+            yield _skipped(EFFECTS, "no hook of a device was called")
+            return
+        found = [
+            (f"`{hook}`: {change.text}", change)
+            for hook, changes in self.changes.items()
+            for change in changes
+        ]
+        if self.changes.keys() - {_LAUNCH}:
+            found += [(change.text, change) for change in self.effects.replaced()]
+        for detail, change in found:
+            status = CheckStatus.FAILED if change.is_fault else CheckStatus.WARNING
+            fix = None
+            if detail.startswith(f"`{_LAUNCH}`: it changes the environment variable"):
+                fix = "return the variable: each worker gets its own, and a user's value stays"
+            yield Check(EFFECTS, status, detail, fix)
+        if not found:
+            hooks = counted(len(self.changes), "hook")
+            detail = f"{hooks} left torch, Python and the process as they were"
+            yield Check(EFFECTS, CheckStatus.OK, detail)
 
     def import_(self) -> Iterator[Check]:
         """Load the object of the entry point."""
@@ -184,7 +245,7 @@ class _Trial:
 
     def torch_check(self, title: str, doing: str) -> Check:
         """Return the failure of something that loads torch."""
-        place = f": {self.watch.place}" if self.watch.place else ""
+        place = f": {self.watch.torch_place}" if self.watch.torch_place else ""
         return Check(
             title,
             CheckStatus.FAILED,
@@ -197,33 +258,27 @@ class _Trial:
         points = [self.point]
         if self.point.name != CPU:
             points += importlib.metadata.entry_points(group=GROUP, name=CPU)
-        self.plugins = discover(env=_environment(), entry_points=points, probe=False)
-        (self.record,) = (
-            plugin for plugin in self.plugins if plugin.entry_point == self.point.name
-        )
+        plugins = discover(env=_environment(), entry_points=points, probe=False)
+        (self.record,) = (plugin for plugin in plugins if plugin.entry_point == self.point.name)
+        self.bench = Bench(self.record, plugins, self.contract)
         if self.record.state is not PluginState.USABLE:
-            self.obstacle = self.record.reason if clean else "its hooks have to be right first"
+            self.obstacle = self.record.reason if clean else HOOKS_FIRST
 
-    def steps(self) -> Callable[[str], Iterator[Check]]:
-        """Return what checks a hook."""
-        assert self.record is not None
-        bench = Bench(self.record, self.plugins, self.contract)
-
-        def step(hook: str) -> Iterator[Check]:
-            if hook == "lmcore_plugin_info":
-                yield from self.info()
-            elif self.obstacle:
-                yield _skipped(hook, f"not called: {self.obstacle}")
-            elif hook == "lmcore_probe":
-                yield from self.probe(bench)
-            elif hook in REGISTRATION_CHECKS:
-                yield from REGISTRATION_CHECKS[hook](bench.record, self.taken)
-            elif hook in DEVICE_CHECKS:
-                yield from DEVICE_CHECKS[hook](bench)
-            else:
-                yield _skipped(hook, "not called: there is no check of this hook")
-
-        return step
+    def step(self, hook: str) -> Iterator[Check]:
+        """Check a hook."""
+        assert self.bench is not None
+        if hook == "lmcore_plugin_info":
+            yield from self.info()
+        elif self.obstacle:
+            yield _skipped(hook, f"not called: {self.obstacle}")
+        elif hook == "lmcore_probe":
+            yield from self.probe(self.bench)
+        elif hook in REGISTRATION_CHECKS:
+            yield from REGISTRATION_CHECKS[hook](self.bench.record, self.taken)
+        elif hook in DEVICE_CHECKS:
+            yield from DEVICE_CHECKS[hook](self.bench)
+        else:
+            yield _skipped(hook, "not called: there is no check of this hook")
 
     def info(self) -> Iterator[Check]:
         """Check the plugin's `PluginInfo`."""
@@ -270,7 +325,7 @@ class _Trial:
 
     def static_failures(self, contract: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Return name and detail of the failures that hooks and files show without a call."""
-        checks = [*check_hooks(self.plugin, contract), *check_source(self.files, contract)]
+        checks = [*check_hooks(self.plugin, contract), *check_source(self.effects.files, contract)]
         return [
             (check.name, check.detail) for check in checks if check.status is CheckStatus.FAILED
         ]
@@ -287,10 +342,12 @@ class _Trial:
             return
         if not had_torch and "torch" in sys.modules:
             yield self.torch_check(hook, "it")
+        self.effects.end_copy()
         probed = discover(env=_environment(), entry_points=[self.point])
         (record,) = probed
         if record.probe is None:
-            yield Check(hook, CheckStatus.FAILED, record.reason)
+            places = [f" ({place})" for place in self.effects.fork_places[:1]]
+            yield Check(hook, CheckStatus.FAILED, "".join([record.reason, *places]))
             return
         bench.record = dataclasses.replace(bench.record, probe=record.probe)
         yield from self.probe_checks(record)
@@ -317,10 +374,3 @@ class _Trial:
 
 def _skipped(title: str, detail: str) -> Check:
     return Check(title, CheckStatus.SKIPPED, detail)
-
-
-def _step(title: str, checks: Iterable[Check]) -> Iterator[dict[str, Any]]:
-    """Yield a step: its beginning, so that a crash has a name, and its checks as JSON values."""
-    yield {"begin": title}
-    for check in checks:
-        yield {"check": dataclasses.asdict(check)}

@@ -41,6 +41,7 @@ def run_group(
     patience: float,
     subject: str = "",
     entry_points: Sequence[str] = (),
+    shapes: Mapping[str, Any] | None = None,
 ) -> Iterator[Message]:
     """Make checks of a group and yield their results.
 
@@ -51,16 +52,17 @@ def run_group(
         patience: Factor on the time limits of checks.
         subject: Name of the plugin without a device whose offers alone are tried.
         entry_points: Plugins that level 0 is about.
+        shapes: Shapes of `--shapes-of`, from `RunShapes.to_dict`.
     """
     limits = (patience * SILENCE, SETUP_SECONDS)
     with watched(*limits):
-        wanted = [check for check in all_checks() if check.id in ids]
+        wanted = [check for check in all_checks("--shapes-of") if check.id in ids]
         if group == "contract":
             from lmcore_conformance.checks.contract import ContractBench
 
             bench: Any = ContractBench(entry_points, patience)
         else:
-            bench = Bench(closed, FLAGS.get(group, ()), subject)
+            bench = Bench(closed, FLAGS.get(group, ()), subject, shapes)
             if group != "create":
                 _ = bench.device
     yield {"ready": True}

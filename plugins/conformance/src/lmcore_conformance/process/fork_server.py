@@ -194,7 +194,7 @@ def serve() -> int:
 
 def _import_all() -> bool:
     """Import the checks and torch; return True if a fork can replace a new process then."""
-    from lmcore_conformance.checks.contract import open_devices
+    from lmcore_conformance.plugin_check.traces import open_devices
     from lmcore_conformance.process import child, ranks  # noqa: F401 - for the processes
     from lmcore_conformance.registry import all_checks
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from lmcore.runtime.launch.rank import rank_info
 from lmcore.runtime.process.consistency import check_device
@@ -49,6 +50,7 @@ def run_group(
     patience: float,
     subject: str = "",
     entry_points: Sequence[str] = (),
+    shapes: Mapping[str, Any] | None = None,
 ) -> Iterator[Message]:
     """Join the other ranks, run the checks, and yield their results on this rank.
 
@@ -59,11 +61,12 @@ def run_group(
         patience: Factor on the time limits of checks.
         subject: Name of the plugin without a device whose offers alone are tried.
         entry_points: Plugins of level 0; unused, as its checks are in no group of ranks.
+        shapes: Shapes of ops; unused for the same reason.
     """
-    del entry_points
+    del entry_points, shapes
     limits = (patience * SILENCE, SETUP_SECONDS)
     with watched(*limits):
-        wanted = [check for check in all_checks() if check.id in ids]
+        wanted = [check for check in all_checks("--shapes-of") if check.id in ids]
         bench = RankBench(closed, subject=subject)
         arguments = (bench.plugins, bench.selection, bench.device)
     place = rank_info(os.environ)

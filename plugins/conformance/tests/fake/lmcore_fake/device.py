@@ -1,9 +1,12 @@
 """The fake's device, backend and policies."""
 
 import dataclasses
+import os
+import random
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
+import numpy as np
 import torch
 from torch import distributed
 
@@ -12,6 +15,7 @@ from lmcore.accelerator import (
     CommBackend,
     PendingCopy,
     PrecisionPolicy,
+    RecomputePolicy,
     autocast_policy,
     double_precision_policy,
     full_precision_policy,
@@ -32,6 +36,11 @@ def create(fake, *, deterministic):
         ctypes.string_at(0)
     if fake == "hang-create":
         time.sleep(1000)
+    if os.environ.get("RANK") == "1":
+        if fake == "raises-on-rank-1":
+            raise RuntimeError("no second chip")
+        if fake == "exits-on-rank-1":
+            os._exit(3)
     device = create_device()
     device = dataclasses.replace(device, dtypes=device.dtypes - {"float16"})  # closed, as declared
     change = globals().get(fake.replace("-", "_"))
@@ -183,11 +192,76 @@ def kills_large(device):
     return {}
 
 
+def seeds_python(device):
+    def seed(number):
+        random.seed(number)
+        device.seed(number)
+
+    return {"seed": seed}
+
+
+def seeds_numpy(device):
+    def seed(number):
+        np.random.seed(number % 2**32)  # noqa: NPY002 - the global generator
+        device.seed(number)
+
+    return {"seed": seed}
+
+
+@contextmanager
+def _faster_products():
+    """Lower the precision of products, and put it back only if nothing is raised."""
+    torch.set_float32_matmul_precision("medium")
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+@contextmanager
+def _flushing():
+    """Leave denormal numbers flushed."""
+    torch.set_flush_denormal(True)
+    yield
+
+
+def _exchange(model):
+    """Look for the exact type of a projection, where the models of lmcore have a subclass."""
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            module.register_forward_hook(lambda *_: None)
+
+
 def precisions(device, fake):
     bf16 = autocast_policy(device, name="bf16", compute="bfloat16")
+    fp32 = full_precision_policy()
     if fake == "false-bf16":
         bf16 = PrecisionPolicy("bf16", "bfloat16", "float32", "float32", nullcontext)
-    return [full_precision_policy(), bf16, double_precision_policy()]
+    if fake == "bf16-weights":  # attention is its reference, which widens without autocast
+        names = ("bf16", "bfloat16", "bfloat16", "bfloat16")
+        bf16 = PrecisionPolicy(*names, nullcontext, prepare=lambda model: model.bfloat16())
+    if fake == "prepares-nothing":
+        bf16 = dataclasses.replace(bf16, prepare=_exchange)
+    if fake in {"raised-settings", "kept-settings"}:
+        context = _faster_products if fake == "raised-settings" else _flushing
+        fp32 = dataclasses.replace(fp32, context=context)
+    return [fp32, bf16, double_precision_policy()]
+
+
+def careful_policy():
+    def run(call, *tensors, remember):
+        torch.use_deterministic_algorithms(True)
+        return call(*tensors)
+
+    return RecomputePolicy("careful", "keeps all", block=run)
+
+
+def threaded_stager():
+    """Return a stager that copies with more threads, and leaves them so."""
+
+    def stage(tensors):
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        return {name: live.detach().clone() for name, live in tensors.items()}
+
+    return CheckpointStager("threaded", stage, priority=50)
 
 
 def stale_stager():
@@ -200,6 +274,20 @@ def stale_stager():
         return dict(kept)
 
     return CheckpointStager("stale", stage, priority=50)
+
+
+def shared_stager():
+    """Return a stager with one buffer for all tensors of a shape."""
+    buffers = {}
+
+    def stage(tensors):
+        found = {}
+        for name, live in tensors.items():
+            empty = torch.empty(live.shape, dtype=live.dtype)
+            found[name] = buffers.setdefault((live.shape, live.dtype), empty).copy_(live)
+        return found
+
+    return CheckpointStager("shared", stage, priority=50)
 
 
 def late_stager():
@@ -220,8 +308,8 @@ def late_stager():
     return CheckpointStager("late", stage, priority=50, begin=begin)
 
 
-def backend(fake):
-    def register():
+def backend(fake):  # noqa: C901 - a fault is a line
+    def register():  # noqa: C901 - the same
         plain = distributed.all_reduce
         broadcast = distributed.broadcast
 
@@ -231,6 +319,16 @@ def backend(fake):
             work = plain(tensor, *arguments, **more)
             if fake == "wrong-reduce" and distributed.get_rank() == 1:
                 tensor[-1] += 1
+            large = tensor.numel() > 2**20
+            other = bool(arguments) and arguments[0] != distributed.ReduceOp.SUM
+            if fake == "wrong-large-reduce" and large:
+                tensor[2**20 :] += 1
+            if fake == "wrong-large-max" and large and other:
+                tensor[2**20 :] += 1
+            if fake == "wrong-large-bf16" and large and tensor.dtype == torch.bfloat16:
+                tensor[2**20 :] += 1
+            if fake == "wrong-view" and large and tensor.storage_offset():
+                tensor.as_strided((1,), (1,), tensor.storage_offset() - 1).add_(1)
             if fake == "reduce-in-float" and tensor.dtype == torch.int64:
                 tensor.copy_(tensor.float().long())
             if fake == "average-reduce":

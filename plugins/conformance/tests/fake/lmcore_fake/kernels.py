@@ -19,6 +19,9 @@ MUTANTS = {}
 MISFITS = {}
 """Faults for other checks, in the same form."""
 
+HALF = set()
+"""Op and id of the faults that are in bfloat16 alone."""
+
 
 def _add(table, op, name, function):
     target = f"k_{op}_{name}".replace("-", "_")
@@ -30,7 +33,9 @@ def mutant(op, name):
     return lambda function: _add(MUTANTS, op, name, function)
 
 
-def misfit(op, name):
+def misfit(op, name, *, half=False):
+    if half:
+        HALF.add((op, name))
     return lambda function: _add(MISFITS, op, name, function)
 
 
@@ -437,6 +442,40 @@ def _(x, weight, bias, epsilon):
     return reference.layer_norm(torch.nan_to_num(x), weight, bias, epsilon)
 
 
+@misfit("rms_norm", "autocast")
+def _(x, weight, epsilon):
+    wrong = 1.5 if torch.is_autocast_enabled("cpu") else 1.0
+    return reference.rms_norm(x, weight, epsilon) * wrong
+
+
+@misfit("attention", "widths")
+def _(q, k, v, *, causal, dropout=0.0, mask=None):
+    wrong = 1.01 if q.shape[-1] in {80, 96, 112} else 1.0
+    return reference.attention(q, k, v, causal=causal, dropout=dropout, mask=mask) * wrong
+
+
+@misfit("layer_norm", "widths")
+def _(x, weight, bias, epsilon):
+    return reference.layer_norm(x, weight, bias, epsilon) * (1.01 if x.shape[-1] == 768 else 1.0)
+
+
+@misfit("swiglu", "huge")
+def _(x):
+    return reference.swiglu(x) * (1.01 if x.numel() > 2**22 else 1.0)
+
+
+@misfit("bias_gelu", "huge")
+def _(x, bias):
+    return reference.bias_gelu(x, bias) * (1.01 if x.shape[-2] > 2**14 else 1.0)
+
+
+@misfit("bias_gelu", "broadcast")
+def _(x, bias):
+    if x.dim() > 1 and x.stride(-2) == 0 and x.shape[-2] > 1:
+        x = torch.cat((x[..., :1, :], 0 * x[..., 1:, :]), -2)
+    return reference.bias_gelu(x, bias)
+
+
 @misfit("cross_entropy", "dtypes")
 def _(logits, target):
     return reference.cross_entropy(logits, target).double()
@@ -472,6 +511,123 @@ def _(x):
         return kept
 
     return _Spoil.apply(reference.swiglu(x), change)
+
+
+@misfit("rms_norm", "pure", half=True)
+def _(x, weight, epsilon):
+    out = reference.rms_norm(x, weight, epsilon)
+    if x.dtype == torch.bfloat16:
+        weight.data.mul_(1.01)
+    return out
+
+
+@misfit("linear", "pure")
+def _(x, weight, bias):
+    torch.set_float32_matmul_precision("medium")
+    return reference.linear(x, weight, bias)
+
+
+@misfit("bias_gelu", "no-grad")
+def _(x, bias):
+    """Save memory where no gradient needs the input."""
+    if torch.is_grad_enabled():
+        return reference.bias_gelu(x, bias)
+    return f.gelu(x.add_(bias), approximate="tanh")
+
+
+@misfit("scaled_masked_softmax", "no-grad")
+def _(x, mask, scale):
+    """Complement the mask in place for the faster of two paths."""
+    if mask is None or not torch.is_inference_mode_enabled():
+        return reference.scaled_masked_softmax(x, mask, scale)
+    kept = mask.clone()
+    mask.logical_not_()
+    return reference.scaled_masked_softmax(x, kept, scale)
+
+
+@misfit("layer_norm", "no-grad", half=True)
+def _(x, weight, bias, epsilon):
+    """Take the statistics in the dtype of the input where no gradient needs them."""
+    if torch.is_grad_enabled() or x.dtype != torch.bfloat16:
+        return reference.layer_norm(x, weight, bias, epsilon)
+    variance = x.square().mean(-1, keepdim=True) - x.mean(-1, keepdim=True).square()
+    return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(variance + epsilon) * weight + bias
+
+
+_KEPT = {}
+
+
+@misfit("rotary_embedding", "history")
+def _(x, cos, sin):
+    """Keep the angles by their address."""
+    cos, sin = _KEPT.setdefault((cos.data_ptr(), sin.data_ptr()), (cos.clone(), sin.clone()))
+    return reference.rotary_embedding(x, cos, sin)
+
+
+@misfit("rms_norm", "history")
+def _(x, weight, epsilon):
+    """Keep the first epsilon of each shape, as a compiled constant."""
+    return reference.rms_norm(x, weight, _KEPT.setdefault(tuple(x.shape), epsilon))
+
+
+@misfit("swiglu", "history")
+def _(x):
+    """Write all results without gradients into one buffer of each shape."""
+    out = reference.swiglu(x)
+    if torch.is_grad_enabled():
+        return out
+    buffer = _KEPT.setdefault((tuple(x.shape), torch.is_inference_mode_enabled()), out)
+    return buffer.copy_(out)
+
+
+class _SumsInHalf(torch.autograd.Function):
+    """A gain, whose gradient is summed over the rows in blocks that are rounded to bfloat16."""
+
+    @staticmethod
+    def forward(ctx, rows, weight):
+        ctx.save_for_backward(rows, weight)
+        return rows * weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        rows, weight = ctx.saved_tensors
+        total = torch.zeros_like(weight)
+        for part in (grad * rows).flatten(0, -2).split(8):
+            total += part.sum(0)
+        return grad * weight, total
+
+
+@misfit("rms_norm", "huge", half=True)
+def _(x, weight, epsilon):
+    ones = torch.ones_like(weight)
+    if weight.dtype != torch.bfloat16:
+        return reference.rms_norm(x, weight, epsilon)
+    return _SumsInHalf.apply(reference.rms_norm(x, ones, epsilon), weight)
+
+
+@misfit("linear", "huge")
+def _(x, weight, bias):
+    """Have one block for each row, in a dim of a grid that ends at 65,535."""
+    out = reference.linear(x, weight, bias)
+    rows = out.flatten(0, -2)
+    return torch.cat((rows[:65_535], 0 * rows[65_535:])).view(out.shape)
+
+
+@misfit("attention", "shapes")
+def _(q, k, v, *, causal, dropout=0.0, mask=None):
+    """Read beyond the first 500 tokens from the wrong group, for 3 groups of 12 heads."""
+    if (q.shape[1], k.shape[1]) == (12, 3) and q.shape[2] > 500:
+        v = torch.cat((v[:, :, :500], v[:, :, 500:].flip(1)), 2)
+    return reference.attention(q, k, v, causal=causal, dropout=dropout, mask=mask)
+
+
+@misfit("linear", "shapes")
+def _(x, weight, bias):
+    """Add the bias's gradient of the first sample only, for one shape."""
+    if weight.shape == (144, 96) and x.dim() == 3 and x.shape[1] > 500:
+        rest = x[1:] @ weight.detach().T + (0 if bias is None else bias.detach())
+        return torch.cat((reference.linear(x[:1], weight, bias), rest))
+    return reference.linear(x, weight, bias)
 
 
 @misfit("bias_dropout_add", "share")

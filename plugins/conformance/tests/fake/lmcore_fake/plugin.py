@@ -12,12 +12,18 @@ SIMULATED = FAKE.startswith("sim-")
 """True if the device is one of two simulated devices, with one thing wrong."""
 
 if FAKE == "slow-import":
-    while time.process_time() < 0.8:  # more than the half second that is allowed
+    BEGIN = time.process_time()
+    while time.process_time() < BEGIN + 0.7:  # more than the half second that is allowed
         pass
+
+if FAKE == "restless":
+    print("fake 1.0")
 
 
 @hookimpl
 def lmcore_plugin_info():
+    if FAKE == "restless":
+        time.sleep(0.6)
     api = ">=9" if FAKE == "api" else ">=1.1,<2"
     if FAKE == "not-twice":
         COUNT.append(0)
@@ -48,6 +54,10 @@ def lmcore_probe():
 
 @hookimpl
 def lmcore_create_device(config):
+    if FAKE == "restless":
+        import torch
+
+        torch.nn.functional.dropout = lambda x, *_, **__: x
     if SIMULATED:
         from lmcore_fake.simulated import create
     else:
@@ -77,11 +87,28 @@ def lmcore_precision_policies(device):
 
 
 @hookimpl
+def lmcore_recompute_policies(device):
+    from lmcore.accelerator import standard_recompute_policies
+    from lmcore_fake.device import careful_policy
+
+    own = [careful_policy()] if FAKE == "deterministic-recompute" else []
+    return [*standard_recompute_policies(device), *own]
+
+
+@hookimpl
 def lmcore_checkpoint_stagers(device):
+    if FAKE == "threaded":
+        from lmcore_fake.device import threaded_stager
+
+        return [threaded_stager()]
     if FAKE == "stager":
         from lmcore_fake.device import stale_stager
 
         return [stale_stager()]
+    if FAKE == "shared":
+        from lmcore_fake.device import shared_stager
+
+        return [shared_stager()]
     if FAKE == "late":
         from lmcore_fake.device import late_stager
 
@@ -117,7 +144,15 @@ def lmcore_op_impls():
     traits = frozenset({"deterministic"})
     if FAKE == "when-asked":
         return [OpImpl("rms_norm", FAKE, target, supports=float32, traits=traits)]
+
+    def both(context):
+        return None if context.dtype in {"float32", "bfloat16"} else Reject("is for two dtypes")
+
     return [
-        OpImpl(op, name, f"lmcore_fake.kernels:{target}", supports=float32, traits=traits)
+        OpImpl(
+            *(op, name, f"lmcore_fake.kernels:{target}"),
+            supports=both if (op, name) in kernels.HALF else float32,
+            traits=traits,
+        )
         for (op, name), target in table.items()
     ]

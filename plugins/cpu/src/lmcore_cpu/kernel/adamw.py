@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lmcore.accelerator.op import torch_kernels
-from lmcore_cpu.kernel.native import instructions, kernels
+from lmcore_cpu.kernel.processor import facts
 
 __all__ = ["adamw"]
 
@@ -37,7 +37,7 @@ def adamw(
     torch's fused kernel updates what is not in float32 and contiguous, and everything without
     compiled code.
     """
-    found = kernels()
+    found = facts().kernels
     state = params, exp_avgs, exp_avg_sqs
     new = results or state
     rows = list(zip(*state, grads, *new, strict=True))
@@ -59,7 +59,7 @@ def adamw(
         return
     torch._foreach_add_(list(steps), 1)
     found.adamw(
-        instructions()[0],
+        facts().instructions[0],
         [(*(tensor.data_ptr() for tensor in row), row[0].numel()) for row in rows],
         [_factors(step.item(), lr, beta1, beta2, epsilon, weight_decay) for step in steps],
         torch.get_num_threads(),

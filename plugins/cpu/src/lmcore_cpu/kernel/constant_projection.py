@@ -21,9 +21,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from lmcore.accelerator import ConstantProjection, QuantizedWeight
-from lmcore_cpu.host import has_bfloat16_products
-from lmcore_cpu.kernel import few_rows, native
-from lmcore_cpu.kernel.linear import available, blas_is_faster
+from lmcore_cpu.kernel import few_rows
+from lmcore_cpu.kernel.processor import facts
 from lmcore_cpu.kernel.quantized_projection import quantized_projection
 
 __all__ = ["constant_projection"]
@@ -51,7 +50,7 @@ def constant_projection(wanted: ConstantProjection) -> Callable[[Tensor], Tensor
     if _few_rows_is_faster(weight.dtype):
         gelu = wanted.activation is not None
         return few_rows.PackedWeight(weight, wanted.bias_O, gelu=gelu, output=wanted.output).project
-    if wanted.activation is not None or not available():
+    if wanted.activation is not None or not facts().onednn:
         return None
     bias_O = None if wanted.bias_O is None else wanted.bias_O.to(weight.dtype)
     project = _by_libraries(weight, bias_O, wanted.rows)
@@ -64,10 +63,10 @@ def constant_projection(wanted: ConstantProjection) -> Callable[[Tensor], Tensor
 def _by_libraries(
     weight_OI: Tensor, bias_O: Tensor | None, rows: int
 ) -> Callable[[Tensor], Tensor] | None:
-    dtype = weight_OI.dtype
-    if dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001
-        return _packed(weight_OI, bias_O, emulated=not has_bfloat16_products())
-    if dtype == torch.float32 and not blas_is_faster():
+    dtype, here = weight_OI.dtype, facts()
+    if dtype == torch.bfloat16 and here.onednn_bfloat16:
+        return _packed(weight_OI, bias_O, emulated=not here.bfloat16_products)
+    if dtype == torch.float32 and not here.blas_is_faster:
         return _packed(weight_OI, bias_O)
     if dtype == torch.float32 and rows > _MOST_ROWS_OF_TORCH:
         return _packed_for_many(weight_OI, bias_O)
@@ -86,10 +85,10 @@ def _packed_for_many(weight_OI: Tensor, bias_O: Tensor | None) -> Callable[[Tens
 
 
 def _few_rows_is_faster(dtype: torch.dtype) -> bool:
-    found = native.instructions()
+    here = facts()
     if dtype == torch.float32:
-        return "avx512" in found and blas_is_faster()
-    return bool(found) and dtype == torch.bfloat16 and not has_bfloat16_products()
+        return "avx512" in here.instructions and here.blas_is_faster
+    return bool(here.instructions) and dtype == torch.bfloat16 and not here.bfloat16_products
 
 
 def _packed(

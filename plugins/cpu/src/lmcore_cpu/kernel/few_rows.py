@@ -4,8 +4,7 @@ With few rows most of the time goes into reading the weight: its size and its or
 decide.  The C++ of `native/cpu/projection.hpp` reads a packed copy from front to back: blocks of a
 few vectors of outputs, each with all inputs, so that a block's sums stay in registers.  It expands
 the weight to float32 in registers, which needs no instructions for bfloat16, and prefetches, with
-which a core uses more of the memory's bandwidth.  `docs/reference/performance.md` compares it with
-MKL, oneDNN and torch.
+which a core uses more of the memory's bandwidth.
 
 Shapes: M rows (all leading dims), I inputs, O outputs, P blocks, B outputs of a block.
 """
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lmcore_cpu.kernel import native
+from lmcore_cpu.kernel.processor import facts
 from lmcore_cpu.kernel.weight_memory import new_weight
 
 __all__ = ["PackedWeight"]
@@ -45,7 +45,7 @@ class PackedWeight:
         output: torch.dtype | None = None,
         instructions: str | None = None,
     ) -> None:
-        """Pack a weight, which is not needed afterwards; `native.kernels` must be there.
+        """Pack a weight, which is not needed afterwards; `Facts.kernels` must be there.
 
         Args:
             weight_OI: Weight in float32, bfloat16 or int8, at least one element.
@@ -53,13 +53,12 @@ class PackedWeight:
             scale_O: Factor of each output; None for none.
             gelu: True to apply the tanh form of GELU.
             output: float32 or bfloat16, the dtype of the outputs; None: the dtype of the inputs.
-            instructions: Instruction set, one of `native.instructions`; None: the fastest.
+            instructions: Instruction set, one of `Facts.instructions`; None: the fastest.
         """
-        kernels = native.kernels()
+        kernels = facts().kernels
         assert kernels is not None, native.reason()
-        blocks = kernels.blocks()
-        chosen = instructions or next(iter(blocks))
-        block = blocks[chosen]
+        chosen = instructions or facts().instructions[0]
+        block = kernels.blocks()[chosen]
         self.outputs, self.inputs = weight_OI.shape
         padding = -self.outputs % block
         padded = functional.pad(weight_OI.detach(), (0, 0, 0, padding))

@@ -16,22 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmcore_cpu.host import mkl_is_faster
-
-__all__ = ["available", "blas_is_faster", "linear", "product"]
+__all__ = ["linear", "product"]
 
 _FEW_ROWS = 32
 """Below this the weight's traffic decides and not the product."""
-
-
-def available() -> bool:
-    """Return True if this build of torch has the kernel."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def blas_is_faster() -> bool:
-    """Return True if torch's BLAS is MKL, and beats oneDNN's product on this processor."""
-    return torch.backends.mkl.is_available() and mkl_is_faster()
 
 
 def product(x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmcore_cpu.kernel.linear import available, blas_is_faster, product
+from lmcore_cpu.kernel.linear import product
+from lmcore_cpu.kernel.processor import facts
 
 __all__ = ["linear_cross_entropy"]
 
@@ -31,8 +32,8 @@ def _block_rows(tokens: int, vocab: int) -> int:
 
 def _product(x_MK: Tensor, weight_NK: Tensor) -> Tensor:
     """Return x @ weight.T, by oneDNN's product where torch has it for the case."""
-    is_narrow = x_MK.dtype != torch.float32
-    if is_narrow or not x_MK.numel() or blas_is_faster() or not available():
+    here, is_narrow = facts(), x_MK.dtype != torch.float32
+    if is_narrow or not x_MK.numel() or here.blas_is_faster or not here.onednn:
         return x_MK @ weight_NK.t()
     return product(x_MK, weight_NK)
 

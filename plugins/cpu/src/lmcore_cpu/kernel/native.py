@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["ConstantProjection", "Kernels", "instructions", "kernels", "reason"]
+__all__ = ["ConstantProjection", "Kernels", "module", "reason"]
 
 _INTERFACE = 2
 """Version of the signatures, also in `native/cpu/module.cpp`; raise both with every change."""
@@ -107,17 +107,11 @@ def _loaded() -> tuple[Kernels | None, str]:
     return _load()
 
 
-def kernels() -> Kernels | None:
-    """Return the module's functions; None if they cannot be used here."""
+def module() -> Kernels | None:
+    """Return the module; None if it cannot be used here."""
     return _loaded()[0]
 
 
 def reason() -> str:
     """Return why the module cannot be used here, or its file."""
     return _loaded()[1]
-
-
-def instructions() -> tuple[str, ...]:
-    """Return the instruction sets that have kernels here, the fastest first."""
-    found = kernels()
-    return () if found is None else tuple(found.blocks())

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lmcore_cpu.kernel import native
+from lmcore_cpu.kernel.processor import facts
 
 __all__ = ["next_token_attention"]
 
@@ -30,12 +30,12 @@ def next_token_attention(
     Args:
         dtype: Dtype of queries and cache.
         head_dim: Channels of a head.
-        instructions: Instruction set, one of `native.instructions`; None: the fastest.
+        instructions: Instruction set, one of `Facts.instructions`; None: the fastest.
     """
-    kernels = native.kernels()
+    kernels = facts().kernels
     if kernels is None or dtype not in _DTYPES or head_dim > _MOST_CHANNELS:
         return None
-    chosen = instructions or native.instructions()[0]
+    chosen = instructions or facts().instructions[0]
     is_bfloat16, scale = dtype == torch.bfloat16, head_dim**-0.5
 
     def attend(

@@ -7,8 +7,6 @@ since bfloat16 has these integers, 4 bits with them.  On a processor without pro
 is expanded to float32, four times as fast.  torch's operators for other dtypes of activations are
 many times slower and not used.
 
-docs/reference/performance.md has their times.
-
 Shapes: M rows (all leading dims), I inputs, O outputs, G groups of inputs, N inputs of a group, P
 blocks of outputs.
 """
@@ -22,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from lmcore.accelerator import ConstantProjection, QuantizedWeight
-from lmcore_cpu.host import has_bfloat16_products
-from lmcore_cpu.kernel import few_rows, linear, native
+from lmcore_cpu.kernel import few_rows
+from lmcore_cpu.kernel.processor import facts
 
 __all__ = ["quantized_projection"]
 
@@ -85,7 +83,8 @@ def _scaled_by_output(weight: QuantizedWeight) -> bool:
 def _few_rows_has_kernel(weight: QuantizedWeight) -> bool:
     known = weight.scale_OG.dtype in {torch.bfloat16, torch.float32}
     fits = weight.bits == 8 and known and _scaled_by_output(weight)
-    return fits and bool(native.instructions()) and not has_bfloat16_products()
+    here = facts()
+    return fits and bool(here.instructions) and not here.bfloat16_products
 
 
 def _of_8_bits(weight: QuantizedWeight, bias_O: Tensor | None) -> Callable[[Tensor], Tensor]:
@@ -93,8 +92,7 @@ def _of_8_bits(weight: QuantizedWeight, bias_O: Tensor | None) -> Callable[[Tens
     scale_O = weight.scale_OG.squeeze(1).contiguous()
     inputs = values_OI.shape[1]
     product = torch.ops.aten._weight_int8pack_mm  # noqa: SLF001 - no public name
-    fused = linear.available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001
-    native = has_bfloat16_products()
+    fused, native = facts().onednn_bfloat16, facts().bfloat16_products
     few = _MOST_ROWS_OF_8_BITS if native else _MOST_EMULATED_ROWS_OF_8_BITS
 
     def project(x: Tensor) -> Tensor:
@@ -126,7 +124,7 @@ def _of_4_bits(weight: QuantizedWeight, bias_O: Tensor | None) -> Callable[[Tens
     product = torch.ops.aten._weight_int4pack_mm_for_cpu  # noqa: SLF001 - no public name
     # The layout differs between instruction sets: where it is another one, nothing is expanded.
     known = packed.shape[0] % _BLOCK == 0 and _codes(packed).t().equal(codes_OI.to(torch.uint8))
-    native = has_bfloat16_products()
+    native = facts().bfloat16_products
 
     def project(x: Tensor) -> Tensor:
         x_MI = x.reshape(-1, inputs)

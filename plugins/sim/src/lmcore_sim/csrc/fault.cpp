@@ -68,11 +68,14 @@ void set_faults(std::vector<Fault> faults) {
   op_rules.clear();
   collective_rules.clear();
   for (auto& fault : faults) {
-    auto& rules = fault.kind == "hang" ? collective_rules : op_rules;
-    if (fault.kind != "hang" && !fault.target.empty()) {
+    if (fault.kind == "hang" && fault.target.empty()) {
+      collective_rules.push_back({std::move(fault)});  // any collective
+      continue;
+    }
+    if (!fault.target.empty()) {
       collective_rules.push_back({fault});  // a target may name either
     }
-    rules.push_back({std::move(fault)});
+    op_rules.push_back({std::move(fault)});
   }
   armed = !op_rules.empty() || !collective_rules.empty();
 }

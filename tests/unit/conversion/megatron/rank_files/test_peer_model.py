@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
+from model_states import bert_shape
 
 from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.conversion.foreign_pickle.records import load_content
@@ -18,10 +20,13 @@ from lmcore.conversion.megatron.parameters.packing import Packing
 from lmcore.conversion.megatron.rank_files.read import MegatronState
 from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.megatron.run.written_arguments import architecture_arguments
+from lmcore.conversion.megatron.torch_dist.read import DistributedState
+from lmcore.conversion.megatron.torch_dist.write import write_distributed
 from lmcore.conversion.state import Progress
-from lmcore.model import gpt
-from lmcore.model.op_binding import OpBinding
-from lmcore.model.recompute import KEEP_ALL
+from lmcore.families.bert.model import Bert
+from lmcore.families.gpt import model as gpt
+from lmcore.families.op_binding import OpBinding
+from lmcore.families.recompute import KEEP_ALL
 from lmcore.model.shape import ModelShape
 
 MakeModel = Callable[[ModelShape], torch.nn.Module]
@@ -172,3 +177,94 @@ def test_distributed_optimizer(
         }.items():
             expected = packing.join(name, [held[key].view(parameter.shape)])
             assert torch.equal(found.read(name, kind), expected), (name, kind)
+
+
+@pytest.mark.parametrize("gelu", ["tanh", "erf"])
+@pytest.mark.parametrize("head", [True, False], ids=["both heads", "masked head"])
+def test_bert(megatron: object, tmp_path: Path, gelu: str, head: bool) -> None:
+    """megatron-core's BERT takes every tensor of either format, and its logits are lmcore's."""
+    from megatron.core import dist_checkpointing, parallel_state
+
+    own = {"bert_post_norm": False, "bert_gelu": gelu, "bert_binary_head": head}
+    shape = bert_shape(**own, bert_token_types=2 if head else 0)
+    state = MemoryState(shape)
+    write_megatron(state, tmp_path / "ranks", None, style="core-local")
+    content = load_content(tmp_path / "ranks/release/mp_rank_00/model_optim_rng.pt")
+    theirs = make_core_bert(shape)
+    missing = theirs.load_state_dict(content["model"], strict=False)
+    assert not missing.unexpected_keys
+    assert all(name.endswith("_extra_state") for name in missing.missing_keys)
+    assert {name for name, _ in theirs.named_parameters()} == set(content["model"])
+
+    write_distributed(state, tmp_path / "dist", None)
+    other = make_core_bert(shape)
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    tensors = {"model": other.sharded_state_dict(metadata={"dp_cp_group": group})}
+    loaded = dist_checkpointing.load(tensors, str(tmp_path / "dist/release"))
+    other.load_state_dict(loaded["model"])
+    for (name, one), (_, same) in zip(
+        theirs.named_parameters(), other.named_parameters(), strict=True
+    ):
+        assert torch.equal(one, same), name
+
+    ours = Bert(shape, OpBinding(OpTable(OP_SPECS), "cpu", "float32"), KEEP_ALL).eval()
+    ours.load_state_dict({name: state.read(name) for name in state.parameters})
+    tokens = torch.randint(0, shape.padded_vocab_size, (2, 12))
+    types = (torch.arange(12) > 5).long().expand_as(tokens)
+    padding = torch.zeros(2, 12, dtype=torch.bool)
+    padding[1, 9:] = True
+    every = torch.arange(12).expand_as(tokens)
+    with torch.no_grad():
+        logits, order = theirs(tokens, (~padding).long(), types if head else None)
+        hidden = ours.hidden(tokens, types, padding)
+        found = ours.masked_logits(hidden, every)
+        torch.testing.assert_close(found[~padding], logits[~padding], rtol=1e-4, atol=1e-4)
+        if head:
+            torch.testing.assert_close(ours.order_logits(hidden), order, rtol=1e-4, atol=1e-4)
+
+    directory = tmp_path / "theirs/iter_0000001"
+    directory.mkdir(parents=True)
+    saved = {"args": argparse.Namespace(**architecture_arguments(shape)), "iteration": 1}
+    dist_checkpointing.save(
+        saved | {"model": theirs.sharded_state_dict(metadata={"dp_cp_group": group})},
+        str(directory),
+    )
+    again = DistributedState(directory)
+    assert again.shape == shape
+    for name in state.parameters:
+        assert torch.equal(again.read(name), state.read(name)), name
+
+
+def make_core_bert(shape: ModelShape) -> torch.nn.Module:
+    """Return megatron-core's BERT of a shape, with its local layers."""
+    from megatron.core.models.bert.bert_layer_specs import bert_layer_local_spec
+    from megatron.core.models.bert.bert_model import BertModel
+    from megatron.core.transformer import TransformerConfig
+
+    own = shape.own
+    approximate = "tanh" if own["bert_gelu"] == "tanh" else "none"
+    config = TransformerConfig(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        num_attention_heads=shape.num_attention_heads,
+        ffn_hidden_size=shape.ffn_hidden_size,
+        layernorm_epsilon=shape.layernorm_epsilon,
+        activation_func=functools.partial(torch.nn.functional.gelu, approximate=approximate),
+        use_cpu_initialization=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+    )
+    return BertModel(
+        config=config,
+        num_tokentypes=own["bert_token_types"],
+        transformer_layer_spec=bert_layer_local_spec,
+        vocab_size=shape.padded_vocab_size,
+        max_sequence_length=shape.max_position_embeddings,
+        share_embeddings_and_output_weights=True,
+        parallel_output=False,
+        add_binary_head=own["bert_binary_head"],
+    ).eval()

@@ -1,0 +1,1 @@
+"""A family of models as a plugin of lmcore."""

@@ -1,0 +1,66 @@
+"""Rules for the head of a task and its data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lmcore.config.derived.data_source import TASK_OPTIONS
+from lmcore.config.option import flag_of
+from lmcore.config.rules import Problems, Rule
+from lmcore.config.settings import LoadedConfig
+from lmcore.errors import ConfigError
+
+__all__ = ["TASK_RULES"]
+
+_REFUSED = {
+    "context_parallel_size": "the head reads one token of a whole sequence",
+    "eod_mask_loss": "the loss is of labels, not of tokens",
+    "reset_position_ids": "a sample is one text",
+    "reset_attention_mask": "a sample is one text",
+}
+"""Options that a run with a head for a task does not have, each with the reason."""
+
+
+def _data(loaded: LoadedConfig) -> Problems:
+    task = loaded.config.task
+    if task.task is None:
+        return
+    if not task.task_data:
+        yield ConfigError(
+            f"{loaded.shown('task')} has no data",
+            why="its head is trained on labelled texts",
+            hint=f"add `{flag_of('task_data')} FILE`: CSV, TSV or JSON lines",
+        )
+    for option in TASK_OPTIONS.values():
+        for path in loaded.value(option):
+            if not Path(path).is_file():
+                kind = "is a directory" if Path(path).is_dir() else "no such file"
+                yield ConfigError(
+                    f"{loaded.shown(option)}: {kind}: `{path}`", hint="check the path"
+                )
+    if not 1 <= len(task.task_text) <= 2:
+        yield ConfigError(
+            f"{loaded.shown('task_text')} names {len(task.task_text)} columns",
+            why="a sample is a text or a pair of texts",
+            hint="name one column or two",
+        )
+    if task.task_labels and len({*task.task_labels}) < max(2, len(task.task_labels)):
+        yield ConfigError(
+            f"{loaded.shown('task_labels')} are not two or more different names",
+            hint="name each class once, or leave it out: the names are taken from the data",
+        )
+
+
+def _settings(loaded: LoadedConfig) -> Problems:
+    if loaded.config.task.task is None:
+        return
+    for name, why in _REFUSED.items():
+        if loaded.value(name) != loaded.options[name].default:
+            yield ConfigError(
+                f"{loaded.shown(name)} cannot be combined with {loaded.shown('task')}",
+                why=why,
+                hint="leave it out",
+            )
+
+
+TASK_RULES: tuple[Rule, ...] = (_data, _settings)

@@ -1,0 +1,1 @@
+"""BERT: a bidirectional encoder that restores masked tokens and finds swapped sentences."""

@@ -1,0 +1,1 @@
+"""Causal language models of the GPT and Llama families."""

@@ -1,0 +1,282 @@
+"""The transformer block: attention and feed-forward, each on a residual branch, normalized first.
+
+Shapes: B batch, S sequence, T tokens so far, H hidden, N heads, K heads of keys and values, D head
+channels, F feed-forward width.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lmcore.families.layers.projection import Linear
+from lmcore.families.layers.rotary import Rotation, rotate
+
+if TYPE_CHECKING:
+    from lmcore.accelerator.generation_kernels import NextTokenAttention
+    from lmcore.families.layers.cache import LayerCache
+    from lmcore.families.op_binding import OpBinding
+    from lmcore.model.shape import ModelShape
+
+__all__ = ["Attention", "Block", "FeedForward", "LayerNorm", "RMSNorm", "norm_of"]
+
+
+class LayerNorm(nn.Module):
+    """Layer normalization by the bound `layer_norm`, with gain and offset."""
+
+    def __init__(self, shape: ModelShape, ops: OpBinding) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(shape.hidden_size))
+        self.bias = nn.Parameter(torch.zeros(shape.hidden_size))
+        self.epsilon = shape.layernorm_epsilon
+        self.op: Callable[..., Tensor] = ops.bind("layer_norm", hidden_size=shape.hidden_size)
+
+    def forward(self, x_BSH: Tensor) -> Tensor:
+        """Normalize the last dim."""
+        return self.op(x_BSH, self.weight, self.bias, self.epsilon)
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square normalization by the bound `rms_norm`, with gain."""
+
+    def __init__(self, shape: ModelShape, ops: OpBinding) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(shape.hidden_size))
+        self.epsilon = shape.layernorm_epsilon
+        self.op: Callable[..., Tensor] = ops.bind("rms_norm", hidden_size=shape.hidden_size)
+
+    def forward(self, x_BSH: Tensor) -> Tensor:
+        """Divide the last dim by its root mean square."""
+        return self.op(x_BSH, self.weight, self.epsilon)
+
+
+def norm_of(shape: ModelShape, ops: OpBinding) -> LayerNorm | RMSNorm:
+    """Return a norm of the kind that the shape names."""
+    return (RMSNorm if shape.normalization == "RMSNorm" else LayerNorm)(shape, ops)
+
+
+class Attention(nn.Module):
+    """Multi-head attention; the bias of the output projection is left to the residual op.
+
+    With grouped queries, each head of keys and values serves a group of query heads.
+
+    Attributes:
+        next_token: Attention of one new token over the slots of a cache, for generation; None: all
+            keys and values of the cache are given to the attention op.
+    """
+
+    output_bias: nn.Parameter | None
+    next_token: NextTokenAttention | None = None
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        ops: OpBinding,
+        run: Callable[..., Tensor] | None = None,
+        *,
+        masked: bool = False,
+        causal: bool = True,
+    ) -> None:
+        """Build the module and bind its ops.
+
+        Args:
+            shape: Sizes of the model.
+            ops: Binding of ops to kernels.
+            run: Recompute policy that calls the attention op in training; None: called directly.
+            masked: True if `forward` may get a mask.
+            causal: True if no token attends to later ones.
+        """
+        super().__init__()
+        self.run, self.causal = run, causal
+        self.num_heads, self.num_groups = shape.num_attention_heads, shape.num_query_groups
+        self.head_dim = shape.head_dim
+        self.dropout = shape.attention_dropout
+        packed = shape.attention_size + 2 * shape.key_size
+        self.qkv = Linear(shape.hidden_size, packed, ops, bias=shape.qkv_bias)
+        self.output = Linear(shape.attention_size, shape.hidden_size, ops, bias=False)
+        self.output_bias = _bias(shape.hidden_size, shape)
+        self.op: Callable[..., Tensor] = ops.bind(
+            "attention",
+            head_dim=shape.head_dim,
+            num_attention_heads=shape.num_attention_heads,
+            num_query_groups=shape.num_query_groups,
+            seq_length=shape.max_position_embeddings,
+            causal=causal,
+            masked=masked,
+            dropout=shape.attention_dropout,
+        )
+        if shape.rotary:
+            self.rotary: Callable[..., Tensor] = ops.bind(
+                "rotary_embedding",
+                head_dim=shape.head_dim,
+                rotary_dim=shape.rotary_dim,
+                num_attention_heads=self.num_heads + self.num_groups,
+                seq_length=shape.max_position_embeddings,
+            )
+
+    def forward(
+        self,
+        x_BSH: Tensor,
+        cache: LayerCache | None = None,
+        mask_B1SS: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
+        """Return the attention branch without its last bias.
+
+        Args:
+            x_BSH: Normalized hidden states.
+            cache: Keys and values of the tokens before x_BSH; extended in place.
+            mask_B1SS: Document-boundary mask, True if hidden.
+            rotation: Rotation of queries and keys.
+        """
+        q_BNSD, k_BKSD, v_BKSD = self._heads(self.qkv(x_BSH), rotation)
+        if cache is not None:
+            if self.next_token is not None:
+                out_BNSD = cache.attend(self.next_token, q_BNSD, k_BKSD, v_BKSD)
+                if out_BNSD is not None:
+                    return self.output(out_BNSD.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+            k_BKSD, v_BKSD = cache.extend(k_BKSD, v_BKSD)
+        dropout = self.dropout if self.training else 0.0
+        options: dict[str, Any] = {"causal": self.causal, "dropout": dropout}
+        if mask_B1SS is not None:
+            options["mask"] = mask_B1SS
+        if self.run is None or not self.training or cache is not None:
+            out_BNSD = self.op(q_BNSD, k_BKSD, v_BKSD, **options)
+        else:
+            core = functools.partial(self.op, **options)
+            out_BNSD = self.run(core, q_BNSD, k_BKSD, v_BKSD)
+        return self.output(out_BNSD.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _heads(
+        self, packed_BSQ: Tensor, rotation: Rotation | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values by heads from packed ones, Q = (N + 2 K) D."""
+        heads, groups = self.num_heads, self.num_groups
+        packed_BSPD = packed_BSQ.unflatten(-1, (heads + 2 * groups, self.head_dim))
+        if rotation is None:
+            parts = packed_BSPD.split([heads, groups, groups], dim=2)
+            q_BNSD, k_BKSD, v_BKSD = (part.transpose(1, 2) for part in parts)
+            return q_BNSD, k_BKSD, v_BKSD
+        both_BSPD, v_BSKD = packed_BSPD.split([heads + groups, groups], dim=2)
+        both_BPSD = rotate(self.rotary, both_BSPD.transpose(1, 2), rotation)
+        q_BNSD, k_BKSD = both_BPSD.split([heads, groups], dim=1)
+        # Copied: as a view, values would keep the unrotated queries and keys in memory.
+        return q_BNSD, k_BKSD, v_BSKD.contiguous().transpose(1, 2)
+
+
+def _bias(size: int, shape: ModelShape) -> nn.Parameter | None:
+    return nn.Parameter(torch.zeros(size)) if shape.add_bias_linear else None
+
+
+class FeedForward(nn.Module):
+    """Two projections with GELU or SwiGLU between; biases are left to the fused ops.
+
+    With SwiGLU the first projection is packed, gate before up, and adds its bias itself.
+    """
+
+    up_bias: nn.Parameter | None
+    down_bias: nn.Parameter | None
+
+    def __init__(self, shape: ModelShape, ops: OpBinding, *, exact_gelu: bool = False) -> None:
+        """Build the module; *exact_gelu* takes erf in place of the tanh of the bound op."""
+        super().__init__()
+        hidden, width, swiglu = shape.hidden_size, shape.ffn_hidden_size, shape.swiglu
+        biased = shape.add_bias_linear
+        self.up = Linear(hidden, 2 * width if swiglu else width, ops, bias=swiglu and biased)
+        self.up_bias = None if swiglu else _bias(width, shape)
+        self.down = Linear(width, hidden, ops, bias=False)
+        self.down_bias = _bias(hidden, shape)
+        self.gated = swiglu
+        self.op: Callable[..., Tensor] = _exact_bias_gelu
+        if swiglu or not exact_gelu:
+            self.op = ops.bind("swiglu" if swiglu else "bias_gelu", ffn_hidden_size=width)
+
+    def forward(self, x_BSH: Tensor) -> Tensor:
+        """Return the branch without its last bias."""
+        x_BSF = self.up(x_BSH)
+        if self.gated:
+            return self.down(self.op(x_BSF))  # type: ignore[no-any-return]
+        bias_F = self.up_bias
+        if bias_F is None:
+            bias_F = x_BSF.new_zeros(x_BSF.shape[-1])
+        return self.down(self.op(x_BSF, bias_F))  # type: ignore[no-any-return]
+
+
+def _exact_bias_gelu(x_BSF: Tensor, bias_F: Tensor) -> Tensor:
+    return functional.gelu(x_BSF + bias_F)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + feed_forward(norm(x)).
+
+    Post-normalized it is norm(x + attention(x)), then norm(x + feed_forward(x)).
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        ops: OpBinding,
+        run_attention: Callable[..., Tensor] | None = None,
+        *,
+        masked: bool = False,
+        causal: bool = True,
+        post_norm: bool = False,
+        exact_gelu: bool = False,
+    ) -> None:
+        """Build the block.
+
+        Args:
+            shape: Sizes of the model.
+            ops: Binding of ops to kernels.
+            run_attention: See `Attention`, as for *masked* and *causal*.
+            post_norm: True to normalize after each branch was added, not before it.
+            exact_gelu: See `FeedForward`.
+        """
+        super().__init__()
+        self.post_norm = post_norm
+        self.attention_norm = norm_of(shape, ops)
+        self.attention = Attention(shape, ops, run_attention, masked=masked, causal=causal)
+        self.feed_forward_norm = norm_of(shape, ops)
+        self.feed_forward = FeedForward(shape, ops, exact_gelu=exact_gelu)
+        self.dropout = shape.hidden_dropout
+        self.add: Callable[..., Tensor] = ops.bind(
+            "bias_dropout_add",
+            hidden_size=shape.hidden_size,
+            bias=shape.add_bias_linear,
+            dropout=shape.hidden_dropout,
+        )
+
+    def forward(
+        self,
+        x_BSH: Tensor,
+        cache: LayerCache | None = None,
+        mask_B1SS: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
+        """Return the residual stream after both branches; see `Attention.forward`."""
+        before = x_BSH if self.post_norm else self.attention_norm(x_BSH)
+        branch_BSH = self.attention(before, cache, mask_B1SS, rotation)
+        x_BSH = self.add(
+            branch_BSH,
+            self.attention.output_bias,
+            x_BSH,
+            dropout=self.dropout,
+            training=self.training,
+        )
+        before = x_BSH = self.attention_norm(x_BSH) if self.post_norm else x_BSH
+        if not self.post_norm:
+            before = self.feed_forward_norm(x_BSH)
+        branch_BSH = self.feed_forward(before)
+        x_BSH = self.add(
+            branch_BSH,
+            self.feed_forward.down_bias,
+            x_BSH,
+            dropout=self.dropout,
+            training=self.training,
+        )
+        return self.feed_forward_norm(x_BSH) if self.post_norm else x_BSH

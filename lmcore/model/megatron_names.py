@@ -1,0 +1,80 @@
+"""`MegatronNames`: what only one family has in Megatron's checkpoints.  Torch-free.
+
+A family names its record in `Family.names`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmcore.model.family import families, family_of
+from lmcore.model.shape import ModelShape
+
+__all__ = ["MegatronNames", "every_family", "names_for", "names_of_tensors"]
+
+_FORMAT = "megatron"
+Sizes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class MegatronNames:
+    """Names of parameters outside the layers, and arguments of a run.
+
+    Keys of the tables are modules of lmcore, or whole names of parameters.
+
+    Attributes:
+        core: Names in megatron-core.
+        legacy: Names in the models before megatron-core.
+        older: Keys of `core` by names of further versions.
+        stack: Name of the stack of layers in megatron-core.
+        states: Modules outside the layers for which megatron-core looks for a state beside the
+            weights in `torch_dist`.
+        matches: Returns True if the tensors of a checkpoint, by their names in lmcore, are of this
+            family; None: it is taken if no other one is.
+        values: Returns values of the shape, from the arguments of a run and the tensors' shapes.
+        arguments: Returns the further arguments of a run that trains a model of this family.
+        flags: Returns the further flags that Megatron needs for a model of this family.
+        differences: Returns the features of a model that Megatron lacks, by the set of names.
+        optimizer: True if the state of the optimizer is converted.
+    """
+
+    core: Mapping[str, str]
+    legacy: Mapping[str, str]
+    older: Mapping[str, str] = field(default_factory=dict)
+    stack: str = "decoder"
+    states: tuple[str, ...] = ()
+    matches: Callable[[Sizes], bool] | None = None
+    values: Callable[[Mapping[str, Any], Sizes], dict[str, Any]] = lambda _args, _sizes: {}
+    arguments: Callable[[ModelShape], dict[str, Any]] = lambda _shape: {}
+    flags: Callable[[ModelShape], list[str]] = lambda _shape: []
+    differences: Callable[[ModelShape, str], list[str]] = lambda _shape, _style: []
+    optimizer: bool = True
+
+
+def every_family() -> tuple[MegatronNames, ...]:
+    """Return the records of all families, each once."""
+    found: list[MegatronNames] = []
+    for family in families().values():
+        names = family.load_names(_FORMAT)
+        if names is not None and names not in found:
+            found.append(names)
+    return tuple(found)
+
+
+def names_for(shape: ModelShape) -> MegatronNames | None:
+    """Return the record of a model's family; None if it has none."""
+    found: MegatronNames | None = family_of(shape).load_names(_FORMAT)
+    return found
+
+
+def names_of_tensors(sizes: Sizes) -> MegatronNames:
+    """Return the record of the family that tensors are of.
+
+    Args:
+        sizes: Shape of each tensor by its name in lmcore.
+    """
+    records = every_family()
+    chosen = (one for one in records if one.matches is not None and one.matches(sizes))
+    return next(chosen, next(one for one in records if one.matches is None))

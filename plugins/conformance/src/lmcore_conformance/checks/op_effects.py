@@ -1,0 +1,308 @@
+"""Level 2: effects of a call besides its result: on arguments, on later calls, on torch's settings.
+
+As `ops`, a check is an op and a property, and reports the first fault of each kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lmcore.accelerator.op.records import load_target
+from lmcore.runtime.runtime import deterministic_algorithms
+from lmcore_conformance.op.call import SPECS, Outcome, dtypes_of, oracle, rounded
+from lmcore_conformance.op.case import CALLED_OPS, Case
+from lmcore_conformance.op.findings import BOTH, Findings, Use
+from lmcore_conformance.op.uses import each, register_property
+from lmcore_conformance.plugin_check.traces import TorchState
+
+if TYPE_CHECKING:
+    from lmcore_conformance.bench import Bench
+
+__all__: list[str] = []
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """Arguments of one call on the device.
+
+    Attributes:
+        by_place: Arguments by position.
+        by_name: Arguments by name.
+        leaves: Places of the arguments that get gradients.
+        names: Names of all, by position or name.
+    """
+
+    by_place: dict[int, Any]
+    by_name: dict[str, Any]
+    leaves: tuple[int, ...]
+    names: Mapping[int | str, str]
+
+    @classmethod
+    def of(cls, use: Use, *, gradients: bool) -> _Arguments:
+        """Send a case to the device."""
+        dtype = getattr(torch, use.dtype)
+
+        def sent(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            given = dtype if value.is_floating_point() else None
+            return value.to(use.bench.torch_device, given, copy=True)
+
+        case = use.case
+        by_place = {place: sent(value) for place, value in {**case.others, **case.tensors}.items()}
+        if gradients:
+            for place in case.tensors:
+                by_place[place].requires_grad_()
+        names: dict[int | str, str] = dict(
+            enumerate(signature(load_target(SPECS[case.op].reference)).parameters)
+        )
+        return cls(
+            dict(sorted(by_place.items())),
+            {name: sent(value) for name, value in case.kwargs.items()},
+            tuple(case.tensors),
+            {**names, **{name: name for name in case.kwargs}},
+        )
+
+    def call(self, function: Callable[..., Any]) -> Any:
+        """Call a kernel with them."""
+        return function(*self.by_place.values(), **self.by_name)
+
+    def tensors(self) -> Iterator[tuple[int | str, Tensor]]:
+        """Yield the tensors, by position or name."""
+        for place, value in self.by_place.items():
+            if isinstance(value, Tensor):
+                yield place, value
+        for name, value in self.by_name.items():
+            if isinstance(value, Tensor):
+                yield name, value
+
+    def copies(self) -> dict[int | str, Tensor]:
+        """Return copies of all tensors."""
+        return {key: value.detach().clone() for key, value in self.tensors()}
+
+    def changed(self, before: Mapping[int | str, Tensor]) -> Iterator[str]:
+        """Yield the tensors that differ from their copies."""
+        for key, value in self.tensors():
+            if not _same(value.detach(), before[key]):
+                yield f"it changes its argument `{self.names[key]}`"
+
+    def overwrite(self, case: Case) -> None:
+        """Write the numbers of another case into the same memory; take its scalars as they are."""
+        with torch.no_grad():
+            for place, value in {**case.others, **case.tensors}.items():
+                if isinstance(value, Tensor):
+                    self.by_place[place].copy_(value)
+                else:
+                    self.by_place[place] = value
+            for name, value in case.kwargs.items():
+                if isinstance(value, Tensor):
+                    self.by_name[name].copy_(value)
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    return torch.equal(first.nan_to_num(7.0), second.nan_to_num(7.0))
+
+
+def _incoming(out: Tensor) -> Tensor:
+    return torch.ones_like(out)
+
+
+def _uses(bench: Bench, op: str) -> Iterator[Use]:
+    """Yield each use in every dtype; cases of many numbers in the first one alone."""
+    first = next(dtypes_of(bench))
+    for use in each(bench, op):
+        if use.dtype == first or sum(map(Tensor.numel, use.case.tensors.values())) < _MANY:
+            yield use
+
+
+_MANY = 100_000
+
+
+def _modes(bench: Bench) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
+    """Return the contexts without gradients that a run uses on the device."""
+    modes: dict[str, Callable[[], AbstractContextManager[Any]]] = {"no_grad": torch.no_grad}
+    if bench.device.inference_mode:
+        modes["inference_mode"] = torch.inference_mode
+    return modes
+
+
+def _pure(bench: Bench, op: str) -> str:
+    """Compare arguments and torch's settings before and after, and two backward passes."""
+    findings = Findings()
+    for use in _uses(bench, op):
+        with findings.of(use.kernel, use.label) as add:
+            state = TorchState.now(bench.device.type)
+            for wrong in _changes(use):
+                add(wrong)
+            for wrong in state.changes(bench.device.type):
+                add(wrong)
+    return findings.conclude()
+
+
+def _changes(use: Use) -> Iterator[str]:
+    """Yield the tensors that a call or its backward pass changes without being allowed to."""
+    arguments = _Arguments.of(use, gradients=True)
+    before = arguments.copies()
+    out = arguments.call(use.kernel.function)
+    kept, grad = out.detach().clone(), _incoming(out)
+    leaves = [arguments.by_place[place] for place in arguments.leaves]
+    first = torch.autograd.grad(out, leaves, grad, retain_graph=True)
+    second = torch.autograd.grad(out, leaves, grad)
+    use.bench.device.synchronize()
+    yield from arguments.changed(before)
+    if not torch.equal(grad, _incoming(grad)):
+        yield "it changes the incoming gradient"
+    if not _same(out.detach(), kept):
+        yield "backward changes the output"
+    places = dict(zip(arguments.leaves, first, strict=True))
+    again = Outcome(out, dict(zip(arguments.leaves, second, strict=True)))
+    right = Outcome(
+        use.wanted.out, {place: use.bench.host(tensor) for place, tensor in places.items()}
+    )
+    for wrong in replace(use, wanted=right).differences(again, "gradients"):
+        yield f"a second backward pass gives other gradients: {wrong}"
+
+
+def _no_grad(bench: Bench, op: str) -> str:
+    """Call without gradients: the result is the same, and no argument changes."""
+    findings = Findings()
+    for use in _uses(bench, op):
+        for name, mode in _modes(bench).items():
+            with findings.of(use.kernel, f"{use.label}, under `{name}`") as add, mode():
+                arguments = _Arguments.of(use, gradients=False)
+                before = arguments.copies()
+                out = arguments.call(use.kernel.function)
+                for wrong in use.differences(Outcome(out, {}), "output"):
+                    add(wrong)
+                for wrong in arguments.changed(before):
+                    add(wrong)
+    return findings.conclude()
+
+
+def _history(bench: Bench, op: str) -> str:
+    """Call with numbers A, then B in the same memory, then A again."""
+    findings = Findings()
+    for use in _uses(bench, op):
+        other = rounded(_other_numbers(use.case), getattr(torch, use.dtype))
+        later = replace(use, case=other, wanted=oracle(other, getattr(torch, use.dtype)))
+        for mode in (None, *_modes(bench)):
+            label = f"{use.label}, under `{mode}`" if mode else use.label
+            context = _modes(bench)[mode] if mode else nullcontext
+            with findings.of(use.kernel, label) as add, context():
+                for wrong in _remembered(use, later, gradients=mode is None):
+                    add(wrong)
+    return findings.conclude()
+
+
+def _remembered(use: Use, later: Use, *, gradients: bool) -> Iterator[str]:
+    """Yield what a call has of a call before or after it, with the same memory and shapes."""
+    arguments = _Arguments.of(use, gradients=gradients)
+    parts = BOTH if gradients else "output"
+
+    def called(one: Use) -> Outcome:
+        arguments.overwrite(one.case)
+        out = arguments.call(one.kernel.function)
+        if not gradients:
+            return Outcome(out, {})
+        dtype = getattr(torch, one.dtype)
+        generator = torch.Generator().manual_seed(5)
+        grad = torch.randn(out.shape, dtype=torch.float64, generator=generator).to(dtype)
+        leaves = [arguments.by_place[place] for place in arguments.leaves]
+        grads = torch.autograd.grad(out, leaves, grad.to(out.device, out.dtype))
+        return Outcome(out.detach(), dict(zip(arguments.leaves, grads, strict=True)))
+
+    first = called(use)
+    if any(use.differences(first, parts)):
+        return  # wrong by itself: other checks say so
+    for wrong in later.differences(called(later), parts):
+        yield f"after a call with other numbers in the same memory, {wrong}"
+    for wrong in use.differences(first, parts):
+        yield f"a later call changes an earlier result: {wrong}"
+    for wrong in use.differences(called(use), parts):
+        yield f"with the first numbers again, {wrong}"
+
+
+def _other_numbers(case: Case) -> Case:
+    """Return the case with other numbers of the same shapes, masks, targets and scalars too."""
+
+    def other(value: Any) -> Any:
+        if isinstance(value, float):
+            return value * 0.5
+        if not isinstance(value, Tensor):
+            return value
+        if value.is_floating_point():
+            return 0.5 * value.flip(*{0, value.dim() - 1}) if value.dim() else 0.5 * value
+        return value.flip(-1)
+
+    return replace(
+        case,
+        tensors={place: other(value) for place, value in case.tensors.items()},
+        others={place: other(value) for place, value in case.others.items()},
+        kwargs={
+            name: other(value) if isinstance(value, Tensor) else value
+            for name, value in case.kwargs.items()
+        },
+    )
+
+
+def _repeatable(bench: Bench, op: str) -> str:
+    """Call kernels with the trait `deterministic` again, as such a run does, and compare bits."""
+    findings = Findings()
+    for use in _uses(bench, op):
+        if not use.kernel.is_deterministic:
+            continue
+        with findings.of(use.kernel, use.label) as add, deterministic_algorithms():
+            first, *later = [use.call() for _ in range(3)]
+            bench.device.synchronize()
+            for other in later:
+                pairs = [(first.out, other.out)]
+                pairs += [(first.grads[p], other.grads[p]) for p in other.grads]
+                if not all(_same(one, again) for one, again in pairs):
+                    add("a second call gives other bits")
+    return findings.conclude()
+
+
+_PROPERTIES: dict[str, tuple[Callable[[Bench, str], str], str, str]] = {
+    "pure": (
+        _pure,
+        (
+            "`{op}` changes neither its arguments nor the incoming gradient, and no setting of "
+            "torch, in any dtype."
+        ),
+        "Recomputation and residual connections read them again.",
+    ),
+    "no-grad": (
+        _no_grad,
+        (
+            "`{op}` has the same result under `no_grad` and `inference_mode`, in any dtype, and "
+            "changes no argument there."
+        ),
+        "Evaluation and generation need no gradients, and a kernel may save memory then.",
+    ),
+    "history": (
+        _history,
+        (
+            "`{op}` does not depend on earlier calls, also if the same memory held other numbers, "
+            "and changes no earlier result."
+        ),
+        "Memory is reused: a kernel that recognises shapes or addresses returns old numbers.",
+    ),
+    "repeatable": (
+        _repeatable,
+        "Under `--deterministic`, where `{op}` claims to be so, repeated calls give the same bits.",
+        "`--deterministic` binds kernels by that claim.",
+    ),
+}
+
+
+for _op in CALLED_OPS:
+    for _name, (_make, _title, _reason) in _PROPERTIES.items():
+        _group = "deterministic" if _name == "repeatable" else "ops"
+        register_property(_op, _name, _make, _title, _reason, _group)

@@ -1,0 +1,163 @@
+"""Wrong plugins whose launch environment and judgement of configurations look right by default."""
+
+from __future__ import annotations
+
+from .test_effects import PRESENT, details, unlike
+
+CPU = PRESENT.replace("    change()\n", "").replace('{"float32"}', '{"float32", "bfloat16"}')
+
+
+def test_a_launch_environment_that_is_set_by_the_hook(install, check):
+    """The launcher's environment and the hook's argument stay, and torch is not loaded."""
+    install(
+        CPU,
+        """
+        @hookimpl
+        def lmcore_launch_env(rank_info):
+            import torch
+
+            os.environ["GUEST_VISIBLE"] = str(rank_info.pop("local_rank"))
+            return {}
+        """,
+    )
+    status, found = check("guest")
+    assert status == 1
+    failed = details(found)
+    assert failed.keys() == {"lmcore_launch_env", "hook effects"}
+    assert failed["lmcore_launch_env"] == ["for rank 0 of 4 it changes its argument `rank_info`"]
+    hook = "`lmcore_launch_env`: "
+    assert not unlike(
+        failed["hook effects"],
+        f"{hook}it changes the environment variable `GUEST_VISIBLE`",
+        f"{hook}it imports torch, in the process that starts the workers: ",
+    )
+    (fix,) = {line["fix"] for line in found["plugins"][0]["checks"] if "VISIBLE" in line["detail"]}
+    assert fix.startswith("return the variable")
+
+
+def test_wrong_judgements_of_other_configurations(install, check):
+    """The hook is asked about real configurations, and about the policies that are offered."""
+    install(
+        CPU,
+        """
+        ASKED = []
+
+        @hookimpl
+        def lmcore_precision_policies(device):
+            return standard_precision_policies(device)
+
+        @hookimpl
+        def lmcore_validate_config(config):
+            ASKED.append(config)
+            if config.accelerator.recompute == "full":
+                return [Problem(config.model.num_attention_heads.name)]
+            if config.parallel.context_parallel_size > 1:
+                return Problem("no context parallelism")
+            if config.accelerator.precision == "bf16":
+                return [Problem("no bf16")]
+            if config.training.compile:
+                object.__setattr__(config.training, "compile", False)
+            if config.training.step_graph:
+                return [Problem("enough")] * (len(ASKED) % 2)
+            return []
+        """,
+    )
+    status, found = check("guest")
+    assert status == 1
+    assert not unlike(
+        details(found)["lmcore_validate_config"],
+        "for `--preset llama-1b --recompute full` it raised AttributeError",
+        "for `--context-parallel-size 2` it returned `Problem`, not a list",
+        "it refuses `--precision bf16`, which the plugin offers: no bf16",
+        "for `--compile`: it changes the configuration, which is read-only",
+        "for `--step-graph` it answers differently the second time: [",
+    )
+
+
+def test_ends_of_runs_and_their_plans(install, check):
+    """A run that failed is ended as well, and the plan is read-only."""
+    install(
+        CPU,
+        """
+        @hookimpl
+        def lmcore_run_start(run):
+            run["plan"]["config"]["training"].clear()
+
+        @hookimpl
+        def lmcore_run_end(run):
+            return {"completed": None, "received SIGTERM": None}[run["status"]]
+        """,
+    )
+    _, found = check("guest")
+    failed = details(found)
+    assert failed["lmcore_run_start"] == ["it changes the plan of the run"]
+    (fault,) = failed["lmcore_run_end"]
+    assert fault.startswith("for a run with status `failed: out of memory` it raised KeyError")
+
+
+def test_what_is_refused_is_listed(install, check):
+    """To refuse a configuration is no fault; the line names it."""
+    install(
+        CPU,
+        """
+        @hookimpl
+        def lmcore_validate_config(config):
+            return [Problem("no compiler")] if config.training.compile else []
+        """,
+    )
+    status, found = check("guest")
+    assert status == 0
+    (line,) = details(found, "ok")["lmcore_validate_config"]
+    assert line == "asked about 10 configurations; it refuses `--compile`"
+
+
+def test_registrations_that_can_be_found_and_not_used(install, check):
+    """A text that is no UTF-8, and a tokenizer with ids beyond its vocabulary."""
+    install(
+        CPU,
+        """
+        from lmcore.accelerator.tokenizer import Tokenizer
+
+        class Bytes(Tokenizer):
+            name, vocab_size, eod = "Guest", 100, None
+
+            def encode(self, text):
+                return list(text.encode())
+
+            def decode(self, ids):
+                return bytes(ids).decode(errors="replace")
+
+            def describe(self):
+                return {"type": "Guest"}
+
+        @hookimpl
+        def lmcore_add_tokenizers(registry):
+            registry.add("Guest", lambda *, vocab_file, merge_file, vocab_size: Bytes())
+
+        @hookimpl
+        def lmcore_add_corpora(registry):
+            file = Path(__file__).parent / "odd.txt"
+            file.write_bytes(b"odd \\xff\\n")
+            registry.add("odd", file, "Odd bytes")
+        """,
+    )
+    _, found = check("guest")
+    failed = details(found)
+    assert "odd.txt cannot be read as UTF-8" in failed["lmcore_add_corpora"][0]
+    assert "gives 111, not below its `vocab_size` 100" in failed["lmcore_add_tokenizers"][-1]
+
+
+def test_a_field_of_a_wrong_type_is_one_finding_with_its_place(install, check):
+    """`available=None` is no function: one line says so, with the hook's file and line."""
+    install(
+        CPU,
+        """
+        @hookimpl
+        def lmcore_comm_backends(device):
+            return [CommBackend("gloo", "cpu", available=None)]
+        """,
+    )
+    _, found = check("guest")
+    (fault,) = details(found)["lmcore_comm_backends"]
+    assert "`CommBackend.available` is None" in fault
+    assert "(guest_plugin.py, line " in fault

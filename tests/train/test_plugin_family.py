@@ -1,0 +1,111 @@
+"""A family of models that a plugin adds, the example, in whole runs: trained, resumed, divided."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.checkpoint import read_manifest
+from lmcore.families.op_binding import OpBinding
+from lmcore.families.recompute import KEEP_ALL
+from lmcore.model.family import families, named_family, parameter_shapes
+from lmcore.model.shape import ModelShape
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/plugin_family"
+PACKAGE = "lmcore_example_family"
+FLAGS = (
+    "--model-family window --window-width 3 --global-batch-size 8 --micro-batch-size 4 "
+    "--train-iters 4 --save-interval 2 --lr 1e-2 --eval-interval 4 --eval-iters 1 --device cpu "
+    "--make-vocab-size-divisible-by 16 --split 8,2,0"
+)
+
+pytestmark = pytest.mark.skipif(not EXAMPLE.is_dir(), reason="needs the sources, not the wheel")
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Installs the example for this process and those it starts, and takes it away again."""
+    site = tmp_path / "site"
+    record = site / f"{PACKAGE}-1.0.dist-info"
+    record.mkdir(parents=True)
+    text = "Metadata-Version: 2.1\nName: lmcore-example-family\nVersion: 1.0\n"
+    (record / "METADATA").write_text(text, encoding="utf-8")
+    points = f"[lmcore.plugins]\nwindow = {PACKAGE}.plugin\n"
+    (record / "entry_points.txt").write_text(points, encoding="utf-8")
+    for variable in ("LMCORE_PLUGINS", "LMCORE_PLUGIN_OFF", "LMCORE_DEVICE"):
+        monkeypatch.delenv(variable, raising=False)
+    paths = [str(site), str(EXAMPLE / "src")]
+    monkeypatch.setattr(sys, "path", [*paths, *sys.path])
+    monkeypatch.setenv("PYTHONPATH", ":".join(paths), prepend=":")
+    importlib.invalidate_caches()
+    yield
+    families().pop("Window", None)
+    for module in [one for one in sys.modules if one.partition(".")[0] == PACKAGE]:
+        del sys.modules[module]
+
+
+@pytest.mark.usefixtures("installed")
+def test_training_and_resuming(train: Any, assert_same: Any, capsys: Any) -> None:
+    """It trains and resumes bitwise, in another width it is another model; help has its setting."""
+    from lmcore.cli.main import main
+
+    whole = train("whole", FLAGS)
+    assert whole.status == 0, whole.err
+    assert "model     Window, " in whole.err
+    assert whole.rows[-1]["loss"] < whole.rows[0]["loss"]
+    checkpoint = whole.directory / "checkpoints/iter_0000002"
+    shape = read_manifest(checkpoint).model_shape
+    assert (shape["model_family"], shape["window_width"]) == ("window", 3)
+    more = train("more", f"{FLAGS} --load {checkpoint}")
+    assert more.status == 0, more.err
+    assert more.curve() == whole.curve()[2:]
+    assert_same(more.saved(), whole.saved())
+    other = train("other", f"{FLAGS.replace('width 3', 'width 2')} --load {checkpoint}")
+    assert "window_width: checkpoint 3, model 2" in other.err
+    decoder = train("decoder", f"--device cpu --train-iters 4 --load {checkpoint}")
+    assert "is of another family of models" in decoder.err
+    for command in (["train", "--help"], ["checkpoint", "inspect", str(whole.directory)]):
+        assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "--window-width" in out
+    assert "mixers.0.taps" in out
+
+
+@pytest.mark.usefixtures("installed")
+def test_table_and_modules(train: Any) -> None:
+    """The table has the names and shapes of the modules."""
+    import torch
+
+    assert train("run", FLAGS).status == 0  # which registers the family
+    sizes = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "ffn_hidden_size": 16}
+    shape = ModelShape(
+        **sizes,
+        max_position_embeddings=8,
+        padded_vocab_size=32,
+        model_family="window",
+        further=(("window_width", 3),),
+    )
+    family = named_family("window")
+    assert family is not None
+    with torch.device("meta"):
+        model = family.load_model()(shape, OpBinding(OpTable(OP_SPECS), "cpu", "float32"), KEEP_ALL)
+    modules = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert parameter_shapes(shape) == modules
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("more", ["--tensor-model-parallel-size 2", "--zero-stage 3"])
+def test_two_processes(train: Any, start: Any, finish: Any, installed: None, more: str) -> None:
+    """They continue the checkpoint of one with its losses, also with other rows of padding."""
+    whole = train("whole", FLAGS)
+    load = f"--load {whole.directory}/checkpoints/iter_0000002"
+    run = finish(start("ranks", f"{FLAGS} {load} {more} --nproc-per-node 2"), "ranks")
+    assert run.status == 0, run.err
+    wanted = pytest.approx([row["loss"] for row in whole.rows[2:]], rel=2e-6)
+    assert [row["loss"] for row in run.rows] == wanted

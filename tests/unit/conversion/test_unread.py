@@ -1,0 +1,341 @@
+"""No tensor of a source is left out in silence: every change of one is read, refused or named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import deepspeed_files
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from megatron_files import edit, run_progress
+from model_states import SHAPES, RandomState
+from safetensors.torch import load_file, save_file
+
+from lmcore.checkpoint import TensorEntry, save_streamed
+from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.conversion.convert import convert
+from lmcore.conversion.deepspeed.write import write_deepspeed
+from lmcore.conversion.formats import read_state
+from lmcore.conversion.huggingface.write import write_huggingface
+from lmcore.conversion.loading.foreign_model import describe_foreign
+from lmcore.conversion.megatron.parameters.layout import Layout
+from lmcore.conversion.megatron.rank_files.write import write_megatron
+from lmcore.conversion.megatron.torch_dist.stored_tensors import StoredTensors
+from lmcore.conversion.megatron.torch_dist.write import write_distributed
+from lmcore.conversion.native.manifest import stored_name
+from lmcore.conversion.state import ADAM, WEIGHT
+from lmcore.errors import CheckpointError
+from lmcore.families.layers.rotary import rotation_speeds
+from lmcore.model.shape import ModelShape
+
+# torch says that it saves in one process.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # in torch 2.8 itself
+]
+
+GPT = ModelShape(2, 8, 2, 12, 12, 24)
+LLAMA = replace(
+    GPT,
+    normalization="RMSNorm",
+    swiglu=True,
+    position_embedding_type="rope",
+    add_bias_linear=False,
+)
+TRAINED = RandomState(GPT, (WEIGHT, *ADAM))
+TRAINED.progress = run_progress()
+FEW = 6
+"""Number of tensors of a checkpoint that the fast set changes."""
+NO_WEIGHTS = ("rng_state", "random", "rerun", "step")
+"""Beginnings of the names of random states and counters."""
+BF16 = torch.bfloat16
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+def huggingface(root: Path, shape: ModelShape, kind: str) -> None:
+    """Write a tied model as older versions did: with its head, and with buffers."""
+    write_huggingface(RandomState(shape), root, None)
+    path = root / "model.safetensors"
+    tensors = load_file(path)
+    size = shape.max_position_embeddings
+    if kind == "gpt2":
+        tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
+        mask = torch.ones(size, size, dtype=torch.uint8).tril().view(1, 1, size, size)
+        tensors |= {"transformer.h.1.attn.bias": mask}
+        tensors |= {"transformer.h.1.attn.masked_bias": torch.tensor(-1e4)}
+    else:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        speeds = rotation_speeds(shape, torch.float32)
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = speeds
+        tensors["model.rotary_emb.inv_freq"] = speeds.half()
+    save_file(tensors, path)
+
+
+def megatron_dist(root: Path) -> None:
+    """Write `torch_dist` again by torch, with one tensor for each name."""
+    write_distributed(TRAINED, root, None, dtype=BF16)
+
+
+def megatron(root: Path) -> None:
+    """Write rank files of two stages, with the buffers of older versions."""
+    write_megatron(TRAINED, root, None, layout=Layout(2, 2), style="legacy", dtype=BF16)
+    size = GPT.max_position_embeddings
+    mask = torch.ones(1, 1, size, size, dtype=torch.bool).tril()
+
+    def add(content: dict[str, Any]) -> None:
+        layers = content["model"]["language_model"]["encoder"]
+        layers["layers.0.self_attention.attention.bias"] = mask
+
+    for path in root.glob("*/mp_rank_*/*.pt"):
+        edit(path, add)
+
+
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "huggingface gpt2": lambda root: huggingface(root, GPT, "gpt2"),
+    "huggingface llama": lambda root: huggingface(root, LLAMA, "llama"),
+    "megatron": megatron,
+    "megatron-dist": megatron_dist,
+    "deepspeed": lambda root: deepspeed_files.write(
+        TRAINED, root, deepspeed_files.Layout(tensor=2, form="plain", dtype=torch.float32)
+    ),
+    "deepspeed pipeline, zero 1": lambda root: deepspeed_files.write(
+        TRAINED, root, deepspeed_files.Layout(tensor=2, stages=2, zero=1, data=2)
+    ),
+    "deepspeed zero 3": lambda root: deepspeed_files.write(
+        TRAINED, root, deepspeed_files.Layout(zero=3, data=2)
+    ),
+    "universal": lambda root: write_deepspeed(
+        TRAINED, root, None, layout=Layout(), style="legacy", dtype=BF16
+    ),
+}
+
+
+class Content:
+    """All tensors in the files of a checkpoint, which can be changed one at a time."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.distributed = next(root.glob("*/.metadata"), None)
+
+    def places(self) -> list[tuple[Path, tuple[Any, ...]]]:
+        """Return file and keys of every tensor but random states and counters."""
+        if self.distributed is not None:
+            directory = self.distributed.parent
+            return [(directory, (name,)) for name in StoredTensors(directory).entries]
+        found = []
+        for path in sorted(self.root.rglob("*")):
+            if path.suffix == ".safetensors":
+                found += [(path, (name,)) for name in load_file(path)]
+            elif path.suffix == ".pt" and path.name != "step.pt":
+                found += [(path, keys) for keys in tensors_in(self.load(path), ())]
+        return found
+
+    def load(self, path: Path) -> Any:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        if path.is_dir():
+            stored = StoredTensors(path)
+            return {name: stored.read(name).clone() for name in stored.entries}
+        with deepspeed_files.importable():
+            return torch.load(path, weights_only=False)
+
+    def change(self, path: Path, keys: tuple[Any, ...], change: Change | None) -> None:
+        """Replace one tensor; None: add another one beside it."""
+        content = owner = self.load(path)
+        for key in keys[:-1]:
+            owner = owner[key]
+        if change is None:
+            owner["extra.weight"] = torch.ones(3)
+        else:
+            owner[keys[-1]] = change(owner[keys[-1]].clone())
+        if path.suffix == ".safetensors":
+            save_file(content, path)
+        elif path.is_dir():
+            for file in [*path.glob("*.distcp"), path / ".metadata"]:
+                file.unlink()
+            dcp.save(content, checkpoint_id=path, no_dist=True)
+        else:
+            with deepspeed_files.importable():
+                torch.save(content, path)
+
+
+def tensors_in(value: Any, keys: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Yield the keys of the tensors in nested mappings and lists."""
+    if isinstance(value, torch.Tensor) and value.numel():
+        yield keys
+    elif isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, one in items:
+            if not (isinstance(key, str) and key.startswith(NO_WEIGHTS)):
+                yield from tensors_in(one, (*keys, key))
+
+
+def observed(root: Path) -> tuple[dict[Any, torch.Tensor], list[str], object]:
+    """Return everything that a reader says about a checkpoint."""
+    state = read_state(root)
+    # Copies: files are mapped, and written again in place.
+    names = [(name, kind) for name in state.parameters for kind in state.kinds]
+    tensors = {key: state.read(*key).float().clone() for key in names}
+    return tensors, [*state.notes, *state.training_notes], state.progress
+
+
+def is_noticed(root: Path, before: tuple[dict[Any, torch.Tensor], list[str], object]) -> bool:
+    """Return True if a checkpoint is refused, or its reader says anything else than *before*."""
+    try:
+        tensors, notes, progress = observed(root)
+    except CheckpointError:
+        return True
+    if (notes, progress) != before[1:] or tensors.keys() != before[0].keys():
+        return True
+    return not all(torch.equal(tensors[key], before[0][key]) for key in tensors)
+
+
+def altered(tensor: torch.Tensor) -> torch.Tensor:
+    """Return other values."""
+    return tensor.logical_not() if tensor.dtype is torch.bool else 1 - tensor
+
+
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", WRITERS)
+def test_each_tensor_that_is_altered(name: str, every: bool, tmp_path: Path) -> None:
+    """Replicas, copies of other stages, main parameters, heads, masks and frequencies too."""
+    WRITERS[name](tmp_path)
+    content = Content(tmp_path)
+    before, places = observed(tmp_path), content.places()
+    step = 1 if every else max(len(places) // FEW, 1)
+    unnoticed = []
+    for path, keys in places[::step]:
+        files = [path] if path.is_file() else sorted(path.iterdir())
+        saved = {file: file.read_bytes() for file in files}
+        content.change(path, keys, altered)
+        if not is_noticed(tmp_path, before):
+            unnoticed.append((path.name, keys))
+        for file, data in saved.items():
+            file.write_bytes(data)
+    assert unnoticed == []
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_tensor_that_is_added(name: str, tmp_path: Path) -> None:
+    WRITERS[name](tmp_path)
+    content, before = Content(tmp_path), observed(tmp_path)
+    path, keys = content.places()[0]
+    if name == "universal":
+        path = tmp_path / "global_step6/zero/extra.weight/fp32.pt"
+        path.parent.mkdir()
+        torch.save({"param": torch.ones(3)}, path)
+    elif "pipeline" in name:
+        content.change(next(tmp_path.glob("*/layer_02*")), ("input_layernorm.weight",), None)
+    elif "zero 3" in name:
+        content.change(next(tmp_path.glob("*/*model_states.pt")), ("module", "weight"), None)
+    else:
+        content.change(path, keys, None)
+    assert is_noticed(tmp_path, before)
+
+
+@pytest.mark.parametrize("name", ["extra.weight", "optimizer.max_exp_avg_sq.final_norm.weight"])
+def test_a_tensor_that_is_added_to_a_run(name: str, tmp_path: Path) -> None:
+    """A note names it."""
+    names = {stored_name(*key): key for key in TRAINED.tensors}
+    entries = {
+        one: TensorEntry("float32", tuple(TRAINED.tensors[key].shape)) for one, key in names.items()
+    }
+    tensors = {one: TRAINED.tensors[key] for one, key in names.items()} | {name: torch.ones(3)}
+    save_streamed(
+        tmp_path / "checkpoints",
+        6,
+        entries | {name: TensorEntry("float32", (3,))},
+        tensors.__getitem__,
+        {},
+        model_shape=GPT.to_dict(),
+    )
+    state = read_state(tmp_path)
+    (note,) = [*state.notes, *state.training_notes]
+    assert note == f"not read: `{name}`"
+
+
+TIED = {
+    "gpt2": SHAPES["gpt2"],
+    "llama": replace(SHAPES["llama"], untie_embeddings_and_output_weights=False),
+    "qwen2": replace(SHAPES["qwen2"], untie_embeddings_and_output_weights=False),
+}
+
+
+def with_head(root: Path, shape: ModelShape, head: torch.Tensor | None) -> Path:
+    """Write a tied model with another head; None: with its embedding as the head alone."""
+    root.mkdir(exist_ok=True)
+    write_huggingface(RandomState(shape), root, None)
+    tensors = load_file(root / "model.safetensors")
+    (name,) = tensors.keys() & {"transformer.wte.weight", "model.embed_tokens.weight"}
+    tensors["lm_head.weight"] = tensors.pop(name) if head is None else head
+    save_file(tensors, root / "model.safetensors")
+    assert json.loads((root / "config.json").read_text())["tie_word_embeddings"] is True
+    return root
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_a_head_that_differs_unties(name: str, tmp_path: Path) -> None:
+    """The reader, a run's settings and a converted model are untied, as in transformers 5."""
+    head = torch.randn(384, 24, generator=torch.Generator().manual_seed(9))
+    root = with_head(tmp_path / "in", TIED[name], head)
+    state = read_state(root)
+    assert state.shape == replace(TIED[name], untie_embeddings_and_output_weights=True)
+    assert torch.equal(state.read("output_embedding.weight"), head)
+    found = describe_foreign(root)
+    assert found is not None
+    assert not found.shape.tied
+    assert "`lm_head.weight` differs from" in found.notes[0]
+    convert(root, tmp_path / "out", "huggingface")
+    assert not read_state(tmp_path / "out").shape.tied
+    convert(root, tmp_path / "run", "lmcore", choice=TokenizerSettings("ByteTokenizer"))
+    assert torch.equal(read_state(tmp_path / "run").read("output_embedding.weight"), head)
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_a_rounded_head_unties(name: str, tmp_path: Path) -> None:
+    """A head in bfloat16 of an embedding in float32 has other values, as in transformers 5."""
+    embedding = RandomState(TIED[name]).read("token_embedding.weight")
+    exact = embedding.bfloat16().float()
+    assert not torch.equal(embedding, exact)
+    root = with_head(tmp_path, TIED[name], embedding.bfloat16())
+    assert not read_state(root).shape.tied
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_either_name_of_a_tied_weight_serves(name: str, tmp_path: Path) -> None:
+    state = read_state(with_head(tmp_path, TIED[name], None))
+    assert state.shape == TIED[name]
+    assert not state.notes
+    expected = RandomState(TIED[name]).read("token_embedding.weight")
+    assert torch.equal(state.read("token_embedding.weight"), expected)
+
+
+@pytest.mark.parametrize("layout", [Layout(1, 2), Layout(2, 2)], ids=["1", "2"])
+@pytest.mark.parametrize("style", ["core", "legacy"])
+def test_a_stage_with_another_copy_of_the_embedding(
+    layout: Layout, style: str, tmp_path: Path
+) -> None:
+    """Megatron's arguments cannot say so: the error names both tensors and their files."""
+    write_megatron(RandomState(GPT), tmp_path, None, layout=layout, style=style)
+    path = max(tmp_path.glob("release/*_001/model_optim_rng.pt"))
+    foreign = "output_layer.weight" if style == "core" else "word_embeddings_for_head"
+
+    def change(content: dict[str, Any]) -> None:
+        for keys in tensors_in(content["model"], ()):
+            if foreign in keys:
+                owner = content["model"]
+                for key in keys[:-1]:
+                    owner = owner[key]
+                owner[keys[-1]] = owner[keys[-1]] + 1
+
+    edit(path, change)
+    with pytest.raises(CheckpointError, match="differs from") as caught:
+        read_state(tmp_path)
+    assert foreign in caught.value.what
+    assert "word_embeddings.weight` in `mp_rank_" in caught.value.what

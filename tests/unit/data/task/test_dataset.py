@@ -1,0 +1,101 @@
+"""The indexed dataset of a task, and its samples in the order of training and of the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmcore.config.derived.data_source import TaskData
+from lmcore.data.indexed.dataset import IndexedDataset
+from lmcore.data.task.dataset import TaskDataset, prepare_task
+from lmcore.data.tokenizer import ByteTokenizer
+
+TASK = TaskData("classification", ("a", "b"), "label", labels=("no", "yes"))
+ROWS = [("one", "x", "yes"), ("three", "", "no"), ("five5", "yy", "no"), ("seven77", "z", "yes")]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Return a table of four rows, one with an empty second text."""
+    path = tmp_path / "train.csv"
+    path.write_text("a,b,label\n" + "".join(",".join(row) + "\n" for row in ROWS))
+    return path
+
+
+@pytest.fixture
+def indexed(table: Path, tmp_path: Path) -> IndexedDataset:
+    """Return the table as a dataset."""
+    return IndexedDataset(prepare_task([str(table)], TASK, ByteTokenizer(), tmp_path / "data"))
+
+
+def read(dataset: TaskDataset, first: int, last: int) -> list[tuple[str, str, str]]:
+    """Return some samples as rows of the table."""
+    found = []
+    for number in range(first, last):
+        sample = dataset[number]
+        texts = [bytes(text.tolist()).decode() for text in (sample.first, *sample.second)]
+        found.append((texts[0], texts[1], TASK.labels[sample.label]))
+    return found
+
+
+def test_rows(indexed: IndexedDataset) -> None:
+    """Without a seed, the samples are the rows in order; lengths are of both texts."""
+    dataset = TaskDataset(indexed, 6)
+    assert read(dataset, 0, 6) == [*ROWS, *ROWS[:2]]
+    assert dataset.lengths.tolist() == [4, 5, 7, 8]
+    with pytest.raises(IndexError):
+        dataset[6]
+
+
+def test_lengths_of_single_texts_and_choices(table: Path, tmp_path: Path) -> None:
+    """Of the longest choice; without a second text, of the first alone."""
+    one = TaskData("classification", ("a",), "label", labels=("no", "yes"))
+    found = IndexedDataset(prepare_task([str(table)], one, ByteTokenizer(), tmp_path))
+    assert TaskDataset(found, None).lengths.tolist() == [3, 5, 5, 7]
+    assert TaskDataset(found, None)[0].second == ()
+    path = tmp_path / "choices.csv"
+    path.write_text("q,p,c1,c2,label\nabc,d,e,fgh,0\n")
+    choice = TaskData("multiple-choice", ("q", "p"), "label", ("c1", "c2"), num_choices=2)
+    found = IndexedDataset(prepare_task([str(path)], choice, ByteTokenizer(), tmp_path))
+    dataset = TaskDataset(found, None)
+    assert [bytes(text.tolist()) for text in dataset[0].second] == [b"d e", b"d fgh"]
+    assert dataset.lengths.tolist() == [3 + 5]
+
+
+def test_training_order(indexed: IndexedDataset) -> None:
+    """Each pass has every row once, in its own order, whatever the length of the run is."""
+    dataset = TaskDataset(indexed, 400, seed=7)
+    passes = [read(dataset, start, start + 4) for start in range(0, 400, 4)]
+    assert all(sorted(one) == sorted(ROWS) for one in passes)
+    assert len({tuple(one) for one in passes}) > 15
+    longer = TaskDataset(indexed, 900, seed=7)
+    assert longer.order == dataset.order
+    assert read(longer, 0, 400) == read(dataset, 0, 400)
+    assert TaskDataset(indexed, 400, seed=8).order != dataset.order
+
+
+def test_whole_validations(indexed: IndexedDataset) -> None:
+    """A pass that is longer than the rows is filled up with samples of weight 0."""
+    dataset = TaskDataset(indexed, 18, period=6)
+    assert [dataset[i].weight for i in range(6)] == [1, 1, 1, 1, 0, 0]
+    assert read(dataset, 6, 10) == ROWS
+    assert read(dataset, 12, 16) == ROWS
+
+
+def test_prepared_once(table: Path, tmp_path: Path) -> None:
+    """The dataset is made again only for another content, tokenizer, or order of the classes."""
+    data = tmp_path / "data"
+    prefix = prepare_task([str(table)], TASK, ByteTokenizer(), data)
+    key = TaskDataset(IndexedDataset(prefix), None).key
+    before = Path(prefix + ".bin").stat().st_mtime_ns
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    (moved / "train.csv").write_bytes(table.read_bytes())
+    assert prepare_task([str(moved / "train.csv")], TASK, ByteTokenizer(), data) == prefix
+    assert Path(prefix + ".bin").stat().st_mtime_ns == before
+    other = TaskData("classification", ("a", "b"), "label", labels=("yes", "no"))
+    assert prepare_task([str(table)], other, ByteTokenizer(), data) != prefix
+    table.write_text(table.read_text().replace("five5,yy,no", "five5,yy,yes"))
+    changed = prepare_task([str(table)], TASK, ByteTokenizer(), data)
+    assert TaskDataset(IndexedDataset(changed), None).key != key
