@@ -118,7 +118,7 @@ def paths(data_prefix: str, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 def test_every_checked_setting_has_a_case() -> None:
     """A new setting that declares `CHECKED` is tried below."""
     checked = {name for name, option in run_options().items() if option.on_resume == CHECKED}
-    assert checked == set(CHECKED_CHANGES) | SIZES_OF_FAMILIES
+    assert checked == set(CHECKED_CHANGES) | SIZES_OF_FAMILIES | SETTINGS_OF_TASKS
     assert checked >= FAST
 
 
@@ -126,6 +126,11 @@ SIZES_OF_FAMILIES = {
     *("model_family", "bert_binary_head", "bert_post_norm", "bert_gelu", "bert_token_types"),
 }
 """Settings that are compared as parts of the model's shape: see `test_plugin_family.py`."""
+
+SETTINGS_OF_TASKS = {
+    f"task{part}" for part in ("", "_data", "_text", "_choices", "_label", "_labels")
+}
+"""Settings of runs with labelled texts: `test_task.py` changes them."""
 
 FAST = {
     *("num_layers", "add_qkv_bias", "rampup_batch_size", "shampoo_max_preconditioner_dim"),

@@ -231,6 +231,7 @@ SPECIAL: Mapping[str, str] = {
     "parse_special_tokens": "only a tokenizer of some types takes it",
     "plugin_off": "where these tests run, all plugins but `cpu` may be absent",
     "data_parallel_replicas": "it needs four processes",
+    "task_valid_data": "only a run with a task has it: test_task.py",
     "calculate_per_token_loss": "test_masked_targets.py",
     "cpu_offload": "test_deepspeed.py",
     "deepspeed_config": "test_deepspeed.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from changed_flags import changed
 
 from lmcore.checkpoint import read_manifest
 from lmcore.cli.main import main
@@ -48,11 +50,11 @@ def files(vocabulary: Path) -> Path:
     for name, count in {"train": 90, "valid": 19}.items():
         with (folder / f"{name}.csv").open("w", newline="") as stream:
             table = csv.writer(stream)
-            table.writerow(["id", "first", "second", "color"])
+            table.writerow(["id", "first", "second", "color", "plain"])
             for number in range(count):
                 color = COLORS[number % 3]
                 first, second = words(int(drawn.integers(1, 14))), words(3)
-                table.writerow([number, f"{color} {first}", second, f"is {color}"])
+                table.writerow([number, f"{color} {first}", second, f"is {color}", color])
         with (folder / f"{name}.jsonl").open("w") as stream:
             for number in range(count):
                 choices = [words(2) for _ in range(2 + number % 2)]
@@ -224,6 +226,49 @@ def test_unfit_checkpoints(train: Any, classify: str, bert: Any, files: Path) ->
     made = train("made", f"{choose} --train-iters 1 --eval-iters 0", None)
     assert made.status == 0, made.err
     assert main(["generate", "--load", str(made.directory), "--prompt", "a"]) != 0
+
+
+TASK_CHANGES = {
+    "task": ("", "--task multiple-choice --task-choices second"),
+    "task_data": ("", "--task-data {files}/valid.csv"),
+    "task_text": ("", "--task-text first"),
+    "task_label": ("", "--task-label second"),
+    "task_labels": (
+        "--task-label plain --task-labels red blue green",
+        "--task-labels green blue red",
+    ),
+    "task_choices": ("choose", "--task-choices options query"),
+    "task_valid_data": ("", "--task-valid-data {files}/train.csv"),
+}
+"""Setting -> what the first run has beside the flags of a classification, and the change."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "task_data" else pytest.mark.full)
+        for name in TASK_CHANGES
+    ],
+)
+def test_a_changed_task(train: Any, train_once: Any, classify: str, files: Path, name: str) -> None:
+    """A changed task is refused when a run resumes; other data for validation is named."""
+    further, change = TASK_CHANGES[name]
+    base = f"{classify} --train-iters 4 --save-interval 2 --eval-iters 0"
+    if further == "choose":
+        base, further = f"{CHOOSE} --train-iters 4 --save-interval 2 --eval-iters 0", ""
+    base = changed(base, further).format(files=files)
+    saved = train_once(base, None)
+    assert saved.status == 0, saved.err
+    load = f"--load {saved.directory}/checkpoints/iter_0000002"
+    base = re.sub(r"--load \S+", "", base).replace(" --finetune", "")
+    run = train("changed", changed(f"{base} {load}", change.format(files=files)), None)
+    if name == "task_valid_data":
+        assert run.status == 0, run.err
+        assert "settings differ from the checkpoint's: `task_valid_data`" in run.err
+        return
+    assert run.status != 0
+    assert "error: " in run.err
+    assert not (run.directory / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(

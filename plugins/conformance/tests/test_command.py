@@ -201,7 +201,7 @@ def test_a_report_on_a_plugin_without_a_device(
     arguments = ("--plugin", "slowstager", "--levels", "L1,L2", "--conformance-json", str(file))
     done = suite(*arguments, sites=(extra_site,))
     assert done.returncode == 0, done.stdout
-    assert "2 passed" in done.stdout
+    assert "3 passed" in done.stdout
     assert "  slowstager (lmcore-extra 0.3)\n    checkpoint stagers: slowstager\n" in done.stdout
     found = json.loads(file.read_text(encoding="utf-8"))
     assert found["plugin"]["name"] == "slowstager"
@@ -229,7 +229,7 @@ def test_claiming_nothing_is_seen(suite: Any, tmp_path: Path) -> None:
     done = suite(*arguments)
     assert done.returncode == 0, done.stdout
     assert (
-        "L4 distributed         25        0        0       25        0       0%  not claimed"
+        "L4 distributed         26        0        0       26        0       0%  not claimed"
         in (done.stdout)
     )
     assert "lmcore conformance 1.2: none | 0 of " in done.stdout
@@ -269,7 +269,7 @@ def test_only_what_is_selected_is_made(suite: Any, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     report = json.loads(file.read_text(encoding="utf-8"))
     made = [check["id"] for check in report["checks"] if check["status"] == "passed"]
-    assert made == ["device.create", "device.seed"]
+    assert made == ["device.create", "device.seed", "device.seed-alone"]
     done = suite("--accelerator", "fake", "-k", "device.seed", mode="crash-create")
     assert done.returncode == 1, done.stdout
     assert "device.create: the process was killed by SIGSEGV" in done.stdout

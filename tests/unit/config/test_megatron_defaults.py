@@ -169,6 +169,7 @@ def test_a_translated_command_names_what_differs() -> None:
     flags = "--batch-size 4 --lr-decay-style linear --lr-warmup-iters 1 --bf16 --eval-interval 0"
     (_, note) = load_config(f"{flags} --hidden-dropout 0 --attention-dropout 0".split()).notices
     assert note.splitlines()[1:] == [
+        "  `include_padding_in_loss`: false; Megatron: true",
         "  `split_rule`: megatron-core; Megatron-DeepSpeed, BigScience: legacy",
         "  `final_epoch_threshold`: 0.8; BigScience: 0.95",
     ]

@@ -413,7 +413,7 @@ def test_sentences_are_no_data_of_a_decoder(tmp_path, settings, name):
         opened = sources_of(*((one,) for one in sources))
         with pytest.raises(DataError, match="is split into sentences, and the model") as caught:
             build_samples(opened, 4, settings, name="train")
-        assert "BERT, T5 and retrieval models" in (caught.value.why or "")
+        assert "such data is for BERT" in (caught.value.why or "")
         stored = "its name ends with `_sentence`", "its 20 documents are stored as 40 sentences"
         assert any(why in (caught.value.why or "") for why in stored)
         assert "without `--split-sentences`" in caught.value.hint
