@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         CommandRegistry,
         CorpusRegistry,
         FamilyRegistry,
+        FormatRegistry,
         OptionRegistry,
         TokenizerRegistry,
     )
@@ -128,6 +129,18 @@ def lmcore_add_families(registry: FamilyRegistry) -> None:
     Ranks: the launcher and every worker.
     Return: nothing; a family is a record, `lmcore.model.family.Family`, which names its model's
     class and its samples as `module:object`.
+    """
+
+
+@hookspec
+def lmcore_add_formats(registry: FormatRegistry) -> None:
+    """Add formats of checkpoints: `registry.add(checkpoint_format)`.
+
+    Called by: every command that reads settings or checkpoints, for every usable plugin.
+    When: after discovery, before flags are read; torch is not imported.
+    Ranks: the launcher and every worker.
+    Return: nothing; a format is a record, `lmcore.model.checkpoint_format.CheckpointFormat`, which
+    names the functions that read and write as `module:object`.
     """
 
 

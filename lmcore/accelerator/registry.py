@@ -1,4 +1,4 @@
-"""Registries through which plugins add options, commands, corpora, tokenizers and families.
+"""Registries through which plugins add options, commands, corpora, tokenizers, families, formats.
 
 A registry belongs to one plugin for the time of one hook call, and checks each registration at
 once, so that a traceback points into the plugin.  `lmcore.plugin.registrations` makes the
@@ -20,12 +20,14 @@ from lmcore.errors import PluginError
 
 if TYPE_CHECKING:
     from lmcore.accelerator.tokenizer import TokenizerFactory
+    from lmcore.model.checkpoint_format import CheckpointFormat
     from lmcore.model.family import Family
 
 __all__ = [
     "CommandRegistry",
     "CorpusRegistry",
     "FamilyRegistry",
+    "FormatRegistry",
     "OptionRegistry",
     "PluginCommand",
     "PluginCorpus",
@@ -302,6 +304,39 @@ class FamilyRegistry(_Registry["Family"]):
                 why="settings alone choose the core's families only; others are named",
             )
         self.found[claimed] = family
+
+
+class FormatRegistry(_Registry["CheckpointFormat"]):
+    """Registry of the hook `lmcore_add_formats`."""
+
+    kind = "checkpoint format"
+
+    def add(self, checkpoint_format: CheckpointFormat) -> None:
+        """Register a format of checkpoints, which is recognized by its `matches`.
+
+        Args:
+            checkpoint_format: Its record.
+
+        Raises:
+            PluginError: It is no such record, or the name is malformed or taken.
+        """
+        from lmcore.model.checkpoint_format import CheckpointFormat  # as for families
+
+        if not isinstance(checkpoint_format, CheckpointFormat):
+            raise self._error(
+                f"registers the checkpoint format {checkpoint_format!r:.100}",
+                why="a format is a record, `lmcore.model.checkpoint_format.CheckpointFormat`",
+            )
+        claimed = self._claim(
+            checkpoint_format.name, _FAMILY, "letters, digits and dashes, a letter first"
+        )
+        for target in (checkpoint_format.read, checkpoint_format.write or checkpoint_format.read):
+            if not _is_target(target):
+                raise self._error(
+                    f"registers the checkpoint format `{claimed}` with {target!r:.100}",
+                    why="`read` and `write` have the form `package.module:function`",
+                )
+        self.found[claimed] = checkpoint_format
 
 
 def _is_target(value: object) -> bool:

@@ -334,8 +334,9 @@ def require_checkpoint(path: Path, step: str | None) -> Path:
         CheckpointError, ConfigError: There is no such checkpoint.
     """
     from lmcore.checkpoint import chosen_checkpoint, find_checkpoint
-    from lmcore.conversion.detection.format import format_of, unrecognized
-    from lmcore.conversion.detection.step import foreign_checkpoint
+    from lmcore.conversion.checkpoint_step import foreign_checkpoint
+    from lmcore.conversion.formats import unrecognized
+    from lmcore.model.checkpoint_format import format_of
 
     if step is not None and (chosen := foreign_checkpoint(path, step)) is not None:
         return chosen

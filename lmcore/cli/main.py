@@ -30,7 +30,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "model": {
         "train": (
             "lmcore.cli.train",
-            "Train a GPT or Llama model; without arguments a small GPT on a bundled text.",
+            "Train a GPT, Llama or BERT model; without arguments a small GPT on a bundled text.",
         ),
         "generate": ("lmcore.cli.generate", "Continue a text with a trained model."),
         "serve": (
@@ -243,7 +243,7 @@ def _help() -> str:
     from lmcore.config.options.help import fitted
 
     lines = [
-        "lmcore pretrains GPT and Llama language models; hardware support comes as plugins.",
+        "lmcore pretrains GPT, Llama and BERT models; hardware support comes as plugins.",
         "",
         "usage: lmcore COMMAND [arguments]",
     ]

@@ -46,7 +46,7 @@ __all__ = ["SUMMARY", "run"]
 
 logger = logging.getLogger(__name__)
 
-SUMMARY = "Train a GPT or Llama model; without arguments a small GPT on a bundled text."
+SUMMARY = "Train a GPT, Llama or BERT model; without arguments a small GPT on a bundled text."
 
 
 def run(argv: list[str]) -> int:

@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lmcore.conversion.formats import FORMATS, WriteOptions, read_state
+from lmcore.conversion.formats import WriteOptions, read_state, write_state
 from lmcore.conversion.loading.tokenizer import NO_CHOICE, tokenizer_of
 from lmcore.conversion.logits import compared_logits, reason_not_to_compare
 from lmcore.conversion.native.continuing import continue_flags, continue_notes, longer_flag
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.new_directory import new_directory, require_absent
 from lmcore.conversion.state import lacks_optimizer, notes_beside, recorded_samples
+from lmcore.model.checkpoint_format import formats
 from lmcore.model.megatron_names import names_for
 
 if TYPE_CHECKING:
     from lmcore.config.tokenizer import TokenizerSettings
     from lmcore.conversion.state import ModelState
     from lmcore.data.tokenizer import TokenizerFactory
+    from lmcore.model.checkpoint_format import CheckpointFormat
 
 __all__ = ["Conversion", "convert"]
 
@@ -129,23 +131,13 @@ def convert(
     tokenizer = tokenizer_of(state, choice, extra)
     if state.vocab_size is None and tokenizer is not None:
         state.vocab_size = tokenizer.vocab_size
+    written = formats()[to]
     left_out = [_LEFT_OUT] if weights_only else []
     left_out += _leave_optimizer_out(state, to)
-    if FORMATS[to].optimizer:
-        left_out += state.training_notes
-        if lacks_optimizer(state):
-            left_out.append(_ABSENT)
-        if state.progress is not None and recorded_samples(state) is None:
-            first = ", and a run that continues begins with its first" if to == "lmcore" else ""
-            left_out.append(_NOT_COUNTED + first)
-    flags: Mapping[str, str] = {}
-    if to == "lmcore":
-        if isinstance(state, LmcoreState):
-            left_out.append(_RUN_LEFT_OUT)
-        flags = continue_flags(state)
-        left_out += continue_notes(state)
+    left_out += _training_notes(state, written)
+    flags = continue_flags(state) if to == "lmcore" else {}
     with new_directory(target, _least_bytes(state, to, options)) as directory:
-        notes = FORMATS[to].write(state, directory, tokenizer, options)
+        notes = write_state(written, state, directory, tokenizer, options)
         size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
         seconds = time.perf_counter() - begin
         not_compared = reason_not_to_compare(state) if verify else None
@@ -153,10 +145,10 @@ def convert(
         agreement = compared_logits(state, read_state(directory, to)) if compare else None
     return Conversion(
         source=state.format,
-        target=FORMATS[to].title,
+        target=written.title,
         directory=target,
         num_parameters=sum(math.prod(shape) for shape in state.parameters.values()),
-        optimizer=len(state.kinds) > 1 and FORMATS[to].optimizer,
+        optimizer=len(state.kinds) > 1 and written.optimizer,
         step=state.progress.iteration if state.progress is not None else None,
         consumed_samples=recorded_samples(state),
         continue_flags=tuple(flags),
@@ -180,8 +172,24 @@ def _leave_optimizer_out(state: ModelState, to: str) -> list[str]:
     return [f"the state of the optimizer is left out: {_OTHER_FAMILY}"]
 
 
+def _training_notes(state: ModelState, written: CheckpointFormat) -> list[str]:
+    """Return the notes that matter to a run which continues the written checkpoint."""
+    if not written.optimizer:
+        return []
+    notes = list(state.training_notes)
+    if lacks_optimizer(state):
+        notes.append(_ABSENT)
+    own = written.name == "lmcore"
+    if state.progress is not None and recorded_samples(state) is None:
+        first = ", and a run that continues begins with its first" if own else ""
+        notes.append(_NOT_COUNTED + first)
+    if own and isinstance(state, LmcoreState):
+        notes.append(_RUN_LEFT_OUT)
+    return [*notes, *continue_notes(state)] if own else notes
+
+
 def _least_bytes(state: ModelState, to: str, options: WriteOptions) -> int:
     """Return the size of the weights, and of the optimizer's state in float32 if it is written."""
     elements = sum(math.prod(shape) for shape in state.parameters.values())
-    moments = len(state.kinds) - 1 if FORMATS[to].optimizer else 0
+    moments = len(state.kinds) - 1 if formats()[to].optimizer else 0
     return elements * (options.dtype.itemsize + moments * torch.float32.itemsize)

@@ -1,4 +1,4 @@
-"""The plugins' additions: options, commands, corpora, tokenizer types and families of models.
+"""The plugins' additions: options, commands, corpora, tokenizer types, families and formats.
 
 The hook of every usable plugin is called alone.  A plugin that fails adds nothing, not even what it
 registered before it failed, and a warning says so; an error about a name that it might have added
@@ -18,6 +18,7 @@ from lmcore.accelerator.registry import (
     CommandRegistry,
     CorpusRegistry,
     FamilyRegistry,
+    FormatRegistry,
     OptionRegistry,
     PluginCommand,
     PluginCorpus,
@@ -28,6 +29,8 @@ from lmcore.errors import LmcoreError, PluginError
 from lmcore.plugin.record import PluginRecord, PluginSet, PluginState, describe
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from lmcore.accelerator.tokenizer import Tokenizer, TokenizerFactory
     from lmcore.config.option import Option
 
@@ -37,7 +40,9 @@ __all__ = [
     "plugin_commands",
     "plugin_corpora",
     "plugin_sections",
+    "plugins_add_records",
     "register_families",
+    "register_formats",
     "registered_types",
 ]
 
@@ -172,23 +177,73 @@ def register_families(plugins: PluginSet) -> None:
         plugins: Plugins that were found; they need not have been probed.
     """
     hook = "lmcore_add_families"
-    if not _added and not any(record.implements(hook) for record in plugins.usable):
+    if not _is_used(hook, plugins):
         return  # the records of the core's families are loaded when they are used
     from lmcore.model.family import families
 
     registry = families()
-    for name in _added:
+    for name in _added.pop(hook, ()):
         registry.pop(name, None)
     own = {one.key: _CORE for one in registry.values()}
     found = _collect(
         plugins, hook, lambda record, taken: FamilyRegistry(record.label, {**taken, **own})
     )
-    _added[:] = [one.name for one in found.values()]
+    _added[hook] = [one.name for one in found.values()]
     registry.update({one.name: one for one in found.values()})
 
 
-_added: list[str] = []
-"""Names of the plugins' families in the registry."""
+def register_formats(plugins: PluginSet) -> None:
+    """Add the checkpoint formats of the usable plugins to the registry, as `register_families`."""
+    hook = "lmcore_add_formats"
+    if not _is_used(hook, plugins):
+        return
+    from lmcore.model.checkpoint_format import formats
+
+    registry = formats()
+    for name in _added.pop(hook, ()):
+        registry.pop(name, None)
+    own = dict.fromkeys(registry, _CORE)
+    found = _collect(
+        plugins, hook, lambda record, taken: FormatRegistry(record.label, {**taken, **own})
+    )
+    _added[hook] = list(found)
+    for name, one in found.items():
+        matches = _CheckedMatch(name, one.matches, found.plugins[name])
+        registry[name] = dataclasses.replace(one, matches=matches)
+
+
+def plugins_add_records() -> bool:
+    """Return True if a plugin has added a family or a format in this process."""
+    return any(_added.values())
+
+
+_added: dict[str, list[str]] = {}
+"""Names of the plugins' records in the core's registries, by hook."""
+
+
+def _is_used(hook: str, plugins: PluginSet) -> bool:
+    return bool(_added.get(hook)) or any(record.implements(hook) for record in plugins.usable)
+
+
+@dataclass(frozen=True)
+class _CheckedMatch:
+    """A plugin's recognition of a format, whose failures name the plugin."""
+
+    name: str
+    matches: Callable[[Path], bool]
+    record: PluginRecord
+
+    def __call__(self, directory: Path) -> bool:
+        try:
+            return bool(self.matches(directory))
+        except LmcoreError:
+            raise
+        except Exception as cause:
+            raise PluginError(
+                f"the checkpoint format `{self.name}` of plugin {self.record.label} failed",
+                why=f"its `matches` raised {describe(cause)} for `{directory}`",
+                hint=f"update or remove `{self.record.distribution}`",
+            ) from cause
 
 
 def load_command(command: PluginCommand, record: PluginRecord) -> Callable[[list[str]], int]:

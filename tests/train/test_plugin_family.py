@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from example_plugins import installed_example, needs_examples
 
 from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.checkpoint import read_manifest
@@ -17,7 +16,6 @@ from lmcore.families.recompute import KEEP_ALL
 from lmcore.model.family import families, named_family, parameter_shapes
 from lmcore.model.shape import ModelShape
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples/plugin_family"
 PACKAGE = "lmcore_example_family"
 FLAGS = (
     "--model-family window --window-width 3 --global-batch-size 8 --micro-batch-size 4 "
@@ -25,29 +23,15 @@ FLAGS = (
     "--make-vocab-size-divisible-by 16 --split 8,2,0"
 )
 
-pytestmark = pytest.mark.skipif(not EXAMPLE.is_dir(), reason="needs the sources, not the wheel")
+pytestmark = needs_examples
 
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Installs the example for this process and those it starts, and takes it away again."""
-    site = tmp_path / "site"
-    record = site / f"{PACKAGE}-1.0.dist-info"
-    record.mkdir(parents=True)
-    text = "Metadata-Version: 2.1\nName: lmcore-example-family\nVersion: 1.0\n"
-    (record / "METADATA").write_text(text, encoding="utf-8")
-    points = f"[lmcore.plugins]\nwindow = {PACKAGE}.plugin\n"
-    (record / "entry_points.txt").write_text(points, encoding="utf-8")
-    for variable in ("LMCORE_PLUGINS", "LMCORE_PLUGIN_OFF", "LMCORE_DEVICE"):
-        monkeypatch.delenv(variable, raising=False)
-    paths = [str(site), str(EXAMPLE / "src")]
-    monkeypatch.setattr(sys, "path", [*paths, *sys.path])
-    monkeypatch.setenv("PYTHONPATH", ":".join(paths), prepend=":")
-    importlib.invalidate_caches()
-    yield
+    with installed_example("plugin_family", PACKAGE, "window", tmp_path / "site", monkeypatch):
+        yield
     families().pop("Window", None)
-    for module in [one for one in sys.modules if one.partition(".")[0] == PACKAGE]:
-        del sys.modules[module]
 
 
 @pytest.mark.usefixtures("installed")

@@ -422,7 +422,14 @@ def expected(first, second, priorities, requested):
     return "error" if {"failed", "refused"} & set(accelerators) else "cpu"
 
 
-@pytest.mark.parametrize("priorities", [(100, 100), (100, 50), (1, 2), (-5, 0)])
+@pytest.mark.parametrize(
+    "priorities",
+    [
+        *((100, 100), (100, 50)),
+        pytest.param((1, 2), marks=pytest.mark.full),
+        pytest.param((-5, 0), marks=pytest.mark.full),
+    ],
+)
 def test_selection_over_all_combinations(priorities):
     """Every combination of states, priorities and overrides ends as the rules say."""
     for first, second in itertools.product(STATES, STATES):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 
+from lmcore.config.options.command_line import wants_help
 from lmcore.config.options.help import fitted
 from lmcore.errors import ConfigError, suggestion
+from lmcore.plugin import discover
 
 __all__ = ["SUMMARY", "run"]
 
@@ -38,6 +40,8 @@ def run(argv: list[str]) -> int:
         raise ConfigError(
             f"unknown command `lmcore checkpoint {name}`", hint=suggestion(name, _COMMANDS)
         )
+    if name != "convert" and not wants_help(arguments):  # convert has `--plugin-off`
+        discover(probe=False)  # plugins bring formats, and families of models
     module = importlib.import_module(f"lmcore.cli.checkpoint.{name}")
     status: int = module.run(arguments)
     return status

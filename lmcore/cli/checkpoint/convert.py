@@ -16,19 +16,17 @@ from lmcore.config.options.command_line import parse_section
 from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings, example_flags
+from lmcore.conversion.formats import WriteOptions
 from lmcore.errors import ConfigError, counted, printable
+from lmcore.model.checkpoint_format import formats, named_format
 from lmcore.signals import clean_termination
 
 if TYPE_CHECKING:
     from lmcore.conversion.convert import Conversion
+    from lmcore.model.checkpoint_format import CheckpointFormat
 
-__all__ = ["FORMAT_NAMES", "ConvertSection", "run"]
+__all__ = ["ConvertSection", "run"]
 
-FORMAT_NAMES = ("lmcore", "huggingface", "megatron", "megatron-dist", "megatron-deepspeed")
-"""Names of the formats, as in `lmcore.conversion.formats.FORMATS`."""
-
-_DIVIDED = ("megatron", "megatron-dist", "megatron-deepspeed")
-"""Formats that are written for a parallel layout."""
 _FILE_SIZE_GB = 5.0
 
 _EPILOG = """\
@@ -53,9 +51,15 @@ class ConvertSection(TokenizerSection):
         metavar="SOURCE",
     )
     target: str = option(REQUIRED, "New directory to write.", metavar="TARGET")
-    to: str = option(REQUIRED, "Format to write.", choices=FORMAT_NAMES)
+    to: str = option(
+        REQUIRED,
+        f"Format to write: {', '.join(formats())}, or one of a plugin's.",
+        metavar="FORMAT",
+    )
     source_format: str | None = option(
-        None, "Format of SOURCE; default: recognized by its files.", choices=FORMAT_NAMES
+        None,
+        "Format of SOURCE, one of the same; default: recognized by its files.",
+        metavar="FORMAT",
     )
     ckpt_step: str | None = option(
         None,
@@ -124,11 +128,12 @@ def run(argv: list[str]) -> int:
             why="lmcore keeps weights in float32 and rounds them where `--precision` says so",
             hint="leave `--dtype` out",
         )
-    _refuse_without_effect(section)
     plugins = find_plugins(argv, probe=False)
+    if section.source_format is not None:
+        named_format("--source-format", section.source_format)
+    _refuse_without_effect(section, named_format("--to", section.to))
     from lmcore.checkpoint.dcp_metadata import dtype_of
     from lmcore.conversion.convert import convert
-    from lmcore.conversion.formats import WriteOptions
     from lmcore.conversion.megatron.parameters.layout import Layout
     from lmcore.data.tokenizer.build import registered_types
 
@@ -147,7 +152,7 @@ def run(argv: list[str]) -> int:
                     section.pipeline_model_parallel_size,
                     section.num_virtual_stages_per_pipeline_rank,
                 ),
-                names=section.megatron_names,
+                style=section.megatron_names,
             ),
             choice=TokenizerSettings.of(section),
             extra=registered_types(plugins),
@@ -164,8 +169,8 @@ def _source(section: ConvertSection) -> Path:
         CheckpointError, ConfigError: It has no checkpoint of that step.
     """
     from lmcore.checkpoint import chosen_checkpoint
-    from lmcore.conversion.detection.format import format_of
-    from lmcore.conversion.detection.step import foreign_checkpoint
+    from lmcore.conversion.checkpoint_step import foreign_checkpoint
+    from lmcore.model.checkpoint_format import format_of
 
     source, step = Path(section.source), section.ckpt_step
     if step is None:
@@ -176,26 +181,41 @@ def _source(section: ConvertSection) -> Path:
     return chosen_checkpoint(source, step) if format_of(source) == "lmcore" else source
 
 
-def _refuse_without_effect(section: ConvertSection) -> None:
-    """Raise a `ConfigError` for an option that the format to write does not have."""
-    for flag, is_given, formats in (
-        ("--max-file-size-gb", section.max_file_size_gb != _FILE_SIZE_GB, ("huggingface",)),
-        ("--tensor-model-parallel-size", section.tensor_model_parallel_size > 1, _DIVIDED),
-        ("--pipeline-model-parallel-size", section.pipeline_model_parallel_size > 1, _DIVIDED),
+def _refuse_without_effect(section: ConvertSection, to: CheckpointFormat) -> None:
+    """Raise a `ConfigError` for a format that is only read, or an option that it does not have."""
+    if not to.write:
+        raise ConfigError(
+            f"`--to {to.name}`: lmcore reads {to.title}, and does not write it",
+            hint="choose one that it writes: "
+            + ", ".join(f"`{one.name}`" for one in formats().values() if one.write),
+        )
+    for flag, is_given, has_it in (
+        (
+            "--max-file-size-gb",
+            section.max_file_size_gb != _FILE_SIZE_GB,
+            lambda one: "largest_file" in one.options,
+        ),
+        ("--tensor-model-parallel-size", section.tensor_model_parallel_size > 1, _is_divided),
+        ("--pipeline-model-parallel-size", section.pipeline_model_parallel_size > 1, _is_divided),
         (
             "--num-virtual-stages-per-pipeline-rank",
             section.num_virtual_stages_per_pipeline_rank > 1,
-            _DIVIDED,
+            _is_divided,
         ),
-        ("--megatron-names", section.megatron_names is not None, _DIVIDED),
+        ("--megatron-names", section.megatron_names is not None, lambda one: bool(one.styles)),
     ):
-        if is_given and section.to not in formats:
-            listed = " or ".join(f"`--to {name}`" for name in formats)
+        if is_given and not has_it(to):
+            listed = " or ".join(f"`--to {one.name}`" for one in formats().values() if has_it(one))
             raise ConfigError(
-                f"`{flag}` has no effect with `--to {section.to}`",
+                f"`{flag}` has no effect with `--to {to.name}`",
                 why=f"it is for {listed}",
                 hint=f"leave `{flag}` out",
             )
+
+
+def _is_divided(to: CheckpointFormat) -> bool:
+    """Return True if the format is written for a parallel layout."""
+    return "layout" in to.options
 
 
 def _position(done: Conversion) -> list[str]:

@@ -72,9 +72,9 @@ def run(argv: list[str]) -> int:
     from lmcore.checkpoint import newest_verified, survey
     from lmcore.checkpoint.dcp_metadata import dtype_of
     from lmcore.cli.checkpoint.paths import checkpoint_at
-    from lmcore.conversion.detection.format import format_of
     from lmcore.conversion.new_directory import new_directory
     from lmcore.conversion.tensors.edit import Changes, edit
+    from lmcore.model.checkpoint_format import format_of
 
     changes = Changes(
         drop=section.drop,

@@ -20,8 +20,9 @@ def checkpoint_at(argument: str, step: str | None = None) -> Path:
         ConfigError: A step was given for a checkpoint that has none.
     """
     from lmcore.checkpoint import chosen_checkpoint, find_checkpoint
-    from lmcore.conversion.detection.format import format_of, unrecognized
-    from lmcore.conversion.detection.step import foreign_checkpoint
+    from lmcore.conversion.checkpoint_step import foreign_checkpoint
+    from lmcore.conversion.formats import unrecognized
+    from lmcore.model.checkpoint_format import format_of
 
     path = Path(argument)
     if step is not None and (chosen := foreign_checkpoint(path, step)) is not None:

@@ -64,7 +64,8 @@ def _verified(path: Path) -> Iterator[dict[str, Any]]:
     import torch  # noqa: F401 - its import is not part of the time
 
     from lmcore.checkpoint import survey, verify_checkpoint
-    from lmcore.conversion.detection.format import format_of, unrecognized
+    from lmcore.conversion.formats import unrecognized
+    from lmcore.model.checkpoint_format import format_of
 
     name = format_of(path) if path.is_dir() else None
     if (problem := unrecognized(path)) is not None:

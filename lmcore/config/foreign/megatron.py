@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lmcore.config.foreign.megatron_unsupported import FURTHER_UNSUPPORTED
+from lmcore.config.foreign.megatron_unsupported import FURTHER_UNSUPPORTED, OTHER_MODELS
 
 __all__ = [
     "FIXED",
@@ -254,7 +254,6 @@ FIXED: Mapping[str, Fixed] = {
     "--timing-log-level": Fixed("step times are always recorded", None),
 }
 
-_GPT_ONLY = "leave it out: only BERT, GPT and Llama models are trained"
 _PREPARE = "leave it out of this command: it belongs to `lmcore data prepare`"
 _GENERATE = "leave it out of this command: it belongs to `lmcore generate`"
 _LAUNCHER = "leave it out of this command: it belongs to the launcher"
@@ -319,25 +318,25 @@ UNSUPPORTED: Mapping[str, str] = {
         "use `--use-rope-scaling`, which scales as Llama 3.1 does",
         "--rotary-seq-len-interpolation-factor",
     ),
-    **_all(_GPT_ONLY, "--encoder-seq-length", "--decoder-seq-length", "--encoder-num-layers"),
-    **_all(_GPT_ONLY, "--decoder-num-layers", "--apply-layernorm-1p", "--squared-relu"),
-    **_all(_GPT_ONLY, "--bert-load"),
-    **_all(_GPT_ONLY, "--ict-head-size", "--ict-load", "--query-in-block-prob"),
-    **_all(_GPT_ONLY, "--titles-data-path", "--use-one-sent-docs", "--block-data-path"),
-    **_all(_GPT_ONLY, "--indexer-batch-size", "--indexer-log-interval"),
+    **_all(OTHER_MODELS, "--encoder-seq-length", "--decoder-seq-length", "--encoder-num-layers"),
+    **_all(OTHER_MODELS, "--decoder-num-layers", "--apply-layernorm-1p", "--squared-relu"),
+    **_all(OTHER_MODELS, "--bert-load"),
+    **_all(OTHER_MODELS, "--ict-head-size", "--ict-load", "--query-in-block-prob"),
+    **_all(OTHER_MODELS, "--titles-data-path", "--use-one-sent-docs", "--block-data-path"),
+    **_all(OTHER_MODELS, "--indexer-batch-size", "--indexer-log-interval"),
     **_all("use `--model-family NAME`, which takes the same names", "--model-type"),
-    **_all(_GPT_ONLY, "--bert-embedder-type", "--output-bert-embeddings", "--embedding-path"),
-    **_all(_GPT_ONLY, "--biencoder-projection-dim", "--biencoder-shared-query-context-model"),
-    **_all(_GPT_ONLY, "--retriever-seq-length", "--retriever-score-scaling"),
-    **_all(_GPT_ONLY, "--retriever-report-topk-accuracies", "--evidence-data-path"),
-    **_all(_GPT_ONLY, "--noise-density", "--mean-noise-span-length", "--retro-project-dir"),
-    **_all(_GPT_ONLY, "--retro-add-retriever", "--retro-encoder-layers", "--retro-workdir"),
-    **_all(_GPT_ONLY, "--retro-cyclic-train-iters", "--retro-return-doc-ids"),
-    **_all(_GPT_ONLY, "--retro-encoder-hidden-dropout", "--retro-encoder-attention-dropout"),
-    **_all(_GPT_ONLY, "--retro-num-neighbors", "--retro-num-retrieved-chunks"),
-    **_all(_GPT_ONLY, "--vision-pretraining", "--vision-pretraining-type"),
-    **_all(_GPT_ONLY, "--vision-backbone-type", "--swin-backbone-type", "--num-classes"),
-    **_all(_GPT_ONLY, "--img-h", "--img-w", "--num-channels", "--patch-dim"),
+    **_all(OTHER_MODELS, "--bert-embedder-type", "--output-bert-embeddings", "--embedding-path"),
+    **_all(OTHER_MODELS, "--biencoder-projection-dim", "--biencoder-shared-query-context-model"),
+    **_all(OTHER_MODELS, "--retriever-seq-length", "--retriever-score-scaling"),
+    **_all(OTHER_MODELS, "--retriever-report-topk-accuracies", "--evidence-data-path"),
+    **_all(OTHER_MODELS, "--noise-density", "--mean-noise-span-length", "--retro-project-dir"),
+    **_all(OTHER_MODELS, "--retro-add-retriever", "--retro-encoder-layers", "--retro-workdir"),
+    **_all(OTHER_MODELS, "--retro-cyclic-train-iters", "--retro-return-doc-ids"),
+    **_all(OTHER_MODELS, "--retro-encoder-hidden-dropout", "--retro-encoder-attention-dropout"),
+    **_all(OTHER_MODELS, "--retro-num-neighbors", "--retro-num-retrieved-chunks"),
+    **_all(OTHER_MODELS, "--vision-pretraining", "--vision-pretraining-type"),
+    **_all(OTHER_MODELS, "--vision-backbone-type", "--swin-backbone-type", "--num-classes"),
+    **_all(OTHER_MODELS, "--img-h", "--img-w", "--num-channels", "--patch-dim"),
     **_all("use `--init-method-std X`", "--init-method-xavier-uniform"),
     **_all(_MEMORY, "--record-memory-history", "--memory-snapshot-path"),
     **_all("leave it out: queries, keys and values are one matrix", "--muon-split-qkv"),

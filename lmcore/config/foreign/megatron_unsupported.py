@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["FURTHER_UNSUPPORTED"]
+__all__ = ["FURTHER_UNSUPPORTED", "OTHER_MODELS"]
 
 _CONVERSION = "use `lmcore checkpoint convert IN OUT --to FORMAT`, which reads every layout"
 _EXPERTS = "leave it out, which gives a dense model: models of experts are not supported"
 _TEACHER = "leave it out: training follows the data alone, without a teacher or templates"
 _RL = "leave it out: reinforcement learning is not supported"
-_GPT_ONLY = "leave it out: only GPT and Llama models are trained"
+OTHER_MODELS = "leave it out: only BERT, GPT and Llama models are trained"
 _EIGHT_BITS = "use `--precision bf16`: training in 8 or 4 bits is not supported"
 _REDUCED = "leave it out: gradients are reduced in fp32"
 _INFERENCE = "leave it out: `lmcore generate` and `lmcore serve` have flags of their own"
@@ -125,7 +125,7 @@ _NAMES: Mapping[str, str] = {
         rl-sequence-packing-max-sequences-per-bin rl-skip-bos-token rl-submission-granularity
         rl-training-cuda-graphs rl-use-sequence-packing rl-verify-model-weights-swap
     """,
-    _GPT_ONLY: """
+    OTHER_MODELS: """
         classes-fraction data-per-class-fraction dino-bottleneck-size dino-freeze-last-layer
         dino-head-hidden-size dino-local-crops-number dino-local-img-size dino-norm-last-layer
         faiss-match faiss-topk-retrievals faiss-use-gpu head-lr-mult img-dim iter-per-epoch

@@ -32,6 +32,7 @@ from lmcore.conversion.deepspeed.names import (
 )
 from lmcore.conversion.megatron.directory import TRACKER_NAME
 from lmcore.conversion.megatron.parameters.layout import Layout
+from lmcore.conversion.megatron.parameters.names import require_names
 from lmcore.conversion.megatron.parameters.packing import Packing
 from lmcore.conversion.megatron.parameters.vocabulary import (
     padded_parts,
@@ -50,7 +51,9 @@ from lmcore.conversion.state import ADAM, WEIGHT, recorded_samples
 from lmcore.conversion.torch_file import save_file, separate
 from lmcore.durable import write_atomically
 from lmcore.errors import CheckpointArgumentError, CheckpointError
+from lmcore.families.gpt.megatron import NAMES as GPT_NAMES
 from lmcore.model.family import vocabulary_parameters
+from lmcore.model.megatron_names import names_for
 
 if TYPE_CHECKING:
     from lmcore.conversion.state import ModelState
@@ -98,6 +101,8 @@ def write_deepspeed(
             or *state* is damaged.
         OSError: The file system refuses.
     """
+    names = names_for(state.shape)
+    require_names(state, "Megatron-DeepSpeed", names if names == GPT_NAMES else None)
     _check(state.shape, layout, style)
     shape = padded_shape(state, layout.tensor)
     progress = state.progress

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from lmcore.errors import several
+from lmcore.errors import CheckpointArgumentError, several
 
 __all__ = [
     "CONFIG_NAME",
     "INDEX_NAME",
     "SINGLE_NAME",
     "WEIGHT_FILES",
+    "incomplete_huggingface",
     "is_huggingface",
     "unread_notes",
 ]
@@ -26,14 +27,37 @@ WEIGHT_FILES = (
 """Names of the weight files in the order of transformers: a single file, the index of several."""
 _OPTIMIZER_FILES = ("optimizer.pt", "optimizer.bin")
 """Names of the optimizer's state in a directory of transformers' `Trainer` or of accelerate."""
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
+_MODEL_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_WEIGHTS = (*_MODEL_WEIGHTS, "adapter_model.bin")
 _DEEPSPEED_FILES = "global_step*/*_states.pt"
+_OTHER_FORMS = (
+    (
+        "adapter_config.json",
+        "it is an adapter, without the weights of its base model",
+        "merge both (`merge_and_unload` of peft), and give the directory of the merged model",
+    ),
+    (
+        "consolidated.safetensors",
+        "its weights have the names of their author's own program",
+        f"give the directory with transformers' `{CONFIG_NAME}` and `{WEIGHT_FILES[0][0]}`",
+    ),
+)
+"""Files that show another form of a model, with the form and a hint."""
 
 
 def is_huggingface(directory: Path) -> bool:
     """Return True if *directory* has the files of a Hugging Face model."""
     weights = any((directory / name).is_file() for names in WEIGHT_FILES for name in names)
     return weights and (directory / CONFIG_NAME).is_file()
+
+
+def incomplete_huggingface(directory: Path) -> CheckpointArgumentError | None:
+    """Return the error for an incomplete model, or another form of one; None if there is none."""
+    parts = _parts(directory)
+    if parts is None:
+        return None
+    why, hint = parts
+    return CheckpointArgumentError(f"no checkpoint in `{directory}`", why=why, hint=hint)
 
 
 def unread_notes(directory: Path, read: Collection[Path]) -> tuple[str, ...]:
@@ -60,3 +84,22 @@ def unread_notes(directory: Path, read: Collection[Path]) -> tuple[str, ...]:
     elif any((directory / name).is_file() for name in _OPTIMIZER_FILES):
         notes.append("the state of its optimizer is not read")
     return tuple(notes)
+
+
+def _parts(directory: Path) -> tuple[str, str] | None:
+    """Return what an incomplete model in *directory* lacks, and a hint; None if there is none."""
+    for name, why, hint in _OTHER_FORMS:
+        if (directory / name).is_file():
+            return f"{why} (`{name}`)", hint
+    files = [path for pattern in _MODEL_WEIGHTS for path in sorted(directory.glob(pattern))]
+    if (directory / CONFIG_NAME).is_file():
+        names = ", ".join(f"`{name}`" for pair in WEIGHT_FILES for name in pair)
+        other = f"; `{files[0].name}` is none of these" if files else ""
+        why = f"it has a `{CONFIG_NAME}`, but no weights: looked for {names}{other}"
+        return why, "download or copy the missing files"
+    if files:
+        why = f"it has weights, such as `{files[0].name}`, but no `{CONFIG_NAME}`"
+        return why, f"copy the model's `{CONFIG_NAME}` there"
+    if any(directory.glob("*.gguf")):
+        return "GGUF files are not read", "give the model from which the GGUF file was made"
+    return None

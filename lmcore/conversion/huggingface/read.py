@@ -36,19 +36,28 @@ class HuggingFaceState(ModelState):
 
     format = "Hugging Face"
 
-    def __init__(self, path: Path, *, weights: Weights | None = None, compare: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        weights: Weights | None = None,
+        weights_only: bool = False,
+        compare: bool = True,
+    ) -> None:
         """Read configuration and headers of the weight files, and compare them.
 
         Args:
             path: Directory with `config.json` and the weights.
             weights: Weights of another format, under the names of transformers; None: the files
                 in *path*.
+            weights_only: Without effect: a model has weights alone.
             compare: True to compare the checksums of files that are read.
 
         Raises:
             CheckpointError: A file is missing or damaged, lmcore does not have the model, or the
                 weights are not the configuration's.
         """
+        del weights_only
         self.path = path
         config = read_config(path)
         self._files: Weights = weights or WeightFiles(path, compare=compare)

@@ -28,10 +28,7 @@ if TYPE_CHECKING:
     from lmcore.conversion.state import ModelState
     from lmcore.data.tokenizer import Tokenizer
 
-__all__ = ["LARGEST_FILE", "write_huggingface"]
-
-LARGEST_FILE = 5 * 10**9
-"""Largest size of a weight file in bytes, as transformers' default."""
+__all__ = ["write_huggingface"]
 
 
 def write_huggingface(
@@ -40,7 +37,7 @@ def write_huggingface(
     tokenizer: Tokenizer | None,
     *,
     dtype: torch.dtype = torch.float32,
-    largest_file: int = LARGEST_FILE,
+    largest_file: int = 5 * 10**9,
 ) -> list[str]:
     """Write a model into *directory* and return notes for the user.
 
@@ -51,7 +48,7 @@ def write_huggingface(
         directory: Empty directory.
         tokenizer: Tokenizer of the model; None: no tokenizer files are written.
         dtype: Dtype of the weights: float32, float16 or bfloat16.
-        largest_file: Largest size of a weight file in bytes.
+        largest_file: Largest size of a weight file in bytes, by default 5 GB, as in transformers.
 
     Raises:
         CheckpointError: transformers has no such model, or the checkpoint is damaged.

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from lmcore.errors import CheckpointArgumentError, CheckpointError, LmcoreError
+from lmcore.plugin import discover
 from lmcore.plugin.isolation.subprocess_call import call_isolated
+from lmcore.plugin.registrations import plugins_add_records
 
-__all__ = ["describe", "describe_isolated"]
+__all__ = ["describe", "describe_by_plugins", "describe_isolated"]
 
 _SECONDS = 600.0
 
@@ -32,7 +34,9 @@ def describe_isolated(directory: Path, name: str) -> dict[str, Any]:
     if "torch" in sys.modules:
         found = describe(str(directory), name)
     else:
-        outcome = call_isolated(f"{__name__}:describe", str(directory), name, timeout=_SECONDS)
+        function = "describe_by_plugins" if plugins_add_records() else "describe"
+        target = f"{__name__}:{function}"
+        outcome = call_isolated(target, str(directory), name, timeout=_SECONDS)
         if not outcome.complete:
             raise CheckpointError(f"`{directory}` cannot be read", why=outcome.fault)
         found = outcome.value
@@ -40,6 +44,12 @@ def describe_isolated(directory: Path, name: str) -> dict[str, Any]:
         kind = CheckpointArgumentError if found["is_argument"] else CheckpointError
         raise kind(**found["error"])
     return found
+
+
+def describe_by_plugins(directory: str, name: str) -> dict[str, Any]:
+    """Return the values of `describe` where a plugin may bring the format or the family."""
+    discover(probe=False)
+    return describe(directory, name)
 
 
 def describe(directory: str, name: str) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.conversion.checkpoint_step import foreign_checkpoint
 from lmcore.conversion.deepspeed.directory import has_files
-from lmcore.conversion.detection.format import format_of
-from lmcore.conversion.detection.step import foreign_checkpoint
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.loading.describe import describe_isolated
 from lmcore.families.saved_shape import read_shape
+from lmcore.model.checkpoint_format import format_of
 
 if TYPE_CHECKING:
     from lmcore.model.shape import ModelShape

@@ -25,7 +25,7 @@ __all__ = [
     "checkpoints_at",
     "directory_name",
     "find_checkpoint",
-    "incomplete_distributed",
+    "incomplete_megatron",
     "is_distributed",
     "is_megatron",
     "is_megatron_dist",
@@ -281,12 +281,24 @@ def is_distributed(path: Path) -> bool:
     return _backend(path) == _TORCH_DIST
 
 
-def incomplete_distributed(path: Path) -> CheckpointError | None:
-    """Return the error for a distributed checkpoint that is incomplete, or not `torch_dist`.
+def incomplete_megatron(path: Path) -> CheckpointError | None:
+    """Return the error for a checkpoint that is incomplete, absent or not `torch_dist`.
 
     Args:
         path: Directory that Megatron saved to, or one checkpoint in it.
     """
+    if (problem := _incomplete_distributed(path)) is not None:
+        return problem
+    if (path / TRACKER_NAME).is_file():
+        try:
+            require_checkpoint(path)
+        except CheckpointError as error:
+            return error
+    return None
+
+
+def _incomplete_distributed(path: Path) -> CheckpointError | None:
+    """Return the error for a distributed checkpoint that is incomplete, or not `torch_dist`."""
     inside = [one for one in sorted_entries(path) if _ITERATION.match(one.name)]
     names = (FORMAT_NAME, _INDEX_NAME, COMMON_NAME)
     for checkpoint in (path, *reversed(inside)):

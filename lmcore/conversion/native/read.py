@@ -40,16 +40,18 @@ class LmcoreState(ModelState):
 
     format = "lmcore"
 
-    def __init__(self, path: Path, *, weights_only: bool = False) -> None:
+    def __init__(self, path: Path, *, weights_only: bool = False, compare: bool = True) -> None:
         """Choose and verify the checkpoint; a warning names damaged ones that are skipped.
 
         Args:
             path: Run directory, its `checkpoints`, or one `iter_XXXXXXX`.
             weights_only: True to leave the state of Adam out.
+            compare: Without effect: tensors are compared with their checksums as they are read.
 
         Raises:
             CheckpointError: There is no checkpoint, it is damaged, or its model is not known.
         """
+        del compare
         found = newest_verified(survey(path))
         warning = found.warning()
         if warning is not None:

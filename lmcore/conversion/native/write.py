@@ -22,6 +22,7 @@ from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.model.family import parameter_shapes
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from lmcore.data.tokenizer import Tokenizer
@@ -29,7 +30,13 @@ if TYPE_CHECKING:
 __all__ = ["write_lmcore"]
 
 
-def write_lmcore(state: ModelState, directory: Path, tokenizer: Tokenizer | None) -> list[str]:
+def write_lmcore(
+    state: ModelState,
+    directory: Path,
+    tokenizer: Tokenizer | None,
+    *,
+    dtype: torch.dtype | None = None,
+) -> list[str]:
     """Write a state as a run directory and return notes for the user.
 
     Weights are written in float32, in which lmcore trains.
@@ -38,12 +45,14 @@ def write_lmcore(state: ModelState, directory: Path, tokenizer: Tokenizer | None
         state: State of any format.
         directory: Directory of the new run.
         tokenizer: Tokenizer of the model; None: none is saved.
+        dtype: Without effect.
 
     Raises:
         CheckpointError, DataError: The disk is full or refuses, or *state* is damaged.
     """
     import torch
 
+    del dtype
     progress = state.progress or Progress(0, 0)
     iteration = progress.iteration
     names = {

@@ -21,11 +21,11 @@ from lmcore.checkpoint import (
     verify_checkpoint,
 )
 from lmcore.checkpoint.verify import damaged
-from lmcore.conversion.detection.format import format_of
-from lmcore.conversion.formats import FORMATS, read_state
+from lmcore.conversion.formats import read_state
 from lmcore.conversion.native.manifest import stored_name
 from lmcore.conversion.state import recorded_samples
 from lmcore.errors import ConfigError, nearest
+from lmcore.model.checkpoint_format import format_of, formats
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
@@ -124,7 +124,7 @@ def content_of(path: Path, *, verify: bool = False) -> CheckpointContent:
     tokenizer = state.tokenizer.tokenizer_type if state.tokenizer is not None else None
     return CheckpointContent(
         path,
-        FORMATS[name].title,
+        formats()[name].title,
         tensors,
         lambda stored: state.read(*names[stored]),
         state.shape.to_dict(),

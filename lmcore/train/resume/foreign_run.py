@@ -9,13 +9,6 @@ from lmcore.errors import CheckpointError, ConfigError
 
 __all__ = ["not_a_run"]
 
-_TITLES = {
-    "huggingface": "a model of Hugging Face",
-    "megatron": "a checkpoint of Megatron-LM",
-    "megatron-dist": "a checkpoint of Megatron-LM",
-    "megatron-deepspeed": "a checkpoint of DeepSpeed",
-}
-
 
 def not_a_run(path: Path, step: str | None = None) -> ConfigError | None:
     """Return the error for a run to continue that is another program's; None if it is none.
@@ -24,8 +17,8 @@ def not_a_run(path: Path, step: str | None = None) -> ConfigError | None:
         path: Path of `--continue`, at which no run is.
         step: Value of `--ckpt-step`; None if it is not given.
     """
-    from lmcore.conversion.deepspeed.directory import is_deepspeed  # only if needed: it is slow
-    from lmcore.conversion.detection.format import format_of
+    from lmcore.conversion.formats import formats  # only if needed: it is slow
+    from lmcore.model.checkpoint_format import format_of
 
     if not path.is_dir():
         return None
@@ -33,21 +26,24 @@ def not_a_run(path: Path, step: str | None = None) -> ConfigError | None:
         name = format_of(path)
     except CheckpointError:  # several checkpoints, and no file names the newest
         name = "megatron"
-    if name not in _TITLES:
+    if name in {None, "lmcore"}:
         return None
+    assert name is not None
+    found = formats()[name]
     shown = shlex.quote(str(path))
     at_step = "" if step is None else f" --ckpt-step {shlex.quote(step)}"
     convert = f"`lmcore checkpoint convert {shown} RUN --to lmcore{at_step}"
     begins = f"`--load {shown}{at_step}` begins a run at step 0 with the weights alone"
-    what = f"`--continue {path}`: it is {_TITLES[name]}, not a run of lmcore"
+    what = f"`--continue {path}`: it is {found.described}, not a run of lmcore"
     why = "a run continues with the settings and the state that lmcore wrote"
-    if name != "huggingface":
+    if found.optimizer:
         hint = f"{convert}` makes a run that continues, with the optimizer's state; {begins}"
         return ConfigError(what, why=why, hint=hint)
     why += "; such a model has weights alone"
     hint = begins
-    if is_deepspeed(path):
-        convert += " --source-format megatron-deepspeed`"
-        hint = f"{convert} makes a run of DeepSpeed's files in it, with the optimizer's state; "
+    others = (one for one in formats().values() if one.optimizer and one.matches(path))
+    if (beside := next(others, None)) is not None:
+        convert += f" --source-format {beside.name}`"
+        hint = f"{convert} makes a run of {beside.described} in it, with the optimizer's state; "
         hint += begins
     return ConfigError(what, why=why, hint=hint)

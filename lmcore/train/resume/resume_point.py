@@ -63,7 +63,7 @@ def find_resume_point(
         return None
     # Only if needed: they take time.
     from lmcore.checkpoint import chosen_checkpoint, survey
-    from lmcore.conversion.detection.format import unrecognized
+    from lmcore.conversion.formats import unrecognized
     from lmcore.train.resume.foreign import foreign_resume_point
 
     path = Path(settings.load)

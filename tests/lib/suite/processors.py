@@ -2,7 +2,8 @@
 
 Tests of a folder whose `conftest.py` uses the fixture `processor` depend on these facts
 (`lmcore_cpu.kernel.processor.Facts`).  In the full set each of them runs with this machine's facts
-and with every combination of other ones; in the fast set a test or module marked `processors` does.
+and with every combination of other ones; in the fast set a test or module marked `processors` runs
+with combinations that have every pair of facts.
 The variable TEST_PROCESSOR gives one combination to all of them:
 
     TEST_PROCESSOR=mkl,bf16,avx512,onednn pytest tests/unit/generation
@@ -13,6 +14,7 @@ are skipped.  A module that does not import torch runs no kernels, and runs once
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -55,6 +57,18 @@ def combinations() -> dict[str, dict[str, bool | tuple[str, ...]]]:
     }
 
 
+def covering() -> list[str]:
+    """Return `here` and a few combinations in which every pair of facts occurs that any has."""
+    pairs = {
+        name: set(itertools.combinations(enumerate(name.split(",")), 2)) for name in combinations()
+    }
+    open_pairs, chosen = set().union(*pairs.values()), [HERE]
+    while open_pairs:
+        chosen.append(max(pairs, key=lambda name: len(pairs[name] & open_pairs)))
+        open_pairs -= pairs[chosen[-1]]
+    return chosen
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give a test each combination."""
     if "processor" not in metafunc.fixturenames:
@@ -62,7 +76,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marked = any(mark.name == "processors" for mark in metafunc.definition.iter_markers())
     wanted = marked or (metafunc.config.stash[SET].full and "torch" in vars(metafunc.module))
     if wanted and VARIABLE not in os.environ:
-        metafunc.parametrize("processor", [HERE, *combinations()], indirect=True)
+        fast = covering()
+        cases = [
+            pytest.param(name, marks=() if name in fast else pytest.mark.full)
+            for name in [HERE, *combinations()]
+        ]
+        metafunc.parametrize("processor", cases, indirect=True)
 
 
 @pytest.fixture

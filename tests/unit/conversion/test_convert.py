@@ -15,22 +15,17 @@ import torch
 from model_states import GPT2, LLAMA, RandomState, same_state
 
 from lmcore.checkpoint import read_manifest, save_checkpoint
-from lmcore.cli.checkpoint.convert import FORMAT_NAMES
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion import new_directory as module
 from lmcore.conversion.convert import convert
-from lmcore.conversion.detection.format import MATCHES, format_of
-from lmcore.conversion.formats import FORMATS, WriteOptions, read_state
+from lmcore.conversion.formats import WriteOptions, read_state
 from lmcore.conversion.loading.foreign_model import describe_foreign
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState
 from lmcore.errors import CheckpointError
+from lmcore.model.checkpoint_format import format_of, formats
 
 RunOf = Callable[[ModelState], Path]
-
-
-def test_the_command_has_every_format() -> None:
-    assert tuple(FORMATS) == tuple(MATCHES) == FORMAT_NAMES
 
 
 def test_there_and_back(tmp_path: Path, run_of: RunOf) -> None:
@@ -50,7 +45,7 @@ def test_there_and_back(tmp_path: Path, run_of: RunOf) -> None:
     assert (tmp_path / "deep/er/back/tokenizer/pretrained/tokenizer.json").is_file()
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "lmcore"])
+@pytest.mark.parametrize("name", [name for name in formats() if name != "lmcore"])
 @pytest.mark.parametrize("state", [RandomState(GPT2), RandomState(LLAMA)], ids=["gpt2", "llama"])
 def test_every_format_there_and_back(
     tmp_path: Path, run_of: RunOf, name: str, state: RandomState
@@ -106,7 +101,7 @@ def test_damage_and_a_full_disk_leave_nothing(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("lmcore.conversion.formats.write_huggingface", full)
+        patch.setattr("lmcore.conversion.huggingface.write.write_huggingface", full)
         with pytest.raises(CheckpointError, match="No space left") as caught:
             convert(run, out / "hf", "huggingface")
         assert "bytes" in str(caught.value.why)
@@ -167,7 +162,7 @@ def test_files_beside_that_cannot_be_read(
         (tmp_path / "absent").read_bytes()
         raise AssertionError
 
-    monkeypatch.setattr("lmcore.conversion.formats.write_huggingface", absent)
+    monkeypatch.setattr("lmcore.conversion.huggingface.write.write_huggingface", absent)
     with pytest.raises(CheckpointError, match=re.escape(f"cannot read `{tmp_path / 'absent'}`")):
         convert(run, tmp_path / "out", "huggingface")
 
@@ -199,7 +194,7 @@ def test_a_directory_of_no_format(tmp_path: Path) -> None:
         read_state(tmp_path / "x")
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "lmcore"])
+@pytest.mark.parametrize("name", [name for name in formats() if name != "lmcore"])
 def test_values_too_large_for_a_dtype(tmp_path: Path, run_of: RunOf, name: str) -> None:
     """They would become infinite: an error, and nothing is written."""
     state = RandomState(LLAMA)

@@ -20,11 +20,12 @@ from damage import TO_A_FILE, time_limit
 from model_states import GPT2, RandomState
 
 from lmcore.conversion.foreign_pickle.load import load_tensors
-from lmcore.conversion.formats import FORMATS, WriteOptions, read_state
+from lmcore.conversion.formats import WriteOptions, read_state, write_state
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.errors import CheckpointError, LmcoreError
+from lmcore.model.checkpoint_format import formats
 
-OTHERS = [name for name in FORMATS if name != "lmcore"]
+OTHERS = [name for name in formats() if name != "lmcore"]
 
 
 def outcome(directory: Path, name: str) -> str:
@@ -45,7 +46,7 @@ def outcome(directory: Path, name: str) -> str:
 def test_damage_from_a_seed(tmp_path: Path, name: str, count: int) -> None:
     pristine, directory = tmp_path / "pristine", tmp_path / "damaged"
     pristine.mkdir()
-    FORMATS[name].write(RandomState(GPT2), pristine, ByteTokenizer(), WriteOptions())
+    write_state(formats()[name], RandomState(GPT2), pristine, ByteTokenizer(), WriteOptions())
     draw = random.Random(count)
     files = sorted(path.relative_to(pristine) for path in pristine.rglob("*") if path.is_file())
     needed = [path for path in files if path.suffix in {".safetensors", ".pt"}]
@@ -71,7 +72,7 @@ def test_damage_from_a_seed(tmp_path: Path, name: str, count: int) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_pipe_instead_of_a_file(name: str, tmp_path: Path) -> None:
     """Nobody writes to it: no file of weights is waited for."""
-    FORMATS[name].write(RandomState(GPT2), tmp_path, ByteTokenizer(), WriteOptions())
+    write_state(formats()[name], RandomState(GPT2), tmp_path, ByteTokenizer(), WriteOptions())
     largest = max(
         (path for path in tmp_path.rglob("*") if path.is_file()), key=lambda one: one.stat().st_size
     )

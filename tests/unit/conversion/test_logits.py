@@ -14,16 +14,18 @@ from model_states import GPT2, LLAMA, RandomState
 from lmcore.cli.main import main
 from lmcore.conversion import logits
 from lmcore.conversion.convert import convert
-from lmcore.conversion.formats import FORMATS, WriteOptions
+from lmcore.conversion.formats import WriteOptions
+from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.logits import compared_logits, reason_not_to_compare
 from lmcore.conversion.megatron.parameters.layout import Layout
 from lmcore.conversion.state import ModelState
 from lmcore.errors import CheckpointError
+from lmcore.model.checkpoint_format import formats
 
 RunOf = Callable[[ModelState], Path]
 
 
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", formats())
 @pytest.mark.parametrize("state", [RandomState(GPT2), RandomState(LLAMA)], ids=["gpt2", "llama"])
 def test_each_format_agrees(tmp_path: Path, run_of: RunOf, to: str, state: RandomState) -> None:
     """Weights rounded to 16 bits agree, too: the source is rounded before."""
@@ -99,12 +101,12 @@ def test_a_wrong_result_is_removed(
 ) -> None:
     """Status 1, and nothing is written; `--no-verify` writes it."""
     run = run_of(RandomState(GPT2))
-    write = FORMATS["huggingface"].write
 
-    def wrong(state: ModelState, *arguments: Any) -> list[str]:
-        return write(changed(RandomState(GPT2), "blocks.1.feed_forward.up.weight"), *arguments)
+    def wrong(state: ModelState, *arguments: Any, **options: Any) -> list[str]:
+        other = changed(RandomState(GPT2), "blocks.1.feed_forward.up.weight")
+        return write_huggingface(other, *arguments, **options)
 
-    monkeypatch.setitem(FORMATS, "huggingface", replace(FORMATS["huggingface"], write=wrong))
+    monkeypatch.setattr("lmcore.conversion.huggingface.write.write_huggingface", wrong)
     argv = ["checkpoint", "convert", str(run), str(tmp_path / "out"), "--to", "huggingface"]
     assert main(argv) == 1
     assert "the result was removed" in capsys.readouterr().err

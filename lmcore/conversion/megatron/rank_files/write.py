@@ -20,7 +20,7 @@ from lmcore.conversion.megatron.directory import (
     tracked_name,
 )
 from lmcore.conversion.megatron.parameters.layout import Layout
-from lmcore.conversion.megatron.parameters.names import STYLES
+from lmcore.conversion.megatron.parameters.names import STYLES, require_names
 from lmcore.conversion.megatron.parameters.packing import Packing
 from lmcore.conversion.megatron.parameters.vocabulary import padded_parts, padded_shape
 from lmcore.conversion.megatron.rank_files.optimizer import moments_content
@@ -29,6 +29,7 @@ from lmcore.conversion.megatron.run.written_arguments import VERSION, run_argume
 from lmcore.conversion.state import WEIGHT
 from lmcore.conversion.torch_file import save_file, separate
 from lmcore.durable import write_atomically
+from lmcore.model.megatron_names import names_for
 
 if TYPE_CHECKING:
     from lmcore.conversion.state import ModelState
@@ -65,6 +66,7 @@ def write_megatron(
         CheckpointError: The layout cannot divide the model, or *state* is damaged.
         OSError: The file system refuses.
     """
+    require_names(state, "Megatron-LM", names_for(state.shape), style)
     layout.check(state.shape)
     shape = padded_shape(state, layout.tensor)
     progress = state.progress

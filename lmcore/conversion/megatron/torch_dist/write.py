@@ -32,7 +32,7 @@ from lmcore.conversion.megatron.directory import (
 from lmcore.conversion.megatron.optimizer.groups import group_contents, updates
 from lmcore.conversion.megatron.optimizer.loss_scale import grad_scaler
 from lmcore.conversion.megatron.parameters.layout import Layout
-from lmcore.conversion.megatron.parameters.names import foreign_name
+from lmcore.conversion.megatron.parameters.names import STYLES, foreign_name, require_names
 from lmcore.conversion.megatron.parameters.packing import Packing
 from lmcore.conversion.megatron.parameters.vocabulary import padded_parts, padded_shape
 from lmcore.conversion.megatron.run.schedule import schedule_content
@@ -88,8 +88,8 @@ def write_distributed(
     tokenizer: Tokenizer | None,
     *,
     layout: Layout = _WHOLE,
+    style: str = STYLES[0],
     dtype: torch.dtype = torch.float32,
-    step_of_parameters: bool = False,
 ) -> list[str]:
     """Write a model as `torch_dist`, with the state of Adam; return notes for the user.
 
@@ -98,18 +98,21 @@ def write_distributed(
         directory: Empty directory.
         tokenizer: Tokenizer of the model, whose name is recorded; None: it is not known.
         layout: Parallel layout that the arguments have; another one can load the checkpoint, too.
+        style: Layers of the run that will load it, one of `STYLES`; the names are the same.  The
+            plain optimizer of other than the first counts updates for each parameter, as torch's
+            Adam does; fused ones count them in the groups.
         dtype: Dtype of the weights: float32, float16 or bfloat16.
-        step_of_parameters: True if the plain optimizer counts updates for each parameter, as
-            torch's Adam does; fused ones count them in the groups.
 
     Raises:
         CheckpointError: The layout cannot divide the model, or *state* is damaged.
         OSError: The file system refuses.
     """
+    names = names_for(state.shape)
+    require_names(state, "Megatron-LM", names)
+    assert names is not None
     layout.check(state.shape)
     shape = padded_shape(state, layout.tensor)
-    packing, names = Packing(shape, 1), names_for(shape)
-    assert names is not None, "models of other families are refused before"
+    packing = Packing(shape, 1)
     checkpoint = directory / directory_name(state)
     checkpoint.mkdir(parents=True)
     members = {f"{one.prefixes[0]}{one.name}": one for one in _members(state, dtype)}
@@ -150,7 +153,7 @@ def write_distributed(
         **schedule_content(progress),
     }
     if optimizer:
-        content |= _optimizer_content(progress, dtype, step_of_parameters=step_of_parameters)
+        content |= _optimizer_content(progress, dtype, step_of_parameters=style != STYLES[0])
     save_file(content, checkpoint / COMMON_NAME)
     described = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
     described |= {"common_backend": "torch", "common_backend_version": 1}

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from model_states import GPT2, RandomState
 
-from lmcore.cli.checkpoint.convert import FORMAT_NAMES
 from lmcore.cli.main import main
 from lmcore.conversion.huggingface.write import write_huggingface
+from lmcore.model.checkpoint_format import formats
 
 Convert = Callable[..., str]
 
@@ -40,7 +40,7 @@ def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Convert:
     return convert
 
 
-@pytest.mark.parametrize("source_format", [*FORMAT_NAMES, None])
+@pytest.mark.parametrize("source_format", [*formats(), None])
 def test_sources_that_are_no_checkpoint(
     source_format: str | None, refusal: Convert, tmp_path: Path
 ) -> None:
@@ -55,14 +55,14 @@ def test_sources_that_are_no_checkpoint(
     assert f"{tmp_path / 'empty'}" in refusal(tmp_path / "empty", *words)
 
 
-@pytest.mark.parametrize("written", [name for name in FORMAT_NAMES if name != "huggingface"])
+@pytest.mark.parametrize("written", [name for name in formats() if name != "huggingface"])
 def test_a_source_of_another_format(
     model: Path, written: str, refusal: Convert, tmp_path: Path
 ) -> None:
     """Its format is named; a format reads a source only if it finds its own files there."""
     there = tmp_path / "there"
     assert main(["checkpoint", "convert", str(model), str(there), "--to", written]) == 0
-    for name in FORMAT_NAMES:
+    for name in formats():
         if name == written:
             continue
         said = refusal(there, "--to", "lmcore", "--source-format", name)

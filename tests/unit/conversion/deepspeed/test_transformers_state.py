@@ -15,7 +15,6 @@ from megatron_models import LLAMA, MemoryState, assert_same
 from lmcore.checkpoint import read_manifest
 from lmcore.conversion.convert import convert
 from lmcore.conversion.deepspeed.read import read_deepspeed
-from lmcore.conversion.detection.format import format_of
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.huggingface.recipes import recipes_of
 from lmcore.conversion.huggingface.write import write_huggingface
@@ -23,6 +22,7 @@ from lmcore.conversion.huggingface.written_config import config_of
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import WEIGHT, Progress
 from lmcore.errors import CheckpointError
+from lmcore.model.checkpoint_format import format_of
 from lmcore.model.shape import ModelShape
 
 

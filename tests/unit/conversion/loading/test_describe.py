@@ -15,7 +15,6 @@ from model_states import BERT, RandomState
 from lmcore.checkpoint import dcp_reader
 from lmcore.config.section import CheckpointSection, run_options
 from lmcore.conversion.deepspeed.write import write_deepspeed
-from lmcore.conversion.detection.format import format_of
 from lmcore.conversion.foreign_pickle import load as foreign_pickle
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.loading import foreign_model
@@ -27,6 +26,7 @@ from lmcore.conversion.megatron.torch_dist.write import write_distributed
 from lmcore.conversion.state import Progress
 from lmcore.conversion.tensors.content import content_of
 from lmcore.errors import CheckpointError, LmcoreError
+from lmcore.model.checkpoint_format import format_of
 from lmcore.train.resume.resume_point import find_resume_point
 from lmcore.train.resume.saved_settings import ForeignModels
 

@@ -49,7 +49,7 @@ def written(tmp_path: Path, state: MemoryState, to: str, options: WriteOptions) 
 def test_names_and_settings(tmp_path: Path, shape: ModelShape, style: str) -> None:
     """Every set of names of rank files gives back the model, bit by bit."""
     state = MemoryState(shape, progress=Progress(7, 70), vocab_size=30)
-    out = written(tmp_path, state, "megatron", WriteOptions(names=style))
+    out = written(tmp_path, state, "megatron", WriteOptions(style=style))
     assert_same(read_state(out), state)
 
 
@@ -58,7 +58,7 @@ def test_names_and_settings(tmp_path: Path, shape: ModelShape, style: str) -> No
 def test_layouts(tmp_path: Path, layout: tuple[int, int, int], style: str) -> None:
     """Stages hold their heads and the copy of the embedding, ranks their rows of the bias."""
     state = MemoryState(BERT)
-    options = WriteOptions(names=style, layout=Layout(*layout))
+    options = WriteOptions(style=style, layout=Layout(*layout))
     assert_same(read_state(written(tmp_path, state, "megatron", options)), state)
 
 
@@ -70,7 +70,7 @@ def test_torch_dist(tmp_path: Path, shape: ModelShape) -> None:
 
 def test_legacy_files(tmp_path: Path) -> None:
     """The mappings that Megatron's modules load one by one."""
-    out = written(tmp_path, MemoryState(BERT), "megatron", WriteOptions(names="legacy"))
+    out = written(tmp_path, MemoryState(BERT), "megatron", WriteOptions(style="legacy"))
     path = out / "release/mp_rank_00/model_optim_rng.pt"
     content = torch.load(path, weights_only=False)
     model = content["model"]
@@ -112,7 +112,7 @@ def test_models_that_megatron_lacks(
 def test_gelu_of_the_legacy_models(tmp_path: Path) -> None:
     """`--openai-gelu` approximates in the head, too."""
     state = MemoryState(shape_of(bert_gelu="tanh-all"))
-    out = written(tmp_path, state, "megatron", WriteOptions(names="legacy"))
+    out = written(tmp_path, state, "megatron", WriteOptions(style="legacy"))
     assert_same(read_state(out), state)
 
 

@@ -5,6 +5,7 @@ Part of `lmcore plugin check`.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from lmcore.accelerator.registry import (
     CommandRegistry,
     CorpusRegistry,
     FamilyRegistry,
+    FormatRegistry,
     TokenizerRegistry,
 )
 from lmcore.errors import LmcoreError
@@ -114,18 +116,50 @@ def _families(record: PluginRecord, taken: Taken) -> Iterator[Check]:
         yield _registered(hook, registry.found, "families")
 
 
+def _formats(record: PluginRecord, taken: Taken) -> Iterator[Check]:
+    """Check that each format can be registered and loaded, and does not take any directory."""
+    hook = "lmcore_add_formats"
+    registry = FormatRegistry(record.label, _owned(taken.get("formats", ())))
+    try:
+        call_hook(record, hook, registry=registry)
+        for one in registry.found.values():
+            one.load(one.read)
+            if one.write:
+                one.load(one.write)
+    except LmcoreError as error:
+        yield _failed(hook, _message(error))
+        return
+    for name, one in registry.found.items():
+        if (fault := _matches_nothing(one.matches)) is not None:
+            yield _failed(hook, f"`{name}`: {fault}")
+            return
+    yield _registered(hook, registry.found, "formats")
+
+
+def _matches_nothing(matches: Callable[[Path], bool]) -> str | None:
+    """Return what is wrong with `matches` for a directory without a checkpoint; None if nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            found = matches(Path(folder))
+        except Exception as error:  # noqa: BLE001 - of a plugin
+            return f"`matches` raised {type(error).__name__}: {error} for an empty directory"
+        return f"`matches` returned {found!r:.100} for an empty directory" if found else None
+
+
 def reserved_names() -> dict[str, list[str]]:
     """Return the names that no plugin can register, by the kind of registration."""
     from lmcore.cli.main import COMMANDS
     from lmcore.cli.plugin.plugin_commands import RESERVED
     from lmcore.data.prepare.named_text import BUNDLED
     from lmcore.data.tokenizer import tokenizer_types
+    from lmcore.model.checkpoint_format import formats
     from lmcore.model.family import families
 
     return {
         "commands": [*(name for group in COMMANDS.values() for name in group), *RESERVED],
         "corpora": [BUNDLED],
         "tokenizers": list(tokenizer_types()),
+        "formats": list(formats()),
         "families": [family.key for family in families().values()],
     }
 
@@ -153,4 +187,5 @@ REGISTRATION_CHECKS: Mapping[str, Callable[[PluginRecord, Taken], Iterator[Check
     "lmcore_add_corpora": _corpora,
     "lmcore_add_tokenizers": _tokenizers,
     "lmcore_add_families": _families,
+    "lmcore_add_formats": _formats,
 }

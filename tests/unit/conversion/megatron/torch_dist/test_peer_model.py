@@ -117,7 +117,7 @@ def test_writing_the_state_of_adam(  # noqa: PLR0915 - one way there and back
     )
     adam = {"beta1": 0.85, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.2}
     state = MemoryState(shape, optimizer=True, progress=Progress(6, 48, 5, adam=adam))
-    write_distributed(state, tmp_path, None, dtype=dtype, step_of_parameters=True)
+    write_distributed(state, tmp_path, None, dtype=dtype, style="core-local")
     checkpoint = str(tmp_path / "iter_0000006")
 
     model = core_model(shape).to(dtype)

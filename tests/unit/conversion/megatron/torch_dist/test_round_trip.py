@@ -59,7 +59,7 @@ def test_round_trip_of_adam(
     """Main parameters and moments come back bit by bit, with the updates and settings."""
     adam = {"beta1": 0.85, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.2}
     state = MemoryState(shape, optimizer=True, progress=Progress(7, 70, 6, adam=adam))
-    write_distributed(state, tmp_path, None, dtype=dtype, step_of_parameters=each)
+    write_distributed(state, tmp_path, None, dtype=dtype, style="core-local" if each else "core")
     found = DistributedState(tmp_path)
     assert_same(found, state)
     assert found.progress == state.progress

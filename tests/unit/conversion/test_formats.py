@@ -9,8 +9,7 @@ from model_states import GPT2, RandomState
 
 from lmcore.cli.main import main
 from lmcore.config.section import CheckpointSection
-from lmcore.conversion.detection.format import unrecognized
-from lmcore.conversion.formats import read_state
+from lmcore.conversion.formats import read_state, unrecognized
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.errors import CheckpointError
 from lmcore.train.resume.resume_point import find_resume_point

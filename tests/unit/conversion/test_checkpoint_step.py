@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.conversion.detection.step import foreign_checkpoint
+from lmcore.conversion.checkpoint_step import foreign_checkpoint
 from lmcore.conversion.formats import read_state
 from lmcore.errors import CheckpointArgumentError, CheckpointError, ConfigError
 
@@ -88,4 +88,4 @@ def test_other_directories(tmp_path: Path) -> None:
         (model / name).write_text("{}")
     with pytest.raises(ConfigError, match="--ckpt-step 100") as caught:
         foreign_checkpoint(model, "100")
-    assert caught.value.why == "it is one model of Hugging Face, without steps"
+    assert caught.value.why == "it is a model of Hugging Face, without steps"

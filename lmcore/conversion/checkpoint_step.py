@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 
 from lmcore.config.checkpoint_step import BEST, checkpoint_step, steps_in_words
-from lmcore.conversion.deepspeed import directory as deepspeed
-from lmcore.conversion.detection.format import MATCHES, unrecognized
-from lmcore.conversion.megatron import directory as megatron
+from lmcore.conversion.formats import unrecognized
 from lmcore.errors import CheckpointArgumentError, ConfigError
+from lmcore.model.checkpoint_format import CheckpointFormat, formats
 
 __all__ = ["foreign_checkpoint"]
 
@@ -31,15 +30,16 @@ def foreign_checkpoint(path: Path, choice: str, name: str | None = None) -> Path
         CheckpointArgumentError: There is no checkpoint of that step.
         ConfigError: *choice* is no step, or *path* has one model, without steps.
     """
-    if not path.is_dir() or name == "lmcore" or (name is None and MATCHES["lmcore"](path)):
+    known = _asked(path, name) if path.is_dir() else None
+    if known is None or known.name == "lmcore":
         return None
-    if name == "huggingface" or (name is None and MATCHES["huggingface"](path)):
+    if known.checkpoints is None:
         raise ConfigError(
             f"`--ckpt-step {choice}` cannot be used with `{path}`",
-            why="it is one model of Hugging Face, without steps",
+            why=f"it is {known.described}, without steps",
             hint="leave `--ckpt-step` out, or name the directory of another model",
         )
-    found = [*megatron.checkpoints_at(path), *deepspeed.checkpoints_at(path)]
+    found = list(known.checkpoints(path))
     if not found:
         return None
     step = checkpoint_step(choice)
@@ -50,6 +50,17 @@ def foreign_checkpoint(path: Path, choice: str, name: str | None = None) -> Path
         raise problem
     others = [f"`{one.name}`" for one in found if _step_of(one) is None]
     raise _no_such_step(path, step, sorted(steps), others)
+
+
+def _asked(path: Path, name: str | None) -> CheckpointFormat | None:
+    """Return the format of a name or, without one, of the checkpoints in a directory."""
+    if name is not None:
+        return formats()[name]
+    for one in formats().values():
+        # Which step is asked for is known, so that no file needs to name the newest.
+        if one.matches(path) if one.checkpoints is None else one.checkpoints(path):
+            return one
+    return None
 
 
 def _step_of(checkpoint: Path) -> int | None:

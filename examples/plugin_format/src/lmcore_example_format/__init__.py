@@ -1,0 +1,1 @@
+"""A checkpoint format as a plugin of lmcore."""

@@ -1,1 +1,0 @@
-"""Detection of a checkpoint in a directory, without torch: its format, and its steps."""
