@@ -17,8 +17,7 @@ def not_a_run(path: Path, step: str | None = None) -> ConfigError | None:
         path: Path of `--continue`, at which no run is.
         step: Value of `--ckpt-step`; None if it is not given.
     """
-    from lmcore.conversion.formats import formats  # only if needed: it is slow
-    from lmcore.model.checkpoint_format import format_of
+    from lmcore.model.checkpoint_format import format_of, formats  # only if needed: they are slow
 
     if not path.is_dir():
         return None
