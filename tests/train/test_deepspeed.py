@@ -133,7 +133,7 @@ def test_masked_targets(train_once: Any, run: Any, file: Any, stage: int) -> Non
     sharded = completed(run("sharded", f"{same} {flags}"))
     assert_equal_runs(sharded, native)
     assert farthest(sharded, native, "valid_loss") < CLOSE
-    assert farthest_gradient(sharded, native) < 3 * CLOSE_MOMENT  # sums of 8 parts and of 1
+    assert farthest_gradient(sharded, native) < 5 * CLOSE_MOMENT  # sums of 8 parts and of 1
 
 
 @pytest.mark.full

@@ -140,6 +140,7 @@ def own_chip(new_environment):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # it starts a dozen processes one after the other
 def test_a_generated_plugin_for_a_torch_device_works_unchanged(own_chip, tmp_path):
     """Once its nodes are found, check, own tests, doctor and training pass, on the device."""

@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["BOTH", "Findings", "Use"]
 
 BOTH = "output and gradients"
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.get_num_threads, torch.set_num_threads),
+)
+"""Settings of torch on which results depend, restored after each use of a kernel."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +93,16 @@ class Findings:
         self.calls[kernel.id] = self.calls.get(kernel.id, 0) + 1
         if kernel.impl is not None and kernel.impl.supports is not None:
             self._accepting.add(kernel.id)
+        settings = [(get(), put) for get, put in _SETTINGS]
         try:
             yield add
         except Exception as error:  # noqa: BLE001 - a kernel may raise anything
             first = str(error).strip().partition("\n")[0]
             add(f"it raised {type(error).__name__}: {first:.200}")
+        finally:
+            for (value, put), (get, _) in zip(settings, _SETTINGS, strict=True):
+                if get() != value:  # or the next kernel would be blamed
+                    put(value)
 
     def compare(self, use: Use, suffix: str = "", *, parts: str = BOTH, **how: Any) -> None:
         """Call a kernel (see `Use.call`) and compare the result; *suffix* ends the label."""
