@@ -345,6 +345,12 @@ def _report(result: RunResult, plan: RunPlan) -> None:
     if summary["checkpoint"] is not None and result.can_generate:
         directory = shlex.quote(str(result.directory))
         lines.append(f"more text       lmcore generate --load {directory} --prompt TEXT")
+    elif summary["checkpoint"] is not None and result.fills_masks:
+        directory = shlex.quote(str(result.directory))
+        text = "'TEXT [MASK] TEXT'"
+        lines.append(
+            f"fill masks      lmcore generate --load {directory} --fill-mask --prompt {text}"
+        )
     sys.stdout.write(printable("\n".join(lines)) + "\n")
     if result.untrained:
         raise RunError(
@@ -365,18 +371,19 @@ def _report(result: RunResult, plan: RunPlan) -> None:
 def _losses(summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for the last validation, the best one if it is another, and the test."""
     if summary["valid_loss"] is not None:
-        yield (
-            f"validation loss {summary['valid_loss']:.4f}, perplexity "
-            f"{summary['valid_perplexity']:.2f}{_accuracies(summary, 'valid')}"
-        )
+        yield f"validation loss {_evaluation(summary, 'valid')}"
     step = summary["best_valid_step"]
     if step is not None and step != summary["valid_step"]:
         yield f"best validation loss {summary['best_valid_loss']:.4f}, at step {step:,}"
     if summary["test_loss"] is not None:
-        yield (
-            f"test loss {summary['test_loss']:.4f}, perplexity {summary['test_perplexity']:.2f}"
-            f"{_accuracies(summary, 'test')}"
-        )
+        yield f"test loss {_evaluation(summary, 'test')}"
+
+
+def _evaluation(summary: Mapping[str, Any], part: str) -> str:
+    """Return loss, perplexity if it is one of tokens, and accuracies."""
+    loss, perplexity = (summary[f"{part}_{name}"] for name in ("loss", "perplexity"))
+    shown = "" if perplexity is None else f", perplexity {perplexity:.2f}"
+    return f"{loss:.4f}{shown}{_accuracies(summary, part)}"
 
 
 def _accuracies(summary: Mapping[str, Any], part: str) -> str:

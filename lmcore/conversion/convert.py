@@ -20,6 +20,7 @@ from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.new_directory import new_directory, require_absent
 from lmcore.conversion.state import lacks_optimizer, notes_beside, recorded_samples
 from lmcore.model.checkpoint_format import formats
+from lmcore.model.family import fills_masks
 from lmcore.model.megatron_names import names_for
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Conversion:
         not_compared: Reason for which they were not compared; None if they were, or if the user
             chose so.
         notes: Notes for the user about differences between the two.
+        fills_masks: True if the model predicts tokens in the place of masks, and continues no text.
     """
 
     source: str
@@ -83,6 +85,7 @@ class Conversion:
     agreement: str | None
     not_compared: str | None
     notes: Sequence[str]
+    fills_masks: bool
 
     def to_json(self) -> dict[str, Any]:
         """Return the values for JSON."""
@@ -159,6 +162,7 @@ def convert(
         agreement=agreement,
         not_compared=not_compared,
         notes=[*notes_beside(state.notes, tokenizer), *left_out, *notes],
+        fills_masks=fills_masks(state.shape),
     )
 
 

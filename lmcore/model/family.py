@@ -24,6 +24,7 @@ __all__ = [
     "block_flops",
     "families",
     "family_of",
+    "fills_masks",
     "named_family",
     "parameter_shapes",
     "parameters_of",
@@ -278,6 +279,12 @@ def _table(family: Family, shape: ModelShape) -> tuple[Parameter, ...]:
 def parameter_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """Return the shape of each parameter that a model stores, by name, in order."""
     return {row.name: row.shape for row in stored(parameters_of(shape))}
+
+
+def fills_masks(shape: ModelShape) -> bool:
+    """Return True if a model predicts the tokens in the place of masks, from both sides."""
+    body = family_of(shape).body
+    return body is not None and body.bidirectional and not shape.task
 
 
 def vocabulary_parameters(shape: ModelShape) -> frozenset[str]:

@@ -45,7 +45,7 @@ class StepRecord:
         mfu: Model-FLOPs utilisation of the step, from 0 to 1; None if the peak is unknown, or if
             the step compiled.
         valid_loss: Validation loss after the step; None without a validation.
-        valid_perplexity: exp(min(20, valid_loss)); with several losses, of the first.
+        valid_perplexity: exp(min(20, loss)) of the loss of tokens; None without one.
         valid: Further numbers of the validation by name: each loss, if there are several, and
             accuracies; in the row with `valid_` before the name.
         exit_requests: Number of ranks that request each exit condition; not part of the row.

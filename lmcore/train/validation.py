@@ -50,9 +50,10 @@ class Validation:
         return sum(self.losses.values())
 
     @property
-    def perplexity(self) -> float:
-        """exp(min(20, loss)) of the first loss."""
-        return perplexity(next(iter(self.losses.values())))
+    def perplexity(self) -> float | None:
+        """exp(min(20, loss)) of the loss of tokens; None without one, as for classes."""
+        loss = self.losses.get(_TOKEN_LOSS)
+        return None if loss is None else perplexity(loss)
 
     @property
     def further(self) -> dict[str, float]:
@@ -240,3 +241,7 @@ def _non_finite(losses: list[float], first: int, each: int) -> NonFiniteError:
     sample = first + (len(losses) - 1) * each
     what = f"the validation loss is {losses[-1]} at validation sample {sample}"
     return NonFiniteError(what, why=why, hint=HINT)
+
+
+_TOKEN_LOSS = "lm_loss"
+"""Name of the loss of predicted tokens, in every family."""

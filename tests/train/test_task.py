@@ -98,9 +98,11 @@ def sentences(files: Path, tokenizer: Tokenizer) -> str:
 @pytest.fixture(scope="session")
 def bert(train_once: Callable[..., Any], sentences: str) -> Any:
     """Return a run that pretrained a tiny BERT."""
-    return train_once(
+    run = train_once(
         "--model-family bert --train-iters 2 --split 8,1,1 --init-method-std 0.2", sentences
     )
+    assert f"lmcore generate --load {run.directory} --fill-mask --prompt 'TEXT" in run.out
+    return run
 
 
 @pytest.fixture
@@ -150,6 +152,9 @@ def test_classifier(
     assert "of 90 rows are longer than the `--seq-length` of 16 tokens and cut" in whole.err
     assert "| classification loss: " in whole.err
     assert "lmcore generate" not in whole.out
+    assert "perplexity" not in whole.out
+    assert "PPL" not in whole.err
+    assert whole.summary["valid_perplexity"] is None
     assert whole.summary["valid_classification_accuracy"] > 0.6
     # Each row of the validation by itself, without padding.
     model, names = head_of(whole), ["is blue", "is green", "is red"]

@@ -254,7 +254,8 @@ def _next_commands(done: Conversion) -> list[str]:
     directory = shlex.quote(str(done.directory))
     has_tokenizer = (done.directory / "tokenizer").is_dir()
     tokenizer = "" if has_tokenizer else f" {example_flags(done.tokenizer_type)}"
-    lines = [f"next: lmcore generate --load {directory}{tokenizer} --prompt TEXT"]
+    text = "--fill-mask --prompt 'TEXT [MASK] TEXT'" if done.fills_masks else "--prompt TEXT"
+    lines = [f"next: lmcore generate --load {directory}{tokenizer} {text}"]
     if done.step is None:
         return lines
     longer = [] if done.longer_flag is None else [f"{done.longer_flag} N"]

@@ -145,10 +145,10 @@ def evaluation_line(name: str, step: int, result: Validation) -> str:
         result: Losses and accuracies.
     """
     parts = [f" {name} at iteration {step}"]
-    for number, (key, loss) in enumerate(result.losses.items()):
+    for key, loss in result.losses.items():
         words = key.replace("_", " ")
         parts.append(f"{words} value: {loss:.6E}")
-        if number == 0:
+        if key == "lm_loss" and result.perplexity is not None:
             parts.append(f"{words} PPL: {result.perplexity:.6E}")
     parts += [f"{key.replace('_', ' ')}: {share:.4f}" for key, share in result.accuracies.items()]
     return " | ".join(parts) + " |"

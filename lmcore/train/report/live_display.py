@@ -164,7 +164,9 @@ class LiveDisplay:
         body.add_row("loss", Text(shown, style="bold cyan"), Text(curve, style="cyan"))
         if self.validations:
             step, found = self.validations[-1]
-            detail = f"after step {step}, perplexity {found.perplexity:.2f}"
+            detail = f"after step {step}"
+            if found.perplexity is not None:
+                detail += f", perplexity {found.perplexity:.2f}"
             for name, share in found.accuracies.items():
                 detail += f", {name.replace('_', ' ')} {share:.1%}"
             body.add_row(

@@ -115,3 +115,5 @@ def test_perplexity() -> None:
     assert perplexity(2.0) == pytest.approx(math.e**2)
     assert perplexity(25.0) == math.exp(20.0)
     assert Validation({"lm_loss": 0.0}, 4).perplexity == 1.0
+    assert Validation({"lm_loss": 0.0, "sop_loss": 3.0}, 4).perplexity == 1.0
+    assert Validation({"classification_loss": 1.0}, 4).perplexity is None

@@ -78,6 +78,7 @@ def test_round_trip_through_a_run(tmp_path: Path, shape: ModelShape) -> None:
     again = convert(tmp_path / "first", tmp_path / "again", "lmcore")
     convert(tmp_path / "again", tmp_path / "second", "huggingface")
     assert first.agreement == again.agreement == "1e-6"
+    assert again.fills_masks
     files = {path.name for path in (tmp_path / "first").iterdir()}
     assert {"config.json", "model.safetensors"} <= files
     for name in files:
