@@ -26,6 +26,7 @@ from lmcore.config.settings import UnreadSettingError, readable
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import problems_of, validate
 from lmcore.errors import ConfigError, DeviceError, LmcoreError, RunError, counted, printable
+from lmcore.model.family import fills_masks
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.runtime.device_choice import prepare_environment, select_device
 from lmcore.signals import clean_termination
@@ -342,15 +343,7 @@ def _report(result: RunResult, plan: RunPlan) -> None:
         lines.append(f"checkpoint      {summary['checkpoint']}")
     if result.continues is not None:
         lines.append(f"continue        {result.continues}")
-    if summary["checkpoint"] is not None and result.can_generate:
-        directory = shlex.quote(str(result.directory))
-        lines.append(f"more text       lmcore generate --load {directory} --prompt TEXT")
-    elif summary["checkpoint"] is not None and result.fills_masks:
-        directory = shlex.quote(str(result.directory))
-        text = "'TEXT [MASK] TEXT'"
-        lines.append(
-            f"fill masks      lmcore generate --load {directory} --fill-mask --prompt {text}"
-        )
+    lines += _example(result, plan)
     sys.stdout.write(printable("\n".join(lines)) + "\n")
     if result.untrained:
         raise RunError(
@@ -366,6 +359,17 @@ def _report(result: RunResult, plan: RunPlan) -> None:
             "`--initial-loss-scale`",
             plan.config.accelerator.initial_loss_scale,
         )
+
+
+def _example(result: RunResult, plan: RunPlan) -> Iterator[str]:
+    """Yield a command that shows what the model has learned, if there is one."""
+    if result.summary["checkpoint"] is None:
+        return
+    command = f"lmcore generate --load {shlex.quote(str(result.directory))}"
+    if result.can_generate:
+        yield f"more text       {command} --prompt TEXT"
+    elif fills_masks(plan.shape):
+        yield f"fill masks      {command} --fill-mask --prompt 'TEXT [MASK] TEXT'"
 
 
 def _losses(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -206,7 +206,7 @@ def choose_tokenizer(
     if settings.tokenizer_type is not None:
         named = tokenizer_from(TokenizerSettings.of(settings), extra=extra)
         others = [
-            _made_with_another(prefix, identity, settings, of_checkpoint=of_checkpoint)
+            _made_with_another(prefix, identity, settings, named if of_checkpoint else None)
             for prefix, identity in made_with.items()
             if identity is not None and not _fits(named, identity, prefix, extra)
         ]
@@ -478,16 +478,16 @@ def _fits(
 
 
 def _made_with_another(
-    prefix: str, made_with: TokenizerIdentity, settings: DataSection, *, of_checkpoint: bool
+    prefix: str, made_with: TokenizerIdentity, settings: DataSection, saved: Tokenizer | None
 ) -> ConfigError:
-    kind, asked = made_with.type, str(settings.tokenizer_type)
-    what, hint = "this tokenizer", f"prepare the dataset again with this run's `{asked}`, or leave "
-    hint += "`--tokenizer-type` out"
-    if of_checkpoint:
-        what = "the checkpoint's tokenizer"
-        hint = f"prepare the dataset again with `{_flags(TokenizerSettings.of(settings))}`; or add "
-        hint += f"`{_flags(TokenizerSettings.described(made_with.description))} --change-tokenizer`"
-        hint += " to train on its ids as they are"
+    kind, asked, what = made_with.type, str(settings.tokenizer_type), "this tokenizer"
+    hint = f"prepare the dataset again with this run's `{asked}`, or leave `--tokenizer-type` out"
+    if saved is not None:
+        what, flags = "the checkpoint's tokenizer", _flags(TokenizerSettings.of(settings))
+        hint = f"prepare the dataset again with `{flags}`"
+        if made_with.vocab_size <= saved.vocab_size:  # else it has ids without a row
+            flags = _flags(TokenizerSettings.described(made_with.description))
+            hint += f"; or add `{flags} --change-tokenizer` to train on its ids as they are"
     return ConfigError(
         f"`{prefix}` was not prepared with {what}",
         why=f"its token ids come from {f'another `{kind}`' if kind == asked else f'`{kind}`'}",

@@ -22,7 +22,6 @@ from lmcore.config.file.run_file import write_run_file
 from lmcore.config.rules.needs import note_without_effect
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.errors import RunError
-from lmcore.model.family import fills_masks
 from lmcore.optim.loss_scale import DynamicLossScale
 from lmcore.plugin import run_end, run_start
 from lmcore.runtime.launch.worker_protocol import failure_status, launch_info, name_summary
@@ -73,7 +72,6 @@ class RunResult:
         summary: Content of `summary.json`.
         sample: Text from the trained model, if requested.
         can_generate: True if the model can continue a text.
-        fills_masks: True if the model predicts tokens in the place of masks.
         continues: Command that continues a run that ended early; None if there is nothing to do.
         unchanged: True if the run was finished before, and nothing in its directory was changed.
     """
@@ -84,7 +82,6 @@ class RunResult:
     summary: dict[str, Any]
     sample: Sample | None
     can_generate: bool
-    fills_masks: bool
     continues: str | None = None
     unchanged: bool = False
 
@@ -439,16 +436,10 @@ class RunReport:
             datasets: Datasets of the run.
             loaded: The checkpoint that was loaded; None if the weights were initial.
         """
-        result = functools.partial(
-            RunResult,
-            self.directory.path,
-            self.status,
-            self._speed.num_steps,
-            can_generate=can_generate(engine.state.model),
-            fills_masks=fills_masks(engine.state.model.shape),
-        )
+        generates, steps = can_generate(engine.state.model), self._speed.num_steps
+        result = functools.partial(RunResult, self.directory.path, self.status, steps)
         if self._finished is not None:
-            return result(summary=self._finished, sample=None, unchanged=True)
+            return result(self._finished, None, generates, unchanged=True)
         summary, sample = self._summary(engine.state, self.checkpoint or loaded), None
         if self.is_main_rank:
             try:
@@ -460,11 +451,7 @@ class RunReport:
             finally:
                 # Once: a run that is killed between two writes would end without its sample.
                 self.directory.write_json("summary.json", summary)
-        return result(
-            summary=summary,
-            sample=sample,
-            continues=self._continue_command(engine.state.iteration),
-        )
+        return result(summary, sample, generates, self._continue_command(engine.state.iteration))
 
     def _continue_command(self, step: int) -> str | None:
         """Return the command that continues a run that ended early, if it has a checkpoint.

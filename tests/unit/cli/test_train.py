@@ -301,9 +301,7 @@ def test_steps_of_a_session(steps: int, line: str, capsys: pytest.CaptureFixture
     """The time of a session is beside the steps of that session, not of the run before it."""
     summary = {"iteration": 8, "duration": "0:27", "valid_loss": None, "test_loss": None}
     summary |= {"checkpoint": None, "best_valid_step": None}
-    result = RunResult(
-        Path("run"), "completed", steps, summary, None, can_generate=True, fills_masks=False
-    )
+    result = RunResult(Path("run"), "completed", steps, summary, None, can_generate=True)
     plan: Any = None  # read for a run that was finished before, or whose steps were all skipped
     train_command._report(result, plan)
     assert capsys.readouterr().out.splitlines()[0] == line

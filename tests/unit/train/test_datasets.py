@@ -68,6 +68,16 @@ def test_another_tokenizer(data_prefix: str) -> None:
     assert "`ByteTokenizer`" in str(caught.value.why)
 
 
+@pytest.mark.parametrize("tokens, accepted", [(300, True), (200, False)])
+def test_another_tokenizer_of_a_checkpoint(data_prefix: str, tokens: int, accepted: bool) -> None:
+    """Ids without a row in the checkpoint's model cannot be accepted, so no hint says so."""
+    loaded = load_config(f"--tokenizer-type NullTokenizer --vocab-size {tokens}".split())
+    sources, _ = inspect_sources(load_config(["--data-path", data_prefix]).sources[0])
+    with pytest.raises(ConfigError, match="not prepared with the checkpoint's") as caught:
+        choose_tokenizer(loaded.config.data, sources, {}, of_checkpoint=True)
+    assert ("--change-tokenizer" in str(caught.value.hint)) == accepted
+
+
 def test_data_of_other_programs(tmp_path: Path, data_prefix: str) -> None:
     """Without metadata a flag must name the tokenizer."""
     prefix = str(tmp_path / "foreign")
