@@ -21,7 +21,6 @@ from lmcore.conversion.new_directory import new_directory, require_absent
 from lmcore.conversion.state import lacks_optimizer, notes_beside, recorded_samples
 from lmcore.model.checkpoint_format import formats
 from lmcore.model.family import fills_masks
-from lmcore.model.megatron_names import names_for
 
 if TYPE_CHECKING:
     from lmcore.config.tokenizer import TokenizerSettings
@@ -38,9 +37,6 @@ _RUN_LEFT_OUT = (
 )
 _ABSENT = "the checkpoint has no optimizer state: its weights alone are written"
 _NOT_COUNTED = "the checkpoint does not record how many samples the run consumed: 0 is written"
-_BY_FAMILY = ("megatron", "megatron-dist")
-"""Formats that have the optimizer's state of some families only."""
-_OTHER_FAMILY = "lmcore converts that of GPT and Llama for Megatron"
 _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
 
 
@@ -136,7 +132,6 @@ def convert(
         state.vocab_size = tokenizer.vocab_size
     written = formats()[to]
     left_out = [_LEFT_OUT] if weights_only else []
-    left_out += _leave_optimizer_out(state, to)
     left_out += _training_notes(state, written)
     flags = continue_flags(state) if to == "lmcore" else {}
     with new_directory(target, _least_bytes(state, to, options)) as directory:
@@ -164,16 +159,6 @@ def convert(
         notes=[*notes_beside(state.notes, tokenizer), *left_out, *notes],
         fills_masks=fills_masks(state.shape),
     )
-
-
-def _leave_optimizer_out(state: ModelState, to: str) -> list[str]:
-    """Leave out the optimizer's state of a family for which *to* has none, with a note."""
-    names = names_for(state.shape)
-    has_it = names is not None and names.optimizer
-    if to not in _BY_FAMILY or len(state.kinds) == 1 or has_it:
-        return []
-    state.leave_optimizer_out()
-    return [f"the state of the optimizer is left out: {_OTHER_FAMILY}"]
 
 
 def _training_notes(state: ModelState, written: CheckpointFormat) -> list[str]:

@@ -22,7 +22,8 @@ Sizes = Mapping[str, tuple[int, ...]]
 class MegatronNames:
     """Names of parameters outside the layers, and arguments of a run.
 
-    Keys of the tables are modules of lmcore, or whole names of parameters.
+    Keys of the tables are modules of lmcore, or whole names of parameters.  `core` and `legacy` are
+    in the order in which Megatron makes the parameters, which its optimizer counts.
 
     Attributes:
         core: Names in megatron-core.
@@ -37,7 +38,6 @@ class MegatronNames:
         arguments: Returns the further arguments of a run that trains a model of this family.
         flags: Returns the further flags that Megatron needs for a model of this family.
         differences: Returns the features of a model that Megatron lacks, by the set of names.
-        optimizer: True if the state of the optimizer is converted.
     """
 
     core: Mapping[str, str]
@@ -50,7 +50,6 @@ class MegatronNames:
     arguments: Callable[[ModelShape], dict[str, Any]] = lambda _shape: {}
     flags: Callable[[ModelShape], list[str]] = lambda _shape: []
     differences: Callable[[ModelShape, str], list[str]] = lambda _shape, _style: []
-    optimizer: bool = True
 
 
 def every_family() -> tuple[MegatronNames, ...]:

@@ -18,6 +18,7 @@ from lmcore.conversion.megatron.parameters.names import foreign_name
 from lmcore.conversion.megatron.parameters.packing import Packing
 from lmcore.conversion.megatron.run.written_arguments import architecture_arguments
 from lmcore.conversion.state import WEIGHT
+from lmcore.model.megatron_names import names_for
 
 KEYS = {"param": WEIGHT, "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 SETTINGS = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
@@ -87,9 +88,11 @@ def save(
     **changes: Any,
 ) -> None:
     """Save *state* as Megatron saves it with `dp_reshardable`, or with `dp_zero_gather_scatter`."""
-    whole = Packing(state.shape, 1)
+    whole, names = Packing(state.shape, 1), names_for(state.shape)
     tensors: dict[str, Any] = {
-        foreign_name(name, "core"): whole.split(name, state.read(name))[0].to(dtype).contiguous()
+        foreign_name(name, "core", names): whole.split(name, state.read(name))[0]
+        .to(dtype)
+        .contiguous()
         for name in state.parameters
     }
     for stage in range(layout.pipeline):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
-from model_states import RandomState
+from model_states import RandomState, bert_shape
 
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
 from lmcore.model.shape import ModelShape
@@ -46,6 +49,17 @@ BIASED_LLAMA = ModelShape(
     rope_scaling_factor=8.0,
     rotary_percent=0.5,
 )
+
+
+def megatron_bert(**own: Any) -> ModelShape:
+    """Return the shape of a BERT of Megatron's kind, which parallel layouts divide."""
+    shape = bert_shape(**{"bert_post_norm": False, "bert_gelu": "tanh"} | own)
+    sizes = {"num_layers": 4, "hidden_size": 16, "num_attention_heads": 4, "ffn_hidden_size": 24}
+    return replace(shape, **sizes, head_dim=4, num_query_groups=4)
+
+
+BERT = megatron_bert()
+MASKED_BERT = megatron_bert(bert_binary_head=False, bert_token_types=0)
 
 
 class MemoryState(RandomState):

@@ -22,6 +22,8 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.bert.bert_layer_specs import bert_layer_local_spec
+from megatron.core.models.bert.bert_model import BertModel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -48,7 +50,7 @@ def on_the_cpu() -> None:
     tracker.fork = lambda name="": contextlib.nullcontext()
 
 
-def models(settings: dict[str, Any]) -> list[GPTModel]:
+def models(settings: dict[str, Any]) -> list[GPTModel | BertModel]:
     """Return the parts of the model of this rank."""
     args, dtype = settings["args"], getattr(torch, settings["dtype"])
     swiglu = args["swiglu"]
@@ -88,28 +90,40 @@ def models(settings: dict[str, Any]) -> list[GPTModel]:
         stage = part if settings["virtual"] > 1 else None
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=True) and part == 0
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
-        parts.append(
-            GPTModel(
-                config=config,
-                transformer_layer_spec=get_gpt_layer_local_spec(
-                    normalization=args["normalization"]
-                ),
-                vocab_size=args["padded_vocab_size"],
-                max_sequence_length=args["max_position_embeddings"],
-                pre_process=first,
-                post_process=last and part == settings["virtual"] - 1,
-                parallel_output=True,
-                position_embedding_type=args["position_embedding_type"],
-                rotary_percent=args["rotary_percent"],
-                rotary_base=args["rotary_base"],
-                share_embeddings_and_output_weights=not args["untie_embeddings_and_output_weights"],
-                vp_stage=stage,
-            ).to(dtype)
-        )
+        common = {
+            "config": config,
+            "vocab_size": args["padded_vocab_size"],
+            "max_sequence_length": args["max_position_embeddings"],
+            "pre_process": first,
+            "post_process": last and part == settings["virtual"] - 1,
+            "parallel_output": True,
+            "share_embeddings_and_output_weights": not args["untie_embeddings_and_output_weights"],
+            "vp_stage": stage,
+        }
+        parts.append(_model(args, common).to(dtype))
     return parts
 
 
-def train(parts: list[GPTModel], replicas: list[Any], optimizer: Any) -> None:
+def _model(args: dict[str, Any], common: dict[str, Any]) -> GPTModel | BertModel:
+    """Return one part of a model."""
+    if "bert_binary_head" in args:
+        head = args["bert_binary_head"]
+        return BertModel(
+            num_tokentypes=2 if head else 0,
+            transformer_layer_spec=bert_layer_local_spec,
+            add_binary_head=head,
+            **common,
+        )
+    return GPTModel(
+        transformer_layer_spec=get_gpt_layer_local_spec(normalization=args["normalization"]),
+        position_embedding_type=args["position_embedding_type"],
+        rotary_percent=args["rotary_percent"],
+        rotary_base=args["rotary_base"],
+        **common,
+    )
+
+
+def train(parts: list[Any], replicas: list[Any], optimizer: Any) -> None:
     """Do a few steps whose gradients depend on the name and the rank of tensor parallelism only."""
     rank = parallel_state.get_tensor_model_parallel_rank()
     stage = parallel_state.get_pipeline_model_parallel_rank()
@@ -130,7 +144,7 @@ def train(parts: list[GPTModel], replicas: list[Any], optimizer: Any) -> None:
             replica.start_param_sync(force_sync=True)
 
 
-def held(parts: list[GPTModel], optimizer: Any) -> dict[str, Any]:
+def held(parts: list[Any], optimizer: Any) -> dict[str, Any]:
     """Return the state of this rank, by part and name: weight, range of elements, shards."""
     found = {}
     for part, model in enumerate(parts):
@@ -149,7 +163,7 @@ def held(parts: list[GPTModel], optimizer: Any) -> dict[str, Any]:
     return found
 
 
-def save(parts: list[GPTModel], optimizer: Any, settings: dict[str, Any]) -> None:
+def save(parts: list[Any], optimizer: Any, settings: dict[str, Any]) -> None:
     """Save the model and the optimizer as Megatron does."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     metadata = {

@@ -14,8 +14,6 @@ from lmcore.conversion.megatron.run.saved_arguments import (
     saved_precision,
 )
 from lmcore.conversion.state import ModelState
-from lmcore.model.family import family_of
-from lmcore.model.megatron_names import names_for
 
 __all__ = ["MegatronCheckpointState"]
 
@@ -68,11 +66,3 @@ class MegatronCheckpointState(ModelState):
         """Note why the state of the optimizer is not read."""
         self.without_adam = reason
         self.notes = [*self.notes, f"the state of its optimizer is not read: {reason}"]
-
-    def _converts_adam(self, held: bool) -> bool:  # noqa: FBT001 - a fact about the files
-        """Return True if the state of the optimizer is read, if there is any (*held*)."""
-        names = names_for(self.shape)
-        converts = names is not None and names.optimizer
-        if held and not converts:
-            self._leave_adam_out(f"that of a {family_of(self.shape).name} model is not converted")
-        return converts

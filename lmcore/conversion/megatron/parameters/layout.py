@@ -6,18 +6,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmcore.conversion.megatron.parameters.names import foreign_name
+from lmcore.conversion.megatron.parameters.names import TIED, foreign_name
 from lmcore.errors import CheckpointArgumentError
 from lmcore.model.family import parameter_shapes
-from lmcore.model.megatron_names import names_for
+from lmcore.model.megatron_names import MegatronNames, names_for
 from lmcore.model.shape import ModelShape
 
-__all__ = ["AFTER", "BEFORE", "Layout", "in_order"]
+__all__ = ["Layout", "in_order", "outside_layers"]
 
-BEFORE = ("token_embedding", "position_embedding")
-"""Beginnings of the names of parameters before the layers."""
-AFTER = ("final_norm", "output_embedding")
-"""Beginnings of the names of parameters after the layers, in order."""
+_EMBEDDING, _HEAD = "token_embedding.weight", "output_embedding.weight"
+_COPY = "word_embeddings_for_head.weight"
+"""Name of the copy of a tied token embedding before megatron-core."""
 _ORDER = {
     "core": (
         "attention.output",
@@ -88,23 +87,20 @@ class Layout:
         """
         layers = self.layers(shape.num_layers, stage, part)
         table, names = names_for(shape), list(parameter_shapes(shape))
-        first = next(place for place, name in enumerate(names) if name.startswith("blocks."))
+        before, after = outside_layers(shape, style, copy=shape.tied and self.pipeline > 1)
         found: list[tuple[str, str]] = []
         if stage == part == 0:
-            found += [(foreign_name(name, style, table), name) for name in names[:first]]
+            found += [(foreign_name(name, style, table), name) for name in before]
         for number, layer in enumerate(layers):
             prefix = f"blocks.{layer}."
             for name in in_order([name for name in names if name.startswith(prefix)], style):
                 local = f"blocks.{number}.{name.removeprefix(prefix)}"
                 found.append((foreign_name(local, style, table), name))
         if stage == self.pipeline - 1 and part == self.virtual - 1:
-            after = [name for name in names[first:] if not name.startswith("blocks.")]
-            found += [(foreign_name(name, style, table), name) for name in after]
-            if shape.tied and self.pipeline > 1:
-                copy = "word_embeddings_for_head.weight"
-                if style != "legacy":
-                    copy = foreign_name("output_embedding.weight", style, table)
-                found.append((copy, "token_embedding.weight"))
+            for name in after:
+                foreign = foreign_name(_HEAD if name == TIED else name, style, table)
+                foreign = _COPY if name == TIED and style == "legacy" else foreign
+                found.append((foreign, _EMBEDDING if name == TIED else name))
         return found
 
     def check(self, shape: ModelShape) -> None:
@@ -146,18 +142,35 @@ def in_order(names: Sequence[str], style: str) -> list[str]:
     """Return the parameters of layers in the order in which Megatron's layers make them.
 
     Args:
-        names: Names in lmcore, layer after layer; others keep their place before or after them.
+        names: Names in lmcore of parameters of layers.
         style: Set of names, one of `STYLES`.
     """
     order = _ORDER[style]
-    numbered = {name: int(name.split(".")[1]) for name in names if name.startswith("blocks.")}
+    return sorted(names, key=lambda name: (int(name.split(".")[1]), order.index(_module(name))))
+
+
+def outside_layers(shape: ModelShape, style: str, *, copy: bool) -> tuple[list[str], list[str]]:
+    """Return the parameters before and after the layers in the order in which Megatron makes them.
+
+    Args:
+        shape: Shape of the model.
+        style: Set of names, one of `STYLES`.
+        copy: True if the last stage has a copy of the token embedding; it is `TIED`.
+    """
+    table, names = names_for(shape), list(parameter_shapes(shape))
+    assert table is not None
+    first = next(place for place, name in enumerate(names) if name.startswith("blocks."))
+    after = [name for name in names[first:] if not name.startswith("blocks.")]
+    after += [_HEAD] if copy else []
+    before, after = (_as_listed(part, table, style) for part in (names[:first], after))
+    return before, [TIED if copy and name == _HEAD else name for name in after]
+
+
+def _as_listed(names: Sequence[str], table: MegatronNames, style: str) -> list[str]:
+    """Return parameters outside the layers in the order of a table of names."""
+    places = list(table.legacy if style == "legacy" else table.core)
     return sorted(
-        names,
-        key=lambda name: (
-            (numbered[name], order.index(_module(name)))
-            if name in numbered
-            else (-1 if name.startswith(BEFORE) else len(names), 0)
-        ),
+        names, key=lambda name: places.index(name if name in places else name.rpartition(".")[0])
     )
 
 

@@ -32,6 +32,7 @@ from lmcore.conversion.megatron.optimizer.moments import (
     UnreadOptimizer,
     other_optimizer,
 )
+from lmcore.conversion.megatron.parameters.names import TIED
 from lmcore.conversion.megatron.rank_files.distributed_optimizer import read_distributed
 from lmcore.conversion.megatron.rank_files.rank_file import RankFile
 from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError, Progress
@@ -39,6 +40,8 @@ from lmcore.errors import counted
 
 __all__ = ["moments_content", "read_moments"]
 
+_EMBEDDINGS = ("token_embedding", "output_embedding", TIED)
+"""Beginnings of the names of parameters that `--decoupled-lr` is for."""
 _MAIN = ("fp32_from_fp16_params", "fp32_from_fp16")
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -137,7 +140,7 @@ class _Reader:
         separate = any(self._is_decoupled(group) for group in self._groups)
         found: dict[tuple[bool, bool], list[int]] = {}
         for place, (name, tensor) in enumerate(zip(self._names, self._weights, strict=True)):
-            embedding = separate and not name.startswith(("blocks.", "final_norm", "position"))
+            embedding = separate and name.startswith(_EMBEDDINGS)
             found.setdefault((tensor.ndim > 1, embedding), []).append(place)
         return found
 

@@ -18,6 +18,8 @@ EMBEDDING = "token_embedding.weight"
 _PLAIN = (str, int, float, bool, type(None))
 _STATE = "_extra_state"
 _VERSIONS = (0, 1.0, 2.0, 3.0, 4.0)
+_FIRST = ("language_model", "word_embeddings_for_head")
+"""Modules before megatron-core that are made first; the second is saved after the heads."""
 _MAX_DEPTH = 32
 """Number of mappings around a tensor, at most; models have five."""
 
@@ -27,7 +29,7 @@ class Part:
 
     Attributes:
         tensors: Tensors by lmcore's names, with the number of their layer in this part.
-        order: Names of all parameters in the order of the file; `TIED` for the tied copy.
+        order: Names of all parameters in the order of Megatron's modules; `TIED` for the tied copy.
         foreign: Names in the file.
         copies: Weights of a tied output layer by their names in the file.
         buffers: Values that a model computes by itself, by their names in the file.
@@ -44,7 +46,7 @@ class Part:
         self.buffers: dict[str, Tensor] = {}
         self.surplus: list[str] = []
         self.first_layer = 0
-        for name, tensor in flat_tensors(path, content):
+        for name, tensor in sorted(flat_tensors(path, content), key=_place):
             ours = parameter_of(name, swiglu=swiglu)
             if tied and ours == "output_embedding.weight":
                 ours = TIED
@@ -89,6 +91,12 @@ class Part:
     def global_names(self) -> Sequence[tuple[str, str]]:
         """Return the name in the whole model and the name in this part of each tensor."""
         return [(self.global_name(name), name) for name in self.tensors]
+
+
+def _place(tensor: tuple[str, Tensor]) -> int:
+    """Return the place of a tensor's module among the models; tensors of one keep their order."""
+    owner = tensor[0].partition(".")[0]
+    return _FIRST.index(owner) if owner in _FIRST else len(_FIRST)
 
 
 class RankFile:

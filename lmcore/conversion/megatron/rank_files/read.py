@@ -91,7 +91,7 @@ class MegatronState(MegatronCheckpointState):
         ]
         self._parts: dict[str, dict[str, list[Tensor]]] = {WEIGHT: self._weights}
         moments = None
-        if not weights_only and self._converts_adam("optimizer" in self._files[0][0].content):
+        if not weights_only:
             self._parts, moments = self._with_optimizer()
         self.kinds = tuple(self._parts)
         self._compared: set[str] = set()

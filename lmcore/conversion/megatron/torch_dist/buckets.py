@@ -23,7 +23,7 @@ from lmcore.conversion.megatron.optimizer.coalesced import ALIGNMENT
 from lmcore.conversion.megatron.optimizer.groups import group_values
 from lmcore.conversion.megatron.optimizer.loss_scale import megatron_loss_scale
 from lmcore.conversion.megatron.optimizer.moments import is_rounded
-from lmcore.conversion.megatron.parameters.layout import AFTER, BEFORE, in_order
+from lmcore.conversion.megatron.parameters.layout import in_order, outside_layers
 from lmcore.conversion.megatron.parameters.names import TIED
 from lmcore.conversion.megatron.parameters.packing import Packing
 from lmcore.conversion.megatron.torch_dist.stored_tensors import StoredTensors
@@ -200,21 +200,19 @@ class BucketState:
 
     def _units(self, shape: ModelShape, order: str, stages: int) -> list[Parameters]:
         """Return the groups of parameters that no part divides, in the order of the model."""
-        names = in_order(list(parameter_shapes(shape)), order)
+        inside = [name for name in parameter_shapes(shape) if name.startswith("blocks.")]
         layers: dict[str, list[str]] = {}
-        for name in names:
-            if name.startswith("blocks."):
-                layers.setdefault(name.split(".")[1], []).append(name)
-        before = [name for name in names if name.startswith(BEFORE)]
-        after = [[name for name in names if name.startswith(one)] for one in AFTER]
-        units: list[Parameters] = [
-            [(name, self._packing.part_shape(name)) for name in unit]
-            for unit in (before, *layers.values(), *after)
+        for name in in_order(inside, order):
+            layers.setdefault(name.split(".")[1], []).append(name)
+        before, after = outside_layers(shape, order, copy=shape.tied and stages > 1)
+        # The last norm is a part of the layers' stack, the heads are not.
+        norm = [name for name in after if name.startswith("final_norm")]
+        heads = [name for name in after if name not in norm]
+        return [
+            [(name, self._packing.part_shape(EMBEDDING if name == TIED else name)) for name in unit]
+            for unit in (before, *layers.values(), norm, heads)
             if unit
         ]
-        if shape.tied and stages > 1:
-            units.append([(TIED, self._packing.part_shape(EMBEDDING))])
-        return units
 
     def _places(
         self, ranks: Sequence[Sequence[Sequence[str]]], units: Sequence[Parameters]

@@ -116,7 +116,6 @@ class DistributedState(MegatronCheckpointState):
         self._weights = stored[WEIGHT]
         self._buckets: BucketState | None = None
         self._places = {WEIGHT: stored[WEIGHT]}
-        weights_only = weights_only or not self._converts_adam(self._has_optimizer())
         other = None if weights_only or not self._has_optimizer() else other_optimizer(args)
         if other is not None:
             self._leave_adam_out(f"it is that of `{other}`")

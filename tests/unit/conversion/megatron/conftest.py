@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from suite.selection import peer
 
 from lmcore.model.shape import ModelShape
 
-MakeModel = Callable[[ModelShape], torch.nn.Module]
+MakeModel = Callable[..., torch.nn.Module]
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +47,15 @@ def megatron() -> Iterator[Any]:
 @pytest.fixture
 def core_model(megatron: Any) -> MakeModel:
     """Makes megatron-core's model of a shape, with its local layers."""
-    return make_core_model
+    return lambda shape, **values: (
+        make_core_bert(shape, **values)
+        if shape.model_family == "bert"
+        else make_core_gpt(shape, **values)
+    )
 
 
-def make_core_model(shape: ModelShape) -> torch.nn.Module:
-    """Return megatron-core's model of a shape, with its local layers."""
+def make_core_gpt(shape: ModelShape) -> torch.nn.Module:
+    """Return megatron-core's decoder of a shape, with its local layers."""
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer import TransformerConfig
@@ -88,6 +93,47 @@ def make_core_model(shape: ModelShape) -> torch.nn.Module:
         rope_scaling=shape.rope_scaling_factor != 1.0,
         rope_scaling_factor=shape.rope_scaling_factor,
         share_embeddings_and_output_weights=shape.tied,
+    ).eval()
+
+
+def make_core_bert(shape: ModelShape, *, first: bool = True) -> torch.nn.Module:
+    """Return megatron-core's BERT of a shape, with its local layers.
+
+    Args:
+        shape: Shape of the model.
+        first: True if it has the embeddings, as the first stage of a pipeline.
+    """
+    from megatron.core.models.bert.bert_layer_specs import bert_layer_local_spec
+    from megatron.core.models.bert.bert_model import BertModel
+    from megatron.core.transformer import TransformerConfig
+
+    own = shape.own
+    approximate = "tanh" if own["bert_gelu"] == "tanh" else "none"
+    config = TransformerConfig(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        num_attention_heads=shape.num_attention_heads,
+        ffn_hidden_size=shape.ffn_hidden_size,
+        layernorm_epsilon=shape.layernorm_epsilon,
+        activation_func=functools.partial(torch.nn.functional.gelu, approximate=approximate),
+        use_cpu_initialization=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+    )
+    return BertModel(
+        config=config,
+        num_tokentypes=own["bert_token_types"],
+        transformer_layer_spec=bert_layer_local_spec,
+        vocab_size=shape.padded_vocab_size,
+        max_sequence_length=shape.max_position_embeddings,
+        share_embeddings_and_output_weights=True,
+        parallel_output=False,
+        pre_process=first,
+        add_binary_head=own["bert_binary_head"],
     ).eval()
 
 

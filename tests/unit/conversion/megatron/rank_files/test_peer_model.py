@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
+from megatron_models import BERT, BIASED_LLAMA, GPT, LLAMA, MASKED_BERT, MemoryState, assert_same
 from model_states import bert_shape
 
 from lmcore.accelerator import OP_SPECS, OpTable
@@ -29,7 +29,7 @@ from lmcore.families.op_binding import OpBinding
 from lmcore.families.recompute import KEEP_ALL
 from lmcore.model.shape import ModelShape
 
-MakeModel = Callable[[ModelShape], torch.nn.Module]
+MakeModel = Callable[..., torch.nn.Module]
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
 
@@ -57,7 +57,9 @@ def test_logits(core_model: MakeModel, shape: ModelShape, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+@pytest.mark.parametrize(
+    "shape", [GPT, LLAMA, BERT, MASKED_BERT], ids=["gpt", "llama", "bert", "masked head"]
+)
 def test_optimizer(
     core_model: MakeModel,
     shape: ModelShape,
@@ -110,7 +112,7 @@ def test_optimizer(
 
 
 @pytest.mark.parametrize("bucket", [None, 1500], ids=["one bucket", "buckets"])
-@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+@pytest.mark.parametrize("shape", [GPT, LLAMA, BERT], ids=["gpt", "llama", "bert"])
 def test_distributed_optimizer(
     core_model: MakeModel,
     shape: ModelShape,
@@ -179,9 +181,17 @@ def test_distributed_optimizer(
             assert torch.equal(found.read(name, kind), expected), (name, kind)
 
 
+@pytest.mark.parametrize("shape", [BERT, MASKED_BERT], ids=["both heads", "masked head"])
+def test_order_of_the_last_stage(core_model: MakeModel, shape: ModelShape) -> None:
+    """The copy of the embedding is between the heads, where megatron-core makes it."""
+    theirs = core_model(replace(shape, num_layers=2), first=False)
+    ours = Layout(1, 2).parameters(shape, 1, 0, "core-local")
+    assert [name for name, _ in theirs.named_parameters()] == [name for name, _ in ours]
+
+
 @pytest.mark.parametrize("gelu", ["tanh", "erf"])
 @pytest.mark.parametrize("head", [True, False], ids=["both heads", "masked head"])
-def test_bert(megatron: object, tmp_path: Path, gelu: str, head: bool) -> None:
+def test_bert(core_model: MakeModel, tmp_path: Path, gelu: str, head: bool) -> None:
     """megatron-core's BERT takes every tensor of either format, and its logits are lmcore's."""
     from megatron.core import dist_checkpointing, parallel_state
 
@@ -190,14 +200,14 @@ def test_bert(megatron: object, tmp_path: Path, gelu: str, head: bool) -> None:
     state = MemoryState(shape)
     write_megatron(state, tmp_path / "ranks", None, style="core-local")
     content = load_content(tmp_path / "ranks/release/mp_rank_00/model_optim_rng.pt")
-    theirs = make_core_bert(shape)
+    theirs = core_model(shape)
     missing = theirs.load_state_dict(content["model"], strict=False)
     assert not missing.unexpected_keys
     assert all(name.endswith("_extra_state") for name in missing.missing_keys)
-    assert {name for name, _ in theirs.named_parameters()} == set(content["model"])
+    assert [name for name, _ in theirs.named_parameters()] == list(content["model"])
 
     write_distributed(state, tmp_path / "dist", None)
-    other = make_core_bert(shape)
+    other = core_model(shape)
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     tensors = {"model": other.sharded_state_dict(metadata={"dp_cp_group": group})}
     loaded = dist_checkpointing.load(tensors, str(tmp_path / "dist/release"))
@@ -233,38 +243,3 @@ def test_bert(megatron: object, tmp_path: Path, gelu: str, head: bool) -> None:
     assert again.shape == shape
     for name in state.parameters:
         assert torch.equal(again.read(name), state.read(name)), name
-
-
-def make_core_bert(shape: ModelShape) -> torch.nn.Module:
-    """Return megatron-core's BERT of a shape, with its local layers."""
-    from megatron.core.models.bert.bert_layer_specs import bert_layer_local_spec
-    from megatron.core.models.bert.bert_model import BertModel
-    from megatron.core.transformer import TransformerConfig
-
-    own = shape.own
-    approximate = "tanh" if own["bert_gelu"] == "tanh" else "none"
-    config = TransformerConfig(
-        num_layers=shape.num_layers,
-        hidden_size=shape.hidden_size,
-        num_attention_heads=shape.num_attention_heads,
-        ffn_hidden_size=shape.ffn_hidden_size,
-        layernorm_epsilon=shape.layernorm_epsilon,
-        activation_func=functools.partial(torch.nn.functional.gelu, approximate=approximate),
-        use_cpu_initialization=True,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
-    )
-    return BertModel(
-        config=config,
-        num_tokentypes=own["bert_token_types"],
-        transformer_layer_spec=bert_layer_local_spec,
-        vocab_size=shape.padded_vocab_size,
-        max_sequence_length=shape.max_position_embeddings,
-        share_embeddings_and_output_weights=True,
-        parallel_output=False,
-        add_binary_head=own["bert_binary_head"],
-    ).eval()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from megatron_models import GPT, LLAMA, MemoryState
+from megatron_models import BERT, GPT, LLAMA, MemoryState
 from suite.selection import peer, selected
 
 from lmcore.conversion.convert import convert
@@ -33,7 +33,7 @@ pytestmark = [
 ]
 
 SCRIPT = Path(__file__).parents[4] / "lib" / "megatron_peer.py"
-SHAPES = {"gpt": GPT, "llama": LLAMA}
+SHAPES = {"gpt": GPT, "llama": LLAMA, "bert": BERT}
 KEYS = {WEIGHT: "param", **{kind: kind for kind in ADAM}}
 ADAM_SETTINGS = {"beta1": 0.85, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.2}
 
@@ -92,6 +92,9 @@ CASES = [
     Case("gpt", layout=(1, 2, 2), data=2, dtype="float16", sharding="dp_zero_gather_scatter"),
     Case("llama", layout=(2, 1, 1), data=2, bucket=900, sharding="dp_zero_gather_scatter"),
     Case("llama", layout=(2, 2, 2), dtype="float32", sharding="dp_zero_gather_scatter"),
+    Case("bert", layout=(2, 2, 1), bucket=900),
+    Case("bert", layout=(1, 2, 2), data=2, dtype="float16"),
+    Case("bert", layout=(1, 2, 1), sharding="dp_zero_gather_scatter"),
 ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
+from megatron_models import BERT, BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
 
 from lmcore.conversion.megatron.directory import is_megatron_dist
 from lmcore.conversion.megatron.parameters.names import parameter_of
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "by layer"])
-@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+@pytest.mark.parametrize("shape", [GPT, LLAMA, BERT], ids=["gpt", "llama", "bert"])
 def test_reading(core_model: MakeModel, shape: ModelShape, stacked: bool, tmp_path: Path) -> None:
     """Weights and state of Adam equal its model's, and so do its step and settings."""
     from megatron.core import dist_checkpointing, parallel_state
@@ -91,7 +91,7 @@ def test_writing(core_model: MakeModel, shape: ModelShape, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("distributed", [False, True], ids=["plain", "distributed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+@pytest.mark.parametrize("shape", [GPT, LLAMA, BERT], ids=["gpt", "llama", "bert"])
 def test_writing_the_state_of_adam(  # noqa: PLR0915 - one way there and back
     core_model: MakeModel,
     shape: ModelShape,
