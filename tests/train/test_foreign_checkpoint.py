@@ -18,6 +18,7 @@ from lmcore.conversion.convert import convert
 from lmcore.conversion.formats import WriteOptions, read_state
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.huggingface.write import write_huggingface
+from lmcore.conversion.megatron.parameters.layout import Layout
 from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.native.write import write_lmcore
@@ -197,18 +198,64 @@ def test_a_run_goes_away_and_back(name: str, tmp_path: Path, train: Any, data_pr
     run = train("run", flags)
     assert run.status == 0, run.err
     half = WriteOptions(dtype=torch.bfloat16)  # beside main parameters in float32
-    convert(run.directory, tmp_path / "away", name, options=half)
     choice = TokenizerSettings("ByteTokenizer")
-    convert(tmp_path / "away", tmp_path / "back", "lmcore", choice=choice)
+    continue_both(run.directory, name, half, choice, ["--data-path", data_prefix])
+
+
+def continue_both(
+    run: Path, name: str, options: WriteOptions, choice: TokenizerSettings, data: list[str]
+) -> None:
+    """Convert a run of 4 steps to a format and back, and compare 4 more steps with its own."""
+    convert(run, run.parent / "away", name, options=options)
+    back = run.parent / "back"
+    assert convert(run.parent / "away", back, "lmcore", choice=choice).optimizer
     found = []
-    for start in (run.directory, tmp_path / "back"):
-        save = tmp_path / f"{start.name}-continued"
+    for start in (run, back):
+        save = run.parent / f"{start.name}-continued"
         command = ["train", "--continue", str(start), "--save", str(save), "--train-iters", "8"]
-        data = ["--data-path", data_prefix] if start != run.directory else []
         flags = "--schedule extend --log-interval 1 --eval-iters 0 --sample-tokens 0"
-        assert main([*command, *data, *flags.split()]) == 0
+        assert main([*command, *(data if start == back else []), *flags.split()]) == 0
         found.append(losses(save)[-4:])
     assert found[0] == found[1]
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> tuple[str, str]:
+    """Return a vocabulary of a few words, and the prefix of documents of their sentences."""
+    known = [f"w{number}" for number in range(40)]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    (tmp_path / "vocab.txt").write_text("\n".join([*special, *known]) + "\n")
+    lines = [" ".join(known[(7 * n + k * k) % 40] for k in range(4 + n % 3)) for n in range(5)]
+    with (tmp_path / "text.jsonl").open("w") as stream:
+        for first in range(60):
+            text = "\n".join(lines[(first + n) % 5] for n in range(4))
+            stream.write(json.dumps({"text": text}) + "\n")
+    tokenizer = ["--tokenizer-type", "BertWordPieceLowerCase"]
+    tokenizer += ["--vocab-file", str(tmp_path / "vocab.txt")]
+    command = ["data", "prepare", "--input", str(tmp_path / "text.jsonl"), "--presplit-sentences"]
+    assert main([*command, "--output-prefix", str(tmp_path / "text"), *tokenizer]) == 0
+    return str(tmp_path / "vocab.txt"), str(tmp_path / "text_text_sentence")
+
+
+@pytest.mark.parametrize(
+    "name,style,layout",
+    [
+        ("megatron", "legacy", Layout(1, 2)),
+        pytest.param("megatron", "core", Layout(2), marks=pytest.mark.full),
+        pytest.param("megatron-dist", "core", Layout(), marks=pytest.mark.full),
+    ],
+    ids=["rank files before megatron-core", "rank files", "torch_dist"],
+)
+def test_a_run_of_bert_goes_away_and_back(
+    name: str, style: str, layout: Layout, tmp_path: Path, train: Any, words: tuple[str, str]
+) -> None:
+    """The state of each head is in its place in any format: it continues with the same losses."""
+    flags = "--model-family bert --train-iters 4 --global-batch-size 4 --precision bf16"
+    run = train("run", f"{flags} --lr-decay-iters 12 --split 8,1,1", words[1])
+    assert run.status == 0, run.err
+    options = WriteOptions(dtype=torch.bfloat16, style=style, layout=layout)
+    choice = TokenizerSettings("BertWordPieceLowerCase", vocab_file=words[0])
+    continue_both(run.directory, name, options, choice, ["--data-path", words[1]])
 
 
 def test_a_run_converted_without_its_optimizer(
