@@ -6,17 +6,17 @@ Shapes: B batch, S sequence, M predicted tokens of a sample, H hidden, V padded 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lmcore.families.block_model import BlockModel
 from lmcore.families.layers.head import HeadLoss
 from lmcore.families.layers.projection import Embedding, Linear
-from lmcore.families.layers.transformer import Attention, Block, LayerNorm, RMSNorm, norm_of
+from lmcore.families.layers.transformer import LayerNorm, RMSNorm, norm_of
 from lmcore.families.protocol import MaskedLM, TensorParallelPlan
 from lmcore.families.recompute import KEEP_ALL, Recompute
 
@@ -44,7 +44,7 @@ class MaskedHead(nn.Module):
         return self.norm(x_TH)  # type: ignore[no-any-return]
 
 
-class Bert(MaskedLM):
+class Bert(BlockModel, MaskedLM):
     """Encoder; `hidden` returns its hidden states, `loss` the losses of its heads."""
 
     causal = False
@@ -70,19 +70,9 @@ class Bert(MaskedLM):
                 self.type_embedding = Embedding(own["bert_token_types"], shape.hidden_size)
             if self.post_norm:
                 self.embedding_norm = norm_of(shape, ops)
-        self.blocks = nn.ModuleDict(
-            {
-                str(number): Block(
-                    shape,
-                    ops,
-                    recompute.attention,
-                    masked=True,
-                    causal=False,
-                    post_norm=self.post_norm,
-                    exact_gelu=own["bert_gelu"] == "erf",
-                )
-                for number in part.layers
-            }
+        exact = own["bert_gelu"] == "erf"
+        self.blocks = self.build_blocks(
+            ops, masked=True, post_norm=self.post_norm, exact_gelu=exact
         )
         if part.head:
             if not self.post_norm:
@@ -104,16 +94,6 @@ class Bert(MaskedLM):
         names = ("masked_head", "pooler", "order_head")
         found = {name: self._modules.get(name) for name in names}
         return {name: module for name, module in found.items() if module is not None}
-
-    @property
-    def layers(self) -> list[Block]:
-        """Blocks of this part, in order."""
-        return [cast("Block", block) for block in self.blocks.values()]
-
-    @property
-    def attentions(self) -> list[Attention]:
-        """Attention module of each block."""
-        return [block.attention for block in self.layers]
 
     @property
     def head_weight(self) -> Tensor:
@@ -173,15 +153,10 @@ class Bert(MaskedLM):
             padding_BS: True at padding; see `hidden`.
             layers: Blocks to run; None: all.
         """
-        blocks: list[Callable[..., Tensor]] = list(self.layers if layers is None else layers)
+        mask_B1SS = None
         if padding_BS is not None:
             mask_B1SS = padding_BS[:, None, None, :].expand(-1, 1, padding_BS.shape[1], -1)
-            blocks = [functools.partial(block, mask_B1SS=mask_B1SS) for block in blocks]
-        if self.training:
-            return self.recompute.run_blocks(blocks, x_BSH)
-        for block in blocks:
-            x_BSH = block(x_BSH)
-        return x_BSH
+        return self.run_layers(x_BSH, layers, mask_B1SS=mask_B1SS)
 
     def loss(
         self,
@@ -261,13 +236,12 @@ class Bert(MaskedLM):
 
     def tensor_parallel_plan(self) -> TensorParallelPlan:
         """Return the tensor parallelism of this narrow model: the blocks are split as in GPT."""
-        pairs = [(block.attention, block.feed_forward) for block in self.layers]
         replicated = [self.position_embedding] if self.part.embedding else []
         if self.part.embedding and self.shape.own["bert_token_types"]:
             replicated.append(self.type_embedding)
         return TensorParallelPlan(
-            column=[linear for attn, ffn in pairs for linear in (attn.qkv, ffn.up)],
-            row=[linear for attn, ffn in pairs for linear in (attn.output, ffn.down)],
+            column=self.column_linears(),
+            row=self.row_linears(),
             token_embedding=self.token_embedding if self.part.embedding else None,
             replicated_embeddings=replicated,
             head_norm=self._norm_before_heads if self.part.head else None,

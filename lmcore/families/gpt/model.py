@@ -8,19 +8,19 @@ T = B * S.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lmcore.families.block_model import BlockModel
 from lmcore.families.layers.cache import KeyValueCache, SlotCache
 from lmcore.families.layers.head import HeadLoss
 from lmcore.families.layers.projection import Embedding
 from lmcore.families.layers.rotary import Rotation, rotation_of
-from lmcore.families.layers.transformer import Attention, Block, norm_of
+from lmcore.families.layers.transformer import norm_of
 from lmcore.families.protocol import CausalLM, TensorParallelPlan
 from lmcore.families.recompute import KEEP_ALL, Recompute
 
@@ -34,7 +34,7 @@ _SAMPLED_TOKENS = 1024
 """Tokens whose logits are in memory at once when targets are sampled."""
 
 
-class GPT(CausalLM):
+class GPT(BlockModel, CausalLM):
     """Causal language model; `forward` returns hidden states, `loss` and `logits` are its heads."""
 
     def __init__(
@@ -53,14 +53,7 @@ class GPT(CausalLM):
             self.token_embedding = Embedding(shape.padded_vocab_size, shape.hidden_size)
         if part.embedding and shape.learned_positions:
             self.position_embedding = Embedding(shape.max_position_embeddings, shape.hidden_size)
-        self.blocks = nn.ModuleDict(
-            {
-                str(number): Block(
-                    shape, ops, recompute.attention, masked=masked, causal=self.causal
-                )
-                for number in part.layers
-            }
-        )
+        self.blocks = self.build_blocks(ops, masked=masked)
         if part.head:
             self.final_norm = norm_of(shape, ops)
             self.build_heads(ops)
@@ -76,16 +69,6 @@ class GPT(CausalLM):
     def head_modules(self) -> dict[str, nn.Module]:
         """Modules of the heads by attribute name, without the token embedding."""
         return {} if self.shape.tied else {"output_embedding": self.output_embedding}
-
-    @property
-    def layers(self) -> list[Block]:
-        """Blocks of this part, in order."""
-        return [cast("Block", block) for block in self.blocks.values()]
-
-    @property
-    def attentions(self) -> list[Attention]:
-        """Attention module of each block."""
-        return [block.attention for block in self.layers]
 
     @property
     def head_weight(self) -> Tensor:
@@ -173,18 +156,11 @@ class GPT(CausalLM):
             layers: Layers to run; None: all.
             rotation: Rotation of queries and keys; see `rotation`.
         """
-        blocks: list[Callable[..., Tensor]] = list(self.layers if layers is None else layers)
-        if rotation is not None:
-            blocks = [functools.partial(block, rotation=rotation) for block in blocks]
+        mask_B1SS = None
         if documents_BS is not None:
             assert self.masked, "attention was bound without a mask"
             mask_B1SS = self.document_mask(documents_BS)
-            blocks = [functools.partial(block, mask_B1SS=mask_B1SS) for block in blocks]
-        if self.training:
-            return self.recompute.run_blocks(blocks, x_BSH)
-        for block in blocks:
-            x_BSH = block(x_BSH)
-        return x_BSH
+        return self.run_layers(x_BSH, layers, rotation=rotation, mask_B1SS=mask_B1SS)
 
     def loss(
         self,
@@ -257,11 +233,10 @@ class GPT(CausalLM):
 
     def tensor_parallel_plan(self) -> TensorParallelPlan:
         """Return the tensor parallelism of this narrow model: Megatron's (Shoeybi et al., 2019)."""
-        pairs = [(block.attention, block.feed_forward) for block in self.layers]
         embedding = self.part.embedding
         return TensorParallelPlan(
-            column=[linear for attn, ffn in pairs for linear in (attn.qkv, ffn.up)],
-            row=[linear for attn, ffn in pairs for linear in (attn.output, ffn.down)],
+            column=self.column_linears(),
+            row=self.row_linears(),
             token_embedding=self.token_embedding if embedding else None,
             replicated_embeddings=[self.position_embedding]
             if embedding and self.shape.learned_positions
