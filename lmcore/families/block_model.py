@@ -22,7 +22,7 @@ __all__ = ["BlockModel"]
 
 
 class BlockModel(Model):
-    """Model with a stack of blocks, of which it may hold a part."""
+    """Model with a stack of blocks, or with a part of the stack."""
 
     blocks: nn.ModuleDict
 
