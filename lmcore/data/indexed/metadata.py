@@ -14,11 +14,13 @@ from lmcore.bounded_file import read_bounded_file
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.data.indexed.checksums import DatasetChecksums
 from lmcore.data.indexed.files import disk_errors, replacing
+from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.errors import DataError
 
 __all__ = [
     "DatasetMetadata",
+    "commit",
     "metadata_path",
     "read_metadata",
     "remove_metadata",
@@ -197,6 +199,41 @@ def verify_files(prefix: str | Path, share: tuple[int, int] | None = None) -> in
             f"them on purpose, remove `{metadata_path(prefix)}`, which describes other files",
         )
     return min(len(blocks) * checksums.block_bytes, checksums.bin_bytes)
+
+
+def commit(
+    writer: IndexedDatasetWriter,
+    tokenizer: Tokenizer,
+    *,
+    append_eod: bool,
+    input_files: int | None = None,
+) -> None:
+    """Give the files of a writer their names and write their metadata, with checksums.
+
+    Args:
+        writer: Writer with all documents.
+        tokenizer: Tokenizer of the documents.
+        append_eod: True if each document ends with the tokenizer's end of a document.
+        input_files: Number of files that were read; None: it is not recorded.
+
+    Raises:
+        DataError: The disk is full or refuses.
+    """
+    writer.finish()
+    checksums = writer.checksums()
+    remove_metadata(writer.prefix)
+    writer.commit()
+    metadata = DatasetMetadata.of(
+        tokenizer,
+        append_eod=append_eod,
+        documents=writer.documents,
+        sequences=writer.sequences,
+        tokens=writer.tokens,
+        dtype=writer.dtype.name,
+        checksums=checksums,
+        input_files=input_files,
+    )
+    write_metadata(writer.prefix, metadata)
 
 
 def remove_metadata(prefix: str | Path) -> None:

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from lmcore.data.indexed.dataset import token_dtype
-from lmcore.data.indexed.metadata import DatasetMetadata, remove_metadata, write_metadata
+from lmcore.data.indexed.metadata import commit
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.input.compression import open_text
 from lmcore.data.prepare.run import KeyReport, PrepareReport, document_prefix
@@ -128,20 +128,7 @@ def prepare_documents(
             size += len(text.encode())
         if not writer.tokens:
             raise DataError(f"`{source}` is empty")
-        writer.finish()
-        checksums = writer.checksums()
-        remove_metadata(writer.prefix)
-        writer.commit()
-        metadata = DatasetMetadata.of(
-            tokenizer,
-            append_eod=append_eod,
-            documents=writer.documents,
-            sequences=writer.sequences,
-            tokens=writer.tokens,
-            dtype=writer.dtype.name,
-            checksums=checksums,
-        )
-        write_metadata(writer.prefix, metadata)
+        commit(writer, tokenizer, append_eod=append_eod)
     return PrepareReport(
         files=(source,),
         documents=writer.documents,

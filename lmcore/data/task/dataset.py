@@ -20,12 +20,7 @@ import numpy.typing as npt
 from lmcore.config.derived.data_source import TaskData
 from lmcore.data.cache.build_lock import build_or_wait
 from lmcore.data.indexed.dataset import IndexedDataset, token_dtype
-from lmcore.data.indexed.metadata import (
-    DatasetMetadata,
-    read_metadata,
-    remove_metadata,
-    write_metadata,
-)
+from lmcore.data.indexed.metadata import commit, read_metadata
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.task.table import TaskRow, read_rows
 from lmcore.data.tokenizer import Tokenizer
@@ -88,21 +83,7 @@ def _write(prefix: Path, files: Sequence[str], task: TaskData, tokenizer: Tokeni
             sequences = [*_sequences(row, tokenizer), [label]]
             tokens = [token for sequence in sequences for token in sequence]
             writer.add_document(tokens, [len(sequence) for sequence in sequences])
-        writer.finish()
-        checksums = writer.checksums()
-        remove_metadata(writer.prefix)
-        writer.commit()
-        metadata = DatasetMetadata.of(
-            tokenizer,
-            append_eod=False,
-            documents=writer.documents,
-            sequences=writer.sequences,
-            tokens=writer.tokens,
-            dtype=writer.dtype.name,
-            checksums=checksums,
-            input_files=len(files),
-        )
-        write_metadata(writer.prefix, metadata)
+        commit(writer, tokenizer, append_eod=False, input_files=len(files))
 
 
 def _sequences(row: TaskRow, tokenizer: Tokenizer) -> list[list[int]]:
