@@ -24,7 +24,8 @@ from lmcore import accelerator
 from lmcore.accelerator import API_VERSION
 from lmcore.accelerator.op.records import load_target
 from lmcore.accelerator.registry import CommandRegistry
-from lmcore.cli.main import COMMANDS, main
+from lmcore.cli.commands import COMMANDS
+from lmcore.cli.main import main
 from lmcore.cli.plugin.plugin_commands import find_commands
 from lmcore.config.continued import CONTINUE_OPTION
 from lmcore.config.derived.model_math import model_shape, num_query_groups

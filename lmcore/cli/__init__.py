@@ -1,4 +1,4 @@
-"""The command line: `main` and one module per command, each with `SUMMARY` and `run(argv)`.
+"""The command line: `main` and one module per command, each with `run(argv)`.
 
 A command's module is imported only when it is chosen, and imports torch, if at all, inside `run`
 after the arguments are found to be right.

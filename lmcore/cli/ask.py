@@ -15,9 +15,7 @@ from lmcore.generation.options import MAX_SEED
 from lmcore.generation.sampling.options import MAX_TEMPERATURE, MAX_TOP_K
 from lmcore.serving.client import Client, ClientError
 
-__all__ = ["SUMMARY", "AskSection", "run"]
-
-SUMMARY = "Ask a server of `lmcore serve`, or of Megatron-LM, for text."
+__all__ = ["AskSection", "run"]
 
 _TOKENS = 64
 """Most tokens of an answer where `--tokens` is not given and there is no conversation."""

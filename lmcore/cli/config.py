@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lmcore.cli.commands import known_commands
 from lmcore.cli.selection import find_plugins
 from lmcore.config.continued import CONTINUE_OPTION
 from lmcore.config.derived.layout import ParallelLayout
@@ -32,13 +33,13 @@ from lmcore.train.torch_needs import torch_problems
 if TYPE_CHECKING:
     from lmcore.plugin import PluginSet
 
-__all__ = ["SUMMARY", "run"]
+__all__ = ["run"]
 
 logger = logging.getLogger(__name__)
 
-SUMMARY = "Show every setting of a run and its source; check them."
+_SUMMARY = known_commands()["config"].summary
 
-_USAGE = f"""{SUMMARY}
+_USAGE = f"""{_SUMMARY}
 
 usage: lmcore config show [config.yaml ...] [--flags] [--json]
 
@@ -61,7 +62,7 @@ def _show(argv: list[str]) -> int:
     if wants_help(argv):
         epilog = "--json prints values and sources as JSON."
         sections = plugin_sections(find_plugins(argv, probe=False))
-        print(render_run_help("lmcore config show", SUMMARY, plugins=sections, epilog=epilog))
+        print(render_run_help("lmcore config show", _SUMMARY, plugins=sections, epilog=epilog))
         return 0
     rest = [word for word in argv if word != "--json"]
     plugins, foreign = find_plugins(rest), ForeignModels()

@@ -45,9 +45,7 @@ if TYPE_CHECKING:
     from lmcore.generation.text.sampler import SampleSettings
     from lmcore.plugin import PluginSet
 
-__all__ = ["SUMMARY", "GenerateSection", "run"]
-
-SUMMARY = "Continue a text with a trained model."
+__all__ = ["GenerateSection", "run"]
 
 logger = logging.getLogger(__name__)
 

@@ -24,52 +24,7 @@ from lmcore.cli.streams import (
 if TYPE_CHECKING:
     from lmcore.errors import LmcoreError
 
-__all__ = ["COMMANDS", "main"]
-
-COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "model": {
-        "train": (
-            "lmcore.cli.train",
-            "Train a GPT, Llama or BERT model; without arguments a small GPT on a bundled text.",
-        ),
-        "generate": ("lmcore.cli.generate", "Continue a text with a trained model."),
-        "serve": (
-            "lmcore.cli.serve",
-            "Answer requests for text over HTTP, with a page to try a model.",
-        ),
-        "ask": ("lmcore.cli.ask", "Ask a server of `lmcore serve`, or of Megatron-LM, for text."),
-        "checkpoint": (
-            "lmcore.cli.checkpoint",
-            "Inspect, verify, diff, edit and convert checkpoints.",
-        ),
-    },
-    "your own script": {
-        "run": (
-            "lmcore.cli.run",
-            "Run a Python script of your own in one process for each device.",
-        ),
-    },
-    "data": {
-        "data": ("lmcore.cli.data", "Prepare and inspect datasets, list the bundled texts."),
-    },
-    "this machine": {
-        "config": ("lmcore.cli.config", "Show every setting of a run and its source; check them."),
-        "plugins": (
-            "lmcore.cli.plugin.list",
-            "List the installed accelerators, and why one is not used.",
-        ),
-        "ops": (
-            "lmcore.cli.ops",
-            "List the ops and their kernels, and explain which kernel a case gets.",
-        ),
-        "doctor": ("lmcore.cli.doctor", "Check this installation and name the fixes."),
-        "plugin": (
-            "lmcore.cli.plugin.group",
-            "Write or check a plugin; the package lmcore-conformance adds the commands.",
-        ),
-    },
-}
-"""Module and summary of every command, under the title that the help groups it by."""
+__all__ = ["main"]
 
 _LOCAL_RANK = re.compile(r"--local[-_]rank=\d+", re.ASCII)
 """First argument from DeepSpeed's launcher, ignored: the rank is read from the environment."""
@@ -203,9 +158,10 @@ def _run(name: str, arguments: list[str]) -> int:
     import importlib
 
     from lmcore import log
+    from lmcore.cli.commands import known_commands
 
     log.configure()
-    modules = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
+    modules = {name: command.module for name, command in known_commands().items()}
     if name.startswith("-"):
         from lmcore.errors import ConfigError
 
@@ -240,6 +196,7 @@ def _require_directory() -> None:
 
 
 def _help() -> str:
+    from lmcore.cli.commands import COMMANDS
     from lmcore.config.options.help import fitted
 
     lines = [
@@ -248,7 +205,8 @@ def _help() -> str:
         "usage: lmcore COMMAND [arguments]",
     ]
     groups = {
-        title: {name: one for name, (_, one) in group.items()} for title, group in COMMANDS.items()
+        title: {name: one.summary for name, one in group.items()}
+        for title, group in COMMANDS.items()
     }
     for title, rows in {**groups, **_plugin_groups()}.items():
         lines += ["", f"{title}:"]
@@ -264,12 +222,13 @@ def _help() -> str:
 def _plugin_groups() -> Mapping[str, Mapping[str, str]]:
     """Return the commands of plugins for the help; none if `LMCORE_PLUGINS` is wrong."""
     from lmcore import log
+    from lmcore.cli.commands import known_commands
     from lmcore.cli.plugin.plugin_commands import help_groups
     from lmcore.errors import LmcoreError
 
     log.configure()
     try:
-        return help_groups([name for group in COMMANDS.values() for name in group])
+        return help_groups(list(known_commands()))
     except LmcoreError as error:
         sys.stderr.write(f"plugins' commands are not listed: {error}\n\n")
         return {}

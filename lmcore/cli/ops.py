@@ -22,6 +22,7 @@ from lmcore.accelerator.op.records import (
     parse_preferences,
 )
 from lmcore.accelerator.op.spec import OP_SPECS
+from lmcore.cli.commands import known_commands
 from lmcore.cli.text.terminal import output_width, wrapped
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
     from lmcore.accelerator.op.table import OpTable
     from lmcore.accelerator.precision.policy import PrecisionPolicy
 
-__all__ = ["SUMMARY", "ExplainSection", "ListSection", "run"]
+__all__ = ["ExplainSection", "ListSection", "run"]
 
-SUMMARY = "List the ops and their kernels, and explain which kernel a case gets."
+_SUMMARY = known_commands()["ops"].summary
 
-_HELP = f"""{SUMMARY}
+_HELP = f"""{_SUMMARY}
 
 usage: lmcore ops COMMAND [arguments]
 

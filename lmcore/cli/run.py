@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lmcore import log
+from lmcore.cli.commands import known_commands
 from lmcore.cli.device_count import default_process_count
 from lmcore.cli.selection import find_plugins
 from lmcore.config.foreign.torchrun import torchrun_flags
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from lmcore.runtime.launch.rank import RankInfo
     from lmcore.runtime.launch.script import Script
 
-__all__ = ["SUMMARY", "RunSection", "run"]
+__all__ = ["RunSection", "run"]
 
-SUMMARY = "Run a Python script of your own in one process for each device."
+_SUMMARY = known_commands()["run"].summary
 _USAGE = "[--flags] SCRIPT [arguments of the script]"
 _EPILOG = """\
 Flags of lmcore precede the script, or follow its arguments from --nproc-per-node on; all other \
@@ -89,7 +90,7 @@ def run(argv: list[str]) -> int:
         print(
             render_help(
                 "lmcore run",
-                SUMMARY,
+                _SUMMARY,
                 groups,
                 usage=_USAGE,
                 positionals=arguments,

@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
     from lmcore.serving.served_model import ServedModel
 
-__all__ = ["SUMMARY", "ServeSection", "run"]
-
-SUMMARY = "Answer requests for text over HTTP, with a page to try a model."
+__all__ = ["ServeSection", "run"]
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore import log
+from lmcore.cli.commands import known_commands
 from lmcore.cli.device_count import default_process_count
 from lmcore.cli.processes import import_torch, leave, start_processes
 from lmcore.cli.schedule_question import decide_schedule
@@ -43,18 +44,18 @@ if TYPE_CHECKING:
     from lmcore.runtime.launch.rank import RankInfo
     from lmcore.train.report.run_report import RunResult
 
-__all__ = ["SUMMARY", "run"]
+__all__ = ["run"]
 
 logger = logging.getLogger(__name__)
 
-SUMMARY = "Train a GPT, Llama or BERT model; without arguments a small GPT on a bundled text."
+_SUMMARY = known_commands()["train"].summary
 
 
 def run(argv: list[str]) -> int:
     """Run `lmcore train ...` and return the exit status."""
     if wants_help(argv):
         sections = plugin_sections(find_plugins(argv, probe=False))
-        print(render_run_help("lmcore train", SUMMARY, plugins=sections))
+        print(render_run_help("lmcore train", _SUMMARY, plugins=sections))
         return 0
     # Signals: until training handles them, and afterwards.
     with outlive_readers(), clean_termination():

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.cli.main import COMMANDS, main
+from lmcore.cli.commands import COMMANDS
+from lmcore.cli.main import main
 from lmcore.cli.plugin.plugin_commands import find_commands
 from lmcore.cli.run import _split
 from lmcore.config.foreign import megatron

@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from lmcore.cli.main import COMMANDS
+from lmcore.cli.commands import COMMANDS
 from lmcore.config.section import run_options
 from lmcore.errors import LmcoreError
 

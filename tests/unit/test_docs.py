@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from lmcore.cli.main import COMMANDS, main
+from lmcore.cli.commands import COMMANDS
+from lmcore.cli.main import main
 from lmcore.config.foreign import megatron
 from lmcore.config.preset import PRESETS
 from lmcore.config.section import run_options

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib
 
+from lmcore.cli.commands import known_commands
 from lmcore.config.options.command_line import wants_help
 from lmcore.config.options.help import fitted
 from lmcore.errors import ConfigError, suggestion
 from lmcore.plugin import discover
 
-__all__ = ["SUMMARY", "run"]
+__all__ = ["run"]
 
-SUMMARY = "Inspect, verify, diff, edit and convert checkpoints."
+_SUMMARY = known_commands()["checkpoint"].summary
 
-_HELP = f"""{SUMMARY}
+_HELP = f"""{_SUMMARY}
 
 usage: lmcore checkpoint COMMAND [arguments]
 

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lmcore.cli.commands import known_commands
 from lmcore.cli.text.terminal import size_text
 from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_section
@@ -17,11 +18,11 @@ from lmcore.errors import ConfigError, suggestion
 if TYPE_CHECKING:
     from lmcore.data.prepare.named_text import NamedText
 
-__all__ = ["SUMMARY", "CorporaSection", "run"]
+__all__ = ["CorporaSection", "run"]
 
-SUMMARY = "Prepare and inspect datasets, list the bundled texts."
+_SUMMARY = known_commands()["data"].summary
 
-_HELP = f"""{SUMMARY}
+_HELP = f"""{_SUMMARY}
 
 usage: lmcore data COMMAND [arguments]
 

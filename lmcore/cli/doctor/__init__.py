@@ -21,9 +21,7 @@ from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.plugin import PluginSet, discover
 from lmcore.runtime.torch_import import broken_backend
 
-__all__ = ["SUMMARY", "run"]
-
-SUMMARY = "Check this installation and name the fixes."
+__all__ = ["run"]
 
 Group = tuple[str, list[Check]]
 """Title of a group, and its checks."""

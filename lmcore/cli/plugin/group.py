@@ -6,6 +6,7 @@ in `plugins/conformance/src/lmcore_conformance/`.
 
 from __future__ import annotations
 
+from lmcore.cli.commands import known_commands
 from lmcore.cli.plugin.plugin_commands import (
     commands_of_group,
     find_commands,
@@ -16,9 +17,9 @@ from lmcore.config.options.help import fitted
 from lmcore.errors import ConfigError
 from lmcore.plugin.discovery import discover
 
-__all__ = ["SUMMARY", "run"]
+__all__ = ["run"]
 
-SUMMARY = "Write or check a plugin; the package lmcore-conformance adds the commands."
+_SUMMARY = known_commands()["plugin"].summary
 
 _KIT = "lmcore-conformance"
 _INSTALL = "run `pip install ./plugins/conformance` in the folder that lmcore was installed from"
@@ -33,7 +34,7 @@ def run(argv: list[str]) -> int:
     commands = commands_of_group(find_commands(()), "plugin")
     if not argv or argv[0] in {"-h", "--help"}:
         about = [] if commands else [f"`{_KIT}` is not installed: {_INSTALL}."]
-        print(fitted("\n\n".join([SUMMARY, group_help("plugin", commands), *about])))
+        print(fitted("\n\n".join([_SUMMARY, group_help("plugin", commands), *about])))
         return 0
     if not commands:
         raise _no_commands(argv[0])

@@ -31,9 +31,7 @@ from lmcore.plugin import (
 from lmcore.plugin.known_packages import device_packages
 from lmcore.runtime.torch_import import broken_backend
 
-__all__ = ["SUMMARY", "installed_versions", "run", "wanted_versions"]
-
-SUMMARY = "List the installed accelerators, and why one is not used."
+__all__ = ["installed_versions", "run", "wanted_versions"]
 
 _EPILOG = """\
 Environment: LMCORE_DEVICE chooses as --device does; LMCORE_PLUGINS lists the plugins to load beside

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.cli import commands
 from lmcore.cli import main as entry
-from lmcore.cli.main import COMMANDS, main
+from lmcore.cli.commands import COMMANDS, Command
+from lmcore.cli.main import main
 from lmcore.errors import ConfigError, RunError
 
 SCRIPT = "import sys; from lmcore.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -27,7 +29,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[list[str]], 
         module = types.ModuleType("try_command")
         module.run = run  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "try_command", module)
-        monkeypatch.setattr(entry, "COMMANDS", {"a": {"try": ("try_command", "Try.")}})
+        monkeypatch.setattr(commands, "COMMANDS", {"a": {"try": Command("try_command", "Try.")}})
 
     return install
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.cli.main import COMMANDS
+from lmcore.cli.commands import COMMANDS
 
 NAMES = {name: row for group in COMMANDS.values() for name, row in group.items()}
 
@@ -106,9 +106,6 @@ print(status, gc.get_freeze_count() > 100_000, gc.isenabled())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_summary_is_the_commands_own(name: str) -> None:
-    """The line in `lmcore --help` is the module's `SUMMARY`, and the module has a `run`."""
-    module, summary = NAMES[name]
-    command = importlib.import_module(module)
-    assert summary == command.SUMMARY
-    assert callable(command.run)
+def test_every_command_has_a_function(name: str) -> None:
+    """The module of a record has a `run`."""
+    assert callable(importlib.import_module(NAMES[name].module).run)

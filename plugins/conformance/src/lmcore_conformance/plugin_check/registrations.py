@@ -148,7 +148,7 @@ def _matches_nothing(matches: Callable[[Path], bool]) -> str | None:
 
 def reserved_names() -> dict[str, list[str]]:
     """Return the names that no plugin can register, by the kind of registration."""
-    from lmcore.cli.main import COMMANDS
+    from lmcore.cli.commands import known_commands
     from lmcore.cli.plugin.plugin_commands import RESERVED
     from lmcore.data.prepare.named_text import BUNDLED
     from lmcore.data.tokenizer import tokenizer_types
@@ -156,7 +156,7 @@ def reserved_names() -> dict[str, list[str]]:
     from lmcore.model.family import families
 
     return {
-        "commands": [*(name for group in COMMANDS.values() for name in group), *RESERVED],
+        "commands": [*known_commands(), *RESERVED],
         "corpora": [BUNDLED],
         "tokenizers": list(tokenizer_types()),
         "formats": list(formats()),
