@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.errors import CheckpointArgumentError, CheckpointError
+from lmcore.conversion.state import WEIGHT
+from lmcore.errors import CheckpointArgumentError, CheckpointError, LmcoreError, PluginError
 from lmcore.model.checkpoint_format import CheckpointFormat, format_of, formats
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from lmcore.conversion.megatron.parameters.layout import Layout
     from lmcore.conversion.state import ModelState
@@ -85,12 +89,49 @@ def read_state(
         CheckpointError: There is no checkpoint of a known format, or it is damaged.
     """
     known = _known_format(directory, name)
-    state: ModelState = known.load(known.read)(
-        directory, weights_only=weights_only, compare=compare
-    )
+    read = known.load(known.read)
+    if known.read.startswith("lmcore."):
+        state: ModelState = read(directory, weights_only=weights_only, compare=compare)
+    else:
+        with _naming(known, directory):
+            state = read(directory, weights_only=weights_only, compare=compare)
+        _check_tensors(state, known)
     if weights_only:
         state.leave_optimizer_out()
     return state
+
+
+@contextmanager
+def _naming(known: CheckpointFormat, directory: Path) -> Iterator[None]:
+    """Turn an unexpected exception of a plugin's format into an error that names the format."""
+    try:
+        yield
+    except LmcoreError:
+        raise
+    except Exception as cause:
+        raise PluginError(
+            f"`{directory}` cannot be read as {known.described}",
+            why=f"the format `{known.name}` of a plugin raised {type(cause).__name__}: {cause}",
+            hint="the files may be damaged; else report this to the authors of the plugin",
+        ) from cause
+
+
+def _check_tensors(state: ModelState, known: CheckpointFormat) -> None:
+    """Have each tensor of a plugin's state compared with its parameter when it is read."""
+    plain = state.read
+
+    def read(name: str, kind: str = WEIGHT) -> Tensor:
+        with _naming(known, state.path):
+            tensor = plain(name, kind)
+            if tensor.shape != state.parameters[name] or not tensor.is_floating_point():
+                raise CheckpointError(
+                    f"`{state.path}` is damaged, or not of its model",
+                    why=f"`{name}` is {tensor.dtype} {list(tensor.shape)}, and its parameter "
+                    f"{list(state.parameters[name])}",
+                )
+        return tensor
+
+    state.read = read  # type: ignore[method-assign]
 
 
 def write_state(

@@ -197,7 +197,7 @@ class Model(nn.Module, ABC):
         Raises:
             RunError: The family does not support tensor parallelism.
         """
-        raise self._unsupported("--tensor-model-parallel-size")
+        raise self.unsupported("--tensor-model-parallel-size")
 
     def stage_modules(self, *, first: bool, last: bool) -> dict[str, nn.Module]:  # noqa: ARG002
         """Return the modules of a pipeline stage beside its layers, by attribute name.
@@ -209,7 +209,7 @@ class Model(nn.Module, ABC):
         Raises:
             RunError: The family does not support pipelines.
         """
-        raise self._unsupported("--pipeline-model-parallel-size")
+        raise self.unsupported("--pipeline-model-parallel-size")
 
     def run_stage(
         self,
@@ -252,7 +252,8 @@ class Model(nn.Module, ABC):
         """Return the number of parameters, tied ones once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def _unsupported(self, flag: str) -> RunError:
+    def unsupported(self, flag: str) -> RunError:
+        """Return the error for a setting that needs what the model lacks."""
         return RunError(
             f"`{flag}` is not supported by {self.family.name} models",
             hint="use data parallelism, with `--zero-stage` to save memory",

@@ -56,9 +56,14 @@ def connect(model: Model, axis: Axis) -> None:
     Args:
         model: Model that gets this rank's part of each sequence; changed in place.
         axis: Context axis of the mesh.
+
+    Raises:
+        RunError: The model has no attention that could be wrapped.
     """
     if axis.size == 1:
         return
+    if not model.attentions:  # layers of other kinds would see a part of each sequence alone
+        raise model.unsupported("--context-parallel-size")
     for attention in model.attentions:
         attention.op = _Attention(attention.op, axis)
     model.document_mask = functools.partial(_document_mask, axis)  # type: ignore[method-assign]

@@ -66,6 +66,8 @@ class StageModule(nn.Module):
             last: True for the stage that computes the loss.
         """
         super().__init__()
+        if len(model.layers) != len(model.part.layers):  # its class does not build parts
+            raise model.unsupported("--pipeline-model-parallel-size")
         by_number = dict(zip(model.part.layers, model.layers, strict=True))
         self.layers = nn.ModuleList(by_number[number] for number in layers)
         for name, module in model.stage_modules(first=first, last=last).items():

@@ -40,7 +40,7 @@ __all__ = [
     "plugin_commands",
     "plugin_corpora",
     "plugin_sections",
-    "plugins_add_records",
+    "plugins_records",
     "register_families",
     "register_formats",
     "registered_types",
@@ -212,9 +212,9 @@ def register_formats(plugins: PluginSet) -> None:
         registry[name] = dataclasses.replace(one, matches=matches)
 
 
-def plugins_add_records() -> bool:
-    """Return True if a plugin has added a family or a format in this process."""
-    return any(_added.values())
+def plugins_records() -> frozenset[str]:
+    """Return the names of the families and formats that plugins have added in this process."""
+    return frozenset(name for names in _added.values() for name in names)
 
 
 _added: dict[str, list[str]] = {}

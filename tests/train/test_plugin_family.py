@@ -11,6 +11,8 @@ from example_plugins import installed_example, needs_examples
 
 from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.checkpoint import read_manifest
+from lmcore.config.section import Config
+from lmcore.errors import PluginError
 from lmcore.families.op_binding import OpBinding
 from lmcore.families.recompute import KEEP_ALL
 from lmcore.model.family import families, named_family, parameter_shapes
@@ -59,6 +61,34 @@ def test_training_and_resuming(train: Any, assert_same: Any, capsys: Any) -> Non
     out = capsys.readouterr().out
     assert "--window-width" in out
     assert "mixers.0.taps" in out
+
+
+@pytest.mark.usefixtures("installed")
+def test_plugin_check(capsys: Any) -> None:
+    """It finds nothing wrong with the example, in a process that knows the family already."""
+    pytest.importorskip("lmcore_conformance")
+    from lmcore.cli.main import main
+    from lmcore.plugin import discover
+
+    discover(probe=False)
+    assert main(["plugin", "check", "window"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.distributed
+def test_context_parallelism_is_refused(
+    train: Any, start: Any, finish: Any, installed: None
+) -> None:
+    """Layers without attention would mix the tokens of a part of each sequence alone."""
+    flags = f"{FLAGS} --context-parallel-size 2 --nproc-per-node 2"
+    run = finish(start("ranks", flags), "ranks")
+    assert run.status != 0
+    assert "`--context-parallel-size` is not supported by Window models" in run.err
+
+
+def test_a_setting_that_no_plugin_has() -> None:
+    """A family that names a field wrongly is told how the name is made."""
+    with pytest.raises(PluginError, match="no plugin has the setting `window_depth`"):
+        Config().named("window_depth")
 
 
 @pytest.mark.usefixtures("installed")

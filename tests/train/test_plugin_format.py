@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from example_plugins import installed_example, needs_examples
 from model_states import GPT2, RandomState, same_state
@@ -87,7 +89,7 @@ def test_training(train: Any, train_once: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_damage(run: Path, tmp_path: Path) -> None:
+def test_damage(run: Path, tmp_path: Path, capsys: Any) -> None:
     """Damaged files are errors of the format; a failing `matches` names the plugin."""
     discover(probe=False)
     convert(run, tmp_path / "there", "npz")
@@ -99,10 +101,33 @@ def test_damage(run: Path, tmp_path: Path) -> None:
     middle = len(whole) // 2
     weights.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
     assert main(["checkpoint", "verify", str(tmp_path / "there")]) == 1
+    shapes = {"final_norm.weight": np.zeros(5), "final_norm.bias": np.zeros(24, np.int32)}
+    for name, array in shapes.items():
+        arrays = dict(np.load(io.BytesIO(whole)))
+        np.savez(weights, **{**arrays, name: array})
+        there, out = str(tmp_path / "there"), str(tmp_path / "out")
+        assert main(["checkpoint", "convert", there, out, "--to", "lmcore"]) == 1
+        assert main(["checkpoint", "verify", there]) == 1
+        assert not (tmp_path / "out").exists()
+        said = capsys.readouterr()
+        assert f"`{name}` is" in said.err
+        assert f"`{name}` is" in said.out
+    weights.write_bytes(whole)
+    model = tmp_path / "there/npz_model.json"
+    model.write_text(model.read_text().replace('"num_layers": 2', '"num_layers": "2"'))
+    assert main(["checkpoint", "verify", str(tmp_path / "there")]) == 1
     object.__setattr__(formats()["npz"].matches, "matches", lambda _: 1 / 0)
     (tmp_path / "empty").mkdir()
     with pytest.raises(PluginError, match=r"format `npz` of plugin `npz` .* failed"):
         format_of(tmp_path / "empty")
+
+
+@pytest.mark.usefixtures("installed")
+def test_plugin_check(capsys: Any) -> None:
+    """It finds nothing wrong with the example, in a process that knows the format already."""
+    pytest.importorskip("lmcore_conformance")
+    discover(probe=False)
+    assert main(["plugin", "check", "npz"]) == 0, capsys.readouterr().out
 
 
 def test_an_unknown_format(run: Path, tmp_path: Path, capsys: Any) -> None:

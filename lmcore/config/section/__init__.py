@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.config.option import Option, options_of
 from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, PluginSettings
+from lmcore.errors import PluginError
 
 if TYPE_CHECKING:
     from lmcore.config.section.accelerator import AcceleratorSection
@@ -115,8 +116,15 @@ class Config:
         """Return the value of the option of a name, of the core or a plugin."""
         if name in run_options():
             return self.value(run_options()[name])
-        plugin = next(one for one in self.plugins if name.startswith(f"{one}_"))
-        return getattr(self.plugins[plugin], name.removeprefix(f"{plugin}_"))
+        for plugin in self.plugins:
+            key = name.removeprefix(f"{plugin}_")
+            if key != name and hasattr(self.plugins[plugin], key):
+                return getattr(self.plugins[plugin], key)
+        raise PluginError(
+            f"no plugin has the setting `{name}`, which a family of models names",
+            why="a name in `Family.settings` is the plugin's name, `_` and a field of its options",
+            hint="correct the name, or the field, in the plugin",
+        )
 
     def value(self, option: Option) -> Any:
         """Return the value of an option."""

@@ -13,7 +13,7 @@ from typing import Any
 from lmcore.errors import CheckpointArgumentError, CheckpointError, LmcoreError
 from lmcore.plugin import discover
 from lmcore.plugin.isolation.subprocess_call import call_isolated
-from lmcore.plugin.registrations import plugins_add_records
+from lmcore.plugin.registrations import plugins_records
 
 __all__ = ["describe", "describe_by_plugins", "describe_isolated"]
 
@@ -34,7 +34,7 @@ def describe_isolated(directory: Path, name: str) -> dict[str, Any]:
     if "torch" in sys.modules:
         found = describe(str(directory), name)
     else:
-        function = "describe_by_plugins" if plugins_add_records() else "describe"
+        function = "describe_by_plugins" if plugins_records() else "describe"
         target = f"{__name__}:{function}"
         outcome = call_isolated(target, str(directory), name, timeout=_SECONDS)
         if not outcome.complete:

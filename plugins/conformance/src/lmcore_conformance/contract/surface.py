@@ -17,6 +17,8 @@ from lmcore.accelerator.op.spec import OP_SPECS
 from lmcore.accelerator.registry import (
     CommandRegistry,
     CorpusRegistry,
+    FamilyRegistry,
+    FormatRegistry,
     OptionRegistry,
     TokenizerRegistry,
 )
@@ -38,7 +40,14 @@ PUBLIC_MODULES: Mapping[str, tuple[str, ...]] = {
     "lmcore.accelerator.op.torch_kernels": source_names("lmcore.accelerator.op.torch_kernels"),
     "lmcore.accelerator.registry": tuple(
         registry.__name__
-        for registry in (CommandRegistry, CorpusRegistry, OptionRegistry, TokenizerRegistry)
+        for registry in (
+            CommandRegistry,
+            CorpusRegistry,
+            FamilyRegistry,
+            FormatRegistry,
+            OptionRegistry,
+            TokenizerRegistry,
+        )
     ),
     "lmcore.accelerator.tokenizer": ("Tokenizer", "TokenizerFactory"),
     "lmcore.accelerator.torch_versions": (
@@ -50,11 +59,16 @@ PUBLIC_MODULES: Mapping[str, tuple[str, ...]] = {
         "GROUPED_CPU_ATTENTION",
         "TorchCapability",
     ),
+    "lmcore.bounded_file": ("read_bounded_file",),
     "lmcore.config.need": ("Need", "Situation", "setting"),
-    "lmcore.config.option": ("DROPOUT", "FREE", "INPUT_PATH", "OUTPUT_PATH", "REQUIRED", "option"),
+    "lmcore.config.option": (
+        *("CHECKED", "DROPOUT", "FREE", "INPUT_PATH", "OUTPUT_PATH", "REQUIRED", "option"),
+    ),
     "lmcore.config.options.command_line": ("parse_section",),
     "lmcore.config.section": ("Config",),
+    "lmcore.conversion.state": ("ADAM", "ModelState", "Progress", "WEIGHT", "require_no_problems"),
     "lmcore.errors": (
+        "CheckpointArgumentError",
         "CheckpointError",
         "ConfigError",
         "DataError",
@@ -67,12 +81,31 @@ PUBLIC_MODULES: Mapping[str, tuple[str, ...]] = {
         "nearest",
         "suggestion",
     ),
+    "lmcore.families.gpt.samples": ("samples",),
+    "lmcore.families.layers.head": ("HeadLoss",),
+    "lmcore.families.layers.projection": ("Embedding", "Linear"),
+    "lmcore.families.layers.transformer": ("Attention", "Block", "FeedForward", "norm_of"),
+    "lmcore.families.protocol": source_names("lmcore.families.protocol"),
+    "lmcore.families.recompute": ("KEEP_ALL", "Recompute"),
+    "lmcore.families.saved_shape": ("read_shape",),
     "lmcore.hookspecs": ("hookimpl",),
+    "lmcore.model.checkpoint_format": ("CheckpointFormat",),
+    "lmcore.model.family": (
+        *("Body", "Family", "ForwardFlops", "Loss", "block_flops", "parameter_shapes"),
+    ),
+    "lmcore.model.parameters": ("Init", "ONES", "Parameter", "Split", "ZEROS"),
+    "lmcore.model.shape": ("ModelShape",),
 }
 """The public names of each public module."""
 
 LOADS_TORCH = frozenset(
     {
+        "lmcore.families.gpt.samples",
+        "lmcore.families.layers.head",
+        "lmcore.families.layers.projection",
+        "lmcore.families.layers.transformer",
+        "lmcore.families.protocol",
+        "lmcore.families.recompute",
         "lmcore.accelerator.activation_saving",
         "lmcore.accelerator.op.reference",
         "lmcore.accelerator.op.torch_kernels",

@@ -19,7 +19,7 @@ from lmcore.accelerator.registry import (
 )
 from lmcore.errors import LmcoreError
 from lmcore.plugin.record import PluginRecord, PluginSet
-from lmcore.plugin.registrations import load_command, plugin_sections
+from lmcore.plugin.registrations import load_command, plugin_sections, plugins_records
 from lmcore_conformance.plugin_check.records import call_hook
 
 __all__ = ["REGISTRATION_CHECKS", "reserved_names"]
@@ -155,12 +155,13 @@ def reserved_names() -> dict[str, list[str]]:
     from lmcore.model.checkpoint_format import formats
     from lmcore.model.family import families
 
+    added = plugins_records()  # by plugins that this process has found
     return {
         "commands": [*known_commands(), *RESERVED],
         "corpora": [BUNDLED],
         "tokenizers": list(tokenizer_types()),
-        "formats": list(formats()),
-        "families": [family.key for family in families().values()],
+        "formats": [name for name in formats() if name not in added],
+        "families": [one.key for name, one in families().items() if name not in added],
     }
 
 
