@@ -86,7 +86,7 @@ def test_context_parallelism_is_refused(
 
 
 def test_a_setting_that_no_plugin_has() -> None:
-    """A family that names a field wrongly is told how the name is made."""
+    """The error for a family that names a field wrongly says how the name is made."""
     with pytest.raises(PluginError, match="no plugin has the setting `window_depth`"):
         Config().named("window_depth")
 
