@@ -158,6 +158,23 @@ def test_the_limits(limit: int, made: Any) -> None:
     assert reader._checked(json.dumps({"value": held}).encode(), Anything).value == held
 
 
+@pytest.mark.parametrize(
+    "kind, limit, made",
+    [
+        (ChatBody, 2048, lambda count: {"messages": [{"role": "user", "content": "a"}] * count}),
+        (CompletionBody, 1000, lambda length: {"prompt": "a", "stop": "b" * length}),
+        (CompletionBody, 16, lambda count: {"prompt": "a", "stop": ["b"] * count}),
+    ],
+)
+def test_limits_of_fields(kind: type[RequestBody], limit: int, made: Any) -> None:
+    """As many messages, stop texts and characters of one as documented are taken, and no more."""
+    reader = BodyReader(2**20, 5)
+    assert isinstance(reader._checked(json.dumps(made(limit)).encode(), kind), kind)
+    with pytest.raises(ApiError) as caught:
+        reader._checked(json.dumps(made(limit + 1)).encode(), kind)
+    assert caught.value.status == 400
+
+
 def test_bodies_wait_for_each_other_a_limited_time(loaded: LoadedModel) -> None:
     """Beyond it the request is refused, and may be sent again; small ones do not wait."""
     with running_server(loaded, limits=Limits(check_seconds=0.2)) as server:

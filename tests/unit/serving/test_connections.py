@@ -93,13 +93,13 @@ def test_a_head_byte_by_byte(loaded: LoadedModel) -> None:
 
 def test_an_idle_connection(loaded: LoadedModel) -> None:
     """It ends some time after a reply, also if half a head follows."""
-    with running_server(loaded, limits=Limits(head_seconds=0.5)) as server:
-        for follows in (b"", HALF_HEAD):
-            with connect(server) as one:
-                one.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
-                assert one.recv(5000).startswith(b"HTTP/1.1 200 ")
-                one.sendall(follows)
-                assert is_ended(one)
+    idle = ((Limits(head_seconds=60), b""), (Limits(head_seconds=0.5), HALF_HEAD))
+    for limits, follows in idle:
+        with running_server(loaded, limits=limits) as server, connect(server) as one:
+            one.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert one.recv(5000).startswith(b"HTTP/1.1 200 ")
+            one.sendall(follows)
+            assert is_ended(one)
 
 
 def test_a_refused_body_that_goes_on(loaded: LoadedModel) -> None:
