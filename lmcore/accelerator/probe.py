@@ -55,8 +55,8 @@ class Probe:
             software does not work.
         count: number of devices of this type that this process may use; a run starts as many
             processes by default.
-        priority: the present device of the highest priority is used; the CPU has 0, accelerators
-            100 unless they have a reason.
+        priority: of the present accelerators the one of the highest priority is used, and the CPU
+            only if there is none; 100 unless there is a reason.
         evidence: findings, one line each, such as the files looked for.
         fix: the command or step that fixes BROKEN (or installs an ABSENT device's software).
         facts: Machine-readable details (names, sizes), JSON values only; `driver`, `runtime` and

@@ -128,7 +128,7 @@ def require_complete(device_type: str, values: Collection[str], missing: Mapping
             if _module(device_type) is _NoModule:
                 hint = (
                     "import the package that registers the module before the device is created, or "
-                    f"pass all of {', '.join(f'`{name}=`' for name in _REQUIRED)}"
+                    f"pass `index=` and all of {', '.join(f'`{name}=`' for name in _REQUIRED)}"
                 )
             raise PluginError(
                 f"device `{device_type}` has no `{function}`", why=missing[function], hint=hint

@@ -158,7 +158,7 @@ def check_device(device: Device, contract: Described) -> Iterator[Check]:
             ("set_rng_state", _raised(lambda: device.set_rng_state(device.get_rng_state()))),
             ("memory_stats", _memory_problem(device)),
             ("health", _answer_problem(device.health_problem)),
-            ("compilations", _answer_problem(lambda: _compilations_problem(device))),
+            ("compilations", _answer_problem(lambda: _compilations_problem(device), "returned")),
             ("step_boundary", _raised(device.step_boundary)),
             ("compile_backend", _backend_problem(device)),
         )
@@ -178,15 +178,17 @@ def _raised(function: Callable[[], Any]) -> str | None:
     return None
 
 
-def _answer_problem(ask: Callable[[], str | None]) -> str | None:
-    """Return what is wrong with an answer that the core checks as well."""
+def _answer_problem(
+    ask: Callable[[], str | None], words: str = "reports a fault of a device that is present:"
+) -> str | None:
+    """Return what is wrong with an answer that the core checks as well; *words* precede it."""
     try:
         found = ask()
     except LmcoreError as error:
         return f"is wrong: {error.what_and_why}"
     except Exception as error:  # noqa: BLE001 - a plugin may raise anything
         return f"raised {located(error)}"
-    return None if found is None else f"reports a fault of a device that is present: {found}"
+    return None if found is None else f"{words} {found}"
 
 
 def _compilations_problem(device: Device) -> str | None:
