@@ -167,7 +167,7 @@ def test_the_limits(limit: int, made: Any) -> None:
     ],
 )
 def test_limits_of_fields(kind: type[RequestBody], limit: int, made: Any) -> None:
-    """As many messages, stop texts and characters of one as documented are taken, and no more."""
+    """The documented number of messages, stop texts and characters is taken, and no more."""
     reader = BodyReader(2**20, 5)
     assert isinstance(reader._checked(json.dumps(made(limit)).encode(), kind), kind)
     with pytest.raises(ApiError) as caught:
