@@ -32,6 +32,8 @@ take_step = TrainStep.__call__
 
 def call(step, *arguments):
     if step.state.iteration == 3 and os.environ.get("RANK", "0") == os.environ["HANGS_ON"]:
+        if "HUNG" in os.environ:
+            open(os.environ["HUNG"], "w").close()
         hang()
     return take_step(step, *arguments)
 
@@ -52,12 +54,21 @@ cpu.create_device = lambda settings: dataclasses.replace(create(settings), step_
 """
 
 
-def test_a_signal_ends_a_run_on_a_hung_device(
-    start: Any, finish: Any, signal_after: Any, tmp_path: Path
-) -> None:
+def wait_for(file: Path, process: Any) -> None:
+    """Wait until the device hangs: an earlier signal would end the run after the third step."""
+    end = time.monotonic() + 60
+    while not file.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_signal_ends_a_run_on_a_hung_device(start: Any, finish: Any, tmp_path: Path) -> None:
     """The error has step and call, the summary the failure; the last line continues the run."""
-    process = start("run", FLAGS, env={"HANGS_ON": "0"}, before=HANG)
-    signal_after(process, tmp_path / "run", 3, signal.SIGTERM)
+    hung = tmp_path / "hung"
+    process = start("run", FLAGS, env={"HANGS_ON": "0", "HUNG": str(hung)}, before=HANG)
+    wait_for(hung, process)
+    process.send_signal(signal.SIGTERM)
     run = finish(process, "run")
     assert run.status == 143
     what = "step 4 on `cpu` did not end within 1.2 seconds of SIGTERM"
@@ -138,10 +149,13 @@ def test_a_loop_of_the_library_on_a_hung_device() -> None:
 
 
 @pytest.mark.distributed
-def test_one_hung_rank_ends_all(start: Any, finish: Any, signal_after: Any, tmp_path: Path) -> None:
+def test_one_hung_rank_ends_all(start: Any, finish: Any, tmp_path: Path) -> None:
     """The launcher passes the signal on; the rank that hangs ends, and so does the waiting one."""
-    process = start("run", f"{FLAGS} --nproc-per-node 2", env={"HANGS_ON": "1"}, before=HANG)
-    signal_after(process, tmp_path / "run", 3, signal.SIGTERM)
+    hung = tmp_path / "hung"
+    env = {"HANGS_ON": "1", "HUNG": str(hung)}
+    process = start("run", f"{FLAGS} --nproc-per-node 2", env=env, before=HANG)
+    wait_for(hung, process)
+    process.send_signal(signal.SIGTERM)
     run = finish(process, "run")
     assert run.status == 143
     assert "step 4 on `cpu` did not end within 1.2 seconds of SIGTERM" in run.err
