@@ -3,7 +3,8 @@ r"""`lmcore data prepare` beside Megatron's preparing scripts and the libraries'
     python benchmarks/data.py --vocab-file vocab.json --merge-file merges.txt \
         --corpus 'corpora/**/*.jsonl.gz' --peer-python peers/bin/python --bert-vocab-file vocab.txt
 
-With `--bert-vocab-file` BERT's WordPiece is measured beside BPE, each with one worker.
+With `--bert-vocab-file` BERT's WordPiece is measured beside BPE, each with one worker, and on the
+small input, with and without `--split-sentences`, beside the batch encoding of `tokenizers`.
 
 Every contender is a separate process, started cold, on the same unique text (`unique_text.py`);
 they take turns, and the output of all must be the same bytes.  Wall seconds say what a user waits
@@ -28,7 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from installed import check, parse
-from tokenizer_engines import corpus_texts
+from tokenizer_engines import WORDPIECE, corpus_texts
 from unique_text import unique_documents
 
 HERE = Path(__file__).parent
@@ -39,6 +40,7 @@ LIBRARIES = {
     "tiktoken": ("tiktoken", "lmcore"),
 }
 """Libraries that encode in memory, and the packages that this takes."""
+GPT2_IN_MEMORY = tuple(f"{name}, in memory" for name in LIBRARIES)
 PEERS = {
     "Megatron fast path": ("megatron", "transformers", "gigatoken"),
     "Megatron default, small": ("megatron", "transformers"),
@@ -142,6 +144,7 @@ def main() -> None:
     parser.add_argument("--vocab-file", required=True)
     parser.add_argument("--merge-file", required=True)
     parser.add_argument("--bert-vocab-file", help="vocab.txt of an uncased BERT")
+    parser.add_argument("--punkt-model", help="Punkt's tables; without it sentencex splits")
     parser.add_argument("--corpus", required=True)
     parser.add_argument("--peer-python", default=sys.executable)
     parser.add_argument("--library-python", default=sys.executable)
@@ -167,10 +170,7 @@ def compare(arguments: argparse.Namespace, files: list[str], folder: Path) -> No
         "lmcore, the small input": (small, bpe),
     }
     if arguments.bert_vocab_file:
-        bert = ["--tokenizer-type", "BertWordPieceLowerCase"]
-        bert += ["--vocab-file", str(Path(arguments.bert_vocab_file).resolve())]
-        contenders["lmcore, BPE, one worker"] = (large, [*bpe, "--workers", "1"])
-        contenders["lmcore, WordPiece, one worker"] = (large, [*bert, "--workers", "1"])
+        contenders |= wordpiece_contenders(arguments, bpe, large, small)
     sizes = {large: size, small: small_size}
     rows = {name: Row(sizes[source]) for name, (source, _) in contenders.items()}
     peer = arguments.peer_python
@@ -179,9 +179,12 @@ def compare(arguments: argparse.Namespace, files: list[str], folder: Path) -> No
     python = arguments.library_python
     libraries = [name for name, needs in LIBRARIES.items() if is_here(name, python, needs)]
     rows |= {f"{name}, in memory": Row(arguments.megabytes) for name in libraries}
+    if arguments.bert_vocab_file and is_here(WORDPIECE, python, ("tokenizers",)):
+        rows[f"{WORDPIECE}, in memory"] = Row(arguments.slow_megabytes)
     for turn in range(arguments.turns):
         for name, (source, tokenizer) in contenders.items():
-            prefix = folder / (name if name.endswith("worker") else f"ours{source.stem}")
+            ours = tokenizer == bpe  # compared with Megatron's
+            prefix = folder / (f"ours{source.stem}" if ours else name)
             prepare_with_lmcore(rows[name], source, prefix, tokenizer)
         if fast := rows.get("Megatron fast path"):
             prepare_with_peer(fast, peer, "fast", large, folder / "fast", files)
@@ -189,6 +192,15 @@ def compare(arguments: argparse.Namespace, files: list[str], folder: Path) -> No
             prepare_with_peer(slow, peer, "default", small, folder / "default", files)
         for library in libraries[:2] if turn else libraries:
             raw_speed(rows[f"{library}, in memory"], library, python, large, files)
+        if bert := rows.get(f"{WORDPIECE}, in memory"):
+            vocabulary = str(Path(arguments.bert_vocab_file).resolve())
+            raw_speed(bert, WORDPIECE, python, small, [vocabulary, files[1]])
+    compare_bytes(rows, folder)
+    show(rows)
+
+
+def compare_bytes(rows: dict[str, Row], folder: Path) -> None:
+    """Stop if lmcore and Megatron wrote different datasets."""
     for name, ours, theirs in (
         ("Megatron fast path", "ourslarge", "fast"),
         ("Megatron default, small", "ourssmall", "default"),
@@ -198,7 +210,26 @@ def compare(arguments: argparse.Namespace, files: list[str], folder: Path) -> No
         )
         if not same:
             raise SystemExit(f"lmcore and {name} wrote different bytes")
-    show(rows)
+
+
+def wordpiece_contenders(
+    arguments: argparse.Namespace, bpe: list[str], large: Path, small: Path
+) -> dict[str, tuple[Path, list[str]]]:
+    """Return the input and the flags of WordPiece beside BPE, and beside the library."""
+    bert = ["--tokenizer-type", "BertWordPieceLowerCase"]
+    bert += ["--vocab-file", str(Path(arguments.bert_vocab_file).resolve())]
+    splitter, sentences = "sentencex", ["--split-sentences", "--sentence-splitter", "sentencex"]
+    if arguments.punkt_model:
+        tables = str(Path(arguments.punkt_model).resolve())
+        splitter, sentences = "nltk", ["--split-sentences", "--punkt-model", tables]
+    made = {
+        "lmcore, BPE, one worker": (large, [*bpe, "--workers", "1"]),
+        "lmcore, WordPiece, one worker": (large, [*bert, "--workers", "1"]),
+        "lmcore, WordPiece": (small, bert),
+    }
+    if is_here("lmcore, WordPiece, sentences", sys.executable, (splitter,)):
+        made["lmcore, WordPiece, sentences"] = (small, [*bert, *sentences])
+    return made
 
 
 def show(rows: dict[str, Row]) -> None:
@@ -225,15 +256,26 @@ def show(rows: dict[str, Row]) -> None:
             "own timer / fast path": _ratio(fast.own, ours.own),
             "processor seconds / fast path": _ratio(fast.processor, ours.processor),
         }
-    if wordpiece := rows.get("lmcore, WordPiece, one worker"):
-        bpe = rows["lmcore, BPE, one worker"]
-        ratios["processor seconds, WordPiece / BPE"] = _ratio(wordpiece.processor, bpe.processor)
-    if raw := [row for name, row in rows.items() if name.endswith("in memory")]:
+    ratios |= wordpiece_ratios(rows)
+    if raw := [row for name, row in rows.items() if name in GPT2_IN_MEMORY]:
         ratios["whole / fastest library in memory"] = _rates(ours, max(raw, key=_own), own=True)
     if ratios:
         print("\nratios, medians of the turns")
     for name, ratio in ratios.items():
         print(f"{name:<44}{ratio:.2f}")
+
+
+def wordpiece_ratios(rows: dict[str, Row]) -> dict[str, float]:
+    """Return what WordPiece costs beside BPE, and its speed beside the library's, if measured."""
+    ratios: dict[str, float] = {}
+    if wordpiece := rows.get("lmcore, WordPiece, one worker"):
+        bpe = rows["lmcore, BPE, one worker"]
+        ratios["processor seconds, WordPiece / BPE"] = _ratio(wordpiece.processor, bpe.processor)
+    if library := rows.get(f"{WORDPIECE}, in memory"):
+        for name in ("WordPiece", "WordPiece, sentences"):
+            if row := rows.get(f"lmcore, {name}"):
+                ratios[f"whole, {name} / tokenizers in memory"] = _ratio(library.own, row.wall)
+    return ratios
 
 
 def _own(row: Row) -> float:

@@ -32,6 +32,8 @@ from unique_text import unique_documents
 Encode = Callable[[list[str]], list[list[int]]]
 
 ENGINES = ("lmcore", "gigatoken", "tokie", "tokenizers", "tiktoken")
+WORDPIECE = "tokenizers, WordPiece"
+"""The library's WordPiece, for `data.py`: its vocabulary is BERT's."""
 _PATTERN = r"'(?:[sdmt]|ll|re|ve)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 _END = "<|endoftext|>"
 
@@ -81,6 +83,11 @@ def engine(name: str, vocab_file: str, merge_file: str, folder: Path) -> tuple[E
         return (lambda texts: coder.encode_ordinary_batch(texts, num_threads=2)), (
             lambda texts: coder.encode_ordinary_batch(texts, num_threads=2)
         )
+    if name == WORDPIECE:
+        from tokenizers import BertWordPieceTokenizer
+
+        bert = BertWordPieceTokenizer(vocab_file, lowercase=True)
+        return (lambda texts: [e.ids for e in bert.encode_batch(texts)]), bert.encode_batch
     path = library_file(vocab_file, merge_file, folder, special=False)
     if name == "tokenizers":
         from tokenizers import Tokenizer

@@ -1,23 +1,29 @@
 // Which sentences make a sample: lmcore/data/dataset/sentence_index.py.
 //
 // BERT and T5 (pairs and single segments of a random length now and then), and blocks with titles
-// for the inverse cloze task.  The generators are std::mt19937 and std::mt19937_64, whose numbers
-// the C++ standard fixes; what is made of them stands here, for no distribution of it is fixed.
+// for the inverse cloze task.  The numbers are those of std::mt19937 and std::mt19937_64, which the
+// C++ standard fixes; what is made of them stands here, for no distribution of it is fixed.
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#include <algorithm>
+#include <cstdlib>
 #include <limits>
-#include <memory>
+#include <new>
 #include <random>
 #include <utility>
-#include <vector>
 
 #include "array.hpp"
+#include "mersenne_twister.hpp"
 #include "registration.hpp"
 
 namespace lmcore {
 namespace {
 
 constexpr std::int32_t kLongestSentence = 512;  // a document with a longer one is left out
-constexpr std::int64_t kAhead = 32;
+constexpr std::int64_t kDocuments = 64;  // are looked through together
 constexpr std::uint64_t kReserved = std::uint64_t{1} << 32;  // more rows get memory as they come
 
 struct Corpus {
@@ -39,60 +45,187 @@ Corpus checked_corpus(const py::array &documents, const py::array &sizes) {
 }
 
 bool has_long_sentence(const Corpus &corpus, std::int64_t first, std::int64_t last) {
+  std::int32_t longest = 0;
   for (std::int64_t sentence = first; sentence < last; ++sentence) {
-    if (corpus.sizes[sentence] > kLongestSentence) {
-      return true;
-    }
+    longest = std::max(longest, corpus.sizes[sentence]);
   }
-  return false;
+  return longest > kLongestSentence;
 }
+
+// Rows of `kWidth` entries.
+template <typename Entry, int kWidth>
+class Rows {
+ public:
+  Rows() = default;
+  Rows(const Rows &) = delete;
+  Rows &operator=(const Rows &) = delete;
+  ~Rows() { std::free(data_); }
+
+  std::int64_t count() const { return count_; }
+  Entry *data() { return data_; }
+
+  // Makes room for so many rows in all; memory that is not touched costs nothing.
+  void reserve(std::int64_t rows) {
+    if (rows <= room_) {
+      return;
+    }
+    rows = std::max(rows, room_ + room_ / 2);
+    const std::size_t size = static_cast<std::size_t>(rows) * kWidth * sizeof(Entry);
+    auto *const data = static_cast<Entry *>(std::realloc(data_, size));
+    if (data == nullptr) {
+      throw std::bad_alloc();
+    }
+    data_ = data;
+    room_ = rows;
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    // Rows that are swapped at random would miss small pages' addresses; a refusal changes nothing.
+    const auto begin = (reinterpret_cast<std::uintptr_t>(data) + kHuge - 1) / kHuge * kHuge;
+    const auto end = (reinterpret_cast<std::uintptr_t>(data) + size) / kHuge * kHuge;
+    if (end > begin) {
+      madvise(reinterpret_cast<void *>(begin), end - begin, MADV_HUGEPAGE);
+    }
+#endif
+  }
+
+  // Appends a row, for which there is room.
+  template <typename... Values>
+  void add(Values... values) {
+    static_assert(sizeof...(Values) == kWidth, "a row's entries");
+    Entry *entry = data_ + count_ * kWidth;
+    ((*entry++ = static_cast<Entry>(values)), ...);
+    ++count_;
+  }
+
+  // Gives the memory to an array.
+  py::array as_array() {
+    const py::capsule owner(data_, [](void *memory) { std::free(memory); });
+    Entry *const data = data_;
+    data_ = nullptr;
+    return py::array_t<Entry>({static_cast<py::ssize_t>(count_), py::ssize_t{kWidth}}, data, owner);
+  }
+
+ private:
+  static constexpr std::uintptr_t kHuge = std::uintptr_t{2} << 20;
+
+  Entry *data_ = nullptr;
+  std::int64_t count_ = 0;
+  std::int64_t room_ = 0;
+};
 
 // The length of a sample: now and then (once in `ratio` times) a shorter one.
 class TargetLength {
  public:
   TargetLength(std::uint32_t longest, std::uint32_t ratio, std::uint32_t seed)
-      : longest_(longest), ratio_(ratio), random_(seed) {}
+      : longest_(longest), ratio_(ratio) {
+    Twister::seed(seed, key_);
+    std::fill(lengths_, lengths_ + Twister::kSize, longest);
+    if (ratio == 0) {
+      return;
+    }
+    while ((ratio >> twos_ & 1) == 0) {
+      ++twos_;
+    }
+    const std::uint32_t odd = ratio >> twos_;
+    inverse_ = odd;  // right in three bits, and in twice as many after each step
+    for (int bits = 3; bits < 32; bits *= 2) {
+      inverse_ *= 2 - odd * inverse_;
+    }
+  }
 
   std::uint32_t next() {
-    if (ratio_ == 0) {
-      return longest_;
+    if (position_ == Twister::kSize) {
+      draw();
     }
-    const auto number = static_cast<std::uint32_t>(random_());
-    return number % ratio_ == 0 ? 2 + number % (longest_ - 1) : longest_;
+    return lengths_[position_++];
   }
 
  private:
+  using Twister = MersenneTwister<std::mt19937>;
+
+  // A number is divisible by odd * 2^twos if its product with the inverse of `odd`, turned by
+  // `twos` bits, is at most the largest quotient (Granlund and Montgomery 1994): no division.
+  void draw() {
+    position_ = 0;
+    if (ratio_ == 0) {
+      return;
+    }
+    std::uint32_t numbers[Twister::kSize];
+    Twister::advance(key_);
+    Twister::temper(key_, numbers);
+    const std::uint32_t largest = std::numeric_limits<std::uint32_t>::max() / ratio_;
+    const std::uint32_t right = twos_;
+    const std::uint32_t left = (32 - twos_) & 31;
+    int short_ones[Twister::kSize];
+    int count = 0;
+    for (int i = 0; i < Twister::kSize; ++i) {
+      const std::uint32_t product = numbers[i] * inverse_;
+      lengths_[i] = longest_;
+      short_ones[count] = i;
+      count += (product >> right | product << left) <= largest ? 1 : 0;
+    }
+    for (int i = 0; i < count; ++i) {
+      lengths_[short_ones[i]] = 2 + numbers[short_ones[i]] % (longest_ - 1);
+    }
+  }
+
   std::uint32_t longest_;
   std::uint32_t ratio_;
-  std::mt19937 random_;
+  std::uint32_t twos_ = 0;
+  std::uint32_t inverse_ = 0;
+  int position_ = Twister::kSize;
+  std::uint32_t key_[Twister::kSize];
+  std::uint32_t lengths_[Twister::kSize];
 };
 
-// Appends (first sentence, end, target length) for every sample of a document.
+// Appends (first sentence, end, target length) for every sample of the sentences of a document.
+// `tokens_left`: the tokens of all sentences, or more than these.
 template <typename Entry>
-void map_segments(const Corpus &corpus, std::int64_t document, std::int64_t least_sentences,
-                  TargetLength &lengths, std::vector<Entry> &rows) {
-  const std::int64_t first = corpus.documents[document];
-  const std::int64_t last = corpus.documents[document + 1];
-  // A sentence that is alone may be long.
-  if (last - first < least_sentences ||
-      (last - first > 1 && has_long_sentence(corpus, first, last))) {
-    return;
-  }
+void map_segments(const Corpus &corpus, std::int64_t first, std::int64_t last,
+                  std::int64_t tokens_left, std::int64_t least_sentences, TargetLength &lengths,
+                  Rows<Entry, 3> &rows) {
   std::int64_t start = first;
   std::int64_t tokens = 0;
-  std::uint32_t target = lengths.next();
-  for (std::int64_t sentence = first; sentence < last; ++sentence) {
+  std::int64_t target = lengths.next();
+  // A sample with less than its target ends with the document: no need to look at each sentence.
+  for (std::int64_t sentence = first; tokens_left >= target && last - sentence > 2; ++sentence) {
     tokens += corpus.sizes[sentence];
-    const std::int64_t left = last - sentence - 1;
-    const bool full = tokens >= static_cast<std::int64_t>(target) && left > 1 &&
-                      sentence + 1 - start >= least_sentences;
-    if (full || left == 0) {
-      rows.push_back(static_cast<Entry>(start));
-      rows.push_back(static_cast<Entry>(sentence + 1));
-      rows.push_back(static_cast<Entry>(target));
+    if (tokens >= target && sentence + 1 - start >= least_sentences) {
+      rows.add(start, sentence + 1, target);
       start = sentence + 1;
+      tokens_left -= tokens;
       tokens = 0;
       target = lengths.next();
+    }
+  }
+  rows.add(start, last, target);
+  lengths.next();  // as Megatron, which draws for a sample that could follow
+}
+
+// The same for the documents from `begin` to `end`.
+template <typename Entry>
+void map_segments_of(const Corpus &corpus, std::int64_t begin, std::int64_t end,
+                     std::int64_t least_sentences, TargetLength &lengths, Rows<Entry, 3> &rows) {
+  std::uint32_t plain = 1;  // no sentence is long, and none has a size below zero
+  for (std::int64_t i = corpus.documents[begin]; i < corpus.documents[end]; ++i) {
+    plain &= static_cast<std::uint32_t>(corpus.sizes[i]) <= kLongestSentence ? 1U : 0U;
+  }
+  for (std::int64_t document = begin; document < end; ++document) {
+    const std::int64_t first = corpus.documents[document];
+    const std::int64_t last = corpus.documents[document + 1];
+    std::int64_t tokens = 0;
+    if (plain != 0) {
+      for (std::int64_t sentence = first; sentence < last; ++sentence) {
+        tokens += corpus.sizes[sentence];
+      }
+    } else {
+      tokens = std::numeric_limits<std::int64_t>::max() / 2;
+      // A sentence that is alone may be long.
+      if (last - first > 1 && has_long_sentence(corpus, first, last)) {
+        continue;
+      }
+    }
+    if (last - first >= least_sentences) {
+      map_segments(corpus, first, last, tokens, least_sentences, lengths, rows);
     }
   }
 }
@@ -100,7 +233,7 @@ void map_segments(const Corpus &corpus, std::int64_t document, std::int64_t leas
 // Appends (first sentence, end, document, block) for every block of a document.
 template <typename Entry>
 void map_blocks(const Corpus &corpus, std::int64_t document, std::int64_t least_sentences,
-                std::int64_t target, std::int64_t first_row, std::vector<Entry> &rows) {
+                std::int64_t target, std::int64_t first_row, Rows<Entry, 4> &rows) {
   const std::int64_t first = corpus.documents[document];
   const std::int64_t last = corpus.documents[document + 1];
   if (last - first < least_sentences || has_long_sentence(corpus, first, last)) {
@@ -114,90 +247,77 @@ void map_blocks(const Corpus &corpus, std::int64_t document, std::int64_t least_
     const bool full = tokens >= target && left >= least_sentences &&
                       sentence + 1 - start >= least_sentences;
     if (full || left == 0) {
-      const auto block = static_cast<std::int64_t>(rows.size() / 4) - first_row;
-      rows.push_back(static_cast<Entry>(start));
-      rows.push_back(static_cast<Entry>(sentence + 1));
-      rows.push_back(static_cast<Entry>(document));
-      rows.push_back(static_cast<Entry>(block));
+      rows.add(start, sentence + 1, document, rows.count() - first_row);
       start = sentence + 1;
       tokens = 0;
     }
   }
 }
 
+// Swaps each row, from the last one down, with one at or before it.  The places are drawn ahead, so
+// that the processor fetches them meanwhile.
 template <typename Entry, int kWidth>
-void shuffle_rows(std::vector<Entry> &values, std::uint64_t seed) {
+void shuffle_rows(Rows<Entry, kWidth> &rows, std::uint64_t seed) {
+  using Twister = MersenneTwister<std::mt19937_64>;
   struct Row {
     Entry values[kWidth];
   };
   static_assert(sizeof(Row) == kWidth * sizeof(Entry), "rows lie without gaps");
-  const auto count = static_cast<std::int64_t>(values.size() / kWidth);
-  std::mt19937_64 random(seed);
-  std::vector<std::int64_t> places(static_cast<std::size_t>(kAhead));
-  const auto draw = [&](std::int64_t row) {
-    const auto place = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(row + 1));
-    places[static_cast<std::size_t>(row % kAhead)] = place;
-    __builtin_prefetch(values.data() + place * kWidth, 1);
-  };
-  Row row_at_hand;
-  Row row_at_place;
-  std::int64_t drawn = count - 1;
-  for (std::int64_t row = count - 1; row > 0; --row) {
-    for (; drawn > 0 && drawn > row - kAhead; --drawn) {
-      draw(drawn);
+  auto *const all = reinterpret_cast<Row *>(rows.data());
+  std::uint64_t key[Twister::kSize];
+  std::uint64_t places[Twister::kSize];
+  Twister::seed(seed, key);
+  for (std::int64_t row = rows.count() - 1; row > 0;) {
+    Twister::advance(key);
+    Twister::temper(key, places);
+    const int drawn = static_cast<int>(std::min<std::int64_t>(Twister::kSize, row));
+    for (int i = 0; i < drawn; ++i) {
+      places[i] %= static_cast<std::uint64_t>(row - i + 1);
+      __builtin_prefetch(all + places[i], 1);
     }
-    Entry *here = values.data() + row * kWidth;
-    Entry *there = values.data() + places[static_cast<std::size_t>(row % kAhead)] * kWidth;
-    std::memcpy(&row_at_hand, here, sizeof(Row));
-    std::memcpy(&row_at_place, there, sizeof(Row));
-    std::memcpy(here, &row_at_place, sizeof(Row));
-    std::memcpy(there, &row_at_hand, sizeof(Row));
+    for (int i = 0; i < drawn; ++i, --row) {
+      std::swap(all[row], all[places[i]]);
+    }
   }
 }
 
-// Gives the vector's memory to an array.
-template <typename Entry>
-py::array as_array(std::vector<Entry> &&values, py::ssize_t width) {
-  auto owned = std::make_unique<std::vector<Entry>>(std::move(values));
-  const auto rows = static_cast<py::ssize_t>(owned->size()) / width;
-  Entry *data = owned->data();
-  py::capsule owner(owned.get(),
-                    [](void *memory) { delete static_cast<std::vector<Entry> *>(memory); });
-  owned.release();
-  return py::array_t<Entry>({rows, width}, data, owner);
-}
-
-// Maps epochs until there are `num_samples` rows; an epoch without any ends it.
-template <typename Entry, int kWidth, typename MapDocument>
+// Maps epochs until there are `num_samples` rows; an epoch without any ends it.  `map` appends the
+// rows of the documents from its first argument to its second; the third is the epoch's first row.
+template <typename Entry, int kWidth, typename Map>
 py::array map_epochs(const Corpus &corpus, std::int64_t num_epochs, std::uint64_t num_samples,
                      std::int64_t least_sentences, std::uint64_t shuffle_seed,
-                     const Progress &progress, const MapDocument &map_document) {
-  std::vector<Entry> rows;
+                     const Progress &progress, const Map &map) {
+  Rows<Entry, kWidth> rows;
+  const std::int64_t documents = corpus.documents.count - 1;
+  // At most so many rows are made of these documents: each but a document's last is of
+  // `least_sentences`.
+  const auto most = [&](std::int64_t begin, std::int64_t end) {
+    return (corpus.documents[end] - corpus.documents[begin]) / least_sentences + end - begin;
+  };
   {
     py::gil_scoped_release release;
-    // Memory that is not touched costs nothing; moving rows does.
-    const std::int64_t sentences =
-        corpus.documents[corpus.documents.count - 1] - corpus.documents[0];
-    rows.reserve(static_cast<std::size_t>(kWidth * (sentences / least_sentences + 1)));
+    rows.reserve(most(0, documents) + 1);  // an array needs memory, even one without rows
     for (std::int64_t epoch = 0; epoch < num_epochs; ++epoch) {
-      const std::size_t before = rows.size();
-      if (before / kWidth >= num_samples) {
+      const std::int64_t before = rows.count();
+      if (static_cast<std::uint64_t>(before) >= num_samples) {
         break;
       }
-      for (std::int64_t document = 0; document + 1 < corpus.documents.count; ++document) {
-        map_document(document, static_cast<std::int64_t>(before / kWidth), rows);
+      for (std::int64_t begin = 0; begin < documents; begin += kDocuments) {
+        const std::int64_t end = std::min(begin + kDocuments, documents);
+        rows.reserve(rows.count() + most(begin, end));
+        map(begin, end, before, rows);
       }
-      if (rows.size() == before) {
+      if (rows.count() == before) {
         break;
       }
-      progress.add(static_cast<std::int64_t>((rows.size() - before) / kWidth));
+      progress.add(rows.count() - before);
       if (epoch == 0 && num_epochs > 1 && num_samples < kReserved) {
-        rows.reserve(static_cast<std::size_t>(num_samples) * kWidth + 2 * rows.size());
+        rows.reserve(static_cast<std::int64_t>(num_samples) + rows.count());
       }
     }
-    shuffle_rows<Entry, kWidth>(rows, shuffle_seed);
+    shuffle_rows(rows, shuffle_seed);
   }
-  return as_array(std::move(rows), kWidth);
+  return rows.as_array();
 }
 
 void check_request(std::int64_t num_epochs, std::int64_t longest, std::int64_t seed) {
@@ -213,8 +333,8 @@ py::array segment_mapping(const Corpus &corpus, std::int64_t num_epochs, std::ui
   TargetLength lengths(longest, ratio, seed);
   return map_epochs<Entry, 3>(
       corpus, num_epochs, num_samples, least_sentences, std::uint64_t{seed} + 1, progress,
-      [&](std::int64_t document, std::int64_t, std::vector<Entry> &rows) {
-        map_segments(corpus, document, least_sentences, lengths, rows);
+      [&](std::int64_t begin, std::int64_t end, std::int64_t, Rows<Entry, 3> &rows) {
+        map_segments_of(corpus, begin, end, least_sentences, lengths, rows);
       });
 }
 
@@ -240,8 +360,11 @@ py::array block_mapping(const Corpus &corpus, const Values<std::int32_t> &titles
                         const Progress &progress) {
   return map_epochs<Entry, 4>(
       corpus, num_epochs, num_samples, least_sentences, seed + 1, progress,
-      [&](std::int64_t document, std::int64_t first_row, std::vector<Entry> &rows) {
-        map_blocks(corpus, document, least_sentences, longest - titles[document], first_row, rows);
+      [&](std::int64_t begin, std::int64_t end, std::int64_t first_row, Rows<Entry, 4> &rows) {
+        for (std::int64_t document = begin; document < end; ++document) {
+          map_blocks(corpus, document, least_sentences, longest - titles[document], first_row,
+                     rows);
+        }
       });
 }
 

@@ -7,22 +7,25 @@
 // that could be mispredicted, and the generator advances 624 numbers at a time.
 
 #include <algorithm>
+#include <random>
 
 #include "array.hpp"
+#include "mersenne_twister.hpp"
 #include "registration.hpp"
 
 namespace lmcore {
 namespace {
 
-constexpr int kStateSize = 624;
-constexpr int kShift = 397;
+using Twister = MersenneTwister<std::mt19937>;
+constexpr int kStateSize = Twister::kSize;
 constexpr int kBlock = 2048;
 
-class MersenneTwister {
+// The generator of a RandomState: its key, and how many numbers of it are used.
+class RandomState {
  public:
-  MersenneTwister(std::uint32_t *key, int position) : key_(key), position_(position) {
+  RandomState(std::uint32_t *key, int position) : key_(key), position_(position) {
     if (position_ < kStateSize) {
-      temper();
+      Twister::temper(key_, tempered_);
     }
   }
 
@@ -31,8 +34,8 @@ class MersenneTwister {
   // Numbers that follow; at least one, `size()` of them.
   const std::uint32_t *numbers() {
     if (position_ == kStateSize) {
-      advance();
-      temper();
+      Twister::advance(key_);
+      Twister::temper(key_, tempered_);
       position_ = 0;
     }
     return tempered_ + position_;
@@ -41,32 +44,6 @@ class MersenneTwister {
   void consume(int count) { position_ += count; }
 
  private:
-  static std::uint32_t mixed(std::uint32_t high, std::uint32_t low) {
-    const std::uint32_t joined = (high & 0x80000000U) | (low & 0x7fffffffU);
-    return (joined >> 1) ^ ((0U - (joined & 1U)) & 0x9908b0dfU);
-  }
-
-  void advance() {
-    int i = 0;
-    for (; i < kStateSize - kShift; ++i) {
-      key_[i] = key_[i + kShift] ^ mixed(key_[i], key_[i + 1]);
-    }
-    for (; i < kStateSize - 1; ++i) {
-      key_[i] = key_[i + kShift - kStateSize] ^ mixed(key_[i], key_[i + 1]);
-    }
-    key_[i] = key_[kShift - 1] ^ mixed(key_[i], key_[0]);
-  }
-
-  void temper() {
-    for (int i = 0; i < kStateSize; ++i) {
-      std::uint32_t value = key_[i];
-      value ^= value >> 11;
-      value ^= (value << 7) & 0x9d2c5680U;
-      value ^= (value << 15) & 0xefc60000U;
-      tempered_[i] = value ^ (value >> 18);
-    }
-  }
-
   std::uint32_t *key_;
   int position_;
   std::uint32_t tempered_[kStateSize];
@@ -75,7 +52,7 @@ class MersenneTwister {
 // Draws places for the entries from `from` down to `least`, whose places need the bits of `mask`.
 // Stops when `places` holds kBlock or the entries are done; returns how many were drawn.
 template <typename T>
-int draw(MersenneTwister &random, const T *values, std::uint64_t from, std::uint64_t least,
+int draw(RandomState &random, const T *values, std::uint64_t from, std::uint64_t least,
          std::uint32_t mask, std::uint32_t *places) {
   const int wanted = static_cast<int>(std::min<std::uint64_t>(kBlock, from - least + 1));
   int drawn = 0;
@@ -98,7 +75,7 @@ int draw(MersenneTwister &random, const T *values, std::uint64_t from, std::uint
 }
 
 template <typename T>
-void shuffle_values(T *values, std::int64_t count, MersenneTwister &random,
+void shuffle_values(T *values, std::int64_t count, RandomState &random,
                     const Progress &progress) {
   std::uint32_t places[kBlock + 1];
   std::uint64_t entry = count > 0 ? static_cast<std::uint64_t>(count - 1) : 0;
@@ -125,7 +102,7 @@ int shuffle(py::array values, py::array key, int position, const py::object &cou
           "not the state of a Mersenne Twister");
   require(values.size() <= (std::int64_t{1} << 32), "too many values to shuffle");
   const Progress progress(counter);
-  MersenneTwister random(state, position);
+  RandomState random(state, position);
   const auto run = [&](auto *data, std::int64_t count) {
     py::gil_scoped_release release;
     shuffle_values(data, count, random, progress);

@@ -123,8 +123,12 @@ TABLES = (
         (
             *("lmcore data prepare", "lmcore, the small input", "lmcore, BPE, one worker"),
             *("lmcore, WordPiece, one worker", "tokenizers, in memory"),
+            *("lmcore, WordPiece", "tokenizers, WordPiece, in memory"),
         ),
-        ("Megatron fast path", "Megatron default, small", "gigatoken", "tokie", "tiktoken"),
+        (
+            *("Megatron fast path", "Megatron default, small", "gigatoken", "tokie", "tiktoken"),
+            "lmcore, WordPiece, sentences",
+        ),
     ),
     Run(
         "data_clean",
