@@ -316,10 +316,12 @@ class Contender:
         self.process.wait()
 
 
-def measure(contenders: dict[str, Contender], turns: int) -> dict[str, dict[str, list[float]]]:
+def measure(
+    contenders: dict[str, Contender], tasks: list[str], turns: int
+) -> dict[str, dict[str, list[float]]]:
     """Return the seconds of every task and contender; raise where they made different things."""
     taken: dict[str, dict[str, list[float]]] = {}
-    for task in TASKS:
+    for task in tasks:
         taken[task] = {name: [] for name in contenders}
         order = list(contenders)
         for turn in range(turns + 1):
@@ -370,6 +372,7 @@ def main() -> None:
     parser.add_argument("--reads", type=int, default=4000, help="samples that are read")
     parser.add_argument("--read-documents", type=int, default=200_000, help="that they are of")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--peer-python", default=sys.executable, help="has megatron-core")
     parser.add_argument("--directory", type=Path, help="where to write; default: a temporary one")
     parser.add_argument("--json", action="store_true")
@@ -398,7 +401,7 @@ def main() -> None:
                 if contender.missing:
                     print(f"{name}: left out, {contender.missing}", file=sys.stderr)
                     contenders.pop(name).close()
-            report(measure(contenders, asked.turns), asked)
+            report(measure(contenders, asked.tasks, asked.turns), asked)
         finally:
             for contender in contenders.values():
                 contender.close()

@@ -34,6 +34,13 @@ bool has_type(const py::array &array) {
          (type.byteorder() == '=' || type.byteorder() == '|' || type.byteorder() == '<');
 }
 
+// What is wrong is a string only where it is thrown: loops ask for each value.
+inline void require(bool good, const char *what) {
+  if (!good) {
+    throw std::invalid_argument(what);
+  }
+}
+
 inline void require(bool good, const std::string &what) {
   if (!good) {
     throw std::invalid_argument(what);

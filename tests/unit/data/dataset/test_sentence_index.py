@@ -64,6 +64,22 @@ def test_segments_in_c_are_those_in_python(documents, epochs, samples, longest, 
 
 
 @needs_native
+@pytest.mark.parametrize("ratio", [0, 1, 2, 6, 7, 8, 10, 64, 1000, 2**31 - 1])
+def test_many_segments_in_c_are_those_in_python(ratio):
+    """The same of more documents than C++ looks at together, and more draws than a state has."""
+    dice = np.random.default_rng(ratio)
+    sizes = dice.integers(0, 60, 12_000, dtype=np.int32)
+    sizes[[5000, 5003, 9000]] = 513  # these documents, and no others around them, are left out
+    ends = np.sort(dice.integers(0, len(sizes), 2000))
+    starts = np.array([0, *ends, len(sizes)], dtype=np.int64)
+    arguments = (starts, sizes, 3, 5000, 128, ratio, ratio, 2)
+    made = native.builders.build_segment_mapping(*arguments)
+    expected = build_segment_mapping_python(*arguments)
+    assert made.tobytes() == expected.tobytes()
+    assert len(made) > 5000
+
+
+@needs_native
 @given(
     documents=DOCUMENTS,
     epochs=st.integers(1, 4),
