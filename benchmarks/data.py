@@ -262,7 +262,7 @@ def show(rows: dict[str, Row]) -> None:
     if ratios:
         print("\nratios, medians of the turns")
     for name, ratio in ratios.items():
-        print(f"{name:<44}{ratio:.2f}")
+        print(f"{name:<50}{ratio:.2f}")
 
 
 def wordpiece_ratios(rows: dict[str, Row]) -> dict[str, float]:
