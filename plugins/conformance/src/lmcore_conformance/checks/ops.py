@@ -153,6 +153,8 @@ def _autocast(bench: Bench, op: str) -> str:
     cases = [case for case in CASES[op] if case.label in {"regular", "odd"}]
     tried = []
     for policy in bench.precision_policies:
+        if policy.available() is not None:
+            continue
         with policy.context():
             if not torch.is_autocast_enabled(bench.device.type):
                 continue
