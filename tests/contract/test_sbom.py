@@ -113,7 +113,28 @@ def test_another_version_than_the_pin_is_refused() -> None:
 def test_ci_installs_tox_by_hashes_of_the_pinned_versions() -> None:
     """Each package of `.ci/tox.txt` has its pinned version and a hash; none is missing."""
     assert "--require-hashes --requirement .ci/tox.txt" in (ROOT / ".ci/run").read_text("utf-8")
-    lines = (ROOT / ".ci/tox.txt").read_text(encoding="utf-8").splitlines()
+    found = hashed(".ci/tox.txt")
+    pins = sbom.pinned()
+    assert found == {name: pins[name] for name in found}
+    if not sbom.is_installed("tox"):
+        pytest.skip("tox is not installed")
+    assert sbom.needed(["tox"]) == set(found)
+
+
+def test_every_pinned_package_has_a_hash() -> None:
+    """`.ci/packages.txt` has all pins of constraints.txt but those that SECURITY.md names."""
+    without = {"torch", "deepspeed"}
+    wanted = {
+        name: version
+        for name, version in sbom.pinned().items()
+        if name not in without and not name.startswith("lmcore")
+    }
+    assert hashed(".ci/packages.txt") == wanted
+
+
+def hashed(file: str) -> dict[str, str]:
+    """Return the versions in a requirements file whose lines have one SHA-256 each."""
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
     rows = [
         re.fullmatch(r"([\w.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", line)
         for line in lines
@@ -121,8 +142,4 @@ def test_ci_installs_tox_by_hashes_of_the_pinned_versions() -> None:
     ]
     found = {canonicalize_name(row[1]): row[2] for row in rows if row}
     assert len(found) == len(rows)
-    pins = sbom.pinned()
-    assert found == {name: pins[name] for name in found}
-    if not sbom.is_installed("tox"):
-        pytest.skip("tox is not installed")
-    assert sbom.needed(["tox"]) == set(found)
+    return found
