@@ -6,7 +6,7 @@ A server of a tiny model with random weights is started on the loopback address,
 limits.  The latency of `/health`, over a new connection each time, and the server's resident
 memory are measured three times:
 
-- usual: nobody else asks;
+- usual: nobody else asks (the process that asks for `/health` does nothing else);
 - bad requests: bodies just below the size limit that are expensive to parse or to check, and JSON
   schemas that are expensive to compile, each `--rounds` times by `--clients` clients together;
 - slow connections: `--connections` connections that send half a head and then nothing.
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import multiprocessing
 import re
 import resource
 import socket
@@ -29,12 +30,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,8 @@ SHAPE = (1, 32, 2)
 POSITIONS = 256
 PAUSE_SECONDS = 0.01
 """Time between two requests to `/health`."""
+BEGIN_SECONDS = 2
+"""Time that the process that asks for `/health` has to start."""
 REPLY_SECONDS = 60
 START_SECONDS = 120
 OTHER_FILES = 128
@@ -169,38 +173,50 @@ def ask(port: int, path: str, body: bytes | None = None) -> tuple[int, float]:
         connection.close()
 
 
+def ask_for_health(port: int, ends: Event, found: Connection) -> None:
+    """Ask for `/health` again and again; send the latencies and the number of failures at the end.
+
+    It runs in a process of its own: what the clients of the attack compute does not delay it.
+    """
+    latencies: list[float] = []
+    failed = 0
+    while not ends.is_set():
+        try:
+            status, seconds = ask(port, "/health")
+        except (OSError, http.client.HTTPException):
+            status, seconds = 0, 0.0
+        if status == 200:
+            latencies.append(seconds)
+        else:
+            failed += 1
+        time.sleep(PAUSE_SECONDS)
+    found.send((latencies, failed))
+
+
 def watch(server: Server, act: Callable[[], None]) -> Watched:
     """Ask for `/health` again and again while a function runs."""
-    latencies: list[float] = []
-    failed, peak, before = 0, memory(server.pid), server.log_lines
-    ends = threading.Event()
+    peak, before = memory(server.pid), server.log_lines
+    processes = multiprocessing.get_context("spawn")
+    ends = processes.Event()
+    receiver, sender = processes.Pipe(duplex=False)
+    asking = processes.Process(target=ask_for_health, args=(server.port, ends, sender))
+    asking.start()
 
     def sample() -> None:
         nonlocal peak
         while not ends.wait(PAUSE_SECONDS):
             peak = max(peak, memory(server.pid))
 
-    def health() -> None:
-        nonlocal failed
-        while not ends.is_set():
-            try:
-                status, seconds = ask(server.port, "/health")
-            except (OSError, http.client.HTTPException):
-                status, seconds = 0, 0.0
-            if status == 200:
-                latencies.append(seconds)
-            else:
-                failed += 1
-            ends.wait(PAUSE_SECONDS)
-
-    with ThreadPoolExecutor(2) as pool:
-        watching = [pool.submit(sample), pool.submit(health)]
+    with ThreadPoolExecutor(1) as pool:
+        sampling = pool.submit(sample)
         try:
+            time.sleep(BEGIN_SECONDS)
             act()
         finally:
             ends.set()
-        for one in watching:
-            one.result()
+        sampling.result()
+    latencies, failed = receiver.recv()
+    asking.join()
     return Watched(latencies, failed, peak, server.log_lines - before)
 
 
