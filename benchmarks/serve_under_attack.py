@@ -176,7 +176,7 @@ def ask(port: int, path: str, body: bytes | None = None) -> tuple[int, float]:
 def ask_for_health(port: int, ends: Event, found: Connection) -> None:
     """Ask for `/health` again and again; send the latencies and the number of failures at the end.
 
-    It runs in a process of its own: what the clients of the attack compute does not delay it.
+    It runs in a separate process, so that what the attacking clients compute does not delay it.
     """
     latencies: list[float] = []
     failed = 0

@@ -122,7 +122,7 @@ def test_ci_installs_tox_by_hashes_of_the_pinned_versions() -> None:
 
 
 def test_every_pinned_package_has_a_hash() -> None:
-    """`.ci/packages.txt` has all pins of constraints.txt but those that SECURITY.md names."""
+    """`.ci/packages.txt` has all pins of constraints.txt; SECURITY.md names the exceptions."""
     without = {"torch", "deepspeed"}
     wanted = {
         name: version
