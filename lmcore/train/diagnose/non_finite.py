@@ -79,7 +79,7 @@ def non_finite(
     Args:
         state: State before the step, with the gradients of the step.
         samples: Number of samples in the step, over all ranks.
-        losses: Losses of this rank's micro-batches.
+        losses: Losses of this rank's micro-batches, of each one or several.
         loss: Mean loss over all ranks.
         norm: Gradient norm over all ranks.
     """
@@ -123,7 +123,7 @@ def _culprit(
 ) -> tuple[str, str]:
     """Return the number that is not finite, with its place, and the reason; see `non_finite`."""
     where = where_in_run(state, samples)
-    own = [float(micro_loss) for micro_loss in losses]
+    own = [float(micro_loss.sum()) for micro_loss in losses]
     bad_losses = [index for index, loss in enumerate(own) if not math.isfinite(loss)]
     if bad_losses:
         why = f"micro-batch {bad_losses[0] + 1} of {len(own)} is the first with such a loss"

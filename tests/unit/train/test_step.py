@@ -10,7 +10,12 @@ import torch
 
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.families.gpt.family import GPT
-from lmcore.train.diagnose.non_finite import NonFiniteError, check_weights
+from lmcore.train.diagnose.non_finite import (
+    NonFiniteError,
+    check_weights,
+    non_finite,
+    non_finite_after_update,
+)
 from lmcore.train.step import TrainStep
 from lmcore.train.token_mean import mean_loss
 
@@ -210,6 +215,15 @@ def test_later_micro_batch(one_step: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
     with pytest.raises(NonFiniteError, match="micro-batch 3 of 4"):
         one_step("--global-batch-size 8 --micro-batch-size 2", change=spoil)
+
+
+@pytest.mark.parametrize("error", [non_finite, non_finite_after_update])
+def test_several_losses(make_plan: Any, make_state: Any, error: Any) -> None:
+    """Of a family with several losses, a micro-batch has a vector of them."""
+    losses = [torch.tensor([1.0, 2.0]), torch.tensor([1.0, math.inf])]
+    found = error(make_state(make_plan("")), 8, losses, math.inf, math.nan)
+    assert found.what == "the loss is inf at step 1, samples 0 to 7"
+    assert "micro-batch 2 of 2" in found.why
 
 
 def test_large_weights_are_finite(make_plan: Any, make_state: Any) -> None:
