@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lmcore.data.loading.batch import Batch
     from lmcore.data.tokenizer import Tokenizer
 
-__all__ = ["BertCollation", "BertSamples", "masking_vocabulary", "samples"]
+__all__ = ["BertCollation", "BertSamples", "masking_vocabulary", "samples", "second_type"]
 
 _CONTINUES = "##"
 
@@ -59,7 +59,15 @@ def samples(plan: RunPlan, tokenizer: Tokenizer) -> SampleFormat:
         policy=MaskingPolicy(probability=bert.mask_prob),
     )
     builder = BertSamples(settings, masking_vocabulary(tokenizer))
-    return SampleFormat(builder, BertCollation(settings.most_predictions, bert.bert_binary_head))
+    collation = BertCollation(
+        settings.most_predictions, bert.bert_binary_head, second_type(bert.bert_token_types)
+    )
+    return SampleFormat(builder, collation)
+
+
+def second_type(token_types: int) -> int:
+    """Return the segment of the second text; the first one's if only that has an embedding."""
+    return min(1, max(token_types - 1, 0))
 
 
 def masking_vocabulary(tokenizer: Tokenizer) -> MaskingVocabulary:
@@ -135,10 +143,12 @@ class BertCollation:
     Attributes:
         most_predictions: M.
         binary_head: True for a model that finds swapped segments.
+        second_type: Segment of the second text; see `second_type`.
     """
 
     most_predictions: int
     binary_head: bool
+    second_type: int = 1
 
     def __call__(self, samples: Sequence[Any], first: int) -> Batch:  # noqa: ARG002 - a protocol
         """Return the batch of *samples*; see `Collation`."""
@@ -154,7 +164,7 @@ class BertCollation:
             weights[row, :end] = 1.0
         batch = {
             "tokens_BS": np.stack([sample.tokens_S for sample in found]),
-            "types_BS": np.stack([sample.types_S for sample in found]),
+            "types_BS": np.stack([sample.types_S for sample in found]) * self.second_type,
             "padding_BS": np.stack([sample.padding_mask_S for sample in found]) == 0,
             "chosen_BM": chosen,
             "targets_BM": targets,

@@ -16,6 +16,7 @@ import torch
 from lmcore.data.task.dataset import TaskDataset, TaskSample
 from lmcore.data.tokenizer import special_ids
 from lmcore.errors import ConfigError, counted
+from lmcore.families.bert.samples import second_type
 from lmcore.families.sample_format import SampleFormat
 from lmcore.model.family import family_of
 
@@ -75,7 +76,7 @@ class PairFormat:
         pad: Token after the end.
         bidirectional: True: the first token is pooled, the segment of each token and the padding
             are among the tensors; False: the last token is pooled.
-        second_type: Segment of the second text.
+        second_type: Segment of the second text; see `second_type`.
     """
 
     length: int
@@ -133,7 +134,7 @@ def _bidirectional(tokenizer: Tokenizer, length: int, token_types: int) -> PairF
         *(length, (special.cls,), sep, sep),
         pad=special.pad or 0,
         bidirectional=True,
-        second_type=min(1, max(token_types - 1, 0)),
+        second_type=second_type(token_types),
     )
 
 
