@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from lmcore.config.option import options_of
-from lmcore.config.section.model import ModelSection
-from lmcore.config.section.task import TaskSection
+from lmcore.config.section import run_options
 from lmcore.errors import CheckpointError
 from lmcore.model.family import named_family
 from lmcore.model.shape import ModelShape
@@ -27,12 +25,7 @@ _KINDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
     "bool": ("true or false", bool),
     "str": ("a string", str),
 }
-_CHOICES = {
-    option.name: option.choices
-    for section in (ModelSection, TaskSection)
-    for option in options_of(section)
-    if option.choices
-}
+_CHOICES = {name: option.choices for name, option in run_options().items() if option.choices}
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -90,6 +83,8 @@ def _own_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
         usual = known[key]
         if type(value) is not type(usual) or (type(value) is int and not 0 <= value < _MAX_WIDTH):
             return own, f"`{key}` is `{value!s:.80}`, where a value such as `{usual}` is expected"
+        if key in _CHOICES and value not in _CHOICES[key]:
+            return own, f"`{key}` is `{value!s:.80}`, not one of {_CHOICES[key]}"
     return own, None
 
 

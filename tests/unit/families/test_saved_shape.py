@@ -75,6 +75,15 @@ class TestShape:
         with pytest.raises(LmcoreError, match=f"lacks `{name}`"):
             read_shape(values, Path("x"))
 
+    def test_own_values(self) -> None:
+        """Values that only one family has are read back; an unknown choice is named."""
+        own = {"bert_gelu": "erf", "bert_binary_head": True, "bert_post_norm": False}
+        values = VALUES | {"model_family": "bert", "bert_token_types": 2} | own
+        assert read_shape(values, Path("x")).to_dict() == values
+        with pytest.raises(CheckpointError) as caught:
+            read_shape(values | {"bert_gelu": "exact"}, Path("x"))
+        assert "`bert_gelu` is `exact`, not one of" in str(caught.value.why)
+
     def test_task(self) -> None:
         """A shape with a head for a task is read back; an unknown task is named."""
         values = VALUES | {"task": "classification", "num_labels": 3}
