@@ -80,7 +80,14 @@ def _write(prefix: Path, files: Sequence[str], task: TaskData, tokenizer: Tokeni
             label = row.label if isinstance(row.label, int) else classes.get(row.label)
             if label is None:
                 raise DataError(f"{row.where}: the class `{row.label}` is unknown")
-            sequences = [*_sequences(row, tokenizer), [label]]
+            first, *others = _sequences(row, tokenizer)
+            if not all(first + other for other in others or [[]]):
+                raise DataError(
+                    f"{row.where}: the text has no token",
+                    why=f"`{tokenizer.name}` drops all of its characters",
+                    hint="leave the row out",
+                )
+            sequences = [first, *others, [label]]
             tokens = [token for sequence in sequences for token in sequence]
             writer.add_document(tokens, [len(sequence) for sequence in sequences])
         commit(writer, tokenizer, append_eod=False, input_files=len(files))

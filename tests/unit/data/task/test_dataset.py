@@ -10,6 +10,7 @@ from lmcore.config.derived.data_source import TaskData
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.task.dataset import TaskDataset, prepare_task
 from lmcore.data.tokenizer import ByteTokenizer
+from lmcore.errors import DataError
 
 TASK = TaskData("classification", ("a", "b"), "label", labels=("no", "yes"))
 ROWS = [("one", "x", "yes"), ("three", "", "no"), ("five5", "yy", "no"), ("seven77", "z", "yes")]
@@ -61,6 +62,29 @@ def test_lengths_of_single_texts_and_choices(table: Path, tmp_path: Path) -> Non
     dataset = TaskDataset(found, None)
     assert [bytes(text.tolist()) for text in dataset[0].second] == [b"d e", b"d fgh"]
     assert dataset.lengths.tolist() == [3 + 5]
+
+
+class Letters(ByteTokenizer):
+    """Bytes of letters alone: other characters are dropped."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
+        return [one for one in super().encode(text) if chr(one).isalpha()]
+
+
+def test_texts_without_a_token(tmp_path: Path) -> None:
+    """A row is refused if a sequence of it would be empty: no token could be pooled."""
+    one, two = TaskData("classification", ("a",), "label", labels=("no", "yes")), TASK
+    path = tmp_path / "train.csv"
+    path.write_text("a,b,label\n?,x,yes\ny,!,no\n")
+    dataset = IndexedDataset(prepare_task([str(path)], two, Letters(), tmp_path))
+    assert [len(dataset.get(number)) for number in range(2)] == [0, 1]
+    with pytest.raises(DataError, match="line 2: the text has no token"):
+        prepare_task([str(path)], one, Letters(), tmp_path)
+    path.write_text("a,c1,c2,label\nx,1,2,0\n?,y,2,0\n")
+    choice = TaskData("multiple-choice", ("a",), "label", ("c1", "c2"), num_choices=2)
+    with pytest.raises(DataError, match="line 3: the text has no token"):
+        prepare_task([str(path)], choice, Letters(), tmp_path)
 
 
 def test_training_order(indexed: IndexedDataset) -> None:
