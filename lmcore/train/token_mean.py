@@ -86,6 +86,8 @@ def mean_loss(
 
 def may_mask_targets(plan: RunPlan) -> bool:
     """Return True if targets of a run may be masked; without masks, both means are the same."""
+    if plan.shape.task:
+        return False
     every_target = family_of(plan.shape).every_position_is_a_target
     return plan.config.data.eod_mask_loss or not every_target
 
@@ -110,7 +112,8 @@ class TokenMean:
         self.family = family
         self.excluded: list[Tensor | float] = [0.0 for _ in family.losses]
         self._positions = [0 for _ in family.losses]
-        self._per_token = plan.config.training.calculate_per_token_loss
+        # A micro-batch of samples that only fill up a task's validation has no mean.
+        self._per_token = plan.config.training.calculate_per_token_loss or bool(plan.shape.task)
         self._device = device
         self._shares: list[Tensor] | None = None
 
@@ -138,7 +141,7 @@ class TokenMean:
             sums = all_reduce_scalars_on_device(runtime, *self.excluded)
             ranks = runtime.rank.world_size
             self._shares = [
-                self._share(excluded, positions * ranks).clamp(min=_SMALLEST)
+                self._share_or_one(excluded, positions * ranks)
                 for excluded, positions in zip(sums.unbind(), self._positions, strict=True)
             ]
         return iter(taken)
@@ -200,6 +203,12 @@ class TokenMean:
         if not self._per_token or self._shares is not None:
             return None
         return self._share(excluded[0], self._positions[0] * ranks).clamp_(min=_SMALLEST)
+
+    @staticmethod
+    def _share_or_one(excluded: Tensor, positions: int) -> Tensor:
+        """Return the share; 1 without a valid target, whose weights of 0 any number divides."""
+        share = TokenMean._share(excluded, positions)
+        return torch.where(share > 0, share, 1.0)
 
     @staticmethod
     def _share(excluded: Tensor, positions: int) -> Tensor:

@@ -8,6 +8,10 @@ from lmcore.config.need import Need
 from lmcore.config.option import CHECKED, option
 
 _BERT = Need("`--model-family bert`", lambda run: run.family in {"BERT", ""})
+_PRETRAINING = Need(
+    "`--model-family bert` without `--task`",
+    lambda run: run.family in {"BERT", ""} and run.config.task.task is None,
+)
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,16 @@ class BertSection:
         needs=_BERT,
     )
     mask_prob: float = option(
-        0.15, "Fraction of a sample's tokens that are masked.", above=0, below=1, needs=_BERT
+        0.15,
+        "Fraction of a sample's tokens that are masked.",
+        above=0,
+        below=1,
+        needs=_PRETRAINING,
     )
     short_seq_prob: float = option(
         0.1,
         "Fraction of samples that are shorter than seq_length.",
         minimum=0,
         maximum=1,
-        needs=_BERT,
+        needs=_PRETRAINING,
     )

@@ -24,6 +24,8 @@ def _may_mask_targets(run: Situation) -> bool:
     """Return True unless all targets are valid."""
     from lmcore.model.family import families  # not needed to declare the settings
 
+    if run.config.task.task is not None:
+        return False
     every_target = not run.family or families()[run.family].every_position_is_a_target
     return bool(run.config.data.eod_mask_loss) or not every_target
 

@@ -255,6 +255,16 @@ def test_a_setting_without_effect_is_named(found: Callable[[str], str], flag: st
     assert shown in found(f"{given} {idle}")
 
 
+@pytest.mark.parametrize(
+    "flag", ["--mask-prob 0.2", "--short-seq-prob 0.2", "--no-calculate-per-token-loss"]
+)
+def test_settings_of_pretraining(found: Callable[[str], str], flag: str) -> None:
+    """Options of samples of BERT, and of masked targets, have no effect with a head for a task."""
+    bert = "--model-family bert"
+    assert flag not in found(f"{bert} {flag}")
+    assert flag in found(f"{bert} --task classification {flag}")
+
+
 def test_each_setting_comes_once(found: Callable[[str], str]) -> None:
     """All are in one line, each with all of its conditions."""
     note = found("--sequence-parallel --profile-memory --lr-cooldown-fraction 0.2").strip()

@@ -11,8 +11,9 @@ import torch
 
 from lmcore.data.loading.batch import Batch
 from lmcore.errors import DataError
+from lmcore.families.bert.family import BERT
 from lmcore.families.gpt.family import GPT
-from lmcore.model.family import families
+from lmcore.model.family import families, family_of
 from lmcore.train.step import TrainStep
 from lmcore.train.token_mean import TokenMean, may_mask_targets
 
@@ -136,6 +137,31 @@ def test_whether_targets_may_be_masked(make_plan: Any, monkeypatch: pytest.Monke
     masked = dataclasses.replace(families()["GPT"], every_position_is_a_target=False)
     monkeypatch.setitem(families(), "GPT", masked)
     assert may_mask_targets(make_plan(""))
+
+
+def test_fillers_of_a_validation(make_plan: Any) -> None:
+    """A micro-batch of samples that only fill up a task's validation does not count in its mean."""
+    plan = make_plan(MEANS)
+    shape = dataclasses.replace(plan.shape, task="classification", num_labels=2)
+    plan = dataclasses.replace(plan, shape=shape)
+    mean = TokenMean(plan, family_of(shape), CPU)
+    total = 0.0
+    for weight in (1.0, 1.0, 0.0, 0.0):
+        batch = mean.batch(mean.count({"label_weight_Q": torch.full((2,), weight)}))
+        total += float((batch["label_weight_Q"] * 3.0).sum())
+    assert total / 4 / mean.divisors([float(one) for one in mean.excluded], 1)[0] == 3.0
+    assert not may_mask_targets(plan)
+
+
+@pytest.mark.parametrize("share", [1.0, 65536.0])
+def test_one_of_several_losses_without_targets(make_plan: Any, runtime: Any, share: float) -> None:
+    """It is 0 whatever the loss scale is, and the other one as without it."""
+    mean = TokenMean(make_plan(""), BERT, CPU)
+    batch = {"loss_weight_BM": torch.zeros(2, 4), "order_weight_B": torch.ones(2)}
+    (taken,) = mean.take(iter([batch]), 1, runtime)
+    found = mean.batch(taken, share=share)
+    assert found["loss_weight_BM"].tolist() == [[0.0] * 4] * 2
+    assert found["order_weight_B"].tolist() == [share / 2] * 2
 
 
 def test_weights_that_are_no_counts(take: Any) -> None:
