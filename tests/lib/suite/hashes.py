@@ -4,9 +4,9 @@
     hashes.py verify     fetch all packages of `.ci/packages.txt`, and fail if a file is another one
 
 `.ci/tox.txt` has what `.ci/run` installs before all else: wheels for every platform, one hash each.
-`.ci/packages.txt` has the packages of constraints.txt except our own, torch (whose wheel has another
-hash in each of its indexes) and source archives.  It has the hashes of the wheels for Linux on
-x86-64 and Python 3.11.
+`.ci/packages.txt` has the packages of constraints.txt except our own, torch (whose wheel has
+another hash in each of its indexes) and source archives.  It has the hashes of the wheels for Linux
+on x86-64 and Python 3.11.
 """
 
 from __future__ import annotations
