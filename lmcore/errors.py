@@ -204,15 +204,15 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
 
     A choice that differs only by case is taken first.  Otherwise at most a third of the letters
     may have to change, one in a short name; beyond a slip of two letters, that holds for each word
-    too: `fp8-interval` is not `log-interval`.
+    too: `fp8-interval` is not `log-interval`.  Upper and lower case are equal.
     """
-    known = list(choices)
-    for choice in known:
-        if choice.lower() == name.lower():
-            return choice
+    known = {choice.lower(): choice for choice in reversed(list(choices))}
+    name = name.lower()
+    if name in known:
+        return known[name]
     similar = difflib.get_close_matches(name, known, n=5, cutoff=0.6)
     edits = {choice: _edits(name, choice) for choice in similar}
-    return min(
+    close = min(
         (
             choice
             for choice in similar
@@ -222,6 +222,7 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
         key=edits.__getitem__,
         default=None,
     )
+    return None if close is None else known[close]
 
 
 def _most_edits(name: str) -> int:

@@ -7,7 +7,7 @@ do (and torch's distributed checkpoint package with them, at the first call).
 from __future__ import annotations
 
 from lmcore.checkpoint.choice import chosen_checkpoint
-from lmcore.checkpoint.layout import find_checkpoint, survey
+from lmcore.checkpoint.layout import find_checkpoint, no_such_directory, survey
 from lmcore.checkpoint.load import load_checkpoint
 from lmcore.checkpoint.manifest import Manifest, TensorEntry, check_shape, read_manifest
 from lmcore.checkpoint.reader import CheckpointReader
@@ -26,6 +26,7 @@ __all__ = [
     "find_checkpoint",
     "load_checkpoint",
     "newest_verified",
+    "no_such_directory",
     "num_bytes",
     "read_manifest",
     "save_checkpoint",

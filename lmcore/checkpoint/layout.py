@@ -43,6 +43,7 @@ __all__ = [
     "find_checkpoint",
     "hidden_directories",
     "iteration_path",
+    "no_such_directory",
     "parse_iteration",
     "size_problem",
     "survey",
@@ -232,7 +233,7 @@ def survey(path: Path) -> Survey:
         CheckpointError: There is no such path, or it is one checkpoint without a valid manifest.
     """
     if not path.is_dir():
-        raise _no_such_directory(path)
+        raise no_such_directory(path)
     if parse_iteration(path.name) is not None or (path / MANIFEST_NAME).is_file():
         return Survey(path, explicit=True, readable=[(path, _read_named(path))], unreadable={})
     inside = path / CHECKPOINTS_NAME
@@ -319,23 +320,29 @@ def _read_named(checkpoint: Path) -> Manifest:
     return manifest
 
 
-def _no_such_directory(path: Path) -> CheckpointError:
+def no_such_directory(path: Path, wanted: str = _WANTED) -> CheckpointArgumentError:
+    """Return the error for a path that is no directory.
+
+    Args:
+        path: Path that a user named.
+        wanted: Hint that says what to give.
+    """
     if path.exists():
         return CheckpointArgumentError(
             f"`{path}` is a file, not a checkpoint",
-            hint=_WANTED,
+            hint=wanted,
         )
     parent = path.parent
     if path.is_symlink():
         return CheckpointArgumentError(
             f"`{path}` is a symbolic link to nothing",
             why=f"`{path.readlink()}` does not exist",
-            hint=_WANTED,
+            hint=wanted,
         )
     siblings = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
     close = nearest(path.name, siblings)
     is_name = len(path.parts) == 1 or (len(path.parts) == 2 and not parent.is_dir())
-    wanted = f"{_WANTED}; {_NO_DOWNLOAD}" if is_name else _WANTED
+    wanted = f"{wanted}; {_NO_DOWNLOAD}" if is_name else wanted
     return CheckpointArgumentError(
         f"no such directory: `{path}`",
         why=None if parent.is_dir() else f"`{parent}` does not exist either",

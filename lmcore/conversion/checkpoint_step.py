@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from lmcore.config.checkpoint_step import BEST, checkpoint_step, steps_in_words
-from lmcore.conversion.formats import unrecognized
+from lmcore.conversion.formats import incomplete
 from lmcore.errors import CheckpointArgumentError, ConfigError
 from lmcore.model.checkpoint_format import CheckpointFormat, formats
 
@@ -73,7 +73,7 @@ def _incomplete(path: Path, step: int) -> CheckpointArgumentError | None:
     """Return the error for a directory of that step without the files of a checkpoint."""
     for inside in sorted(path.iterdir()):
         if inside.is_dir() and _step_of(inside) == step:
-            if (problem := unrecognized(inside)) is not None:
+            if (problem := incomplete(inside)) is not None:
                 raise problem
             return CheckpointArgumentError(
                 f"`{inside}` has no checkpoint",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmcore.conversion.state import WEIGHT
-from lmcore.errors import CheckpointArgumentError, CheckpointError, LmcoreError, PluginError
+from lmcore.errors import (
+    CheckpointArgumentError,
+    CheckpointError,
+    LmcoreError,
+    PluginError,
+    counted,
+)
 from lmcore.model.checkpoint_format import CheckpointFormat, format_of, formats
 
 if TYPE_CHECKING:
@@ -20,9 +27,14 @@ if TYPE_CHECKING:
     from lmcore.conversion.state import ModelState
     from lmcore.data.tokenizer import Tokenizer
 
-__all__ = ["WriteOptions", "read_state", "unrecognized", "write_state"]
+__all__ = ["WriteOptions", "incomplete", "read_state", "unrecognized", "write_state"]
 
 _MAX_ENTRIES = 1000
+_SHOWN = 5
+_WANTED = (
+    "give a run directory, its `checkpoints`, one `iter_XXXXXXX`, or the directory that has the "
+    "weights of a model of another program"
+)
 
 
 def _float32() -> torch.dtype:
@@ -49,13 +61,52 @@ class WriteOptions:
 
 
 def unrecognized(directory: Path) -> CheckpointError | None:
+    """Return the error that says what was looked for at a path, and what is there.
+
+    None if a format is recognized, or if there are checkpoints of lmcore, whose damage
+    `lmcore.checkpoint.find_checkpoint` explains.
+
+    Args:
+        directory: Path that a user named.
+    """
+    from lmcore.checkpoint import no_such_directory, survey
+
+    if not directory.is_dir():
+        return no_such_directory(directory, _WANTED)
+    if format_of(directory) is not None:
+        return None
+    if (problem := incomplete(directory)) is not None:
+        return problem
+    try:
+        there = survey(directory)
+        if there.readable or there.unreadable:
+            return None
+    except CheckpointError:
+        return None
+    looked = [f"  {one.title}{': ' * bool(one.files)}{one.files}" for one in formats().values()]
+    return CheckpointArgumentError(
+        f"no checkpoint in `{directory}`",
+        why="\n".join([f"{_content(directory)}; looked for the files of", *looked]),
+        hint=_WANTED,
+    )
+
+
+def _content(directory: Path) -> str:
+    """Return the first names in a directory, as words."""
+    entries = list(itertools.islice(directory.iterdir(), _MAX_ENTRIES))
+    if not entries:
+        return "it is empty"
+    names = sorted(f"{path.name}/" if path.is_dir() else path.name for path in entries)
+    more = f" and {counted(len(names) - _SHOWN, 'other')}" if len(names) > _SHOWN else ""
+    return f"it has {', '.join(f'`{name:.80}`' for name in names[:_SHOWN])}{more}"
+
+
+def incomplete(directory: Path) -> CheckpointError | None:
     """Return the error that says what *directory* lacks; None if it has no part of a checkpoint.
 
     Args:
         directory: Directory in which no format was recognized.
     """
-    if not directory.is_dir() or format_of(directory) is not None:
-        return None
     problems = [problem for one in formats().values() if (problem := one.lacks(directory))]
     for problem in problems:
         if not isinstance(problem, CheckpointArgumentError):
@@ -191,16 +242,8 @@ def _known_format(directory: Path, name: str | None) -> CheckpointFormat:
         raise problem
     from lmcore.checkpoint import survey
 
-    there = survey(directory)  # explains a path that does not exist, or is a file
-    if there.unreadable:
-        there.newest()  # explains the damage
-    listed = ", ".join(one.title for one in formats().values())
-    raise CheckpointArgumentError(
-        f"no checkpoint in `{directory}`",
-        why=f"it has no files of any known format: {listed}",
-        hint="give the directory that has the weights; for lmcore a run directory, its "
-        "`checkpoints`, or one `iter_XXXXXXX`",
-    )
+    survey(directory).newest()  # explains the damage
+    return formats()["lmcore"]
 
 
 def _checkpoints_in(directory: Path) -> list[Path]:

@@ -55,6 +55,8 @@ class CheckpointFormat:
             if it is one itself; None: a model of the format has no steps.
         lacks: Returns the error for a directory with a part of a checkpoint; None if it has none.
             A `CheckpointArgumentError` is for another directory, others are for a damaged one.
+        files: Names of the files that `matches` looks for, for the message about a directory
+            without a checkpoint; empty: the message has the title alone.
     """
 
     name: str
@@ -68,6 +70,7 @@ class CheckpointFormat:
     optimizer: bool = False
     checkpoints: Callable[[Path], Sequence[Path]] | None = None
     lacks: Callable[[Path], CheckpointError | None] = lambda _: None
+    files: str = ""
 
     def load(self, target: str) -> Any:
         """Return the function `read` or `write`.

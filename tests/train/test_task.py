@@ -281,13 +281,13 @@ def test_a_changed_task(train: Any, train_once: Any, classify: str, files: Path,
     [
         ("--task classification", "`--task classification` has no data"),
         ("--task-data {files}/train.csv", "`--task-data {files}/train.csv` needs `--task`"),
-        ("{task} --task-data no.csv", "`--task-data no.csv`: no such file: `no.csv`"),
+        ("{task} --task-data no.csv", "`--task-data no.csv`: no such file"),
         ("{task} {data} --task-text a b c", "`--task-text a b c` names 3 columns"),
         ("{task} {data} --context-parallel-size 2", "cannot be combined with `{task}`"),
         ("{task} {data} --eod-mask-loss", "`--eod-mask-loss` cannot be combined"),
         ("{task} {data} --data-path x", "`--data-path x` and `{data}` exclude each other"),
         ("{task} {data} --task-labels a a", "are not two or more different names"),
-        ("{task} {data}", "there is no column `text`"),
+        ("{task} {data}", "train.csv` line 1: there is no column `text`"),
         ("{task} {data} --task-text first --optimizer sophia", "`--optimizer sophia` is not"),
     ],
 )
@@ -298,11 +298,28 @@ def test_refused(train: Any, files: Path, flags: str, message: str) -> None:
         "task": "--task classification",
         "data": f"--task-data {files}/train.csv",
     }
-    column = " --task-label color" if "sophia" in flags else ""
+    column = " --task-label color" if "--task-text first" in flags else ""
     run = train("run", flags.format(**known) + column, None)
     assert run.status != 0
     assert message.format(**known) in run.err
     assert not (run.directory / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("--task-data no.csv", "`--task-data no.csv`: no such file"),
+        ("--task-data {files}", "`--task-data {files}`: is a directory"),
+        ("--task-data {files}/train.csv --task-valid-data no.csv", "no.csv`: no such file"),
+    ],
+)
+def test_a_missing_file_is_one_error(train: Any, files: Path, flags: str, message: str) -> None:
+    """The rules report it; the reader of the rows has nothing to add."""
+    columns = "--task classification --task-text first --task-label color"
+    run = train("run", f"{columns} {flags.format(files=files)}", None)
+    assert run.status == 2
+    assert message.format(files=files) in run.err
+    assert run.err.count("error: ") == 1
 
 
 @pytest.mark.parametrize("model", ["", "--untie-embeddings-and-output-weights"])

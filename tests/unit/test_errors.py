@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmcore.errors import counted
+from lmcore.errors import counted, nearest
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,9 @@ def test_a_number_and_its_noun(number: float, expected: str) -> None:
 def test_an_irregular_plural() -> None:
     assert counted(1, "directory", "directories") == "1 directory"
     assert counted(2, "directory", "directories") == "2 directories"
+
+
+@pytest.mark.parametrize("name", ["layrnorm", "LAYERNROM", "layer-norm"])
+def test_a_slip_in_another_case(name: str) -> None:
+    """The case of letters is no part of a slip; the choice is shown as it is written."""
+    assert nearest(name, ["LayerNorm", "RMSNorm"]) == "LayerNorm"

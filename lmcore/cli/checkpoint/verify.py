@@ -74,8 +74,6 @@ def _verified(path: Path) -> Iterator[dict[str, Any]]:
         yield _foreign_record(path, name)
         return
     found = survey(path)
-    if not found.readable and not found.unreadable:
-        raise found.none_complete({})
     for checkpoint in sorted([*(one for one, _ in found.readable), *found.unreadable]):
         error = found.unreadable.get(checkpoint)
         problems = partial(verify_checkpoint, checkpoint)

@@ -8,7 +8,7 @@ forks, and their tools.  Vendor names occur here only as parts of flags and thei
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from lmcore.config.foreign.megatron_unsupported import FURTHER_UNSUPPORTED, OTHER_MODELS
@@ -23,6 +23,7 @@ __all__ = [
     "RENAMED",
     "SWITCHES",
     "UNSUPPORTED",
+    "VALUES_OF_ANOTHER_PROGRAM",
     "Fixed",
     "Renamed",
 ]
@@ -285,8 +286,17 @@ OF_ANOTHER_PROGRAM = {
     "--task": "to train a head for MNLI, QQP or RACE, use `--task classification` or `--task "
     "multiple-choice` (docs/how-to/fine-tune-a-classifier.md); for the others " + _EVALUATION
 }
-"""Flags that show by a value that an option here does not have that a command is no training: its
-other flags mean other things.  Each has a hint."""
+"""Flags that show by a value that a command is no training: its other flags mean other things.
+Each has a hint."""
+
+VALUES_OF_ANOTHER_PROGRAM: Mapping[str, Collection[str]] = {
+    "--task": (
+        *("LAMBADA", "WIKITEXT103", "MNLI", "QQP", "RACE"),
+        *("ICT-ZEROSHOT-NQ", "RETRIEVER-EVAL", "RET-FINETUNE-NQ"),
+    )
+}
+"""Values of Megatron's flags that an option here has the name of, with other values.  Source:
+`tasks/main.py` of Megatron-LM."""
 
 
 def _all(hint: str, *flags: str) -> dict[str, str]:

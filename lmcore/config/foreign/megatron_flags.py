@@ -15,6 +15,7 @@ from lmcore.config.foreign.megatron import (
     RENAMED,
     SWITCHES,
     UNSUPPORTED,
+    VALUES_OF_ANOTHER_PROGRAM,
     Fixed,
     Renamed,
 )
@@ -57,7 +58,11 @@ def _foreign(
         arity = "0" if same.only == () else ("1" if same.only else "?")
         flags[name] = ForeignFlag(arity, functools.partial(_accept, name, same))
     for name, hint in unsupported.items():
-        flags[name] = ForeignFlag("*", functools.partial(_refuse, name, hint))
+        flags[name] = ForeignFlag(
+            "*",
+            functools.partial(_refuse, name, hint),
+            its_values=frozenset(VALUES_OF_ANOTHER_PROGRAM.get(name, ())),
+        )
     return flags
 
 

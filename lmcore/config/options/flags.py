@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,11 +119,13 @@ class ForeignFlag:
         values: Number of values: "0", "1", "?" (none or one), "+" (one or more) or "*" (any).
         translate: Function from the values as typed to their meaning here.
         replacement: Flag of lmcore that replaces it, for messages; None if there is none.
+        its_values: Values that tell it from an option here of the same name, in upper case.
     """
 
     values: str
     translate: Callable[[tuple[str, ...]], Translation]
     replacement: str | None = None
+    its_values: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -241,11 +243,12 @@ class _Parser:
             self._unknown(name, rest)
 
     def _means_another(self, name: str, inline: tuple[str, ...] | None, rest: deque[str]) -> bool:
-        """Return True for a value that another program's flag of this name has, and ours not."""
-        value, choices = inline[0] if inline else next(iter(rest), ""), self.by_flag[name].choices
-        if name not in self.foreign or choices is None or not value or _is_flag(value):
-            return False
-        return value.lower() not in choices
+        """Return True for a value that another program's flag of this name has, and ours not.
+
+        Every other value is ours, also one that is unknown: it may be a slip for a choice.
+        """
+        value = inline[0] if inline else next(iter(rest), "")
+        return name in self.foreign and value.upper() in self.foreign[name].its_values
 
     def _values(
         self, arity: str, inline: tuple[str, ...] | None, rest: deque[str], *, switch: bool = False

@@ -32,12 +32,12 @@ def _data(loaded: LoadedConfig) -> Problems:
             hint=f"add `{flag_of('task_data')} FILE`: CSV, TSV or JSON lines",
         )
     for option in TASK_OPTIONS.values():
-        for path in loaded.value(option):
+        paths = loaded.value(option)
+        for path in paths:
             if not Path(path).is_file():
                 kind = "is a directory" if Path(path).is_dir() else "no such file"
-                yield ConfigError(
-                    f"{loaded.shown(option)}: {kind}: `{path}`", hint="check the path"
-                )
+                which = f": `{path}`" if len(paths) > 1 else ""
+                yield ConfigError(f"{loaded.shown(option)}: {kind}{which}", hint="check the path")
     if not 1 <= len(task.task_text) <= 2:
         yield ConfigError(
             f"{loaded.shown('task_text')} names {len(task.task_text)} columns",

@@ -17,4 +17,6 @@ FORMAT = CheckpointFormat(
     styles=STYLES,
     optimizer=True,
     checkpoints=checkpoints_at,
+    files="`mp_rank_XX_model_states.pt` or `layer_XX-model_XX-model_states.pt`, in it or in one "
+    "directory inside, such as `global_stepN`",
 )

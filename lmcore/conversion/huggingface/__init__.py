@@ -1,6 +1,11 @@
 """Hugging Face model directories: `config.json`, safetensors files and tokenizer files."""
 
-from lmcore.conversion.huggingface.directory import incomplete_huggingface, is_huggingface
+from lmcore.conversion.huggingface.directory import (
+    CONFIG_NAME,
+    WEIGHT_FILES,
+    incomplete_huggingface,
+    is_huggingface,
+)
 from lmcore.model.checkpoint_format import CheckpointFormat
 
 __all__ = ["FORMAT"]
@@ -14,4 +19,6 @@ FORMAT = CheckpointFormat(
     write="lmcore.conversion.huggingface.write:write_huggingface",
     options=("largest_file",),
     lacks=incomplete_huggingface,
+    files=f"`{CONFIG_NAME}` with {' or '.join(f'`{name}`' for name, _ in WEIGHT_FILES)}, or the "
+    "index of several files",
 )

@@ -15,9 +15,15 @@ __all__ = ["FORMAT"]
 
 
 def _is_lmcore(directory: Path) -> bool:
-    inside = directory / CHECKPOINTS_NAME
-    folders = (directory, *directory.glob("iter_*"), *inside.glob("iter_*"))
-    return any((folder / MANIFEST_NAME).is_file() for folder in folders)
+    # A process killed between the two renames of a replacement leaves a hidden one.
+    patterns = ("iter_*", ".iter_*.replaced-*")
+    inside = [
+        folder
+        for place in (directory, directory / CHECKPOINTS_NAME)
+        for pattern in patterns
+        for folder in place.glob(pattern)
+    ]
+    return any((folder / MANIFEST_NAME).is_file() for folder in (directory, *inside))
 
 
 FORMAT = CheckpointFormat(
@@ -28,4 +34,5 @@ FORMAT = CheckpointFormat(
     read="lmcore.conversion.native.read:LmcoreState",
     write="lmcore.conversion.native.write:write_lmcore",
     optimizer=True,
+    files=f"`iter_XXXXXXX/{MANIFEST_NAME}`, in it or in its `{CHECKPOINTS_NAME}`",
 )

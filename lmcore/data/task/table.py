@@ -9,12 +9,13 @@ import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from lmcore.config.derived.data_source import Part, RunSources, TaskData
 from lmcore.data.input.compression import open_text
 from lmcore.data.input.files import detect_format
-from lmcore.errors import DataError, LmcoreError, counted, suggestion
+from lmcore.errors import DataError, LmcoreError, counted, nearest, suggestion
 
 __all__ = ["TaskRow", "inspect_task", "read_rows"]
 
@@ -61,7 +62,10 @@ def read_rows(files: Sequence[str], task: TaskData) -> Iterator[TaskRow]:
                 hint="give CSV, TSV or JSON lines: `.csv`, `.tsv`, `.jsonl`",
             )
         with open_text(path) as stream:
-            lines = _json_rows(stream, path) if kind == "jsonl" else _table_rows(stream, path, kind)
+            if kind == "jsonl":
+                lines = _json_rows(stream, path, task)
+            else:
+                lines = _table_rows(stream, path, kind, task)
             with closing(lines) as rows:
                 for number, values in rows:
                     yield _row(values, task, f"`{path}` line {number}")
@@ -81,6 +85,8 @@ def inspect_task(sources: RunSources) -> tuple[RunSources, list[LmcoreError]]:
     assert task is not None
     for part, blend in sources.own.items():
         files = blend.sources[0].files
+        if not all(Path(path).is_file() for path in files):
+            break  # the rules of the configuration report it
         try:
             task = _with_part(task, part, files)
         except LmcoreError as problem:
@@ -136,7 +142,7 @@ def _unknown(row: TaskRow, task: TaskData, part: Part) -> DataError:
     )
 
 
-def _table_rows(stream: BinaryIO, path: str, kind: str) -> _Rows:
+def _table_rows(stream: BinaryIO, path: str, kind: str, task: TaskData) -> _Rows:
     csv.field_size_limit(sys.maxsize)
     # TSV has no quotes, as in GLUE.
     dialect: Any = {"delimiter": ","}
@@ -147,6 +153,8 @@ def _table_rows(stream: BinaryIO, path: str, kind: str) -> _Rows:
     try:
         header = next(reader, None)
         line = reader.line_num
+        if header is not None:
+            _check_columns(header, task, f"`{path}` line 1")
         for fields in reader:
             number, line = line + 1, reader.line_num
             if not fields:
@@ -166,7 +174,7 @@ def _table_rows(stream: BinaryIO, path: str, kind: str) -> _Rows:
         text.detach()
 
 
-def _json_rows(stream: BinaryIO, path: str) -> _Rows:
+def _json_rows(stream: BinaryIO, path: str, task: TaskData) -> _Rows:
     for number, line in enumerate(stream, start=1):
         if not line.strip():
             continue
@@ -178,6 +186,7 @@ def _json_rows(stream: BinaryIO, path: str) -> _Rows:
             raise DataError(f"`{path}` line {number} is not JSON", why=str(error)) from None
         if not isinstance(values, dict):
             raise DataError(f"`{path}` line {number} is not a JSON object")
+        _check_columns(list(values), task, f"`{path}` line {number}")
         yield number, values
 
 
@@ -186,28 +195,35 @@ def _not_utf8(path: str, error: UnicodeDecodeError) -> DataError:
 
 
 def _row(values: Mapping[str, Any], task: TaskData, where: str) -> TaskRow:
-    texts = tuple(
-        _text(_cell(values, name, "--task-text", where), f"column `{name}`", where)
-        for name in task.text
-    )
+    texts = tuple(_text(values[name], f"column `{name}`", where) for name in task.text)
     if not any(text.strip() for text in texts):
         raise DataError(f"{where}: the text is empty", hint="leave the row out")
-    label = _label(_cell(values, task.label, "--task-label", where), task.label, where)
+    label = _label(values[task.label], task.label, where)
     if not task.choices:
         return TaskRow(texts, (), label, where)
     choices = _choices(values, task.choices, where)
     return TaskRow(texts, choices, _right(label, choices, task.choices, where), where)
 
 
-def _cell(values: Mapping[str, Any], name: str, flag: str, where: str) -> Any:
-    if name not in values:
-        names = ", ".join(f"`{key:.40}`" for key in list(values)[:_SHOWN])
-        raise DataError(
-            f"{where}: there is no column `{name}`",
-            why=f"its columns are {names}",
-            hint=f"name the column by `{flag}`",
-        )
-    return values[name]
+def _check_columns(columns: Sequence[str], task: TaskData, where: str) -> None:
+    """Raise an error if a header, or an object, lacks columns that the flags name."""
+    flags = {
+        "--task-text": task.text,
+        "--task-label": (task.label,),
+        "--task-choices": task.choices,
+    }
+    lacking = {name: flag for flag, names in flags.items() for name in names if name not in columns}
+    if not lacking:
+        return
+    named = ", ".join(f"`{key:.40}`" for key in columns[:_SHOWN])
+    given = " and ".join(f"`{flag}`" for flag in dict.fromkeys(lacking.values()))
+    close = nearest(next(iter(lacking)), columns) if len(lacking) == 1 else None
+    meant = f"did you mean `{close}`? " if close else ""
+    raise DataError(
+        f"{where}: there is no column {' and no column '.join(f'`{name}`' for name in lacking)}",
+        why=f"its columns are {named}" if columns else "it names no columns",
+        hint=f"{meant}name the column{'s' * (len(lacking) > 1)} by {given}",
+    )
 
 
 def _text(value: Any, what: str, where: str) -> str:
@@ -231,7 +247,7 @@ def _label(value: Any, column: str, where: str) -> str:
 
 
 def _choices(values: Mapping[str, Any], columns: tuple[str, ...], where: str) -> tuple[str, ...]:
-    found = [_cell(values, name, "--task-choices", where) for name in columns]
+    found = [values[name] for name in columns]
     listed = len(columns) == 1
     if listed and isinstance(found[0], list):
         found = found[0]

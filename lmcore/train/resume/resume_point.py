@@ -74,6 +74,8 @@ def find_resume_point(
         _warn_of_foreign(model, commands, starts_anew=starts_anew)
         return foreign_resume_point(model)
     if settings.ckpt_step is not None:
+        if (problem := unrecognized(path)) is not None:
+            raise problem
         path = chosen_checkpoint(path, settings.ckpt_step)
     try:
         found = survey(path)

@@ -31,8 +31,11 @@ def read_saved_settings(path: Path, step: str | None) -> SavedSettings:
         ConfigError: The step is not a number or `best`.
     """
     from lmcore.checkpoint import chosen_checkpoint, survey  # only if needed: it takes time
+    from lmcore.conversion.formats import unrecognized
     from lmcore.data.tokenizer.saved import saved_tokenizer_settings
 
+    if (problem := unrecognized(path)) is not None:
+        raise problem
     if step is not None:
         path = chosen_checkpoint(path, step)
     checkpoint, manifest = survey(path).newest()

@@ -185,7 +185,7 @@ def test_a_save_that_is_refused(
 
 
 def test_a_directory_of_no_format(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no files of any known format"):
+    with pytest.raises(CheckpointError, match="it is empty; looked for the files of"):
         read_state(tmp_path)
     with pytest.raises(CheckpointError, match="no such directory"):
         read_state(tmp_path / "absent")

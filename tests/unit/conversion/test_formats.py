@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from model_states import GPT2, RandomState
 
+from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.main import main
 from lmcore.config.section import CheckpointSection
 from lmcore.conversion.formats import read_state, unrecognized
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.errors import CheckpointError
+from lmcore.model.checkpoint_format import formats
 from lmcore.train.resume.resume_point import find_resume_point
 
 
@@ -59,8 +62,51 @@ def test_a_checkpoint_one_level_below(tmp_path: Path, capsys: pytest.CaptureFixt
             assert f"did you mean `{tmp_path / folder}`?" in capsys.readouterr().err
 
 
-def test_nothing_of_a_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("generate", "--load"),
+        ("serve", "--load"),
+        ("train", "--load"),
+        ("train", "--use-checkpoint-args", "--load"),
+        ("train", "--ckpt-step", "3", "--load"),
+        ("checkpoint", "inspect"),
+        ("checkpoint", "verify"),
+    ],
+)
+def test_nothing_of_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    """Every command that takes all formats says what it looked for, and what is there."""
+    (tmp_path / "some/sub").mkdir(parents=True)
+    (tmp_path / "some/notes.txt").touch()
+    for folder, found in (("some", "it has `notes.txt`, `sub/`"), ("some/sub", "it is empty")):
+        assert main([*command, str(tmp_path / folder)]) == 2
+        said = capsys.readouterr().err
+        assert f"no checkpoint in `{tmp_path / folder}`\nwhy: {found}; looked for" in said
+        for one in formats().values():
+            assert f"  {one.title}: {one.files}\n" in said
+        assert "of a model of another program" in said.partition("hint: ")[2]
+
+
+def test_no_directory(tmp_path: Path) -> None:
+    """The hint of a path that is no directory has every form of a checkpoint too."""
     (tmp_path / "notes.txt").touch()
-    assert unrecognized(tmp_path) is None
-    assert unrecognized(tmp_path / "absent") is None
-    assert unrecognized(tmp_path / "notes.txt") is None
+    for name, what in (("absent", "no such directory"), ("notes.txt", "is a file")):
+        problem = unrecognized(tmp_path / name)
+        assert problem is not None
+        assert what in problem.what
+        assert "of a model of another program" in str(problem.hint)
+
+
+def test_a_checkpoint_that_a_killed_process_hid(tmp_path: Path) -> None:
+    """A save that was killed between its two renames leaves it to every command."""
+    save_checkpoint(tmp_path / "run", 1, {"w": torch.ones(2)}, {}, model_shape={})
+    (tmp_path / "run/iter_0000001").rename(tmp_path / "run/.iter_0000001.replaced-0-0")
+    assert unrecognized(tmp_path / "run") is None
+    with pytest.raises(CheckpointError, match="cannot be built"):  # it has no model's shape
+        read_state(tmp_path / "run")
+    (tmp_path / "run/.iter_0000001.replaced-0-0/manifest.json").write_text("{")
+    assert unrecognized(tmp_path / "run") is None
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        read_state(tmp_path / "run")

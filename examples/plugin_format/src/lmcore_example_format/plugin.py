@@ -23,6 +23,7 @@ NPZ = CheckpointFormat(
     name="npz",
     title="numpy",
     described="a model in arrays of numpy",
+    files=f"`{MODEL}` with `{WEIGHTS}`",
     matches=lambda directory: (directory / MODEL).is_file() and (directory / WEIGHTS).is_file(),
     read="lmcore_example_format.npz:NpzState",
     write="lmcore_example_format.npz:write_npz",

@@ -18,4 +18,5 @@ FORMAT = CheckpointFormat(
     optimizer=True,
     checkpoints=checkpoints_at,
     lacks=incomplete_megatron,
+    files="`mp_rank_XX/model_optim_rng.pt`, in it or in `iter_XXXXXXX` or `release` inside",
 )

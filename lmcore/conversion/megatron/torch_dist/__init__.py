@@ -1,6 +1,11 @@
 """Megatron's `torch_dist` format, a distributed checkpoint of torch, read and written."""
 
-from lmcore.conversion.megatron.directory import checkpoints_at, is_megatron_dist
+from lmcore.conversion.megatron.directory import (
+    COMMON_NAME,
+    FORMAT_NAME,
+    checkpoints_at,
+    is_megatron_dist,
+)
 from lmcore.conversion.megatron.parameters.names import STYLES
 from lmcore.model.checkpoint_format import CheckpointFormat
 
@@ -17,4 +22,5 @@ FORMAT = CheckpointFormat(
     styles=STYLES,
     optimizer=True,
     checkpoints=checkpoints_at,
+    files=f"`{COMMON_NAME}` with `{FORMAT_NAME}`, in it or in `iter_XXXXXXX` or `release` inside",
 )

@@ -202,6 +202,26 @@ def test_an_evaluation_is_no_training() -> None:
         assert word not in caught.value.hint
 
 
+@pytest.mark.parametrize("value", ["clasification", "multiplechoice", "Multiple-Choise"])
+def test_a_slip_for_a_task_is_no_evaluation(value: str) -> None:
+    """A value that Megatron's flag has not either is one of ours, misspelt."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(["--task", value])
+    meant = "classification" if value.startswith("c") else "multiple-choice"
+    assert caught.value.what == f"`--task {value}`: unknown choice"
+    assert caught.value.hint == (
+        f"did you mean `{meant}`? known: `classification`, `multiple-choice`"
+    )
+
+
+@pytest.mark.parametrize("value", ["RACE", "mnli", "=QQP"])
+def test_a_task_of_megatron_has_its_own_hint(value: str) -> None:
+    """It names the task here that takes the same data."""
+    with pytest.raises(UnsupportedFlagError) as caught:
+        load_config([f"--task{value}"] if value[0] == "=" else ["--task", value])
+    assert "`--task classification` or `--task multiple-choice`" in caught.value.hint
+
+
 def test_flags_of_models_that_are_not_here() -> None:
     """They are refused with the reason."""
     for flag in ("--ict-head-size 128", "--bert-load x", "--retro-add-retriever"):

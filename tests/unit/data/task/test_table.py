@@ -77,8 +77,10 @@ def test_classes_of_the_data(values: list[Any], labels: tuple[str, ...], tmp_pat
         ("a,b,label\n", "has no rows"),
         ("", "has no rows"),
         ("a,b,label\nx,y,yes\nx,y,\n", "line 3: the label, column `label`, is empty"),
-        ("a,b,kind\nx,y,yes\n", "line 2: there is no column `label`"),
-        ("a,c,label\nx,y,yes\n", "line 2: there is no column `b`"),
+        ("a,b,kind\nx,y,yes\n", "line 1: there is no column `label`"),
+        ("a,c,label\nx,y,yes\n", "line 1: there is no column `b`"),
+        ("c,d,kind\n", "line 1: there is no column `a` and no column `b` and no column `label`"),
+        ("\na,b,label\nx,y,yes\n", "line 1: there is no column `a` and no column `b`"),
         ("a,b,label\nx,y,yes\nx,y\n", "line 3 has 2 fields, the header 3"),
         ("a,b,label\nx,y,yes\n , ,no\n", "line 3: the text is empty"),
         ("a,b,label\nx,y,yes\nx,z,yes\n", "has one class only: `yes`"),
@@ -100,6 +102,7 @@ def test_wrong_tables(text: str | bytes, message: str, tmp_path: Path) -> None:
     [
         ("{", "line 1 is not JSON"),
         ("[1]", "line 1 is not a JSON object"),
+        ('{"a": "x", "b": "y"}', "line 1: there is no column `label`"),
         ('{"a": 1, "b": "y", "label": "c"}', "line 1: column `a` is `1`, not a text"),
         ('{"a": "x", "b": "y", "label": null}', "the label, column `label`, is `null`"),
         ('{"a": "x", "b": "y", "label": 0.5}', "the label, column `label`, is `0.5`"),
@@ -111,6 +114,28 @@ def test_wrong_lines(line: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         list(read_rows([path], CLASSES))
     assert message in caught.value.what
+
+
+def test_the_flags_of_missing_columns(tmp_path: Path) -> None:
+    """The hint names each flag once, and the column that one alone is a slip for."""
+    path = write(tmp_path / "x.csv", "a,b,lable\nx,y,yes\n")
+    with pytest.raises(DataError) as caught:
+        list(read_rows([path], CLASSES))
+    assert caught.value.why == "its columns are `a`, `b`, `lable`"
+    assert caught.value.hint == "did you mean `lable`? name the column by `--task-label`"
+    other = TaskData("classification", ("first", "second"), "kind")
+    with pytest.raises(DataError) as caught:
+        list(read_rows([path], other))
+    assert caught.value.hint == "name the columns by `--task-text` and `--task-label`"
+
+
+def test_files_that_do_not_exist_are_reported_once(tmp_path: Path) -> None:
+    """The rules of the configuration name them, so that the reader is silent."""
+    train = write(tmp_path / "train.csv", "a,b,label\nx,y,yes\nx,y,no\n")
+    found, problems = inspected(CLASSES, train=train, valid=str(tmp_path / "valid.csv"))
+    assert not problems
+    assert found.rows == {"train": 2}
+    assert inspected(CLASSES, train=str(tmp_path)) == (CLASSES, [])
 
 
 def test_a_class_that_training_does_not_have(tmp_path: Path) -> None:
