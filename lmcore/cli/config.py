@@ -104,15 +104,16 @@ def _problems(loaded: LoadedConfig, plugins: PluginSet) -> list[LmcoreError]:
 
 def _require_checkpoint(loaded: LoadedConfig, foreign: ForeignModels) -> None:
     """Raise the error of a run whose `--load` names no checkpoint that it can begin with."""
-    from lmcore.train.resume.resume_point import find_resume_point
+    from lmcore.train.resume.resume_point import find_resume_point, refuse_other_family
 
-    find_resume_point(
+    resume = find_resume_point(
         loaded.config.checkpoint,
         continued=str(loaded.provenance["load"]) == CONTINUE_OPTION.flag,
         starts_anew=loaded.provenance["finetune"].kind != "checkpoint",
         foreign=foreign,
         texts=loaded.texts,
     )
+    refuse_other_family(loaded, resume)
 
 
 def _data_problems(loaded: LoadedConfig, plugins: PluginSet) -> Iterator[LmcoreError]:

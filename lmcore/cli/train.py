@@ -71,7 +71,11 @@ def _train(argv: list[str]) -> int:
     from lmcore.runtime.process.stop_limit import StopLimit
     from lmcore.train.datasets import choose_tokenizer
     from lmcore.train.report.startup_clock import PhaseClock
-    from lmcore.train.resume.resume_point import find_resume_point, unknown_tokenizer
+    from lmcore.train.resume.resume_point import (
+        find_resume_point,
+        refuse_other_family,
+        unknown_tokenizer,
+    )
 
     clock, foreign = PhaseClock(), ForeignModels()
     end_with_launcher(os.environ)
@@ -102,6 +106,7 @@ def _train(argv: list[str]) -> int:
         foreign=foreign,
         texts=loaded.texts,
     )
+    refuse_other_family(loaded, resume)
     copy = None if resume is None else resume.checkpoint.parent.parent / "tokenizer"
     tokenizer = choose_tokenizer(
         config.data,

@@ -5,6 +5,7 @@ Shapes: B texts, S tokens of the longest, M masks of the text with the most, V t
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,8 @@ from lmcore.data.tokenizer import special_ids
 from lmcore.data.tokenizer.pretrained.special_text import special_encoder
 from lmcore.errors import CheckpointError, ConfigError
 from lmcore.families.build import create_model, op_binding
-from lmcore.families.protocol import MaskedLM
-from lmcore.generation.load import allocate, open_checkpoint
+from lmcore.families.protocol import CausalLM, MaskedLM
+from lmcore.generation.load import allocate, headed, open_checkpoint
 from lmcore.generation.text_model import Execution
 from lmcore.model.family import family_of
 
@@ -190,12 +191,19 @@ def load_filler(
         model = create_model(shape, op_binding(runtime), masked=True)
     what = f"the {family_of(shape).name} model of `{path}` fills no masks"
     if shape.task:
-        raise CheckpointError(what, why="its head is for another task")
+        why, hint = headed(shape)
+        raise CheckpointError(what, why=why, hint=hint)
     if not isinstance(model, MaskedLM):
+        causal = isinstance(model, CausalLM) and model.causal
+        command = f"lmcore generate --load {shlex.quote(str(path))} --prompt"
         raise CheckpointError(
             what,
-            why="it predicts the next token from those before it",
-            hint="continue a text: leave `--fill-mask` out",
+            why="it predicts the next token from those before it"
+            if causal
+            else "its family does not predict the tokens in the place of masks",
+            hint=f"continue a text: `{command} 'The capital of France is'`"
+            if causal
+            else "load a BERT to fill masks",
         )
     allocate(model, runtime)
     with torch.no_grad():

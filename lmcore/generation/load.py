@@ -7,6 +7,7 @@ shape against bounds, the tensors against the shape, the tokenizer against the r
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ __all__ = [
     "LoadedModel",
     "allocate",
     "described_model",
+    "headed",
     "load_model",
     "load_weights",
     "open_checkpoint",
@@ -179,12 +181,37 @@ def described_model(
         # With a mask: texts of different lengths are continued together.
         model = create_model(shape, op_binding(runtime), masked=True, part=part)
     if not isinstance(model, CausalLM) or not model.causal or shape.task:
-        family = family_of(shape).name
-        hint = None
-        if isinstance(model, MaskedLM) and not shape.task:
-            hint = "fill masks: `--fill-mask --prompt 'The capital of [MASK] is Paris.'`"
-        raise CheckpointError(f"the {family} model of `{path}` cannot generate text", hint=hint)
+        name = family_of(shape).name
+        why, hint = _uses(model, shape, path)
+        raise CheckpointError(
+            f"the {name} model of `{path}` cannot generate text", why=why, hint=hint
+        )
     return model
+
+
+def _uses(model: Model, shape: ModelShape, path: Path) -> tuple[str, str]:
+    """Return why a model does not generate, and what can be done with it instead."""
+    if shape.task:
+        return headed(shape)
+    if isinstance(model, MaskedLM):
+        command = f"lmcore generate --load {shlex.quote(str(path))} --fill-mask"
+        return (
+            "it predicts the tokens in the place of masks",
+            f"fill masks: `{command} --prompt 'The capital of [MASK] is Paris.'`",
+        )
+    return (
+        "its family does not predict the next token from those before it",
+        "load a GPT or Llama model to generate text, or a BERT to fill masks",
+    )
+
+
+def headed(shape: ModelShape) -> tuple[str, str]:
+    """Return why a model with a head for a task has no predictions of tokens, and what it does."""
+    hint = (
+        f"load the model from before its fine-tuning; `lmcore train --task {shape.task}` with "
+        "`--task-valid-data` reports the accuracy of this one"
+    )
+    return f"its head is for the task `{shape.task}`", hint
 
 
 def allocate(model: Model, runtime: Runtime) -> None:

@@ -21,6 +21,9 @@ from lmcore.model.family import families
 
 __all__ = ["SavedSettings"]
 
+_ENCODING = "position_embedding_type"
+_POSITIONS = "max_position_embeddings"
+
 
 @dataclass(frozen=True)
 class SavedSettings:
@@ -49,7 +52,11 @@ class SavedSettings:
         names = {name for name, option in options.items() if option.section == "model"}
         names |= {one for family in families().values() for one in family.settings}
         names |= {*fields, "precision"}
-        found = self.layer(options, problems, names=names)
+        model = self.config.get("model")
+        # A table of learned positions keeps its rows when `--seq-length` changes.
+        learned = isinstance(model, Mapping) and model.get(_ENCODING) == "learned_absolute"
+        derived = {_POSITIONS} if learned else set[str]()
+        found = self.layer(options, problems, names=names, derived=derived)
         if self.tokenizer is not None:
             origin = Provenance("checkpoint", self.checkpoint)
             vocab_size = found.get("vocab_size")  # also the size that a model is padded to
@@ -68,6 +75,7 @@ class SavedSettings:
         problems: list[LmcoreError],
         *,
         names: Collection[str] | None = None,
+        derived: Collection[str] = (),
     ) -> dict[str, tuple[Any, Provenance]]:
         """Return the values that the run's user set, with their provenance, by option name.
 
@@ -77,6 +85,7 @@ class SavedSettings:
             options: Options by name.
             problems: List to which wrong values are added.
             names: Options to take; None for all.
+            derived: Options to take although they are derived.
         """
         found: dict[str, tuple[Any, Provenance]] = {}
         for name, option in options.items():
@@ -84,7 +93,9 @@ class SavedSettings:
                 continue
             source = str(self.sources.get(name, ""))
             section = self._section(option)
-            if option.key not in section or source.startswith("derived"):
+            if option.key not in section:
+                continue
+            if source.startswith("derived") and name not in derived:
                 continue
             where = f"checkpoint `{self.checkpoint}`: `{name}: {section[option.key]}`"
             try:

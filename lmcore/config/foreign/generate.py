@@ -18,6 +18,7 @@ from lmcore.config.option import Option
 from lmcore.config.options.command_line import ForeignFlag, Translation
 from lmcore.config.section import run_options
 from lmcore.errors import ConfigError, LmcoreError
+from lmcore.model.family import named_family
 
 __all__ = ["GivenModel", "generate_flags", "serve_flags"]
 
@@ -76,8 +77,24 @@ class GivenModel:
             for name, key, expected in self._expected()
             if shape[key] != expected
         ]
+        problems += self._another_family(shape)
         if problems:
             raise ConfigError.collect(problems)
+
+    def _another_family(self, shape: Mapping[str, Any]) -> Iterable[ConfigError]:
+        """Yield an error if `--model-family` names another family than the checkpoint's."""
+        name = self.values.get("model_family")
+        if name is None:
+            return
+        family, saved = named_family(name), shape["model_family"]
+        # Families that other settings tell apart have no name in a shape.
+        expected = "" if family is not None and family.matches is not None else name.lower()
+        if expected != saved:
+            yield ConfigError(
+                f"`{self.texts['model_family']}` contradicts the checkpoint",
+                why=f"its model is {f'`{saved}`' if saved else 'a decoder, GPT or Llama'}",
+                hint="leave it out: the checkpoint defines the model",
+            )
 
     def _expected(self) -> Iterable[tuple[str, str, Any]]:
         """Yield options with the fields of the shape and the values that they imply."""
@@ -162,7 +179,7 @@ def _run_flags(model: GivenModel) -> dict[str, ForeignFlag]:
     for option in run_options().values():
         switch = option.type is bool
         arity = "0" if switch else "+" if option.repeated else "1"
-        if option.name in _FIELDS or option.name in _DERIVED:
+        if option.name in {*_FIELDS, *_DERIVED, "model_family"}:
             flags[option.flag] = _of_model(arity, option, option.flag, model)
             if switch:
                 negation = f"--no-{option.flag[2:]}"

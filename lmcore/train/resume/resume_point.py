@@ -10,22 +10,30 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from lmcore.config.continued import SETTINGS_NAME
+from lmcore.config.continued import CONTINUE_OPTION, SETTINGS_NAME
 from lmcore.config.option import flag_of
 from lmcore.config.plan import ResumePoint
 from lmcore.config.section import run_options
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import CheckpointArgumentError, CheckpointError, ConfigError
 from lmcore.log import ALL_RANKS
+from lmcore.model.family import family_of
 from lmcore.train.resume.saved_settings import ForeignModels
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.config.section import CheckpointSection
+    from lmcore.config.settings import LoadedConfig
     from lmcore.conversion.loading.foreign_model import ForeignModel
     from lmcore.runtime.process.rendezvous import Rendezvous
 
-__all__ = ["find_resume_point", "refuse_fewer_steps", "unknown_tokenizer", "verify_resume_point"]
+__all__ = [
+    "find_resume_point",
+    "refuse_fewer_steps",
+    "refuse_other_family",
+    "unknown_tokenizer",
+    "verify_resume_point",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +115,42 @@ def find_resume_point(
             for name in ("calculate_per_token_loss", "include_padding_in_loss")
         },
         global_batch_size=batch,
+    )
+
+
+def refuse_other_family(loaded: LoadedConfig, resume: ResumePoint | None) -> None:
+    """Refuse a checkpoint of another family of models, before its other settings are compared.
+
+    Tokenizer, data and sizes of another family differ too, which would hide the cause.
+
+    Args:
+        loaded: Settings of the run, whose values are valid.
+        resume: The checkpoint to load, from `find_resume_point`.
+
+    Raises:
+        CheckpointArgumentError: The families differ.
+    """
+    if resume is None:
+        return
+    family = family_of(loaded.config.model)
+    saved = str(resume.manifest.model_shape.get("model_family", ""))
+    now = family.key if family.matches is None else ""
+    if saved == now:
+        return
+    flag, other = f"`{flag_of('model_family')} {saved or 'gpt'}`", "or load another checkpoint"
+    continued = str(loaded.provenance["load"]) == CONTINUE_OPTION.flag
+    taken = loaded.config.checkpoint.use_checkpoint_args or continued or resume.foreign
+    kind, hint = loaded.provenance["model_family"].kind, f"use {flag}, {other}"
+    if kind in {"flag", "file"} and (taken or not saved):
+        hint = f"{loaded.removal('model_family')}, {other}"
+    elif not loaded.given("model_family"):
+        hint = f"add {flag}, with the options of the model, or `--use-checkpoint-args`, {other}"
+    names = {"": "a decoder, GPT or Llama"}
+    raise CheckpointArgumentError(
+        f"`{resume.checkpoint}` is of another family of models",
+        why=f"it is {names.get(saved, f'`{saved}`')}; the model of this run is "
+        f"{names.get(now, f'`{now}`')}",
+        hint=hint,
     )
 
 

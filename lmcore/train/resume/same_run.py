@@ -19,7 +19,7 @@ from lmcore.config.continued import CONTINUE_OPTION, continue_command
 from lmcore.config.derived.data_source import BUNDLED
 from lmcore.config.option import CHECKED, DROPOUT, flag_of
 from lmcore.conversion.native.manifest import UNKNOWN_ORDER
-from lmcore.errors import CheckpointArgumentError, CheckpointError, ConfigError, LmcoreError
+from lmcore.errors import CheckpointError, ConfigError, LmcoreError
 from lmcore.log import ALL_RANKS
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.train.resume.same_tokenizer import report_unknown_tokenizer, tokenizer_problem
@@ -221,17 +221,6 @@ def same_padding(manifest: Manifest, plan: RunPlan) -> str:
 def _model_difference(
     plan: RunPlan, manifest: Manifest, shape: Mapping[str, Any], *, same_tokenizer: bool
 ) -> _Difference | None:
-    saved, now = (str(one.get("model_family", "")) for one in (manifest.model_shape, shape))
-    if saved != now:
-        names = {"": "a decoder, GPT or Llama"}
-        return _Difference(
-            CheckpointArgumentError(
-                f"the checkpoint of iteration {manifest.iteration} is of another family of models",
-                why=f"it is {names.get(saved, f'`{saved}`')}; the model of this run is "
-                f"{names.get(now, f'`{now}`')}",
-                hint=f"add `--model-family {saved or 'gpt'}`, or load another checkpoint",
-            )
-        )
     try:
         check_shape(manifest, shape)
     except CheckpointError as error:

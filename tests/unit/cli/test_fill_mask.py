@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -140,15 +141,23 @@ def test_one_process_only(bert_run: str) -> None:
         run(["--load", bert_run, "--fill-mask", "--tensor-model-parallel-size", "2"])
 
 
-def test_other_models_are_refused(tmp_path: Path, bert_run: str) -> None:
-    """A GPT fills no masks, and a BERT generates no text: each error names the other command."""
+def test_other_models_are_refused(
+    tmp_path: Path, bert_run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A GPT fills no masks, and a BERT generates no text: each error has the command that works."""
     write_lmcore(RandomState(GPT2), tmp_path / "gpt", ByteTokenizer())
     with pytest.raises(CheckpointError, match=r"GPT model .* fills no masks") as caught:
         run(["--load", str(tmp_path / "gpt"), "--fill-mask", "--prompt", TEXTS[0]])
-    assert "`--fill-mask` out" in str(caught.value.hint)
+    assert caught.value.hint == (
+        f"continue a text: `lmcore generate --load {tmp_path / 'gpt'} --prompt "
+        "'The capital of France is'`"
+    )
     with pytest.raises(CheckpointError, match="cannot generate text") as caught:
         run(["--load", bert_run, "--prompt", TEXTS[0]])
-    assert "`--fill-mask" in str(caught.value.hint)
+    assert caught.value.why == "it predicts the tokens in the place of masks"
+    command = str(caught.value.hint).removeprefix("fill masks: `lmcore generate ").rstrip("`")
+    run(shlex.split(command))
+    assert "%  [" in capsys.readouterr().out
 
 
 def test_models_with_a_head_for_a_task(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -157,7 +166,11 @@ def test_models_with_a_head_for_a_task(tmp_path: Path, tokenizer: Tokenizer) -> 
     write_lmcore(RandomState(shape), tmp_path / "run", tokenizer)
     with pytest.raises(CheckpointError, match="fills no masks") as caught:
         run(["--load", str(tmp_path / "run"), "--fill-mask", "--prompt", TEXTS[0]])
-    assert caught.value.why == "its head is for another task"
+    assert caught.value.why == "its head is for the task `classification`"
+    assert "load the model from before its fine-tuning" in str(caught.value.hint)
+    with pytest.raises(CheckpointError, match="cannot generate text") as other:
+        run(["--load", str(tmp_path / "run"), "--prompt", TEXTS[0]])
+    assert (other.value.why, other.value.hint) == (caught.value.why, caught.value.hint)
     done = convert(tmp_path / "run", tmp_path / "again", "lmcore")
     assert done.agreement is None
     assert "BERT for classification" in str(done.not_compared)

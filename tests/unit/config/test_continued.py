@@ -205,3 +205,25 @@ def test_settings_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "`num_layers: many`: expected an integer" in problem.what
     names = SavedSettings("x", config, {}).layer(run_options(), [], names={"lr"})
     assert list(names) == ["lr"]
+
+
+@pytest.mark.parametrize("encoding, rows", [("learned_absolute", 512), ("rope", None)])
+def test_positions_of_a_checkpoint(encoding: str, rows: int | None) -> None:
+    """A table of learned positions is the checkpoint's, although it was derived from a length.
+
+    Fine-tuning on shorter samples keeps it; rotary positions have no table.
+    """
+    config = {
+        "model": {
+            "seq_length": 512,
+            "max_position_embeddings": 512,
+            "position_embedding_type": encoding,
+        }
+    }
+    sources = {"max_position_embeddings": "derived: seq_length"}
+    loaded = load_config(
+        ["--load", "run", "--use-checkpoint-args", "--finetune", "--seq-length", "128"],
+        saved_settings=lambda _path, _step: SavedSettings("run", config, sources),
+    )
+    assert loaded.config.model.seq_length == 128
+    assert loaded.config.model.max_position_embeddings == rows

@@ -16,6 +16,7 @@ SHAPE = {
     "rope_scaling_factor": 8.0,
     "add_bias_linear": False,
     "position_embedding_type": "rope",
+    "model_family": "",
 }
 
 
@@ -35,6 +36,8 @@ def parsed(text: str) -> tuple[ParsedFlags, GivenModel]:
         "--use-rope-scaling --rope-scaling-factor 8",
         "--disable-bias-linear --use-rotary-position-embeddings",
         "--no-group-query-attention",
+        "--model-family gpt",
+        "--model-family Llama",
     ],
 )
 def test_flags_that_agree(text: str) -> None:
@@ -52,6 +55,8 @@ def test_flags_that_agree(text: str) -> None:
         ("--use-rope-scaling --rope-scaling-factor 4", "--use-rope-scaling"),
         ("--add-bias-linear", "--add-bias-linear"),
         ("--no-position-embedding", "--position-embedding-type none"),
+        ("--model-family bert", "--model-family bert"),
+        ("--model-family brt", "--model-family brt"),
     ],
 )
 def test_flags_that_contradict(text: str, what: str) -> None:
@@ -59,6 +64,16 @@ def test_flags_that_contradict(text: str, what: str) -> None:
     _, model = parsed(text)
     with pytest.raises(ConfigError, match=f"`{what}` contradicts the checkpoint"):
         model.require(SHAPE)
+
+
+def test_a_family_that_contradicts() -> None:
+    """The names of the decoders are no names of a BERT."""
+    _, model = parsed("--model-family gpt")
+    with pytest.raises(ConfigError) as caught:
+        model.require(SHAPE | {"model_family": "bert"})
+    assert caught.value.why == "its model is `bert`"
+    _, model = parsed("--model-family BERT")
+    model.require(SHAPE | {"model_family": "bert"})
 
 
 @pytest.mark.parametrize(
