@@ -390,16 +390,14 @@ def _losses(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _evaluation(summary: Mapping[str, Any], part: str) -> str:
-    """Return loss, perplexity if it is one of tokens, and accuracies."""
-    loss, perplexity = (summary[f"{part}_{name}"] for name in ("loss", "perplexity"))
-    shown = "" if perplexity is None else f", perplexity {perplexity:.2f}"
-    return f"{loss:.4f}{shown}{_accuracies(summary, part)}"
+    """Return the loss, each of several, the perplexity if one is of tokens, and accuracies."""
+    from lmcore.train.report.display import evaluation_detail
 
-
-def _accuracies(summary: Mapping[str, Any], part: str) -> str:
-    found = {
-        name.removeprefix(f"{part}_").replace("_", " "): value
+    own = {
+        name.removeprefix(f"{part}_"): value
         for name, value in summary.items()
-        if name.startswith(f"{part}_") and name.endswith("_accuracy")
+        if name.startswith(f"{part}_")
     }
-    return "".join(f", {name} {value:.1%}" for name, value in found.items())
+    losses = {name: value for name, value in own.items() if name.endswith("_loss")}
+    accuracies = {name: value for name, value in own.items() if name.endswith("_accuracy")}
+    return f"{own['loss']:.4f}{evaluation_detail(losses, own['perplexity'], accuracies)}"

@@ -19,9 +19,9 @@ _OWN_DIRECTORY = Need(
 class LoggingSection:
     """Progress, metrics and TensorBoard."""
 
-    name: str = option(
-        "gpt",
-        "Name of the run, used in the default run directory.",
+    name: str | None = option(
+        None,
+        "Name of the run, used in the default run directory; default: the family of the model.",
         on_resume=FREE,
         needs=_OWN_DIRECTORY,
     )

@@ -95,6 +95,11 @@ class IndexedDataset:
             raise ValueError(f"documents {documents} of {self.document_count}")
         return int(self.document_indices[first]), int(self.document_indices[last])
 
+    def tokens_in(self, documents: tuple[int, int]) -> int:
+        """Return the number of tokens in a range of documents."""
+        first, last = self.sequence_range(documents)
+        return self.index.start_of(last) - self.index.start_of(first)
+
     @property
     def stored(self) -> Tokens:
         """All tokens of the `.bin` in order, a read-only view of the file."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lmcore.config.derived.data_source import TaskData
     from lmcore.config.plan import RunPlan
     from lmcore.config.section.model import ModelSection
+    from lmcore.data.blend.sources import OpenSource
     from lmcore.optim.schedule import LearningRateSchedule
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.datasets import RunDatasets
@@ -65,13 +66,12 @@ def announcement(
         f"{counted(model.num_layers, 'layer')}, hidden {model.hidden_size}, {_heads(model)}, "
         f"vocabulary {plan.vocab_size} padded to {plan.padded_vocab_size}"
     )
-    yield (
-        f"data      {datasets.title}: {datasets.token_count:,} tokens, {datasets.tokenizer.name}, "
-        f"{counted(datasets.document_count, 'document')}"
-    )
+    yield f"data      {datasets.title}: {_training_data(plan, datasets)}"
     if plan.sources.task is not None:
         yield f"task      {_task(plan.sources.task)}"
     yield from _validation(plan, datasets)
+    if plan.sources.divided is None and datasets.test is not None:
+        yield f"test      {_own_sources(datasets.sources['test'])}"
     sizes = plan.batch_sizes
     last = sizes.at(sizes.samples(plan.train_iters - 1))
     growing = f"{sizes.start} to " if last > sizes.start else ""
@@ -97,18 +97,38 @@ def announcement(
     yield f"saving    {', '.join(times)}{' and ' if times else 'only '}at the end{kept}"
 
 
+def _training_data(plan: RunPlan, datasets: RunDatasets) -> str:
+    """Return the size of the training data; of all data if its documents are divided."""
+    tokens, documents = datasets.token_count, datasets.document_count
+    if plan.sources.divided is None:
+        tokens, documents = _size(datasets.sources["train"])
+    return f"{tokens:,} tokens, {datasets.tokenizer.name}, {counted(documents, 'document')}"
+
+
+def _size(opened: Sequence[OpenSource]) -> tuple[int, int]:
+    """Return the number of tokens and of documents in the ranges of sources."""
+    tokens = sum(source.indexed.tokens_in(source.documents) for source in opened)
+    return tokens, sum(end - start for start, end in (source.documents for source in opened))
+
+
+def _own_sources(opened: Sequence[OpenSource]) -> str:
+    """Return the names and the size of sources that belong to one part only."""
+    names = [source.name for source in opened]
+    more = f" and {len(names) - _SHOWN_SOURCES} more" if len(names) > _SHOWN_SOURCES else ""
+    tokens, documents = _size(opened)
+    shown = ", ".join(names[:_SHOWN_SOURCES])
+    return f"{shown}{more}: {tokens:,} tokens, {counted(documents, 'document')}"
+
+
 def _validation(plan: RunPlan, datasets: RunDatasets) -> Iterator[str]:
     """Yield the source and the share of the validation, if it may differ from the training data."""
     opened = datasets.sources.get("valid", ())
     if not plan.valid_samples or not opened:
         return
-    count = sum(end - start for start, end in (source.documents for source in opened))
     if plan.sources.divided is None:
-        names = [source.name for source in opened]
-        more = f" and {len(names) - _SHOWN_SOURCES} more" if len(names) > _SHOWN_SOURCES else ""
-        shown = ", ".join(names[:_SHOWN_SOURCES])
-        yield f"valid     {shown}{more}: {counted(count, 'document')}"
+        yield f"valid     {_own_sources(opened)}"
         return
+    _, count = _size(opened)
     total = sum(source.indexed.document_count for source in opened)
     share = f"{count:,} of {counted(total, 'document')} ({100 * count / total:.2g}%)"
     if len(opened) > 1:

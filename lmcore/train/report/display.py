@@ -154,6 +154,29 @@ def evaluation_line(name: str, step: int, result: Validation) -> str:
     return " | ".join(parts) + " |"
 
 
+def evaluation_detail(
+    losses: Mapping[str, float], perplexity: float | None, accuracies: Mapping[str, float]
+) -> str:
+    """Return what follows the loss of an evaluation for a reader.
+
+    The perplexity is of the loss of tokens; where the loss is a sum with others, it says so.
+
+    Args:
+        losses: Each loss by name.
+        perplexity: Perplexity of the loss of tokens; None without one.
+        accuracies: Share of right predictions by name.
+    """
+    words, sum_of_losses = "", len(losses) > 1
+    if sum_of_losses:
+        named = (f"{key.replace('_', ' ')} {value:.4f}" for key, value in losses.items())
+        words = f" ({', '.join(named)})"
+    if perplexity is not None:
+        words += f", {'lm ' * sum_of_losses}perplexity {perplexity:.2f}"
+    return words + "".join(
+        f", {key.replace('_', ' ')} {one:.1%}" for key, one in accuracies.items()
+    )
+
+
 class PlainDisplay:
     """Lines on stderr, for files and logs."""
 

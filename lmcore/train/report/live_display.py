@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmcore.errors import counted, printable
-from lmcore.train.report.display import duration, evaluation_line
+from lmcore.train.report.display import duration, evaluation_detail, evaluation_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,11 +164,8 @@ class LiveDisplay:
         body.add_row("loss", Text(shown, style="bold cyan"), Text(curve, style="cyan"))
         if self.validations:
             step, found = self.validations[-1]
-            detail = f"after step {step}"
-            if found.perplexity is not None:
-                detail += f", perplexity {found.perplexity:.2f}"
-            for name, share in found.accuracies.items():
-                detail += f", {name.replace('_', ' ')} {share:.1%}"
+            detail = evaluation_detail(found.losses, found.perplexity, found.accuracies)
+            detail = f"after step {step}{detail}"
             body.add_row(
                 "valid",
                 Text(f"{found.loss:.4f}", style="bold green"),

@@ -20,6 +20,7 @@ from lmcore.config.continued import continue_command
 from lmcore.durable import write_atomically
 from lmcore.errors import ConfigError, RunError
 from lmcore.lock import SILENT_SECONDS, LockFile
+from lmcore.model.family import family_of
 from lmcore.signals import deferred_signals
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ class RunDirectory:
         directory = None
         if runtime.rank.rank == 0:
             load = None if settings.finetune else settings.load
-            name, finetune = plan.config.logging.name, settings.finetune
+            name = plan.config.logging.name or family_of(plan.config.model).key
+            finetune = settings.finetune
             with deferred_signals():  # an interrupt leaves no lock
                 directory = cls.create(settings.save, name, load=load, finetune=finetune)
                 at_end.callback(directory.release)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lmcore.optim.schedule import LearningRateSchedule
-from lmcore.train.report.announcement import _schedule, _validation
+from lmcore.train.report.announcement import _schedule, _training_data, _validation
 
 _MIXED = "; `lmcore data prepare --shuffle SEED` mixes them"
 
@@ -94,6 +94,34 @@ def test_validation_of_the_last_files_is_told(
     words = "valid     6 of 200 documents (3%): a range of each of the 2 datasets"
     assert list(_validation(plan, datasets)) == [words]
     plan.sources.divided = None
-    assert list(_validation(plan, datasets)) == [f"valid     {prefix}, {prefix}: 6 documents"]
+    words = f"valid     {prefix}, {prefix}: 6 tokens, 6 documents"
+    assert list(_validation(plan, datasets)) == [words]
     plan.valid_samples = 0
     assert list(_validation(plan, datasets)) == []
+
+
+def test_training_data_without_the_documents_of_other_parts(tmp_path: Path) -> None:
+    """Where each part has its own sources, the sizes are of those of training."""
+    from lmcore.data.blend.sources import OpenSource
+    from lmcore.data.indexed.dataset import IndexedDataset
+    from lmcore.data.prepare.run import PrepareRequest, prepare
+    from lmcore.data.tokenizer import ByteTokenizer
+
+    (tmp_path / "x.jsonl").write_text('{"text": "ab"}\n' * 4 + '{"text": "abcd"}\n' * 2)
+    prepare(PrepareRequest((str(tmp_path / "x.jsonl"),), str(tmp_path / "x"), ByteTokenizer()))
+    indexed = IndexedDataset(str(tmp_path / "x_text_document"))
+    plan: Any = SimpleNamespace(sources=SimpleNamespace(divided=None))
+    datasets: Any = SimpleNamespace(
+        sources={
+            "train": (OpenSource("x", indexed, (0, 5)),),
+            "valid": (OpenSource("x", indexed, (5, 6)),),
+        },
+        tokenizer=SimpleNamespace(name="ByteTokenizer"),
+        token_count=indexed.tokens,
+        document_count=indexed.document_count,
+    )
+    tokens = 4 * 2 + 4  # without an end of document
+    assert _training_data(plan, datasets) == f"{tokens} tokens, ByteTokenizer, 5 documents"
+    plan.sources.divided = object()
+    assert _training_data(plan, datasets).startswith(f"{indexed.tokens} tokens, ")
+    assert _training_data(plan, datasets).endswith(", 6 documents")

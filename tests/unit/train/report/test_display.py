@@ -13,6 +13,7 @@ from lmcore.train.report.display import (
     PlainDisplay,
     Progress,
     duration,
+    evaluation_detail,
     training_line,
 )
 from lmcore.train.report.live_display import LiveDisplay
@@ -129,6 +130,25 @@ def test_training_line_parses() -> None:
 def test_duration(seconds: float, text: str) -> None:
     """Times are written as on a clock, rounded to seconds."""
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    "losses, words",
+    [
+        ({"lm_loss": 1.0}, ", perplexity 2.72"),
+        (
+            {"lm_loss": 1.0, "sop_loss": 0.5},
+            " (lm loss 1.0000, sop loss 0.5000), lm perplexity 2.72",
+        ),
+        ({"classification_loss": 1.0}, ""),
+        ({"mask_loss": 1.0, "order_loss": 0.5}, " (mask loss 1.0000, order loss 0.5000)"),
+    ],
+)
+def test_the_perplexity_belongs_to_the_loss_of_tokens(losses: dict[str, float], words: str) -> None:
+    """It is of `lm_loss` alone, and beside other losses each one is named."""
+    found = Validation(losses, 4, {"lm_accuracy": 0.5})
+    shown = evaluation_detail(found.losses, found.perplexity, found.accuracies)
+    assert shown == f"{words}, lm accuracy 50.0%"
 
 
 def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:

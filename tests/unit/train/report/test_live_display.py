@@ -66,6 +66,13 @@ def test_view(display: LiveDisplay) -> None:
         assert part in text, part
 
 
+def test_view_of_several_losses(display: LiveDisplay) -> None:
+    """Each one is named, and the perplexity is of the loss of tokens."""
+    display.step(ROW, PROGRESS)
+    display.validation(3, Validation({"lm_loss": 1.0, "sop_loss": 0.5}, 4, {"lm_accuracy": 0.25}))
+    assert "after step 3 (lm loss 1.0000, sop loss 0.5000), lm perplexity 2.72" in drawn(display)
+
+
 def test_view_while_all_steps_compile(display: LiveDisplay) -> None:
     """Neither speed nor the time left is known."""
     unknown = {"mean_tokens_per_second": None, "mean_mfu": None, "seconds_left": None}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from lmcore.config.load import load_config
 from lmcore.errors import ConfigError, RunError
 from lmcore.train.report.run_directory import RunDirectory
 
@@ -24,6 +28,28 @@ def test_default_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for run in runs:
         run.release()
     assert not any(path.exists() for path in made)
+
+
+@pytest.mark.parametrize(
+    "line, name",
+    [
+        ("", "gpt"),
+        ("--model-family bert", "bert"),
+        ("--model-family BERT --task classification", "bert"),
+        ("--normalization RMSNorm --swiglu --position-embedding-type rope", "llama"),
+        ("--model-family bert --name mine", "mine"),
+    ],
+)
+def test_the_name_is_the_family(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, name: str
+) -> None:
+    """Without `--name` the directory has the name of the model's family."""
+    monkeypatch.chdir(tmp_path)
+    plan: Any = SimpleNamespace(config=load_config(line.split()).config)
+    runtime: Any = SimpleNamespace(rank=SimpleNamespace(rank=0), processes=None)
+    with contextlib.ExitStack() as at_end:
+        run = RunDirectory.of_run(plan, runtime, at_end)
+        assert run.path.name.split("-")[2:] == [name]
 
 
 def occupied(path: Path) -> Path:
