@@ -17,6 +17,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -37,8 +38,12 @@ from lmcore.config.options.help import shown_default
 from lmcore.config.plugin_section import PluginSections, summary_of
 from lmcore.config.preset import PRESET_OPTION, PRESETS
 from lmcore.config.section import SECTIONS, ModelSection, run_options
-from lmcore.model.family import parameters_of
-from lmcore.model.parameters import parameter_count
+from lmcore.conversion.state import ModelState, Progress
+from lmcore.families.protocol import TensorParallelPlan
+from lmcore.model.checkpoint_format import CheckpointFormat
+from lmcore.model.family import Body, Family, ForwardFlops, Loss, parameters_of
+from lmcore.model.parameters import Init, Parameter, Split, parameter_count
+from lmcore.model.shape import ModelPart
 from lmcore.model.vocabulary import pad_vocab_size
 from lmcore.plugin import ALLOW_LIST, discover
 from lmcore.plugin.registrations import plugin_sections
@@ -55,6 +60,16 @@ What a plugin's hooks return and get: frozen dataclasses of `lmcore.accelerator`
 default has to be given. Where a type is a function, the field takes a function with these arguments
 and this result: `available=lambda: None` for a policy that can be used everywhere. The hooks are on
 [their own page](hooks.md)."""
+
+_ABOUT_FAMILIES = """\
+What a [model family](../how-to/add-a-model-family.md) and a
+[checkpoint format](../how-to/add-a-checkpoint-format.md) consist of, from `lmcore.model` and
+`lmcore.conversion`. `ModelState` is a class whose subclasses set these attributes."""
+
+_OF_FAMILIES = (
+    *(Family, Loss, Body, ForwardFlops, Parameter, Init, Split, ModelPart, TensorParallelPlan),
+    *(CheckpointFormat, ModelState, Progress),
+)
 
 _ABOUT_OPTIONS = """\
 Every option is a flag (`--train-iters 100`) and a key of a YAML file, below its section
@@ -252,18 +267,40 @@ def records_page() -> str:
     parts = ["# Records of the contract", _NOTE, _ABOUT_RECORDS]
     for name in sorted(accelerator.__all__):
         record = getattr(accelerator, name)
-        if not (isinstance(record, type) and dataclasses.is_dataclass(record)):
-            continue
-        summary, _, attributes = inspect.cleandoc(record.__doc__ or "").partition("Attributes:")
-        meanings = _meanings(attributes)
-        rows = [
-            (f"`{one.name}`", f"`{one.type}`", _default_of(one), meanings.get(one.name, ""))
-            for one in dataclasses.fields(record)
-            if one.init and not one.name.startswith("_")
-        ]
-        parts += [f"## `{name}`", summary.strip()]
-        parts += [_table(("field", "type", "default", "meaning"), rows)] if rows else []
+        if isinstance(record, type) and dataclasses.is_dataclass(record):
+            parts += _record(record)
+    parts += ["## Model families and checkpoint formats", _ABOUT_FAMILIES]
+    for record in sorted(_OF_FAMILIES, key=lambda one: one.__name__):
+        parts += _record(record, level="###")
     return "\n\n".join(parts) + "\n"
+
+
+def _record(record: type, *, level: str = "##") -> list[str]:
+    """Return the section of a record: its docstring, and a table of its fields."""
+    summary, _, attributes = inspect.cleandoc(record.__doc__ or "").partition("Attributes:")
+    meanings = _meanings(attributes)
+    rows = [
+        (f"`{one.name}`", f"`{one.type}`", _default_of(one), meanings.get(one.name, ""))
+        for one in _fields(record)
+        if one.init and not one.name.startswith("_")
+    ]
+    parts = [f"{level} `{record.__name__}`", summary.strip()]
+    return [*parts, _table(("field", "type", "default", "meaning"), rows)] if rows else parts
+
+
+def _fields(record: type) -> list[dataclasses.Field[Any]]:
+    """Return the fields of a dataclass, a named tuple, or a class with annotated attributes."""
+    if dataclasses.is_dataclass(record):
+        return list(dataclasses.fields(record))
+    defaults = getattr(record, "_field_defaults", vars(record))
+    found = []
+    for name, kind in inspect.get_annotations(record).items():
+        default = defaults.get(name, dataclasses.MISSING)
+        one: dataclasses.Field[Any] = dataclasses.field(default=default)
+        # A named tuple keeps the text of an annotation in a reference.
+        one.name, one.type = name, getattr(kind, "__forward_arg__", kind)
+        found.append(one)
+    return found
 
 
 def _meanings(attributes: str) -> dict[str, str]:
@@ -293,7 +330,8 @@ def _default_of(field: dataclasses.Field[Any]) -> str:
         return (
             "a function that does nothing" if field.type == "Callable[[], None]" else "a function"
         )
-    return f"`{field.default!r}`"
+    default = {} if isinstance(field.default, MappingProxyType) else field.default
+    return f"`{default!r}`"
 
 
 def flags_list() -> str:
