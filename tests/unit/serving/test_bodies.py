@@ -9,6 +9,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from lmcore.serving.api.completions import CompletionBody
 from lmcore.serving.api.megatron import GenerateBody
 from lmcore.serving.errors import ApiError
 from lmcore.serving.http.body import MAX_DEPTH, MAX_KEYS, MAX_PARTS, BodyReader, RequestBody
-from lmcore.serving.state import Limits
+from lmcore.serving.state import MAX_ITEMS, MAX_PROMPTS, Limits, ServerState
 
 from .conftest import Server, running_server
 from .test_chat import TEMPLATE, with_template
@@ -156,6 +157,36 @@ def test_the_limits(limit: int, made: Any) -> None:
             assert caught.value.status == 400
     held = '[{,"\\' * MAX_PARTS
     assert reader._checked(json.dumps({"value": held}).encode(), Anything).value == held
+
+
+@pytest.mark.parametrize(
+    "positions, items",
+    [
+        (MAX_ITEMS // MAX_PROMPTS, MAX_ITEMS // MAX_PROMPTS * MAX_PROMPTS),
+        (MAX_ITEMS // MAX_PROMPTS + 1, MAX_ITEMS),
+        (10**9, MAX_ITEMS),
+    ],
+    ids=["below the cap", "above it", "far above it"],
+)
+def test_the_cap_of_values(positions: int, items: int) -> None:
+    """The token ids of all prompts are taken, up to the cap; one value more is refused."""
+    models: Any = {
+        "small": SimpleNamespace(positions=1),
+        "it": SimpleNamespace(positions=positions),
+    }
+    state = ServerState(models, Limits())
+    assert state.max_items == items <= MAX_ITEMS
+    reader, most = BodyReader(state.max_items, 5), items + MAX_PARTS
+    # As many commas as values are taken: the last of these follows the last comma.
+    assert len(reader._checked(values(most + 1), Anything).value) == most + 1
+    with pytest.raises(ApiError, match=f"more than {most} values") as caught:
+        reader._checked(values(most + 2), Anything)
+    assert caught.value.status == 400
+
+
+def values(count: int) -> bytes:
+    """Return a body with a list of numbers."""
+    return b'{"value": [1' + b",1" * (count - 1) + b"]}"
 
 
 @pytest.mark.parametrize(

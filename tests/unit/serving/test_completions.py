@@ -12,11 +12,11 @@ from suite.selection import peer
 from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel
 from lmcore.generation.request import Request
-from lmcore.generation.sampling.json_schema import JsonSchemas
+from lmcore.generation.sampling.json_schema import JsonConstraint, JsonSchemas
 from lmcore.generation.sampling.options import SamplingOptions
-from lmcore.serving.served_model import ServedModel
+from lmcore.serving.served_model import MAX_SCHEMA_BYTES, MAX_SCHEMA_VALUES, ServedModel
 
-from .conftest import Server, running_server
+from .conftest import Reply, Server, running_server
 
 PATH = "/v1/completions"
 
@@ -280,27 +280,75 @@ def test_a_schema_is_compiled_once(server: Server, monkeypatch: pytest.MonkeyPat
     assert compiled.call_count == 1
 
 
+MAX_TOKENS = 2
 CIRCLE = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+
+
+BEYOND_VALUES = f"values; at most {MAX_SCHEMA_VALUES} are taken"
+BEYOND_BYTES = f"bytes; at most {MAX_SCHEMA_BYTES} are taken"
 
 
 @pytest.mark.peer
 @pytest.mark.parametrize(
-    "schema, status",
+    "schema, compiled, message",
     [
-        ({"$ref": "#"}, 400),
-        (CIRCLE, 400),
-        ({"anyOf": [{"const": f"{one:09}"} for one in range(5000)]}, 400),
-        ({"enum": ["x" * 4_000_000]}, 400),
-        ({"enum": ["x" * 60_000]}, 200),
-        ({"type": "string", "pattern": "(" * 500 + "a" + "){0,9}" * 500}, 400),
-        ({"type": "array", "minItems": 10**9, "items": {"type": "integer"}}, 200),
+        ({"$ref": "#"}, 1, "refers to itself without end"),
+        (CIRCLE, 1, "refers to itself without end"),
+        ({"anyOf": [{"const": f"{one:09}"} for one in range(5000)]}, 0, BEYOND_VALUES),
+        ({"enum": ["x" * 4_000_000]}, 0, BEYOND_BYTES),
+        ({"enum": ["x" * 60_000]}, 1, None),
+        ({"type": "string", "pattern": "(" * 500 + "a" + "){0,9}" * 500}, 1, "cannot be used"),
+        ({"type": "array", "minItems": 10**9, "items": {"type": "integer"}}, 1, None),
     ],
     ids=["itself", "a circle", "alternatives", "a long text", "a text", "a pattern", "items"],
 )
-def test_schemas_made_to_take_long(server: Server, schema: dict[str, Any], status: int) -> None:
-    """Each is refused, or followed within its limits; the server continues to answer."""
+def test_schemas_made_to_take_long(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    schema: dict[str, Any],
+    compiled: int,
+    message: str | None,
+) -> None:
+    """Each is refused, or followed within its limits; the server continues to answer.
+
+    A schema beyond the documented limits is not compiled at all, any other one once, and a text is
+    asked for its next tokens no more often than it has tokens, and once when it is compiled.
+    """
     peer("llguidance")
-    form = {"type": "json_schema", "json_schema": {"schema": schema}}
-    body = {"prompt": "a", "max_tokens": 2, "response_format": form}
-    assert server.ask(PATH, body).status == status
+    compilation = create_autospec(JsonSchemas.compiled, side_effect=JsonSchemas.compiled)
+    steps = create_autospec(JsonConstraint.allowed, side_effect=JsonConstraint.allowed)
+    monkeypatch.setattr(JsonSchemas, "compiled", compilation)
+    monkeypatch.setattr(JsonConstraint, "allowed", steps)
+    reply = ask_with_schema(server, schema)
+    assert reply.status == (200 if message is None else 400)
+    assert message is None or message in reply.message
+    assert compilation.call_count == compiled
+    assert steps.call_count <= compiled * (1 + MAX_TOKENS)
     assert server.ask("/health").json["status"] == "ok"
+
+
+def ask_with_schema(server: Server, schema: dict[str, Any]) -> Reply:
+    """Return the reply to a request for a few tokens that follow a schema."""
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    return server.ask(PATH, {"prompt": "a", "max_tokens": MAX_TOKENS, "response_format": form})
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("beyond", [-1, 0, 1])
+def test_the_limits_of_a_schema(server: Server, beyond: int) -> None:
+    """The last value and the last byte are taken, one more is refused with both numbers."""
+    peer("llguidance")
+    # The object, the list and its elements are values.
+    values = {"enum": list(range(MAX_SCHEMA_VALUES - 2 + beyond))}
+    size = len(json.dumps({"enum": [""]}))
+    text = {"enum": ["x" * (MAX_SCHEMA_BYTES - size + beyond)]}
+    for schema, most, unit in (
+        (values, MAX_SCHEMA_VALUES, "values"),
+        (text, MAX_SCHEMA_BYTES, "bytes"),
+    ):
+        reply = ask_with_schema(server, schema)
+        if beyond <= 0:
+            assert reply.status == 200, reply.message
+            continue
+        assert reply.status == 400
+        assert f"has {most + 1} {unit}; at most {most} are taken" in reply.message
