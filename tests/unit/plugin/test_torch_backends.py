@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from model_states import GPT2, RandomState
 
+from lmcore.conversion.native.write import write_lmcore
+from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.plugin.torch_backends import backend_error, installed_backends
 from lmcore.runtime.torch_import import broken_backend
 
@@ -45,6 +48,27 @@ def test_a_run(broken: dict[str, str], tmp_path: Path) -> None:
     message = done.stderr[done.stderr.index("error: ") :]
     assert message.startswith(f"error: {WHAT}\nwhy: {WHY}\n\nhint: {HINT}")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "generate --device cpu --load run --prompt a --tokens 2",
+        "serve --device cpu --load run --port 0",
+        "checkpoint convert run out --to huggingface",
+    ],
+)
+def test_commands_that_read_a_checkpoint(
+    broken: dict[str, str], tmp_path: Path, command: str
+) -> None:
+    """Generation and every other command that loads torch for a model has the same message."""
+    write_lmcore(RandomState(GPT2), tmp_path / "run", ByteTokenizer())
+    done = lmcore(command, broken, tmp_path)
+    assert done.returncode == 1, done.stdout
+    message = done.stderr[done.stderr.index("error: ") :]
+    assert message.startswith(f"error: {WHAT}\nwhy: {WHY}\n\nhint: {HINT}")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_program(broken: dict[str, str], tmp_path: Path) -> None:
