@@ -101,7 +101,7 @@ def test_validation_of_the_last_files_is_told(
 
 
 def test_training_data_without_the_documents_of_other_parts(tmp_path: Path) -> None:
-    """Where each part has its own sources, the sizes are of those of training."""
+    """With separate sources for each part, the line counts what training reads."""
     from lmcore.data.blend.sources import OpenSource
     from lmcore.data.indexed.dataset import IndexedDataset
     from lmcore.data.prepare.run import PrepareRequest, prepare

@@ -18,7 +18,7 @@ ADD = "add `--model-family bert`, with the options of the model, or `--use-check
 
 
 def judge(line: str, saved: str, *, foreign: bool = False) -> None:
-    """Compare the family of a run's settings with that of a checkpoint."""
+    """Compare the family of a run's settings with a checkpoint's."""
     config = {"model": {"model_family": saved} if saved else {}}
     loaded = load_config(
         ["--load", "run", *line.split()],
