@@ -22,7 +22,12 @@ from lmcore.accelerator.precision.check import (
     projection_kinds,
     without_gradients,
 )
-from lmcore.accelerator.precision.products import HEAD, ModelProducts, ProductCounter
+from lmcore.accelerator.precision.products import (
+    HEAD,
+    ModelProducts,
+    ProductCounter,
+    counted_products,
+)
 from lmcore.families.protocol import Model
 
 if TYPE_CHECKING:
@@ -55,29 +60,33 @@ def apply_precision(model: Model, runtime: Runtime) -> ModelProducts:
         runtime.precision.apply(model)
     if runtime.precision.prepare is not None:  # it may have exchanged modules
         layers = _layer_kinds(model)
-    with (
-        _on_device(device, layers),
-        runtime.rng.preserved(),
-        without_gradients(model),
-        ProductCounter() as counter,
-    ):
-        for layer in layers:
-            with context():
-                out_1SH = _layer_output(model, layer, device)
-            out_1SH.float().square().mean().backward()
-        if model.part.head and model.head_weight is not None:
-            with counter.part(HEAD):
+
+    def compute(counter: ProductCounter) -> None:
+        with (
+            _on_device(device, layers),
+            runtime.rng.preserved(),
+            without_gradients(model),
+            counter,
+        ):
+            for layer in layers:
                 with context():
-                    loss = _head_loss(model, model.head_weight, device)
-                loss.backward()
+                    out_1SH = _layer_output(model, layer, device)
+                out_1SH.float().square().mean().backward()
+            if model.part.head and model.head_weight is not None:
+                with counter.part(HEAD):
+                    with context():
+                        loss = _head_loss(model, model.head_weight, device)
+                    loss.backward()
+
+    products = counted_products(compute, device.type)
     wider = check_products(
         runtime.precision,
-        counter.products,
+        products,
         runtime.device.type,
         # torch's own attention computes in float32 on a device that has no fused kernel for a case.
         wide_attention=all(module.op is not reference.attention for module in model.attentions),
     )
-    return ModelProducts(counter.products, wider)
+    return ModelProducts(products, wider)
 
 
 def _layer_kinds(model: Model) -> list[nn.Module]:

@@ -62,6 +62,7 @@ def environment(tmp_path_factory):
     record.mkdir()
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: lmcore-xpu-on-sim\nVersion: 1\n")
     points = "[lmcore.plugins]\nxpu-on-sim = lmcore_xpu_on_sim.plugin\n"
+    points += "[torch.backends]\nxpu_on_sim = lmcore_xpu_on_sim.adapter:stand_in\n"
     (record / "entry_points.txt").write_text(points)
     return env | {"LMCORE_PLUGINS": "xpu-on-sim"}
 

@@ -19,7 +19,14 @@ from torch import Tensor, nn
 
 from lmcore.accelerator.dtype import dtype_name
 from lmcore.accelerator.op.reference import attention
-from lmcore.accelerator.precision.products import HEAD, Product, ProductCounter, in_words, is_wider
+from lmcore.accelerator.precision.products import (
+    HEAD,
+    Product,
+    ProductCounter,
+    counted_products,
+    in_words,
+    is_wider,
+)
 from lmcore.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -137,11 +144,14 @@ def check_device(policy: _Policy, device: Device) -> Counter[Product]:
     layers = _layers(policy, device)
     dtype = next(layers.parameters()).dtype
     x_BSI = torch.ones(2, _SIZE, _SIZE, dtype=dtype, device=device.torch_device, requires_grad=True)
-    with ProductCounter() as counter:
-        with policy.context():
-            out_BSO = layers(x_BSI)
-        out_BSO.float().square().mean().backward()
-    products = counter.products
+
+    def compute(counter: ProductCounter) -> None:
+        with counter:
+            with policy.context():
+                out_BSO = layers(x_BSI)
+            out_BSO.float().square().mean().backward()
+
+    products = counted_products(compute, device.type)
     wider = check_products(policy, products, device.type, place=place)
     # A kernel that is no op of torch is not counted, so there may be no product in `compute`.
     plain = Counter({each: count for each, count in products.items() if not each.batched})
@@ -265,16 +275,30 @@ def check_model(policy: _Policy, model: nn.Module) -> None:
             device=projection.weight.device,
             requires_grad=True,
         )
-        with without_gradients(projection), ProductCounter() as counter:
-            with policy.context():
-                out = projection(rows)
-            out.float().square().mean().backward()
-        found = dtype_name(out.dtype)
+        found, products = _dtype_and_products(policy, projection, rows)
         if found != policy.activations:
             why = f"a projection gives {found}, not {policy.activations}; its kernel or a module "
             why += "put in its place computes in another dtype"
             raise _not_in_force(policy, _IN_MODEL, why)
-        check_products(policy, counter.products, rows.device.type)
+        check_products(policy, products, rows.device.type)
+
+
+def _dtype_and_products(
+    policy: _Policy, projection: nn.Linear, rows: Tensor
+) -> tuple[str, Counter[Product]]:
+    """Run a projection forward and backward; return the dtype of its output, and its products."""
+    found = ""
+
+    def compute(counter: ProductCounter) -> None:
+        nonlocal found
+        with without_gradients(projection), counter:
+            with policy.context():
+                out = projection(rows)
+            out.float().square().mean().backward()
+        found = dtype_name(out.dtype)
+
+    products = counted_products(compute, rows.device.type)
+    return found, products
 
 
 def wide_attention(policy: _Policy, device: Device) -> str:

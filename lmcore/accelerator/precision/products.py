@@ -9,16 +9,18 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lmcore.accelerator.device_errors import first_line
 from lmcore.accelerator.dtype import dtype_name
+from lmcore.errors import DeviceError, LmcoreError
 
 __all__ = [
     "HEAD",
@@ -26,6 +28,7 @@ __all__ = [
     "ModelProducts",
     "Product",
     "ProductCounter",
+    "counted_products",
     "in_words",
     "is_wider",
 ]
@@ -150,6 +153,57 @@ class ProductCounter(TorchDispatchMode):
                 batched = bool(known[1] & _BATCHED)
                 self.products[Product(known[0], dtypes, backward, batched, self._part)] += 1
         return out
+
+
+class _Uncounted(ProductCounter):
+    """Counter that is not active: what is computed within it runs without a dispatch mode."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        pass
+
+
+def counted_products(
+    compute: Callable[[ProductCounter], object], device_type: str
+) -> Counter[Product]:
+    """Run a computation and return the number of calls of its products.
+
+    Args:
+        compute: Enters the counter that it gets, and computes.  If it raises, it is called again
+            with a counter that is not active.
+        device_type: Device type that computes.
+
+    Raises:
+        DeviceError: The computation raises within the counter, and not without it.
+    """
+    counter = ProductCounter()
+    try:
+        compute(counter)
+    except (LmcoreError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if _raises(compute):
+            raise
+        raise DeviceError(
+            f"device `{device_type}` cannot compute within a `TorchDispatchMode`",
+            why="the products of some layers are counted in such a mode, to prove the dtypes of a "
+            f"precision; there it raised {type(error).__name__}: {first_line(error)}, and without "
+            "the mode it did not",
+            hint="report this to the authors of the device's plugin; "
+            "docs/reference/device-requirements.md says what the mode asks of a device",
+        ) from error
+    return counter.products
+
+
+def _raises(compute: Callable[[ProductCounter], object]) -> bool:
+    """Return True if a computation raises without a dispatch mode, too."""
+    try:
+        compute(_Uncounted())
+    except Exception:  # noqa: BLE001 - the first error is raised
+        return True
+    return False
 
 
 def in_words(products: Counter[Product]) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -110,3 +113,82 @@ def test_a_device_that_cannot_do_inference_mode(
     assert "True, and it raised RuntimeError: Cannot set version_counter" in found[0]
     assert found[1] == "pass `inference_mode=False` to the device"
     assert findings("device.inference-mode", inference_mode=False) == ()
+
+
+@pytest.mark.parametrize("name", ["device.rng-recompute", "device.dispatch-mode"])
+def test_what_the_host_does_right(findings: Findings, name: str) -> None:
+    """Draws of the host are made when they are called, and its ops take the tensors of a mode."""
+    assert findings(name) == ()
+
+
+def test_a_restored_state_without_effect(findings: Findings) -> None:
+    """Neither a repetition nor what is drawn after it has the right numbers."""
+    found = findings("device.rng-recompute", set_rng_state=lambda state: None)
+    assert "first draw + second draw: repeated from the saved state, it draws other" in found[0]
+    assert "first draw + second draw: the repetition changes the numbers" in found[1]
+
+
+_TORCHS_LAZY_BACKEND = """
+import dataclasses, json, sys
+import torch, torch._lazy
+from torch._lazy import ts_backend
+from lmcore.accelerator import Device
+from lmcore_conformance.bench import Bench
+from lmcore_conformance.registry import Failure, all_checks
+
+ts_backend.init()
+
+def wait():
+    torch._lazy.mark_step()
+    torch._lazy.wait_device_ops()
+
+def seed(number):
+    wait()
+    torch.default_generator.manual_seed(number)
+
+def get_state():
+    wait()
+    return torch.get_rng_state()
+
+def set_state(state):
+    wait()
+    torch.set_rng_state(state)
+
+bench = Bench()
+vars(bench)["device"] = Device.from_torch(
+    "lazy", index=0, synchronize=wait, set_current=lambda: None, seed=seed,
+    get_rng_state=get_state, set_rng_state=set_state, step_boundary=torch._lazy.mark_step,
+    inference_mode=False,
+)
+found = {}
+for check in all_checks():
+    if check.id in sys.argv[1:]:
+        try:
+            check.run(bench)
+            found[check.id] = []
+        except Failure as failure:
+            found[check.id] = list(failure.findings)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_the_lazy_backend_of_torch() -> None:
+    """A program draws in the order of its outputs, which a block's repetition has more of.
+
+    Each state waits for what is recorded, so that the other checks of random numbers pass.
+    """
+    names = ("device.rng-state", "device.rng-streams", "device.rng-recompute")
+    done = subprocess.run(
+        [sys.executable, "-c", _TORCHS_LAZY_BACKEND, *names, "device.dispatch-mode"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["device.rng-state"], found["device.rng-streams"]) == ([], [])
+    assert (
+        "draws other numbers; what is drawn between two states" in found["device.rng-recompute"][0]
+    )
+    assert "within a `TorchDispatchMode` it raised" in found["device.dispatch-mode"][0]

@@ -1,4 +1,8 @@
-"""`torch.xpu` over the simulated device: torch's module keeps its names, `torch.sim` works."""
+"""`torch.xpu` over the simulated device: torch's module keeps its names, `torch.sim` works.
+
+It stands in for a torch that is built for Intel GPUs, so torch itself loads it (an entry point of
+the group `torch.backends`): the plugin's hooks then find torch complete, and replace nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,15 @@ from typing import Any
 
 import torch
 from fake_torch_xpu import FACTORIES, Card
+from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.utils._device import _device_constructors
 
-from lmcore.accelerator import Device
 from lmcore_sim import torch_backend  # makes the device known to torch  # noqa: F401
 
 _NAME = "Intel(R) Data Center GPU Max 1100"
+_ATEN = torch.library.Library("aten", "IMPL")
+_HALF = (torch.bfloat16, torch.float16)
 
 
 @functools.cache
@@ -42,7 +48,7 @@ def stand_in() -> None:
     _device_constructors()  # remembers torch's own, which `with torch.device(...)` looks for
     for name in FACTORIES:
         setattr(torch, name, _on_sim(getattr(torch, name)))
-    Device.from_torch = classmethod(_from_torch)
+    _ATEN.impl("native_layer_norm_backward", _layer_norm_backward, "PrivateUse1")
 
 
 def _register_backend(
@@ -82,11 +88,47 @@ def _on_sim(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _from_torch(
-    cls: type[Device],
-    device_type: str,
-    index: int | None = None,
-    _own: Callable[..., Device] = Device.from_torch.__func__,
-    **overrides: Any,
-) -> Device:
-    return _own(cls, _sim(device_type), index, **overrides)
+def _layer_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    shape: list[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    wanted: list[bool],
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of input, gain and offset, summed in at least float32.
+
+    So do kernels for GPUs; torch's for the CPU, which computes for the simulated device, sums those
+    of gain and offset over all rows in bfloat16.
+    """
+    dims = list(range(x.dim() - len(shape), x.dim()))
+    rows = list(range(x.dim() - len(shape)))
+    wide = torch.float32 if x.dtype in _HALF else x.dtype
+    grad_wide, x_wide = grad.to(wide), x.to(wide)
+    if mean.dtype != wide:  # in half precision, as the forward function returns them
+        mean = x_wide.mean(dims, keepdim=True)
+    normal = (x_wide - mean) * rstd.to(wide)
+    inner = grad_wide if weight is None else grad_wide * weight.to(wide)
+    along = inner.mean(dims, keepdim=True) + normal * (inner * normal).mean(dims, keepdim=True)
+    found = (
+        ((inner - along) * rstd.to(wide)).to(x.dtype),
+        None if weight is None else (grad_wide * normal).sum(rows).to(weight.dtype),
+        None if bias is None else grad_wide.sum(rows).to(bias.dtype),
+    )
+    return tuple(one if needed else None for one, needed in zip(found, wanted, strict=True))
+
+
+def device_from_torch(
+    from_torch: Callable[..., Any], device_type: str, index: int | None = None, **overrides: Any
+) -> Any:
+    """Return the simulated device for a device of type `xpu`.
+
+    Args:
+        from_torch: `Device.from_torch`.
+        device_type: torch's device type.
+        index: ordinal on this host.
+        overrides: attributes of the device.
+    """
+    return from_torch(_sim(device_type), index, **overrides)

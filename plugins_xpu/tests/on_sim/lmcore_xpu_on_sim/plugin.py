@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from lmcore.accelerator import CommBackend, Device, OpImpl, PluginInfo, Probe, TorchBuild
@@ -42,9 +43,12 @@ def lmcore_probe(env: Any) -> Probe:
 def _on_device(hook: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(hook)
     def call(*args: Any, **kwargs: Any) -> Any:
-        from lmcore_xpu_on_sim.adapter import stand_in
+        from lmcore_xpu import device
+        from lmcore_xpu_on_sim.adapter import device_from_torch, stand_in
 
-        stand_in()
+        stand_in()  # again where torch was imported before this environment had the entry point
+        from_torch = functools.partial(device_from_torch, Device.from_torch)
+        device.Device = SimpleNamespace(from_torch=from_torch)
         found = hook(*args, **kwargs)
         backends = isinstance(found, list) and found and isinstance(found[0], CommBackend)
         return [_carried(backend) for backend in found] if backends else found

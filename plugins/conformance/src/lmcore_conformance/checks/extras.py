@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.precision.products import ProductCounter, in_words
+from lmcore.accelerator.precision.products import (
+    Product,
+    ProductCounter,
+    counted_products,
+    in_words,
+)
 from lmcore.errors import counted
 from lmcore_conformance.registry import Failure, check, conclude
 from lmcore_conformance.tiny_run import tiny_runs
@@ -49,14 +54,13 @@ def autocast(bench: Bench) -> str:
     }
     faults = []
     for name, product in products.items():
-        with torch.autocast(bench.device.type, dtype=torch.bfloat16):
-            with ProductCounter() as counter:
-                inside = product()
-            with torch.autocast(bench.device.type, enabled=False):
-                disabled = product()
-        with counter:
-            inside.float().sum().backward()
-        wide = {each: n for each, n in counter.products.items() if each.dtype != "bfloat16"}
+        inside, seen = _autocast_product(product, bench.device.type)
+        with (
+            torch.autocast(bench.device.type, dtype=torch.bfloat16),
+            torch.autocast(bench.device.type, enabled=False),
+        ):
+            disabled = product()
+        wide = {each: n for each, n in seen.items() if each.dtype != "bfloat16"}
         found = {
             "inside": (inside.dtype, torch.bfloat16),
             "in a part where it is off": (disabled.dtype, torch.float32),
@@ -76,6 +80,22 @@ def autocast(bench: Bench) -> str:
     if gradients != {torch.float32}:
         faults.append(f"gradients: {gradients}, not torch.float32")
     return conclude(faults, f"bfloat16: {', '.join(products)}")
+
+
+def _autocast_product(
+    product: Callable[[], Tensor], device_type: str
+) -> tuple[Tensor, Counter[Product]]:
+    """Return a product under autocast, and the products of it and of its backward pass."""
+    results: list[Tensor] = []
+
+    def compute(counter: ProductCounter) -> None:
+        with torch.autocast(device_type, dtype=torch.bfloat16), counter:
+            results.append(product())
+        with counter:
+            results[-1].float().sum().backward()
+
+    seen = counted_products(compute, device_type)
+    return results[-1], seen
 
 
 @_check(

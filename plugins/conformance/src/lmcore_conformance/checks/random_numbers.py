@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -158,6 +159,82 @@ def rng_streams(bench: Bench) -> str:
     if not torch.equal(bench.device.get_rng_state(), outside):
         raise Failure("drawing from a stream moves the device's own state")
     return "two streams"
+
+
+@_check(
+    "device.rng-recompute",
+    "A block that draws several times gives the same numbers when it is repeated from its saved "
+    "state, whichever of its results are kept, and the draws that follow are not changed.",
+    reason="`--recompute` repeats each block so: the forward pass keeps its output alone, the "
+    "repetition all tensors. With other draws, gradients belong to another dropout.",
+)
+def rng_recompute(bench: Bench) -> str:
+    """Draw in a block, from a stream and from the device's own, and repeat it before reading."""
+    faults = []
+    for stream, (name, block) in itertools.product(("", "dropout"), _blocks(bench).items()):
+        place = f"{name}, from a stream" if stream else name
+        _, alone = _with_repetitions(bench, block, stream, 0)
+        (first, again), beside = _with_repetitions(bench, block, stream, 1)
+        if not torch.equal(first, again):
+            faults.append(
+                f"{place}: repeated from the saved state, it draws other numbers; what is drawn "
+                "between two states must be drawn in the order of the calls"
+            )
+        if not all(torch.equal(a, b) for a, b in zip(alone, beside, strict=True)):
+            faults.append(f"{place}: the repetition changes the numbers that are drawn next")
+    return conclude(faults, f"{len(_blocks(bench))} blocks")
+
+
+def _blocks(bench: Bench) -> dict[str, Callable[[], list[Tensor]]]:
+    """Return blocks that draw twice; the last tensor of each is its output.
+
+    The outputs name the two draws in both orders: a compiler that starts at an output meets them in
+    one of the two orders, whichever way it goes.
+    """
+    ones = torch.ones(3, 37, device=bench.torch_device)
+    dropout = torch.nn.functional.dropout
+
+    def in_order() -> list[Tensor]:
+        first, second = dropout(ones, 0.5), dropout(ones, 0.5)
+        return [first, second, 2 * first + second]
+
+    def in_reverse() -> list[Tensor]:
+        first, second = dropout(ones, 0.5), dropout(ones, 0.5)
+        return [first, second, second + 2 * first]
+
+    return {"first draw + second draw": in_order, "second draw + first draw": in_reverse}
+
+
+def _with_repetitions(
+    bench: Bench, block: Callable[[], list[Tensor]], stream: str, count: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the outputs of the block and of its repetitions, and the draws around them."""
+    bench.device.seed(7)
+    tracker = bench.device.rng_tracker()
+    if stream:
+        tracker.add(stream, 5)
+
+    def forked() -> contextlib.AbstractContextManager[None]:
+        return tracker.fork(stream) if stream else contextlib.nullcontext()
+
+    def draw() -> Tensor:
+        with forked():
+            return torch.rand(13, device=bench.torch_device)
+
+    with forked():
+        states = tracker.snapshot()
+        outputs = [block()[-1]]  # the other tensors are dropped before a lazy device runs
+    around = [draw()]
+    kept = []
+    for _ in range(count):
+        with tracker.restored(states):
+            kept += block()
+            outputs.append(kept[-1])
+        around.append(draw())
+    around += [draw() for _ in range(2 - len(around))]
+    around.append(torch.rand(13, device=bench.torch_device))
+    bench.device.step_boundary()
+    return [output.cpu() for output in outputs], [one.cpu() for one in around]
 
 
 @_check(

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 
 from lmcore.accelerator import PrecisionPolicy
 from lmcore.accelerator.precision.check import check_products
-from lmcore.accelerator.precision.products import Product, ProductCounter, in_words, is_wider
+from lmcore.accelerator.precision.products import (
+    Product,
+    ProductCounter,
+    counted_products,
+    in_words,
+    is_wider,
+)
 from lmcore.accelerator.recompute import none_policy
 from lmcore.errors import DeviceError, LmcoreError, counted
 from lmcore.plugin import choose_precision
@@ -295,21 +301,24 @@ def _products(runs: TinyRuns, policy: PrecisionPolicy) -> tuple[Counter[Product]
 
     The head is its reference, since kernels of it may be wider than the policy.
     """
-    counter = ProductCounter()
+
+    def train(counter: ProductCounter) -> None:
+        runs.train(
+            f"--precision {policy.name} --ops linear_cross_entropy=reference",
+            steps=1,
+            around_step=lambda: counter,
+        )
+
     warnings: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger(PrecisionPolicy.__module__)
     logger.addHandler(handler)
     try:
-        runs.train(
-            f"--precision {policy.name} --ops linear_cross_entropy=reference",
-            steps=1,
-            around_step=lambda: counter,
-        )
+        products = counted_products(train, runs.bench.device.type)
     finally:
         logger.removeHandler(handler)
-    return counter.products, any("`prepare` changed nothing" in text for text in warnings)
+    return products, any("`prepare` changed nothing" in text for text in warnings)
 
 
 @_check(
