@@ -31,7 +31,7 @@ _ABOUT = f"""\
 version {SUITE_VERSION}.
 
 ```sh
-pytest --pyargs lmcore_conformance --accelerator mychip
+python -m pytest --pyargs lmcore_conformance --accelerator mychip
 ```
 
 Every check belongs to a level. A level is reached if each of its checks has passed or is a gap
@@ -53,7 +53,7 @@ of the run. Kernels compute the whole call; some rows of the result, and all gra
 with float64. On the CPU this takes minutes.
 
 ```sh
-pytest --pyargs lmcore_conformance --accelerator mychip --shapes-of llama-1b -k shapes
+python -m pytest --pyargs lmcore_conformance --accelerator mychip --shapes-of llama-1b -k shapes
 ```
 
 A check that crashes or hangs fails with its position in the code, and the other checks continue in
@@ -65,7 +65,11 @@ tests use the suite."""
 _ABOUT_REQUIREMENTS = """\
 Abilities that a device may lack. An author declares a missing ability in `conformance.toml`, with
 the reason, as `[closed]` (missing) or `[depends]` (depends on the hardware). An ability that is
-neither offered nor declared is a failure, and so is a closed ability that is offered."""
+neither offered nor declared is a failure, and so is a closed ability that is offered.
+
+A check can be closed by its id as well, in quotes: `"device.serialization" = "the reason"` under
+`[closed]`. Its level is then reached in part. [How to check a
+plugin](../how-to/check-a-plugin.md#declare-what-is-missing) has an example."""
 
 _ABOUT_LEVELS = {
     "L0": "In separate processes, without torch until the device is created; `--levels L0` needs "

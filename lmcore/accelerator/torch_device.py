@@ -103,7 +103,7 @@ def defaults(device_type: str, index: int, *, brought: Collection[str] = ()) -> 
             missing[name] = first_line(cause)
     if device_type != _HOST and "new_graph" not in brought:
         try:
-            values["new_graph"] = _graph_maker()
+            values["new_graph"] = _graph_maker(device_type)
         except (AttributeError, RuntimeError) as cause:
             missing["new_graph"] = first_line(cause)
     missing["peak_flops"] = "the plugin has no figure for this device's peak"
@@ -207,16 +207,30 @@ def _name(module: Any, index: int, device_type: str) -> str:
     return str(get_name(index)) if get_name else device_type
 
 
-def _graph_maker() -> Any:
-    """Return torch's class of graphs.
+def _graph_maker(device_type: str) -> Any:
+    """Return torch's class of graphs, which are of torch's accelerator.
 
     Raises:
         RuntimeError: It has none for the device; the message is the reason.
     """
     if not ACCELERATOR_GRAPH:
         raise RuntimeError(ACCELERATOR_GRAPH.absence)
+    if not _is_accelerator(device_type):
+        current = torch.accelerator.current_accelerator()
+        here = "there is none here"
+        if current is not None:
+            here = f"here that is `{current.type}`, not `{device_type}`"
+        raise RuntimeError(
+            "torch captures graphs of its current accelerator alone (`torch.accelerator.Graph`); "
+            f"{here}"
+        )
     make = torch.accelerator.Graph
-    make()
+    try:
+        make()
+    except RuntimeError as cause:
+        raise RuntimeError(
+            f"`torch.accelerator.Graph` cannot be made for `{device_type}`: {first_line(cause)}"
+        ) from cause
     return make
 
 

@@ -219,10 +219,20 @@ def conformance(env: dict[str, str], folder: Path, *options: str) -> dict:
     return json.loads(report.read_text())
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_stand_in_is_as_torch_is_with_intel_gpus(environment, tmp_path):
+    """Hooks replace nothing, as torch has loaded the stand-in; gradients of gains are summed wide."""
+    names = ("contract.hook-effects", "ops.layer_norm.huge")
+    found = conformance(environment, tmp_path, "-k", " or ".join(names))
+    results = {check["id"]: check["status"] for check in found["checks"]}
+    assert [results[name] for name in names] == ["passed", "passed"]
+
+
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_conformance(environment, tmp_path):
-    """All levels are reached, but for two declared checks that the stand-in cannot pass."""
+    """All levels are reached, and what is not claimed is what the reference says."""
     page = (ROOT / "docs" / "reference" / "xpu.md").read_text(encoding="utf-8")
     line = r"^- torch (\d+\.\d+): (\d+) of (\d+) checks; gaps: (.*)$"
     rows = re.findall(line, page, re.MULTILINE)
@@ -230,7 +240,7 @@ def test_conformance(environment, tmp_path):
     # By AMX, oneDNN of torch 2.13 and 2.15 lets a NaN reach another row of a product in bfloat16.
     found = conformance(environment | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}, tmp_path)
     verdicts = {level["level"]: level["verdict"] for level in found["levels"]}
-    assert [one for one in verdicts if verdicts[one] != "reached"] == ["L0", "L2"], verdicts
+    assert set(verdicts.values()) == {"reached"}, verdicts
     passed, total = (sum(level[key] for level in found["levels"]) for key in ("passed", "checks"))
     release = ".".join(torch.__version__.split(".")[:2])
     left = [check["id"] for check in found["checks"] if check["status"] == "declared gap"]

@@ -13,9 +13,11 @@ pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not inst
 
 from lmcore.plugin import PluginRecord, PluginSet, PluginState
 from lmcore_conformance.declaration import Declaration
+from lmcore_conformance.pytest_plugin import _failure_text
 from lmcore_conformance.registry import all_checks
 from lmcore_conformance.report import make_report, render
 from lmcore_conformance.result import Result, Status
+from lmcore_conformance.runner import Runner
 from lmcore_conformance.target import Target
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
@@ -353,6 +355,46 @@ def test_an_incomplete_level_names_its_checks() -> None:
     (level,) = (level for level in report.to_dict()["levels"] if level["level"] == "L1")
     assert (level["verdict"], list(level["left"])) == ("incomplete", ["device.seed"])
     assert "  device.seed: no generator here" in render(report)
+
+
+@pytest.mark.parametrize(
+    "closed, verdict",
+    [
+        ("streams", "reached"),
+        ("device.current-stream", "in part"),  # it has a requirement, which is not declared
+        ("device.serialization", "in part"),  # it has none
+    ],
+)
+def test_a_check_that_is_closed_by_its_id(closed: str, verdict: str) -> None:
+    """Its level is reached in part, as a requirement of the suite does not excuse it."""
+    checks = all_checks()
+    declaration = Declaration(closed={closed: "not on this chip"})
+    results = {
+        check.id: Result(check.id, Status.GAP if declaration.why_closed(check) else Status.PASSED)
+        for check in checks
+    }
+    record = PluginRecord("x", "x", "lmcore-x", "1", PluginState.USABLE)
+    report = make_report(Target(record, (), (), PluginSet(()), None), declaration, checks, results)
+    (level,) = (level for level in report.levels if level.level == "L1")
+    assert level.verdict == verdict
+    assert level.gaps > 0
+
+
+def test_a_failure_says_how_to_declare_it() -> None:
+    """A check without a requirement is closed by its id; others name their requirements."""
+    checks = {check.id: check for check in all_checks()}
+    result = Result("device.seed", Status.FAILED, "wrong", ("wrong",))
+    line = '`"device.seed" = "the reason"`'
+    assert line in _failure_text(checks["device.seed"], result, "")
+    other = checks["device.current-stream"]
+    assert "the reason" not in _failure_text(other, result, "")
+    runner = Runner(Target(None, (), (), PluginSet(()), None), Declaration(), ())  # type: ignore[arg-type]
+    gap = Result("device.seed", Status.GAP, "not offered")
+    assert runner._permitted(checks["device.seed"], gap).findings == (
+        "undeclared gap: not offered",
+    )
+    close = "offer it, or close `streams` or `events` in conformance.toml with the reason"
+    assert runner._permitted(other, gap).findings == ("undeclared gap: not offered", close)
 
 
 def test_a_collective_that_hangs(run: Any) -> None:

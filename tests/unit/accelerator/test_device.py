@@ -358,6 +358,7 @@ def test_plugins_of_before_say_nothing_of_graphs():
 def test_a_graph_of_the_plugins_own_is_enough(chip_module, monkeypatch):
     """Torch's is tried, as not every device has it, unless the plugin brings one."""
     monkeypatch.setattr(torch_versions, "_installed", lambda: NEWEST)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
     monkeypatch.setattr(torch.accelerator, "Graph", lambda: 1 / 0, raising=False)
     own = object
     assert Device.from_torch("meta", 0, new_graph=own).new_graph is own
@@ -368,3 +369,24 @@ def test_a_graph_of_the_plugins_own_is_enough(chip_module, monkeypatch):
     monkeypatch.setattr(torch_versions, "_installed", lambda: OLDEST)
     reason = Device.from_torch("meta", 0).missing["new_graph"]
     assert reason.startswith(f"torch {OLDEST} has no graph class")
+
+
+def test_why_torch_has_no_graph_for_a_device(chip_module, monkeypatch):
+    """The reason names torch's class and its accelerator, also if that is another device."""
+    monkeypatch.setattr(torch_versions, "_installed", lambda: NEWEST)
+    monkeypatch.setattr(torch.accelerator, "Graph", object, raising=False)
+
+    def reason(current):
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: current)
+        return Device.from_torch("meta", 0).missing["new_graph"]
+
+    alone = "torch captures graphs of its current accelerator alone (`torch.accelerator.Graph`); "
+    assert reason(None) == f"{alone}there is none here"
+    assert reason(torch.device("cuda")) == f"{alone}here that is `cuda`, not `meta`"
+
+    def raises():
+        raise RuntimeError("graphs are not supported\nC++ frames")
+
+    monkeypatch.setattr(torch.accelerator, "Graph", raises)
+    found = reason(torch.device("meta"))
+    assert found == "`torch.accelerator.Graph` cannot be made for `meta`: graphs are not supported"

@@ -2,7 +2,7 @@
 
     lmcore plugin new mychip
     lmcore plugin check mychip
-    pytest --pyargs lmcore_conformance --accelerator mychip
+    python -m pytest --pyargs lmcore_conformance --accelerator mychip
 
 `plugin` adds the commands of `new_plugin` and `plugin_check`; `contract` has the snapshots.  Of the
 suite, `pytest_plugin` is the module that pytest loads, `registry` has every check with its level

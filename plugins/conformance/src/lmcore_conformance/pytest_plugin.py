@@ -99,7 +99,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--accelerator",
         metavar="NAME",
         help="the plugin to test, by its name or device type; "
-        "`pytest --pyargs lmcore_conformance --accelerator NAME` runs the whole suite",
+        "`python -m pytest --pyargs lmcore_conformance --accelerator NAME` runs the whole suite",
     )
     group.addoption(
         "--with",
@@ -367,8 +367,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def _as_gap(check: Check) -> str:
+    """Return how a check without a requirement is declared as a gap."""
+    return (
+        f"no requirement covers it: fix it, or declare the check under `[closed]` in "
+        f'conformance.toml: `"{check.id}" = "the reason"`'
+    )
+
+
 def _failure_text(check: Check, result: Result, log: str) -> str:
     lines = [f"{check.id}: {check.title}", *(f"  {line}" for line in result.findings)]
+    if not check.requires:  # no ability to close; a level with such a gap is reached in part
+        lines.append(f"  {_as_gap(check)}")
     if log:
         lines += ["", "what its process wrote last:", *log.splitlines()[-25:]]
     return "\n".join([*lines, "", f"why it matters: {check.reason}"])

@@ -192,7 +192,7 @@ def make_report(
         },
         date=dt.datetime.now(dt.UTC).date().isoformat(),
         machine=_machine(results.get("device.create")),
-        levels=tuple(_level(level, checks, complete) for level in LEVELS),
+        levels=tuple(_level(level, checks, complete, declaration) for level in LEVELS),
         checks=rows,
         gaps=_gaps(declaration, [check for check in checks if _counts(complete[check.id], target)]),
         device=target.device_type,
@@ -230,7 +230,9 @@ def _version(distribution: str) -> str:
         return "unknown"
 
 
-def _level(level: str, checks: Sequence[Check], results: Mapping[str, Result]) -> LevelReport:
+def _level(
+    level: str, checks: Sequence[Check], results: Mapping[str, Result], declaration: Declaration
+) -> LevelReport:
     every = [results[check.id].status for check in checks if check.level == level]
     own = [
         check
@@ -238,7 +240,8 @@ def _level(level: str, checks: Sequence[Check], results: Mapping[str, Result]) -
         if check.level == level and results[check.id].status is not Status.NOT_APPLICABLE
     ]
     count = {status: every.count(status) for status in Status}
-    excused = all(check.requires for check in own if results[check.id].status is Status.GAP)
+    gaps = [check for check in own if results[check.id].status is Status.GAP]
+    excused = all(check.requires and check.id not in declaration.closed for check in gaps)
     left = tuple(check.id for check in own if results[check.id].status is Status.NOT_RUN)
     if not own:
         verdict = "not applicable"

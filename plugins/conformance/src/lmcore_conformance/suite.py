@@ -1,6 +1,6 @@
 """The suite as test classes, one for each level.
 
-    pytest --pyargs lmcore_conformance --accelerator mychip
+    python -m pytest --pyargs lmcore_conformance --accelerator mychip
 
 collects this module.  A plugin's own tests may have it in a file of theirs,
 

@@ -6,13 +6,16 @@ import ast
 import importlib.util
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 import tokenize
 from pathlib import Path
 
 import pytest
 
-from lmcore_conformance.new_plugin.template import MARK, NewPlugin, render
+from lmcore_conformance.new_plugin.template import MARK, NewPlugin, render, write
 
 ROOT = Path(__file__).resolve().parents[4]
 TUTORIAL = ROOT / "docs" / "tutorial" / "write-a-plugin.md"
@@ -89,6 +92,61 @@ def test_a_new_plugin_passes_its_own_tests(environment, name):
     absent = {"the device is absent: no /dev/farchip[0-9]*"}
     expected = absent if name == "farchip" else set()
     assert reasons == expected
+
+
+_OTHER_SEARCH = """\
+def probe() -> Probe:
+    return Probe("farchip", ProbeState.ABSENT, evidence=("no /sys/class/farchip",))
+
+
+def unused(folder: Path) -> Probe:"""
+
+OTHER_PROBES = {
+    "another pattern": ('NODES = "farchip[0-9]*"', 'NODES = "accel/farchip*"'),
+    "another search": ('def probe(folder: Path = Path("/dev")) -> Probe:', _OTHER_SEARCH),
+    "no constants": ("NODES", "FILES"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_PROBES)
+def test_tests_of_the_probe_fit_another_probe(case, tmp_path):
+    """An author's own search takes the place of the template's, and no test of it breaks."""
+    files = render(NewPlugin("farchip", "farchip", "torch", "MIT", "Nobody", 2026))
+    before, after = OTHER_PROBES[case]
+    assert before in files["src/lmcore_farchip/probe.py"]
+    files["src/lmcore_farchip/probe.py"] = files["src/lmcore_farchip/probe.py"].replace(
+        before, after
+    )
+    write(files, tmp_path / "plugin")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_probe.py"]
+    source = os.pathsep.join([str(tmp_path / "plugin/src"), os.environ.get("PYTHONPATH", "")])
+    found = subprocess.run(
+        command,
+        cwd=tmp_path / "plugin",
+        env={**os.environ, "PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    count = "4 passed" if case == "another pattern" else "1 passed, 3 skipped"
+    assert count in found.stdout
+
+
+def test_the_template_creates_one_device_for_all_tests():
+    """The contract has one `lmcore_create_device` in a process; comments name what is lazy."""
+    files = render(NewPlugin("farchip", "farchip", "torch", "MIT", "Nobody", 2026))
+    conftest = ast.parse(files["tests/conftest.py"])
+    (device,) = (
+        node
+        for node in conftest.body
+        if isinstance(node, ast.FunctionDef) and node.name == "device"
+    )
+    assert [ast.unparse(mark) for mark in device.decorator_list] == [
+        "pytest.fixture(scope='session')"
+    ]
+    for name in ("`step_boundary=`", "`index=`", "`inference_mode=False`", "lazy-devices.md"):
+        assert name in files["src/lmcore_farchip/device.py"]
 
 
 def test_nobody_gets_the_trial_device_without_asking(environment, tmp_path):

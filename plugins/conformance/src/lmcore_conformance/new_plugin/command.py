@@ -203,7 +203,7 @@ def _report(plugin: NewPlugin, directory: Path, files: Mapping[str, str]) -> lis
     steps.append((f"lmcore plugin check {plugin.distribution}", "what is wrong with it"))
     if plugin.torch_device:
         steps.append((f"lmcore train --device {plugin.name}", "a small GPT on a bundled text"))
-    steps.append((f"pytest {folder}/tests", "its own tests"))
+    steps.append((f"python -m pytest {folder}/tests", "its own tests"))
     width = max(len(command) for command, _ in steps)
     lines = [f"wrote {directory}: {len(files)} files", "", "next:"]
     lines += [f"  {command:<{width}}  {why}" for command, why in steps]

@@ -54,7 +54,9 @@ def check_results(kernels: Sequence[OpImpl], device: Device, plugin: str) -> Ite
         shown = f"{case.label}, {_DTYPE}"
         if faults:
             more = f" (and {len(faults) - 1} more)" if faults[1:] else ""
-            hint = f"`pytest --pyargs lmcore_conformance --plugin {plugin}` tries all cases"
+            hint = (
+                f"`python -m pytest --pyargs lmcore_conformance --plugin {plugin}` tries all cases"
+            )
             yield Check(name, CheckStatus.FAILED, f"{shown}: {faults[0]}{more}", hint)
         else:
             detail = f"{shown}: output and gradients as the reference in float64"
