@@ -100,6 +100,34 @@ def test_it_is_the_plugin_that_is_found(lmcore):
     assert "0000:04:00.0" in json.dumps(plugin)
 
 
+IMPORTED = """
+import torch
+assert torch.xpu.device_count() == 2
+x, grad = torch.randn(2, 2**14 + 1, 24, generator=torch.Generator().manual_seed(1)).bfloat16()
+rows = {}
+for device, dtype in (("xpu", torch.bfloat16), ("cpu", torch.float64)):
+    given = [torch.ones(24, dtype=dtype, device=device).requires_grad_() for _ in "wb"]
+    out = torch.nn.functional.layer_norm(x.to(given[0]), (24,), *given)
+    found = torch.autograd.grad(out, given, grad.to(out))
+    rows[device] = [one.cpu().double() for one in found]
+for found, right in zip(rows["xpu"], rows["cpu"], strict=True):
+    print((found - right).abs().max().item() / right.abs().max().item())
+"""
+
+
+def test_torch_itself_loads_the_stand_in(environment):
+    """No hook is called: so the hooks find torch complete.  It sums gradients of gains wide."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert max(map(float, done.stdout.split())) < 0.01
+
+
 @pytest.mark.slow
 def test_the_doctor_tries_the_device(lmcore):
     """Every check of the plugin, and the core's products and sum on two devices, end well."""
@@ -217,16 +245,6 @@ def conformance(env: dict[str, str], folder: Path, *options: str) -> dict:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=env)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     return json.loads(report.read_text())
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_stand_in_is_as_torch_is_with_intel_gpus(environment, tmp_path):
-    """Hooks replace nothing, as torch has loaded the stand-in; gradients of gains are summed wide."""
-    names = ("contract.hook-effects", "ops.layer_norm.huge")
-    found = conformance(environment, tmp_path, "-k", " or ".join(names))
-    results = {check["id"]: check["status"] for check in found["checks"]}
-    assert [results[name] for name in names] == ["passed", "passed"]
 
 
 @pytest.mark.full
