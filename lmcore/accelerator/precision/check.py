@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from lmcore.accelerator.device_errors import first_line
 from lmcore.accelerator.dtype import dtype_name
 from lmcore.accelerator.op.reference import attention
 from lmcore.accelerator.precision.products import (
@@ -137,8 +138,24 @@ def check_device(policy: _Policy, device: Device) -> Counter[Product]:
         Products that are wider than the policy's: the reference of attention may widen.
 
     Raises:
-        DeviceError: Products, weights or gradients have another dtype, or wrong numbers.
+        DeviceError: Products, weights or gradients have another dtype, or wrong numbers; or the
+            device cannot compute the layers.
     """
+    try:
+        return _checked_layers(policy, device)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise DeviceError(
+            f"device `{device.type}` cannot compute small layers under precision `{policy.name}`",
+            why=f"{type(error).__name__}: {first_line(error)}; projections and attention of a few "
+            "numbers run on it before training, forward and backward",
+            hint="report this to the authors of the device's plugin, or use another `--device`",
+        ) from error
+
+
+def _checked_layers(policy: _Policy, device: Device) -> Counter[Product]:
+    """Return the wider products of small layers, whose dtypes and numbers are right."""
     place = f"on device `{device.type}`"
     _check_numbers(policy, device)
     layers = _layers(policy, device)

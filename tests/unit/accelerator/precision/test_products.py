@@ -34,6 +34,19 @@ def test_a_device_that_computes_only_without_the_mode(monkeypatch):
     assert "Input tensor is not" in str(caught.value.__cause__)
 
 
+def test_a_device_that_cannot_compute_the_layers(monkeypatch):
+    """A device that lacks an op of torch ends the run with its error, and no traceback."""
+
+    def failing(*tensors):
+        raise NotImplementedError("no `addmm` here\nC++ frames")
+
+    monkeypatch.setattr(functional, "linear", failing)
+    with pytest.raises(DeviceError) as caught:
+        full_precision_policy().verify(create_device())
+    assert caught.value.what == "device `cpu` cannot compute small layers under precision `fp32`"
+    assert caught.value.why.startswith("NotImplementedError: no `addmm` here; projections")
+
+
 @pytest.mark.parametrize(
     "error", [ZeroDivisionError("anyway"), DeviceError("anyway"), torch.OutOfMemoryError("anyway")]
 )
