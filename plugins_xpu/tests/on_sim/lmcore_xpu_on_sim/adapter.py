@@ -1,6 +1,6 @@
 """`torch.xpu` over the simulated device: torch's module keeps its names, `torch.sim` works.
 
-It stands in for a torch that is built for Intel GPUs, so torch itself loads it (an entry point of
+It replaces the parts that a torch for Intel GPUs has, so torch itself loads it (an entry point of
 the group `torch.backends`): the plugin's hooks then find torch complete, and replace nothing.
 """
 
@@ -100,8 +100,8 @@ def _layer_norm_backward(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of input, gain and offset, summed in at least float32.
 
-    So do kernels for GPUs; torch's for the CPU, which computes for the simulated device, sums those
-    of gain and offset over all rows in bfloat16.
+    Kernels for GPUs do the same.  torch's kernel for the CPU, which computes for the simulated
+    device, sums gradients of gain and offset over all rows in bfloat16.
     """
     dims = list(range(x.dim() - len(shape), x.dim()))
     rows = list(range(x.dim() - len(shape)))

@@ -51,7 +51,7 @@ def test_a_device_that_cannot_compute_the_layers(monkeypatch):
     "error", [ZeroDivisionError("anyway"), DeviceError("anyway"), torch.OutOfMemoryError("anyway")]
 )
 def test_other_errors_stay_as_they_are(error):
-    """What raises without the mode, too, is no fault of the mode."""
+    """An error that is also raised without the mode is no fault of the mode."""
 
     def compute(counter):
         with counter:
