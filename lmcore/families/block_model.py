@@ -6,8 +6,9 @@ Shapes: B batch, S sequence, H hidden.
 from __future__ import annotations
 
 import functools
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from torch import Tensor, nn
 
@@ -22,9 +23,15 @@ __all__ = ["BlockModel"]
 
 
 class BlockModel(Model):
-    """Model with a stack of blocks, or with a part of the stack."""
+    """Model with a stack of blocks, or with a part of the stack.
+
+    Attributes:
+        blocks: The blocks, by their numbers.
+        embeddings: Names of the modules that the first pipeline stage has beside the blocks.
+    """
 
     blocks: nn.ModuleDict
+    embeddings: ClassVar[tuple[str, ...]] = ("token_embedding", "position_embedding")
 
     def build_blocks(self, ops: OpBinding, *, masked: bool, **options: Any) -> nn.ModuleDict:
         """Return the blocks of this part, by their numbers.
@@ -71,6 +78,19 @@ class BlockModel(Model):
         for block in blocks:
             x_BSH = block(x_BSH)
         return x_BSH
+
+    @property
+    @abstractmethod
+    def head_modules(self) -> dict[str, nn.Module]:
+        """Modules of the heads by attribute name, without the token embedding."""
+
+    def stage_modules(self, *, first: bool, last: bool) -> dict[str, nn.Module]:
+        """Return embeddings, last norm and heads, as far as the stage has them."""
+        modules = self.present(*self.embeddings) if first else {}
+        if last:
+            tied = ("token_embedding",) if self.tied_parameters else ()
+            modules |= self.present(*tied, "final_norm") | self.head_modules
+        return modules
 
     def column_linears(self) -> list[Linear]:
         """Return the projections whose outputs are divided in tensor parallelism."""

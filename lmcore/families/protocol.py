@@ -186,6 +186,11 @@ class Model(nn.Module, ABC):
         """Attention modules, whose ops context parallelism wraps."""
         return ()
 
+    def present(self, *names: str) -> dict[str, nn.Module]:
+        """Return the modules among *names* that this part has, by attribute name."""
+        found = {name: self._modules.get(name) for name in names}
+        return {name: module for name, module in found.items() if module is not None}
+
     @property
     def tied_parameters(self) -> frozenset[str]:
         """Names of the parameters that both the first and the last pipeline stage hold."""

@@ -48,6 +48,7 @@ class Bert(BlockModel, MaskedLM):
     """Encoder; `hidden` returns its hidden states, `loss` the losses of its heads."""
 
     causal = False
+    embeddings = (*BlockModel.embeddings, "type_embedding", "embedding_norm")
 
     def __init__(
         self,
@@ -91,9 +92,7 @@ class Bert(BlockModel, MaskedLM):
     @property
     def head_modules(self) -> dict[str, nn.Module]:
         """Modules of the heads by attribute name, without the token embedding."""
-        names = ("masked_head", "pooler", "order_head")
-        found = {name: self._modules.get(name) for name in names}
-        return {name: module for name, module in found.items() if module is not None}
+        return self.present("masked_head", "pooler", "order_head")
 
     @property
     def head_weight(self) -> Tensor:
@@ -158,64 +157,40 @@ class Bert(BlockModel, MaskedLM):
             mask_B1SS = padding_BS[:, None, None, :].expand(-1, 1, padding_BS.shape[1], -1)
         return self.run_layers(x_BSH, layers, mask_B1SS=mask_B1SS)
 
-    def loss(
-        self,
-        tokens_BS: Tensor,
-        types_BS: Tensor,
-        padding_BS: Tensor,
-        *,
-        chosen_BM: Tensor,
-        targets_BM: Tensor,
-        loss_weight_BM: Tensor,
-        order_B: Tensor | None = None,
-        order_weight_B: Tensor | None = None,
-    ) -> Tensor:
+    def loss(self, **batch: Tensor) -> Tensor:
         """Return the losses of the masked tokens and of the order; see `Model.loss`.
 
         Args:
-            tokens_BS: Token ids, some of them masked.
-            types_BS: Segment of each token.
-            padding_BS: True at padding.
-            chosen_BM: Positions of the tokens to predict.
-            targets_BM: Original tokens there.
-            loss_weight_BM: Weight of each; 0 for samples with fewer than M.
-            order_B: 1 where the segments are swapped; with the order head only.
-            order_weight_B: Weight of each sample in the order's loss.
+            batch: Tensors by the names of the family's batch:
+
+                - tokens_BS: token ids, some of them masked;
+                - types_BS: segment of each token;
+                - padding_BS: True at padding;
+                - chosen_BM: positions of the tokens to predict;
+                - targets_BM: original tokens there;
+                - loss_weight_BM: weight of each; 0 for samples with fewer than M;
+                - order_B: 1 where the segments are swapped; with the order head only;
+                - order_weight_B: weight of each sample in the order's loss.
         """
-        hidden_BSH = self.hidden(tokens_BS, types_BS, padding_BS)
-        masked = (chosen_BM, targets_BM, loss_weight_BM)
-        return self._losses(hidden_BSH, *masked, order_B, order_weight_B)
+        return self.run_stage(None, batch, self.layers, last=True)
 
     def losses_of(self, hidden_BSH: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the losses of hidden states after the last norm; see `loss`."""
-        masked = (batch["chosen_BM"], batch["targets_BM"], batch["loss_weight_BM"])
-        order = (batch.get("order_B"), batch.get("order_weight_B"))
-        return self._losses(hidden_BSH, *masked, *order)
-
-    def _losses(
-        self,
-        hidden_BSH: Tensor,
-        chosen_BM: Tensor,
-        targets_BM: Tensor,
-        loss_weight_BM: Tensor,
-        order_B: Tensor | None = None,
-        order_weight_B: Tensor | None = None,
-    ) -> Tensor:
-        x_TH = self.masked_head(self._chosen(hidden_BSH, chosen_BM))
+        x_TH = self.masked_head(self._chosen(hidden_BSH, batch["chosen_BM"]))
         weight_VH, bias_V = self.head_weight, self.masked_head.bias
-        target_T, weight_T = targets_BM.flatten(), loss_weight_BM.flatten()
+        target_T, weight_T = batch["targets_BM"].flatten(), batch["loss_weight_BM"].flatten()
         masked = self.head_loss(x_TH, weight_VH, target_T, weight_T, bias_V)
-        found = [masked]
-        accuracies = []
+        found, accuracies = [masked], []
         if not self.training:
             best_T = self.head_loss.best(x_TH, weight_VH, bias_V)
             accuracies.append(((best_T == target_T) * weight_T).sum())
-        if order_B is not None and order_weight_B is not None:
+        if "order_B" in batch:
+            order_B, weight_B = batch["order_B"], batch["order_weight_B"]
             logits_B2 = self.order_logits(hidden_BSH).to(masked.dtype)
             each_B = functional.cross_entropy(logits_B2, order_B, reduction="none")
-            found.append((each_B * order_weight_B).sum())
+            found.append((each_B * weight_B).sum())
             if not self.training:
-                accuracies.append(((logits_B2.argmax(-1) == order_B) * order_weight_B).sum())
+                accuracies.append(((logits_B2.argmax(-1) == order_B) * weight_B).sum())
         values = [*found, *accuracies]
         return torch.stack(values) if len(values) > 1 else masked
 
@@ -247,17 +222,6 @@ class Bert(BlockModel, MaskedLM):
             head_norm=self._norm_before_heads if self.part.head else None,
             whole_heads=[self.order_head] if "order_head" in self._modules else [],
         )
-
-    def stage_modules(self, *, first: bool, last: bool) -> dict[str, nn.Module]:
-        """Return embeddings, last norm and heads, as far as the stage has them."""
-        names = ["token_embedding"] if first or (last and self.tied_parameters) else []
-        if first:
-            names += ["position_embedding", "type_embedding", "embedding_norm"]
-        if last:
-            names.append("final_norm")
-        found = {name: self._modules.get(name) for name in names}
-        modules = {name: module for name, module in found.items() if module is not None}
-        return modules | self.head_modules if last else modules
 
     def run_stage(
         self,

@@ -68,7 +68,7 @@ class GPT(BlockModel, CausalLM):
     @property
     def head_modules(self) -> dict[str, nn.Module]:
         """Modules of the heads by attribute name, without the token embedding."""
-        return {} if self.shape.tied else {"output_embedding": self.output_embedding}
+        return self.present("output_embedding")
 
     @property
     def head_weight(self) -> Tensor:
@@ -243,18 +243,6 @@ class GPT(BlockModel, CausalLM):
             else [],
             head_norm=self.final_norm if self.part.head else None,
         )
-
-    def stage_modules(self, *, first: bool, last: bool) -> dict[str, nn.Module]:
-        """Return embeddings, final norm and head, as far as the stage has them."""
-        shape = self.shape
-        modules: dict[str, nn.Module] = {}
-        if first or (last and self.tied_parameters):
-            modules["token_embedding"] = self.token_embedding
-        if first and shape.learned_positions:
-            modules["position_embedding"] = self.position_embedding
-        if last:
-            modules |= {"final_norm": self.final_norm, **self.head_modules}
-        return modules
 
     def run_stage(
         self,

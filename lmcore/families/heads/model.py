@@ -48,8 +48,7 @@ class TaskHead(Model):
     @property
     def head_modules(self) -> dict[str, nn.Module]:
         """Modules of the head by attribute name."""
-        found = {name: self._modules.get(name) for name in ("pooler", "classifier")}
-        return {name: module for name, module in found.items() if module is not None}
+        return self.present("pooler", "classifier")
 
     def loss(self, **batch: Tensor) -> Tensor:
         """Return the loss, and in evaluation the weight of the samples predicted right.
