@@ -61,7 +61,7 @@ def weighted(
     for number, loss in enumerate(family.losses):
         weight = batch[loss.weight]
         if divisors is None:
-            total = weight.sum().clamp(min=1.0)
+            total = _or_one(weight.sum())
         elif isinstance(divisor := divisors[number], Tensor):
             total = divisor.to(weight.dtype)
         else:
@@ -141,7 +141,7 @@ class TokenMean:
             sums = all_reduce_scalars_on_device(runtime, *self.excluded)
             ranks = runtime.rank.world_size
             self._shares = [
-                self._share_or_one(excluded, positions * ranks)
+                _or_one(self._share(excluded, positions * ranks))
                 for excluded, positions in zip(sums.unbind(), self._positions, strict=True)
             ]
         return iter(taken)
@@ -205,14 +205,13 @@ class TokenMean:
         return self._share(excluded[0], self._positions[0] * ranks).clamp_(min=_SMALLEST)
 
     @staticmethod
-    def _share_or_one(excluded: Tensor, positions: int) -> Tensor:
-        """Return the share; 1 without a valid target, whose weights of 0 any number divides."""
-        share = TokenMean._share(excluded, positions)
-        return torch.where(share > 0, share, 1.0)
-
-    @staticmethod
     def _share(excluded: Tensor, positions: int) -> Tensor:
         return (positions - excluded) / positions
+
+
+def _or_one(divisor: Tensor) -> Tensor:
+    """Return a divisor of weights; 1 without a valid target, where all weights are 0."""
+    return torch.where(divisor > 0, divisor, 1.0)
 
 
 def _on_device(batch: Batch, device: torch.device) -> Batch:
