@@ -202,7 +202,8 @@ class BatchLoader:
 
     def _build(self, first: int) -> Batch:
         if self._micro_batch_size > _CHECKED:
-            _require_memory(self._dataset[first], self._micro_batch_size)
+            one = self._collation([self._dataset[first]], first)
+            _require_memory(one, self._micro_batch_size)
         samples = [self._dataset[first + i] for i in range(self._micro_batch_size)]
         batch = self._collation(samples, first)
         if self._pin is None:
@@ -210,9 +211,13 @@ class BatchLoader:
         return {name: self._pin(tensor) for name, tensor in batch.items()}
 
 
-def _require_memory(sample: Any, micro_batch_size: int) -> None:
-    """Raise `MemoryError` for a micro-batch larger than the memory of the host."""
-    arrays = sample.values() if isinstance(sample, dict) else [sample]
-    size = micro_batch_size * sum(getattr(array, "nbytes", 0) for array in arrays)
+def _require_memory(one: Batch, micro_batch_size: int) -> None:
+    """Raise `MemoryError` for a micro-batch larger than the memory of the host.
+
+    Args:
+        one: Micro-batch of one sample.
+        micro_batch_size: Number of samples.
+    """
+    size = micro_batch_size * sum(tensor.nbytes for tensor in one.values())
     if size > host_memory():
         raise MemoryError(f"tried to allocate {size} bytes for a micro-batch on the host")

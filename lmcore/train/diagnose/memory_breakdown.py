@@ -17,6 +17,8 @@ from torch import Tensor
 
 from lmcore.accelerator.dtype import dtype_name
 from lmcore.accelerator.torch_device import memory_info
+from lmcore.families.heads.family import CHOICE
+from lmcore.model.family import family_of
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
@@ -244,10 +246,14 @@ def activations(plan: RunPlan, runtime: Runtime) -> list[Activation]:
     """Return the large tensors of one micro-batch's forward pass, the largest first.
 
     Fused kernels keep less: a fused attention has no attention scores, a fused loss no logits.
+    Logits are listed if the family predicts every token; other families' samples tell how many.
     """
     layout, shape = plan.layout, plan.shape
     own = shape.narrowed(layout.tensor)
+    family = family_of(shape)
     batch = plan.config.training.micro_batch_size
+    if shape.task == CHOICE:
+        batch *= shape.num_labels  # a sequence for each choice
     length = plan.config.model.seq_length // layout.context
     between = length // layout.tensor if layout.sequence else length
     compute = runtime.precision.compute
@@ -256,11 +262,12 @@ def activations(plan: RunPlan, runtime: Runtime) -> list[Activation]:
     heads = own.num_attention_heads
     channels = own.ffn_hidden_size * (2 if own.swiglu else 1)
     kinds = [
-        ("logits", (batch * length, own.padded_vocab_size), 4, "float32"),
         ("attention scores", (batch, heads, length, length * layout.context), narrow, dtype),
         ("feed-forward channels", (batch, length, channels), narrow, dtype),
         ("hidden states", (batch, between, shape.hidden_size), narrow, dtype),
     ]
+    if family.batch[family.losses[0].weight] == "BS":
+        kinds.append(("logits", (batch * length, own.padded_vocab_size), 4, "float32"))
     found = [
         Activation(name, sizes, math.prod(sizes) * width, of) for name, sizes, width, of in kinds
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 import traceback
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from lmcore.data.loading import loader as loading
 from lmcore.data.loading.loader import BatchLoader
 
 
@@ -200,3 +202,32 @@ def test_micro_batch_larger_than_the_host_is_refused():
         pytest.raises(MemoryError, match="tried to allocate"),
     ):
         next(loader)
+
+
+@dataclasses.dataclass
+class Pair:
+    """Sample that is no array."""
+
+    tokens: np.ndarray
+
+
+class Pairs(Counting):
+    """The samples of `Counting` as objects."""
+
+    def __getitem__(self, i: int) -> Pair:
+        return Pair(super().__getitem__(i))
+
+
+def test_a_micro_batch_larger_than_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused before its samples are read, whatever these are."""
+    count = (1 << 16) + 1
+    monkeypatch.setattr(loading, "host_memory", lambda: count * 8 - 1)
+    samples = Pairs(count)
+
+    def collate(found: list[Pair], first: int) -> dict[str, torch.Tensor]:
+        return {"tokens_BS": torch.from_numpy(np.stack([one.tokens[:1] for one in found]))}
+
+    loader = BatchLoader(samples, micro_batch_size=count, collation=collate)
+    with loader, pytest.raises(MemoryError, match=f"tried to allocate {count * 8} bytes"):
+        next(loader)
+    assert samples.read == [0]

@@ -170,6 +170,26 @@ def test_single_activations_follow_from_the_shape(make_plan: Any, runtime: Any) 
     assert found["hidden states"][0] == (4, 4, 16)
 
 
+@pytest.mark.parametrize(
+    "changes,sequences",
+    [
+        ({"model_family": "bert", "further": (("bert_binary_head", True),)}, 4),
+        ({"task": "classification", "num_labels": 3}, 4),
+        ({"task": "multiple-choice", "num_labels": 3}, 4 * 3),
+    ],
+)
+def test_activations_of_other_losses(
+    make_plan: Any, runtime: Any, changes: Any, sequences: int
+) -> None:
+    """There are no logits of every token, and a sequence for each choice of a question."""
+    plan = make_plan("")
+    plan = dataclasses.replace(plan, shape=dataclasses.replace(plan.shape, **changes))
+    found = {one.name: one.shape for one in activations(plan, runtime)}
+    assert "logits" not in found
+    assert found["attention scores"] == (sequences, 2, 16, 16)
+    assert found["hidden states"] == (sequences, 16, 16)
+
+
 ASKED = "CHIP out of memory. Tried to allocate 16.00 KiB. Chip 0 has a total of 80 GiB\nmore"
 
 
