@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from lmcore.checkpoint import check_shape, read_manifest
+from lmcore.checkpoint import (
+    check_shape,
+    newest_verified,
+    read_manifest,
+    save_checkpoint,
+    survey,
+)
 from lmcore.checkpoint.manifest import _checksum
 from lmcore.errors import CheckpointError
 
@@ -140,3 +148,33 @@ def test_true_is_not_one(saved: Path):
         check_shape(
             read_manifest(saved), {"num_layers": True, "hidden_size": 256, "vocab_size": 512}
         )
+
+
+@pytest.mark.parametrize(
+    "change, field",
+    [
+        (lambda d: d["tensors"].update({"\ud800": d["tensors"]["model.bf16"]}), "tensors"),
+        (lambda d: d["files"].update({"\udc80": {"size": 0, "crc32": "00000000"}}), "files"),
+        (lambda d: d["model_shape"].update({"\ud800": 1}), "model_shape"),
+        (lambda d: d["model_shape"].update(normalization="\ud800"), "normalization"),
+        (lambda d: d.update(torch_version="2.9\udfff"), "torch_version"),
+    ],
+)
+def test_surrogates_beside_an_older_checkpoint(
+    tmp_path: Path, saved: Path, change: Callable[[dict[str, Any]], object], field: str
+):
+    """The older one is used, and a line that every stream can print says why."""
+    older = save_checkpoint(tmp_path / "run", 90, {"w": torch.ones(2)}, {}, model_shape={})
+    newer = shutil.copytree(saved, tmp_path / "run/iter_0000100")
+    rewrite(newer, lambda document: document.update(sequence=2))
+    assert newest_verified(survey(tmp_path / "run")).path == newer
+    rewrite(newer, change)
+    with pytest.raises(CheckpointError, match="does not follow the manifest's schema") as caught:
+        read_manifest(newer)
+    assert f"in `{field}` cannot be encoded in UTF-8" in caught.value.why
+    found = newest_verified(survey(tmp_path / "run"))
+    assert (found.path, list(found.passed_over)) == (older, [newer])
+    warning = str(found.warning())
+    assert "`iter_0000100`" in warning
+    assert caught.value.why in warning
+    warning.encode()  # as a strict UTF-8 stream does

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from model_states import GPT2, RandomState
 
 from lmcore.cli.streams import outlive_readers
+from lmcore.conversion.native.write import write_lmcore
+from lmcore.data.tokenizer import ByteTokenizer
 
 PRINT = """
 import sys, lmcore.cli.config as command
@@ -22,6 +26,10 @@ def run(argv):
 command.run = run
 sys.exit(main(["config", "show"]))
 """
+
+
+C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+"""Variables of a process whose standard streams and arguments are ASCII."""
 
 
 def stream_to(file: int) -> io.TextIOWrapper:
@@ -74,7 +82,7 @@ def test_streams_that_are_no_files_stay(capsys: pytest.CaptureFixture[str]) -> N
     "variables, printed",
     [
         (
-            {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+            C_LOCALE,
             rb"a \ufffd \xfc " + b"\xfc",
         ),
         ({"PYTHONIOENCODING": "ascii"}, rb"a \ufffd \xfc \udcfc"),
@@ -90,3 +98,41 @@ def test_characters_that_the_encoding_lacks(variables: dict[str, str], printed: 
     )
     assert (done.returncode, done.stdout) == (0, printed + b"\n")
     assert done.stderr.startswith(b"b ")
+
+
+def in_the_c_locale(folder: Path, *argv: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a command of lmcore in its own interpreter, with the bytes of UTF-8 as arguments."""
+    env = {name: one for name, one in os.environ.items() if name != "PYTHONIOENCODING"}
+    command = [sys.executable, "-m", "lmcore.cli.main", *argv]
+    return subprocess.run(
+        list(map(os.fsencode, command)),
+        env=env | C_LOCALE,
+        cwd=folder,
+        capture_output=True,
+        check=False,
+    )
+
+
+def test_paths_in_the_c_locale(tmp_path: Path) -> None:
+    """A path that is not ASCII is found; a message about it shows its bytes as escapes."""
+    (tmp_path / "d\u00fcr").mkdir()
+    done = in_the_c_locale(tmp_path, "checkpoint", "inspect", "d\u00fcr")
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert done.stderr.startswith(
+        rb"error: no checkpoint in `d\udcc3\udcbcr`" + b"\nwhy: it is empty"
+    )
+
+
+def test_prompts_in_the_c_locale(tmp_path: Path) -> None:
+    """The bytes of a prompt are UTF-8 there too: the model reads the characters."""
+    write_lmcore(RandomState(GPT2), tmp_path / "run", ByteTokenizer())
+    prompt = "Gr\u00fc\u00dfe"
+    command = ["generate", "--device", "cpu", "--load", "run", "--greedy", "--tokens", "1"]
+    done = in_the_c_locale(tmp_path, *command, "--prompt", prompt, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["prompt"] == prompt
+    plain = in_the_c_locale(tmp_path, *command, "--prompt", prompt)
+    assert plain.returncode == 0, plain.stderr
+    # A terminal that has no such character shows a question mark in its place.
+    assert plain.stdout.startswith(b"Gr??e")
