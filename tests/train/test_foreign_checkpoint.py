@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_states import GPT2, LLAMA, RandomState
+from model_states import GPT2, LLAMA, SHAPES, RandomState
 
 from lmcore.cli.main import main
 from lmcore.config.tokenizer import TokenizerSettings
@@ -88,6 +88,48 @@ def test_the_run_begins_with_its_weights_in_any_layout(
             changed = (after[:rows] - before[:rows]).abs().max()
             assert changed < 0.01, parameter  # two steps of Adam
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("to", ["huggingface", "megatron"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt2 untied", "llama", "llama tied, biases"])
+def test_a_head_that_is_tied_or_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, to: str
+) -> None:
+    """A converted model generates the same tokens, and a run that begins with it has its loss."""
+    own = RandomState(SHAPES[name])
+    own.vocab_size = 257
+    data = prepared(tmp_path, ByteTokenizer())
+    write_lmcore(own, tmp_path / "run", ByteTokenizer())
+    convert(tmp_path / "run", tmp_path / "converted", to)
+    made = read_state(tmp_path / "converted")
+    assert (made.shape.tied, "output_embedding.weight" in made.parameters) == (
+        own.shape.tied,
+        not own.shape.tied,
+    )
+    found = []
+    for place in ("run", "converted"):
+        load = ["--load", str(tmp_path / place), "--device", "cpu"]
+        tokens = [
+            "--tokenizer-type",
+            "ByteTokenizer",
+            "--greedy",
+            "--tokens",
+            "6",
+            "--logprobs",
+            "1",
+        ]
+        assert main(["generate", *load, *tokens, "--prompt", "Now is", "--json"]) == 0
+        sample = json.loads(capsys.readouterr().out)
+        flags = ["--use-checkpoint-args", "--finetune", "--tokenizer-type", "ByteTokenizer"]
+        save = ["--save", str(tmp_path / f"from-{place}"), "--data-path", data]
+        assert main(["train", *load, *flags, *RUN.split(), *save]) == 0
+        capsys.readouterr()
+        found.append((sample, losses(tmp_path / f"from-{place}")))
+    (own_sample, own_losses), (sample, begun) = found
+    assert sample["tokens"] == own_sample["tokens"]
+    logprobs = [[one["logprob"] for one in each["logprobs"]] for each in (sample, own_sample)]
+    assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-4)
+    assert begun == pytest.approx(own_losses, rel=1e-5)
 
 
 def prepared(tmp_path: Path, tokenizer: Tokenizer) -> str:
