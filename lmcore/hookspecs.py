@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lmcore.accelerator.registry import (
         CommandRegistry,
         CorpusRegistry,
+        EngineRegistry,
         FamilyRegistry,
         FormatRegistry,
         OptionRegistry,
@@ -141,6 +142,18 @@ def lmcore_add_formats(registry: FormatRegistry) -> None:
     Ranks: the launcher and every worker.
     Return: nothing; a format is a record, `lmcore.model.checkpoint_format.CheckpointFormat`, which
     names the functions that read and write as `module:object`.
+    """
+
+
+@hookspec
+def lmcore_add_engines(registry: EngineRegistry) -> None:
+    """Add training engines: `registry.add(engine)`.
+
+    Called by: every command that reads settings or checkpoints, for every usable plugin.
+    When: after discovery, before flags are read; torch is not imported.
+    Ranks: the launcher and every worker.
+    Return: nothing; an engine is a record, `lmcore.model.training_engine.TrainingEngine`, which
+    names the function that builds it as `module:object`.
     """
 
 

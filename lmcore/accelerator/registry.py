@@ -1,4 +1,4 @@
-"""Registries through which plugins add options, commands, corpora, tokenizers, families, formats.
+"""Registries through which plugins add what is chosen by name: options, commands and so on.
 
 A registry belongs to one plugin for the time of one hook call, and checks each registration at
 once, so that a traceback points into the plugin.  `lmcore.plugin.registrations` makes the
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from lmcore.accelerator.tokenizer import TokenizerFactory
     from lmcore.model.checkpoint_format import CheckpointFormat
     from lmcore.model.family import Family
+    from lmcore.model.training_engine import TrainingEngine
 
 __all__ = [
     "CommandRegistry",
     "CorpusRegistry",
+    "EngineRegistry",
     "FamilyRegistry",
     "FormatRegistry",
     "OptionRegistry",
@@ -337,6 +339,36 @@ class FormatRegistry(_Registry["CheckpointFormat"]):
                     why="`read` and `write` have the form `package.module:function`",
                 )
         self.found[claimed] = checkpoint_format
+
+
+class EngineRegistry(_Registry["TrainingEngine"]):
+    """Registry of the hook `lmcore_add_engines`."""
+
+    kind = "training engine"
+
+    def add(self, engine: TrainingEngine) -> None:
+        """Register a training engine, which `--engine` chooses by its name.
+
+        Args:
+            engine: Its record.
+
+        Raises:
+            PluginError: It is no such record, or the name is malformed or taken.
+        """
+        from lmcore.model.training_engine import TrainingEngine  # as for families
+
+        if not isinstance(engine, TrainingEngine):
+            raise self._error(
+                f"registers the training engine {engine!r:.100}",
+                why="an engine is a record, `lmcore.model.training_engine.TrainingEngine`",
+            )
+        claimed = self._claim(engine.name, _FAMILY, "letters, digits and dashes, a letter first")
+        if not _is_target(engine.open):
+            raise self._error(
+                f"registers the training engine `{claimed}` with {engine.open!r:.100}",
+                why="`open` has the form `package.module:function`",
+            )
+        self.found[claimed] = engine
 
 
 def _is_target(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Training engine of a run: what DeepSpeed's cannot do, and who trains then.
+"""Training engine of a run: what it cannot do, and who trains then.
 
 Megatron's forks start every run with `--deepspeed`, also with layouts that DeepSpeed's engine does
 not run here.  The native engine trains these, with the settings of the same file.
@@ -10,14 +10,12 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from lmcore.config.settings import LoadedConfig, Provenance
+from lmcore.model.training_engine import NATIVE, Lack, TrainingEngine, engine_named
 
 if TYPE_CHECKING:
     from lmcore.config.section import Config
 
-__all__ = ["DEEPSPEED_OPTIMIZERS", "beyond_deepspeed", "settle_engine"]
-
-DEEPSPEED_OPTIMIZERS = ("adam", "sgd", "adopt")
-"""Optimizers that update any slice of the flat buffer of weights like the whole parameter."""
+__all__ = ["beyond", "settle_engine"]
 
 _MEGATRON_FLAG = "--deepspeed"
 _SIZES = (
@@ -26,22 +24,21 @@ _SIZES = (
 )
 
 
-def beyond_deepspeed(config: Config) -> dict[str, str]:
-    """Return the options whose values DeepSpeed's engine cannot have, each with the reason."""
-    parallel = config.parallel
-    found = {
-        name: "DeepSpeed shards optimizer state, gradients and weights over all processes of the "
-        "run; nothing else divides the model"
-        for name in _SIZES
-        if getattr(parallel, name) > 1
-    }
-    if parallel.zero_stage == 0:
-        found["zero_stage"] = "without sharding DeepSpeed does what torch's own engine does"
-    if config.optimizer.optimizer not in DEEPSPEED_OPTIMIZERS:
-        found["optimizer"] = (
-            "DeepSpeed gives each process a slice of a flat buffer, not whole matrices"
+def beyond(engine: TrainingEngine, config: Config) -> dict[str, Lack]:
+    """Return the options whose values an engine cannot have, each with the reason.
+
+    Args:
+        engine: The engine.
+        config: Settings of a run, which may be another engine's.
+    """
+    found: dict[str, Lack] = {}
+    if not engine.by_layout:
+        shards = Lack(
+            f"{engine.title} shards optimizer state, gradients and weights over all processes of "
+            "the run; nothing else divides the model"
         )
-    return found
+        found = {name: shards for name in _SIZES if getattr(config.parallel, name) > 1}
+    return found | dict(engine.lacks(config))
 
 
 def settle_engine(loaded: LoadedConfig) -> tuple[LoadedConfig, str | None]:
@@ -53,13 +50,15 @@ def settle_engine(loaded: LoadedConfig) -> tuple[LoadedConfig, str | None]:
     Args:
         loaded: Settings from all sources.
     """
-    asked = loaded.provenance["engine"] == Provenance("flag", _MEGATRON_FLAG)
-    beyond = beyond_deepspeed(loaded.config) if asked else {}
-    if not beyond:
+    if loaded.provenance["engine"] != Provenance("flag", _MEGATRON_FLAG):
         return loaded, None
-    shown = ", ".join(loaded.shown(name) for name in beyond)
-    parallel = dataclasses.replace(loaded.config.parallel, engine="native")
-    origin = Provenance("derived", f"{_MEGATRON_FLAG}, but DeepSpeed's engine lacks {shown}")
+    engine = engine_named(loaded.config.parallel.engine)
+    lacking = beyond(engine, loaded.config)
+    if not lacking:
+        return loaded, None
+    shown = ", ".join(loaded.shown(name) for name in lacking)
+    parallel = dataclasses.replace(loaded.config.parallel, engine=NATIVE.name)
+    origin = Provenance("derived", f"{_MEGATRON_FLAG}, but {engine.title}'s engine lacks {shown}")
     settled = dataclasses.replace(
         loaded,
         config=dataclasses.replace(loaded.config, parallel=parallel),
@@ -68,6 +67,6 @@ def settle_engine(loaded: LoadedConfig) -> tuple[LoadedConfig, str | None]:
     file = loaded.config.parallel.deepspeed_config
     settings = f" with the settings of `{file}`" if file else ""
     return settled, (
-        f"`{_MEGATRON_FLAG}`: the native engine trains this run{settings}; DeepSpeed's engine does "
-        f"not run {shown} here"
+        f"`{_MEGATRON_FLAG}`: the native engine trains this run{settings}; {engine.title}'s engine "
+        f"does not run {shown} here"
     )

@@ -41,6 +41,7 @@ from lmcore.config.settings_file import SettingsFile
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.config.validate import problems_of
 from lmcore.errors import ConfigError, LmcoreError
+from lmcore.model.training_engine import engine_named
 
 __all__ = ["EXCLUSIVE", "load_config"]
 
@@ -185,7 +186,8 @@ def _with_engine(
     """Return the settings with the engine of the run and all problems, and lines about both."""
     loaded, line = settle_engine(loaded)
     notices = [] if line is None else [line]
-    if file is not None and loaded.config.parallel.engine == "native":
+    engine = engine_named(loaded.config.parallel.engine)
+    if file is not None and not engine.takes_deepspeed_config:
         problems += file.native_problems()
         line = file.native_notice()
         notices += [] if line is None else [line]

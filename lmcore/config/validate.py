@@ -9,7 +9,7 @@ from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.rules.checkpoint import CHECKPOINT_RULES
 from lmcore.config.rules.data import DATA_RULES
-from lmcore.config.rules.deepspeed import DEEPSPEED_RULES
+from lmcore.config.rules.engine import ENGINE_RULES
 from lmcore.config.rules.model import MODEL_RULES
 from lmcore.config.rules.needs import NEED_RULES
 from lmcore.config.rules.optimizer import OPTIMIZER_RULES
@@ -41,7 +41,7 @@ RULES: tuple[Rule, ...] = (
     *TOKENIZER_RULES,
     *DATA_RULES,
     *TASK_RULES,
-    *DEEPSPEED_RULES,
+    *ENGINE_RULES,
     *PARALLEL_RULES,
     *PATH_RULES,
     *CHECKPOINT_RULES,

@@ -21,7 +21,7 @@ from lmcore.errors import ConfigError, suggestion
 from lmcore.plugin.known_packages import GROUP
 from lmcore.plugin.load import distribution_of, load, probe_as_json, record_of
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState
-from lmcore.plugin.registrations import register_families, register_formats
+from lmcore.plugin.registrations import register_engines, register_families, register_formats
 from lmcore.plugin.variables import warn_unknown_variables
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def discover(
         found = found.without([name], source)
     register_families(found)
     register_formats(found)
+    register_engines(found)
     if not probe:
         return found
     return PluginSet(

@@ -1,4 +1,4 @@
-"""The plugins' additions: options, commands, corpora, tokenizer types, families and formats.
+"""The plugins' additions: options, commands, corpora, tokenizers, families, formats, engines.
 
 The hook of every usable plugin is called alone.  A plugin that fails adds nothing, not even what it
 registered before it failed, and a warning says so; an error about a name that it might have added
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from lmcore.accelerator.registry import (
     CommandRegistry,
     CorpusRegistry,
+    EngineRegistry,
     FamilyRegistry,
     FormatRegistry,
     OptionRegistry,
@@ -41,6 +42,7 @@ __all__ = [
     "plugin_corpora",
     "plugin_sections",
     "plugins_records",
+    "register_engines",
     "register_families",
     "register_formats",
     "registered_types",
@@ -212,8 +214,26 @@ def register_formats(plugins: PluginSet) -> None:
         registry[name] = dataclasses.replace(one, matches=matches)
 
 
+def register_engines(plugins: PluginSet) -> None:
+    """Add the training engines of the usable plugins to the registry, as `register_families`."""
+    hook = "lmcore_add_engines"
+    if not _is_used(hook, plugins):
+        return
+    from lmcore.model.training_engine import engines
+
+    registry = engines()
+    for name in _added.pop(hook, ()):
+        registry.pop(name, None)
+    own = dict.fromkeys(registry, _CORE)
+    found = _collect(
+        plugins, hook, lambda record, taken: EngineRegistry(record.label, {**taken, **own})
+    )
+    _added[hook] = list(found)
+    registry.update(found)
+
+
 def plugins_records() -> frozenset[str]:
-    """Return the names of the families and formats that plugins have added in this process."""
+    """Return the names of the families, formats and engines that plugins added in this process."""
     return frozenset(name for names in _added.values() for name in names)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lmcore.config.foreign.deepspeed_config import zero_stage
+from lmcore.model.training_engine import engine_named
 
 if TYPE_CHECKING:
     from lmcore.accelerator.device import Device
@@ -26,6 +26,6 @@ def compiles_blocks(plan: RunPlan, device: Device) -> bool:
     asked = plan.config.training.compile
     if asked is not None:
         return asked
-    if plan.config.parallel.engine == "deepspeed" and zero_stage(plan) == 3:
-        return False  # hooks gather and free the weights, and a compiled block runs no hooks
+    if not engine_named(plan.config.parallel.engine).compiles(plan.config):
+        return False
     return device.facts.get(FACT) is True

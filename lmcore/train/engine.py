@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lmcore.model.training_engine import engine_named
 from lmcore.parallel.graph_capture import require_graphs
 from lmcore.parallel.parallel_model import parallelize
 from lmcore.runtime.process.consistency import check_kernels
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.step_record import PendingStep
 
-__all__ = ["Engine", "Step", "build_engine"]
+__all__ = ["Engine", "Step", "build_engine", "open_native_engine"]
 
 
 class Step(Protocol):
@@ -56,6 +58,10 @@ class Engine(Protocol):
 
     def begin(self) -> None:
         """Prepare the first step with the weights in the state; all processes must call it."""
+
+
+OpenEngine = Callable[["RunPlan", "Runtime", ProfilerRange], AbstractContextManager[Engine]]
+"""The function `TrainingEngine.open`."""
 
 
 class NativeEngine:
@@ -101,6 +107,14 @@ class NativeEngine:
 
 
 @contextlib.contextmanager
+def open_native_engine(
+    plan: RunPlan, runtime: Runtime, profiler_range: ProfilerRange
+) -> Iterator[Engine]:
+    """Build the native engine of a run, as `NativeEngine`."""
+    yield NativeEngine(plan, runtime, profiler_range)
+
+
+@contextlib.contextmanager
 def build_engine(
     plan: RunPlan, runtime: Runtime, profiler_range: ProfilerRange = no_range
 ) -> Iterator[Engine]:
@@ -113,12 +127,8 @@ def build_engine(
     """
     with contextlib.ExitStack() as stack:
         with runtime.ops.bind_all():
-            if plan.config.parallel.engine == "native":
-                engine: Engine = NativeEngine(plan, runtime, profiler_range)
-            else:
-                from lmcore.train.deepspeed.engine import open_deepspeed_engine
-
-                engine = stack.enter_context(open_deepspeed_engine(plan, runtime, profiler_range))
+            open_engine: OpenEngine = engine_named(plan.config.parallel.engine).load()
+            engine = stack.enter_context(open_engine(plan, runtime, profiler_range))
         if runtime.processes is not None:
             rendezvous = runtime.processes.rendezvous
             check_kernels(rendezvous, runtime.ops, parts=plan.layout.pipeline > 1)

@@ -77,8 +77,8 @@ class RankTimer:
     def of(cls, plan: RunPlan, mesh: ParallelMesh, runtime: Runtime) -> RankTimer | None:
         """Return the timer of a run; None if there is nothing to compare, or no way to measure."""
         clock = mesh.clock
-        # The streams of DeepSpeed's collectives are its own.
-        measured = clock.on_host or plan.config.parallel.engine == "native"
+        # Another engine's collectives have streams of their own.
+        measured = clock.on_host or plan.config.parallel.by_layout
         if runtime.processes is None or not measured or not clock.available:
             return None
         return cls(mesh, runtime, interval=plan.config.logging.log_interval)

@@ -56,7 +56,7 @@ class ParallelLayout:
         zero_stage = sizes.zero_stage or 0
         if sizes.use_distributed_optimizer:
             zero_stage = max(zero_stage, 1)
-        if sizes.engine != "native":
+        if not sizes.by_layout:
             zero_stage = 0  # the engine does the sharding
         schedule = sizes.pipeline_schedule
         per_stage = sizes.num_layers_per_virtual_pipeline_stage

@@ -321,7 +321,7 @@ def _graph_problems(loaded: LoadedConfig, layout: ParallelLayout) -> Problems:
 
 def _obstacles(loaded: LoadedConfig, layout: ParallelLayout) -> Iterator[tuple[str, str]]:
     config = loaded.config
-    if config.parallel.engine != "native":
+    if not config.parallel.by_layout:
         yield "engine", "the other engine runs forward and backward itself"
         return
     if layout.tensor > 1:

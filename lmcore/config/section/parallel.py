@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmcore.config.need import Need, setting
+from lmcore.config.need import Need
 from lmcore.config.option import FREE, INPUT_PATH, option
+from lmcore.model.training_engine import engine_named
 
 __all__ = ["SCHEDULES", "ParallelSection"]
 
@@ -26,7 +27,7 @@ _SHARDS = Need(
     lambda run: (
         run.layout is None
         or run.layout.data * run.layout.context > 1
-        or run.config.parallel.engine != "native"
+        or not run.config.parallel.by_layout
     ),
 )
 _PROCESSES = Need("several processes", lambda run: run.layout is None or run.layout.world_size > 1)
@@ -37,7 +38,9 @@ _ZERO = Need(
     ),
     refused="without it all data-parallel processes are replicas anyway",
 )
-_DEEPSPEED = setting("--engine", "deepspeed")
+_OFFLOADS = Need(
+    "`--engine deepspeed`", lambda run: engine_named(run.config.parallel.engine).offloads
+)
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,8 @@ class ParallelSection:
 
     engine: str = option(
         "native",
-        "Training engine: native (torch), or DeepSpeed (`lmcore[deepspeed]`).",
-        choices=("native", "deepspeed"),
+        "Training engine: native (torch), deepspeed (`lmcore[deepspeed]`), or the name of a "
+        "plugin's.",
     )
     tensor_model_parallel_size: int = option(
         1,
@@ -109,7 +112,7 @@ class ParallelSection:
         False,
         "Keep the optimizer state, in stage 3 also the weights, in host memory.",
         on_resume=FREE,
-        needs=_DEEPSPEED,
+        needs=_OFFLOADS,
     )
     deepspeed_config: str | None = option(
         None,
@@ -142,3 +145,8 @@ class ParallelSection:
         on_resume=FREE,
         needs=_PROCESSES,
     )
+
+    @property
+    def by_layout(self) -> bool:
+        """True if the run's layout divides the model; False: the engine shards it by itself."""
+        return engine_named(self.engine).by_layout

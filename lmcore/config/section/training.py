@@ -35,7 +35,7 @@ def _has_replicas(run: Situation) -> bool:
     layout, parallel = run.layout, run.config.parallel
     if layout is None or layout.tensor > 1 or layout.pipeline > 1:
         return True
-    if parallel.engine != "native":
+    if not parallel.by_layout:
         return bool(layout.data > 1 and parallel.zero_stage != 3)
     count = layout.replicas if layout.zero_stage else layout.data * layout.context
     return bool(count > 1)

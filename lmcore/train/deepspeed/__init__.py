@@ -1,1 +1,70 @@
-"""DeepSpeed's engine behind the trainer's own interface."""
+"""DeepSpeed's engine behind the trainer's own interface, and its record; torch-free."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from lmcore.errors import ConfigError, LmcoreError, MissingPackageError
+from lmcore.model.training_engine import Lack, TrainingEngine
+
+if TYPE_CHECKING:
+    from lmcore.config.section import Config
+    from lmcore.config.settings import LoadedConfig
+
+__all__ = ["ENGINE"]
+
+_OPTIMIZERS = ("adam", "sgd", "adopt")
+"""Optimizers that update any slice of the flat buffer of weights like the whole parameter."""
+
+
+def _lacks(config: Config) -> dict[str, Lack]:
+    """Return the options whose values DeepSpeed cannot have here."""
+    found: dict[str, Lack] = {}
+    if config.parallel.zero_stage == 0:
+        found["zero_stage"] = Lack(
+            "without sharding DeepSpeed does what torch's own engine does",
+            "use `--zero-stage 1`, `2` or `3`",
+        )
+    if config.optimizer.optimizer not in _OPTIMIZERS:
+        *most, last = _OPTIMIZERS
+        found["optimizer"] = Lack(
+            "DeepSpeed gives each process a slice of a flat buffer, not whole matrices",
+            f"use `--optimizer {'`, `'.join(most)}` or `{last}`",
+        )
+    return found
+
+
+def _compiles(config: Config) -> bool:
+    """Return False in stage 3, whose hooks gather and free weights: compiled blocks run none."""
+    return config.parallel.zero_stage != 3
+
+
+def _rules(loaded: LoadedConfig) -> Iterator[LmcoreError]:
+    parallel = loaded.config.parallel
+    if importlib.util.find_spec("deepspeed") is None:
+        problem = MissingPackageError(
+            "deepspeed", needed_for="`--engine deepspeed`", install="pip install deepspeed"
+        )
+        offload = " without `--cpu-offload`" * parallel.cpu_offload  # the native engine has none
+        problem.hint = f"{problem.hint}, or use `--engine native`{offload}"
+        yield problem
+    if loaded.config.training.compile and not _compiles(loaded.config):
+        yield ConfigError(
+            f"{loaded.shown('compile')} cannot be combined with ZeRO stage 3 of DeepSpeed",
+            why="hooks gather and release the weights, and a compiled layer does not run hooks",
+            hint="remove `--compile`, or use `--zero-stage 2`",
+        )
+
+
+ENGINE = TrainingEngine(
+    name="deepspeed",
+    title="DeepSpeed",
+    open="lmcore.train.deepspeed.engine:open_deepspeed_engine",
+    lacks=_lacks,
+    rules=_rules,
+    compiles=_compiles,
+    offloads=True,
+    takes_deepspeed_config=True,
+)

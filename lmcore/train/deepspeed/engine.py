@@ -57,7 +57,7 @@ _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @contextlib.contextmanager
 def open_deepspeed_engine(
-    plan: RunPlan, runtime: Runtime, profiler_range: ProfilerRange = no_range
+    plan: RunPlan, runtime: Runtime, profiler_range: ProfilerRange
 ) -> Iterator[DeepSpeedEngine]:
     """Build the model of a run for DeepSpeed; all processes must call it.
 

@@ -13,9 +13,10 @@ import torch
 
 from lmcore.accelerator.torch_device import device_count
 from lmcore.config.derived.model_math import num_query_groups
-from lmcore.config.engine import DEEPSPEED_OPTIMIZERS
+from lmcore.config.engine import beyond
 from lmcore.config.optimizers import optimizer_facts
 from lmcore.errors import host_memory
+from lmcore.model.training_engine import engines
 from lmcore.train.diagnose.memory_breakdown import ROOMY, MemoryUse, in_units
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _recompute(plan: RunPlan, runtime: Runtime) -> Iterator[str]:
 def _kept(plan: RunPlan, runtime: Runtime, use: MemoryUse) -> Iterator[str]:
     """Yield remedies that make weights, gradients and optimizer state smaller."""
     layout, asked = plan.layout, plan.config.parallel
-    chosen, native = plan.config.optimizer, asked.engine == "native"
+    chosen, native = plan.config.optimizer, asked.by_layout
     optimizer = chosen.optimizer
     facts = optimizer_facts(optimizer, elementwise=chosen.optimizer_elementwise)
     shards = layout.data * layout.context // layout.replicas
@@ -140,12 +141,13 @@ def _kept(plan: RunPlan, runtime: Runtime, use: MemoryUse) -> Iterator[str]:
     if not native and (asked.zero_stage or 0) < _LAST_STAGE:
         yield f"`--zero-stage {_LAST_STAGE}`: weights are divided by {layout.data}, too"
     alone = layout.tensor == layout.pipeline == layout.context == layout.replicas == 1
-    offloads = alone and optimizer in DEEPSPEED_OPTIMIZERS and runtime.device.type != "cpu"
-    if offloads and not asked.cpu_offload:
-        yield (
-            f"`--engine deepspeed --zero-stage {asked.zero_stage or 2} --cpu-offload` (of "
-            "`lmcore[deepspeed]`): optimizer state in host memory; slower"
-        )
+    if alone and runtime.device.type != "cpu" and not asked.cpu_offload:
+        for engine in engines().values():
+            if engine.offloads and beyond(engine, plan.config).keys() <= {"zero_stage"}:
+                yield (
+                    f"`--engine {engine.name} --zero-stage {asked.zero_stage or 2} --cpu-offload`: "
+                    "optimizer state in host memory; slower"
+                )
     total = use.stats.total if use.stats is not None else None
     weights = 4 * plan.parameter_count // layout.pipeline  # float32, also before they are built
     fits = total is None or weights < total  # else smaller moments do not help
@@ -209,7 +211,7 @@ def _layouts(plan: RunPlan, least: float) -> Iterator[tuple[int, int]]:
     layout, model = plan.layout, plan.config.model
     heads, layers = num_query_groups(model), model.num_layers
     stages = [size for size in range(layout.pipeline, layers + 1) if layers % size == 0]
-    if layout.pipeline > 1 or plan.config.parallel.engine != "native":
+    if layout.pipeline > 1 or not plan.config.parallel.by_layout:
         stages = [layout.pipeline]  # its schedule and its split stay
     for pipeline in stages or [layout.pipeline]:
         tensor = layout.tensor

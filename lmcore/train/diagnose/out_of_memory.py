@@ -198,7 +198,7 @@ def _consumers(plan: RunPlan, use: MemoryUse, state: TrainState | None) -> Itera
             rows.append((consumer.size, f"{consumer.name}: {in_units(consumer.size)}{largest}"))
     if use.rest:
         what = "activations and the rest"
-        if plan.config.parallel.engine != "native":
+        if not plan.config.parallel.by_layout:
             what = "activations and buffers of the engine"
         rows.append((use.rest, f"{what}: {in_units(use.rest)}, by difference"))
     yield from (text for _, text in sorted(rows, key=lambda row: -row[0]))

@@ -174,8 +174,8 @@ def _hardware(plan: RunPlan, runtime: Runtime, products: ModelProducts | None) -
         yield f"layout    {plan.layout.words}"
     if plan.layout.pipeline > 1:
         yield f"stages    {stages_in_words(plan.config.model.num_layers, plan.layout)}"
-    # Tensor parallelism and DeepSpeed's half-precision weights replace or narrow the head.
-    own_head = plan.layout.tensor == 1 and plan.config.parallel.engine == "native"
+    # Tensor parallelism, and another engine's half-precision weights, replace or narrow the head.
+    own_head = plan.layout.tensor == 1 and plan.config.parallel.by_layout
     wider = products.wider_words(head=own_head) if products else ""
     yield f"precision {runtime.precision.words}{wider}"
     if runtime.recompute.name != "none":

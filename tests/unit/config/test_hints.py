@@ -173,6 +173,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "--pipeline-schedule zero-bubble": (),
     "--step-graph --recompute full": (),
     f"--step-graph {STAGES}": (),
+    "--engine nativ": ("--engine native",),
     f"--engine deepspeed {STAGES}": (),
     "--engine deepspeed --zero-stage 0": (),
     "--engine deepspeed --optimizer muon": (),

@@ -1,7 +1,8 @@
-"""Plugins' additions to the command line: options, commands, corpora, tokenizer types."""
+"""Plugins' additions to the command line: options, commands, corpora, tokenizers, engines."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 import types
@@ -13,9 +14,12 @@ import pytest
 from lmcore.accelerator import PluginInfo
 from lmcore.accelerator.registry import PluginCommand
 from lmcore.accelerator.tokenizer import Tokenizer
+from lmcore.config.load import load_config
 from lmcore.config.option import REQUIRED, option
+from lmcore.config.validate import problems_of
 from lmcore.errors import ConfigError, PluginError
 from lmcore.hookspecs import hookimpl
+from lmcore.model.training_engine import Lack, TrainingEngine, engine_named, engines
 from lmcore.plugin import PluginState, discover
 from lmcore.plugin.registrations import (
     load_command,
@@ -502,3 +506,72 @@ def test_the_example_paths_are_paths(tmp_path):
     """A `Path` is taken as well as text."""
     plugins = found("lmcore_add_corpora", mine=lambda r: r.add("x", Path(tmp_path) / "x", "X."))
     assert plugin_corpora(plugins)["x"].path == tmp_path / "x"
+
+
+ENGINE = TrainingEngine(
+    name="mine",
+    title="Mine",
+    open="tests.nowhere:open_engine",
+    lacks=lambda config: {"optimizer": Lack("it has one", "use `--optimizer sgd`")},
+    rules=lambda loaded: iter([ConfigError("`--engine mine` is asleep")]),
+    offloads=True,
+)
+
+
+@pytest.fixture
+def engine_of_a_plugin():
+    """A plugin's training engine, known until the test ends."""
+    found("lmcore_add_engines", mine=lambda r: r.add(ENGINE))
+    yield ENGINE
+    found("lmcore_add_engines", mine=lambda r: None)
+    assert "mine" not in engines()
+
+
+@pytest.mark.usefixtures("engine_of_a_plugin")
+@pytest.mark.parametrize(
+    "flags,problems",
+    [
+        ("--engine mine", ["`--engine mine` is asleep"]),
+        ("--engine MINE --cpu-offload", ["`--engine mine` is asleep"]),
+        (
+            "--engine mine --tensor-model-parallel-size 2 --optimizer sgd",
+            [
+                "`--engine mine` is asleep",
+                "`--tensor-model-parallel-size 2` cannot be combined with `--engine mine`",
+                "`--optimizer sgd` cannot be combined with `--engine mine`",
+            ],
+        ),
+        ("--cpu-offload", ["`--cpu-offload` needs `--engine deepspeed` or `--engine mine`"]),
+    ],
+)
+def test_an_engine_of_a_plugin_is_chosen_by_name(flags, problems, monkeypatch):
+    """Its rules hold for its runs only, and the core refuses layouts that it does not divide."""
+    lacks = ENGINE.lacks if "sgd" in flags else lambda config: {}
+    monkeypatch.setitem(engines(), "mine", dataclasses.replace(ENGINE, lacks=lacks))
+    loaded = load_config([*flags.split(), "--global-batch-size", "16"])
+    assert [one.what for one in problems_of(loaded, world_size=2)] == problems
+    assert loaded.config.parallel.by_layout == ("--engine" not in flags)
+
+
+@pytest.mark.usefixtures("engine_of_a_plugin")
+def test_an_engine_that_cannot_be_loaded_names_itself():
+    """The error has the engine and its target."""
+    with pytest.raises(PluginError, match="training engine `mine` cannot be loaded") as caught:
+        engine_named("mine").load()
+    assert "`tests.nowhere:open_engine`" in str(caught.value.why)
+
+
+@pytest.mark.parametrize(
+    "engine,why",
+    [
+        ("mine", "an engine is a record"),
+        (dataclasses.replace(ENGINE, name="Mine"), "letters, digits and dashes"),
+        (dataclasses.replace(ENGINE, name="native"), "it is lmcore's"),
+        (dataclasses.replace(ENGINE, open="nowhere"), "`open` has the form"),
+    ],
+)
+def test_a_wrong_engine_is_refused(engine, why, caplog):
+    """Anything but a record with a free name and a target is left out, with the reason."""
+    found("lmcore_add_engines", mine=lambda r: r.add(engine))
+    assert why in caplog.text
+    assert list(engines()) == ["native", "deepspeed"]

@@ -17,6 +17,7 @@ from lmcore.accelerator.op.spec import OP_SPECS
 from lmcore.accelerator.registry import (
     CommandRegistry,
     CorpusRegistry,
+    EngineRegistry,
     FamilyRegistry,
     FormatRegistry,
     OptionRegistry,
@@ -43,6 +44,7 @@ PUBLIC_MODULES: Mapping[str, tuple[str, ...]] = {
         for registry in (
             CommandRegistry,
             CorpusRegistry,
+            EngineRegistry,
             FamilyRegistry,
             FormatRegistry,
             OptionRegistry,
@@ -95,6 +97,7 @@ PUBLIC_MODULES: Mapping[str, tuple[str, ...]] = {
     ),
     "lmcore.model.parameters": ("Init", "ONES", "Parameter", "Split", "ZEROS"),
     "lmcore.model.shape": ("ModelShape",),
+    "lmcore.model.training_engine": ("Lack", "TrainingEngine"),
 }
 """The public names of each public module."""
 

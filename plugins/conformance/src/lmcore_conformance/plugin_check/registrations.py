@@ -13,6 +13,7 @@ from lmcore.accelerator.probe import Check, CheckStatus
 from lmcore.accelerator.registry import (
     CommandRegistry,
     CorpusRegistry,
+    EngineRegistry,
     FamilyRegistry,
     FormatRegistry,
     TokenizerRegistry,
@@ -136,6 +137,20 @@ def _formats(record: PluginRecord, taken: Taken) -> Iterator[Check]:
     yield _registered(hook, registry.found, "formats")
 
 
+def _engines(record: PluginRecord, taken: Taken) -> Iterator[Check]:
+    """Check that each engine can be registered and loaded."""
+    hook = "lmcore_add_engines"
+    registry = EngineRegistry(record.label, _owned(taken.get("engines", ())))
+    try:
+        call_hook(record, hook, registry=registry)
+        for engine in registry.found.values():
+            engine.load()
+    except LmcoreError as error:
+        yield _failed(hook, _message(error))
+    else:
+        yield _registered(hook, registry.found, "engines")
+
+
 def _matches_nothing(matches: Callable[[Path], bool]) -> str | None:
     """Return what is wrong with `matches` for a directory without a checkpoint; None if nothing."""
     with tempfile.TemporaryDirectory() as folder:
@@ -154,12 +169,14 @@ def reserved_names() -> dict[str, list[str]]:
     from lmcore.data.tokenizer import tokenizer_types
     from lmcore.model.checkpoint_format import formats
     from lmcore.model.family import families
+    from lmcore.model.training_engine import engines
 
     added = plugins_records()  # by plugins that this process has found
     return {
         "commands": [*known_commands(), *RESERVED],
         "corpora": [BUNDLED],
         "tokenizers": list(tokenizer_types()),
+        "engines": [name for name in engines() if name not in added],
         "formats": [name for name in formats() if name not in added],
         "families": [one.key for name, one in families().items() if name not in added],
     }
@@ -189,4 +206,5 @@ REGISTRATION_CHECKS: Mapping[str, Callable[[PluginRecord, Taken], Iterator[Check
     "lmcore_add_tokenizers": _tokenizers,
     "lmcore_add_families": _families,
     "lmcore_add_formats": _formats,
+    "lmcore_add_engines": _engines,
 }

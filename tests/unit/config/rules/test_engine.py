@@ -1,4 +1,4 @@
-"""Rules for `--engine deepspeed` and the options that need it."""
+"""Rules for `--engine`, and for the options that only some engines have."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def found(line: str, world_size: int = 2) -> list[str]:
     loaded = load_config(line.split())
     return [one.what for one in problems_of(loaded, world_size=world_size)]
+
+
+def test_an_unknown_engine_is_named_alone() -> None:
+    """The error lists the engines, and no rule guesses what the unknown one can do."""
+    (problem,) = problems_of(load_config(["--engine", "deepsped", "--cpu-offload"]), world_size=2)
+    assert problem.what == "`--engine deepsped`: unknown engine"
+    assert str(problem.hint).startswith("did you mean `deepspeed`?")
+    assert "`lmcore plugins`" in str(problem.hint)
 
 
 def test_offload_needs_deepspeed() -> None:

@@ -1,0 +1,62 @@
+"""Rules for `--engine`, and for the options that only some engines have."""
+
+from __future__ import annotations
+
+from lmcore.config.engine import beyond
+from lmcore.config.rules import Problems, Rule
+from lmcore.config.settings import LoadedConfig
+from lmcore.errors import ConfigError, suggestion
+from lmcore.model.training_engine import engine_named, engines
+
+__all__ = ["ENGINE_RULES"]
+
+
+def _known(loaded: LoadedConfig) -> Problems:
+    name = loaded.config.parallel.engine
+    if not engine_named(name).open:
+        hint = suggestion(name, engines())
+        yield ConfigError(
+            f"{loaded.shown('engine')}: unknown engine",
+            hint=f"{hint}; a plugin that brings others must be installed, see `lmcore plugins`",
+        )
+
+
+def _own_rules(loaded: LoadedConfig) -> Problems:
+    yield from engine_named(loaded.config.parallel.engine).rules(loaded)
+
+
+def _goes_with(loaded: LoadedConfig) -> Problems:
+    """Refuse settings that the engine cannot have."""
+    engine = engine_named(loaded.config.parallel.engine)
+    # The native engine has no offload.
+    native = "use `--engine native`" + " without `--cpu-offload`" * (
+        engine.offloads and loaded.config.parallel.cpu_offload
+    )
+    for name, lack in beyond(engine, loaded.config).items():
+        yield ConfigError(
+            f"{loaded.shown(name)} cannot be combined with {loaded.shown('engine')}",
+            why=lack.why,
+            hint=f"{lack.instead or loaded.removal(name)}, or {native}",
+        )
+
+
+def _offload(loaded: LoadedConfig) -> Problems:
+    """Refuse state in host memory with an engine that does not have it."""
+    engine = engine_named(loaded.config.parallel.engine)
+    if not loaded.config.parallel.cpu_offload or engine.offloads or not engine.open:
+        return
+    able = [one for one in engines().values() if one.offloads]
+    names = " or ".join(f"`--engine {one.name}`" for one in able)
+    lacks = ""
+    for one in able:
+        others = [loaded.shown(name) for name in beyond(one, loaded.config)]
+        if others:
+            lacks += f", and {one.title}'s does not run {' and '.join(others)} here"
+    yield ConfigError(
+        f"{loaded.shown('cpu_offload')} needs {names}",
+        why=f"the {engine.name} engine keeps the optimizer's state on the device{lacks}",
+        hint=loaded.removal("cpu_offload") + ("" if lacks else f", or use {names}"),
+    )
+
+
+ENGINE_RULES: tuple[Rule, ...] = (_known, _own_rules, _goes_with, _offload)
