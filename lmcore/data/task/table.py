@@ -206,13 +206,19 @@ def _row(values: Mapping[str, Any], task: TaskData, where: str) -> TaskRow:
 
 
 def _check_columns(columns: Sequence[str], task: TaskData, where: str) -> None:
-    """Raise an error if a header, or an object, lacks columns that the flags name."""
+    """Raise an error if a header, or an object, lacks or repeats a column that the flags name."""
     flags = {
         "--task-text": task.text,
         "--task-label": (task.label,),
         "--task-choices": task.choices,
     }
     lacking = {name: flag for flag, names in flags.items() for name in names if name not in columns}
+    for name in dict.fromkeys(name for names in flags.values() for name in names):
+        if columns.count(name) > 1:
+            raise DataError(
+                f"{where}: there are {columns.count(name)} columns `{name}`",
+                hint="give each column a name of its own",
+            )
     if not lacking:
         return
     named = ", ".join(f"`{key:.40}`" for key in columns[:_SHOWN])

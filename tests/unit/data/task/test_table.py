@@ -80,6 +80,7 @@ def test_classes_of_the_data(values: list[Any], labels: tuple[str, ...], tmp_pat
         ("a,b,kind\nx,y,yes\n", "line 1: there is no column `label`"),
         ("a,c,label\nx,y,yes\n", "line 1: there is no column `b`"),
         ("c,d,kind\n", "line 1: there is no column `a` and no column `b` and no column `label`"),
+        ("a,b,label,a\nx,y,yes,z\n", "line 1: there are 2 columns `a`"),
         ("\na,b,label\nx,y,yes\n", "line 1: there is no column `a` and no column `b`"),
         ("a,b,label\nx,y,yes\nx,y\n", "line 3 has 2 fields, the header 3"),
         ("a,b,label\nx,y,yes\n , ,no\n", "line 3: the text is empty"),
