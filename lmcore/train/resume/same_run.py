@@ -20,6 +20,7 @@ from lmcore.config.derived.data_source import BUNDLED
 from lmcore.config.option import CHECKED, DROPOUT, flag_of
 from lmcore.conversion.native.manifest import UNKNOWN_ORDER
 from lmcore.errors import CheckpointError, ConfigError, LmcoreError
+from lmcore.families.heads.family import CHOICE
 from lmcore.log import ALL_RANKS
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.train.resume.same_tokenizer import report_unknown_tokenizer, tokenizer_problem
@@ -199,6 +200,10 @@ def comparable_shape(
     now, free = shape.to_dict(), list(_NOT_IN_THE_WEIGHTS)
     if not shape.learned_positions:
         free.append("max_position_embeddings")
+    if shape.task == CHOICE:
+        free.append(
+            "num_labels"
+        )  # the most choices, also of a validation; no weight has their size
     now |= {name: value for name, value in shape.values().items() if name in saved}
     now |= {name: saved[name] for name in free if name in saved}
     if finetune and shape.rotary:

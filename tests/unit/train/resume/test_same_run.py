@@ -16,9 +16,10 @@ from lmcore.config.resolve import RunPlan, resolve
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
 from lmcore.errors import ConfigError
+from lmcore.model.shape import ModelShape
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.train.resume import same_run
-from lmcore.train.resume.same_run import check_learning_rate
+from lmcore.train.resume.same_run import check_learning_rate, comparable_shape
 from lmcore.train.resume.schedule_change import schedule_choices
 
 REFUSED = "refused"
@@ -157,3 +158,14 @@ def test_what_is_announced_is_what_happens(data: st.DataObject) -> None:
             assert choice.last_from == at.iteration + over[0] + 1
         elif stays:  # rates of the warm-up or before the cool-down, which end with the run
             assert rates[-1] == choice.schedule.highest
+
+
+def test_choices_of_another_validation() -> None:
+    """A question with more choices makes no other model; more classes do."""
+    shape = ModelShape(1, 8, 1, 16, 4, 32, task="multiple-choice", num_labels=3)
+    saved = shape.to_dict()
+    more = replace(shape, num_labels=4)
+    assert comparable_shape(more, saved, finetune=False) == saved
+    classes = replace(more, task="classification")
+    saved |= {"task": "classification"}
+    assert comparable_shape(classes, saved, finetune=False)["num_labels"] == 4
