@@ -79,12 +79,15 @@ def try_each(attempts: Mapping[str, Attempt], *, seconds: float) -> dict[str, Tr
     while waiting:
         with _started({name: attempts[name] for name in waiting}, seconds) as copies:
             while running := [copy for copy in copies.values() if copy.trial is None]:
+                sending = [copy for copy in running if copy.is_open]
                 left = min(copy.deadline for copy in running) - time.monotonic()
-                ready, _, _ = select.select(running, [], [], max(0.0, left))
+                if len(sending) < len(running):  # some copy is about to end, or hangs
+                    left = min(left, _POLL_SECONDS)
+                ready, _, _ = select.select(sending, [], [], max(0.0, left))
                 for copy in running:
                     if copy in ready:
                         copy.read()
-                    elif time.monotonic() > copy.deadline:
+                    elif not copy.has_failed() and time.monotonic() > copy.deadline:
                         copy.end_late()
         found |= {name: copy.trial for name, copy in copies.items() if copy.trial is not None}
         waiting = [name for name in attempts if name not in found]
@@ -114,11 +117,13 @@ class _Copy:
 
     Attributes:
         deadline: Time at which the current phase is too late.
+        is_open: False after it has closed its end of the pipe, as it does when it ends.
         trial: Result; None while the attempt runs.
     """
 
     def __init__(self, attempt: Attempt, seconds: float) -> None:
         self.trial: Trial | None = None
+        self.is_open = True
         self._seconds, self._phase, self._took = seconds, "start", dict[str, float]()
         self._text = b""
         self._status: int | None = None
@@ -139,10 +144,10 @@ class _Copy:
         return self._pipe
 
     def read(self) -> None:
-        """Read new messages; the attempt is over with its answer, or when the copy has ended."""
+        """Read new messages; the attempt is over with its answer."""
         chunk = os.read(self._pipe, 65536)
         if not chunk:
-            self._fail_at_end()
+            self.is_open = False
             return
         *lines, self._text = (self._text + chunk).split(b"\n")
         for line in lines:
@@ -166,16 +171,14 @@ class _Copy:
         self.deadline = self._began + self._seconds
         self._starved = _starved_seconds(self._pid)
 
-    def _fail_at_end(self) -> None:
-        """Wait for the copy, which has closed its end of the pipe and perhaps all its files."""
-        while time.monotonic() < self.deadline:
+    def has_failed(self) -> bool:
+        """Return True if the copy has ended without an answer, not only closed its files."""
+        if not self.is_open:
             pid, raw = os.waitpid(self._pid, os.WNOHANG)
             if pid:
                 self._status = status = os.waitstatus_to_exitcode(raw)
                 self._fail(f"the process {ending(status)}")
-                return
-            time.sleep(_POLL_SECONDS)
-        self._fail(f"no answer within {self._seconds:g} s")
+        return self.trial is not None
 
     def end_late(self) -> None:
         """End the attempt at its limit; the time that the copy waited for a processor is added."""

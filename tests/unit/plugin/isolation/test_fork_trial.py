@@ -236,6 +236,26 @@ def test_a_plugin_that_closes_all_files_ends_in_time():
     assert found["a"].fault.startswith("no answer within 0.3 s")
 
 
+def test_a_plugin_that_closes_all_files_fails_no_other():
+    """Those that answer while it hangs are usable, whatever the order."""
+
+    def close_and_hang(at):
+        time.sleep(0.1)
+        at("a phase, whose limit is later than that of the others")
+        os.closerange(3, 256)
+        hang()
+
+    def answer(at):
+        time.sleep(0.3)
+        return {"value": 1}
+
+    for names in ("ab", "ba"):
+        attempts = {"a": close_and_hang, "b": answer}
+        found = try_each({name: attempts[name] for name in names}, seconds=1)
+        assert found["a"].fault == "no answer within 1 s"
+        assert (found["b"].fault, found["b"].answer) == ("", {"value": 1})
+
+
 def test_what_a_plugin_prints_goes_to_standard_error(capfd):
     """At import, in its hooks and by native code: standard output is the command's."""
 
