@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from lmcore.bounded_file import open_regular
-from lmcore.errors import ConfigError, counted
+from lmcore.errors import ConfigError
 from lmcore.runtime.launch.launchers import (
     LAUNCHERS,
     NODE_FILE,
@@ -164,10 +164,10 @@ def _ranks_among(size: str, env: Mapping[str, str]) -> dict[str, str]:
         if not ranks:
             continue
         if ranks["WORLD_SIZE"] != size:
-            started = counted(int(ranks["WORLD_SIZE"]), "process", "processes")
+            name = next(one for one in launcher.world_size if env.get(one, "").strip())
             raise ConfigError(
-                f"`WORLD_SIZE={size}`: a launcher started {started}",
-                why=f"`{launcher.world_size[0]}` says so",
+                f"`WORLD_SIZE={size}` contradicts {_shown(name, env)}",
+                why=f"{launcher.name} says how many processes it started",
                 hint="leave `WORLD_SIZE` to the launcher",
             )
         return ranks | _address(ranks, env, launcher)

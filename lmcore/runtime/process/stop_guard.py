@@ -85,7 +85,10 @@ def main(seconds: float, repeated_seconds: float, reading: int, writing: int) ->
             return
         if guard.question is not None and now - asked >= _PERIOD:
             asked = now
-            os.write(writing, bytes([guard.question]))
+            try:
+                os.write(writing, bytes([guard.question]))
+            except BrokenPipeError:  # the process has just ended
+                return
 
 
 def _kill(process: int) -> None:

@@ -254,8 +254,13 @@ def test_a_launcher_that_does_not_tell_the_number() -> None:
     assert translate({"PALS_RANKID": "0", "PALS_LOCAL_SIZE": "1"}) == {}
     with pytest.raises(ConfigError, match="rank 1; missing: size"):  # one per host
         translate({"PALS_RANKID": "1", "PALS_LOCAL_SIZE": "1"})
-    with pytest.raises(ConfigError, match="`WORLD_SIZE=9`: a launcher started 8 processes"):
-        translate(PALS | {"WORLD_SIZE": "9"})
+    for number in ("8", "x"):
+        with pytest.raises(ConfigError, match=f"`WORLD_SIZE=9` contradicts `PMI_SIZE={number}`"):
+            translate(PALS | {"WORLD_SIZE": "9", "PMI_SIZE": number})
+    other = {"MVP_COMM_WORLD_RANK": "0", "MVP_COMM_WORLD_SIZE": "8"}
+    local = {"MVP_COMM_WORLD_LOCAL_RANK": "0", "MVP_COMM_WORLD_LOCAL_SIZE": "8"}
+    with pytest.raises(ConfigError, match="contradicts `MVP_COMM_WORLD_SIZE=8`"):
+        translate(other | local | {"WORLD_SIZE": "9"})
 
 
 def test_flux_with_an_uneven_number() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 
 import pytest
 
+from lmcore.runtime.process import stop_guard
 from lmcore.runtime.process.stop_limit import StopLimit
 
 HEAD = """
@@ -217,3 +219,20 @@ def test_nothing_is_left() -> None:
     assert signal.set_wakeup_fd(-1) == -1
     with StopLimit(0) as limit:
         assert limit._guard is None
+
+
+def test_a_guard_whose_process_has_ended_says_nothing() -> None:
+    """Nobody reads its question any more; what it would print is on the terminal of the user."""
+    (reading, to_guard), (from_guard, writing) = os.pipe(), os.pipe()
+    os.close(from_guard)
+    os.write(to_guard, bytes([signal.SIGTERM]))
+    ended = subprocess.run(
+        [sys.executable, "-I", "-S", stop_guard.__file__, "60", "5", str(reading), str(writing)],
+        pass_fds=(reading, writing),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    for descriptor in (reading, to_guard, writing):
+        os.close(descriptor)
+    assert (ended.returncode, ended.stderr) == (0, b"")
