@@ -25,8 +25,8 @@ __all__ = ["DATA_RULES"]
 def _exclusive(loaded: LoadedConfig) -> Problems:
     """Require that one option names the sources of a part."""
     divided = [option for option in DIVIDED if loaded.value(option)]
-    if loaded.config.task.task_data:
-        divided.append("task_data")
+    of_task = bool(loaded.config.task.task_data)
+    divided += ["task_data"] * of_task
     groups = [[*divided, *_own(loaded, "train")], *(_own(loaded, part) for part in PARTS[1:])]
     for group in groups:
         if len(group) > 1:
@@ -36,7 +36,7 @@ def _exclusive(loaded: LoadedConfig) -> Problems:
             )
     for part in PARTS[1:]:
         own = _own(loaded, part)
-        if own and not _own(loaded, "train"):
+        if own and not of_task and not _own(loaded, "train"):
             instead = f" in place of `{flag_of(divided[0])}`" if divided else ""
             removal = loaded.removal(own[0])
             yield ConfigError(
@@ -117,15 +117,15 @@ def _split(loaded: LoadedConfig) -> Problems:
             yield ConfigError(what, why=problem.why, hint=problem.hint)
         return
     own = [option for part in PARTS for option in _own(loaded, part)]
-    if loaded.config.task.task_data:
-        own.append("task_data")
+    of_task = bool(loaded.config.task.task_data)
+    own += ["task_data"] * of_task
     divides = not own or own == ["train_data"]
     if loaded.given("split") and not divides:
+        ranges = "" if of_task else "; `--train-weighted-split-paths` and its like give ranges"
         yield ConfigError(
             f"{loaded.shown('split')} cannot be combined with {loaded.shown(own[0])}",
             why="each part reads all documents of its own datasets",
-            hint=f"{loaded.removal('split')}; `--train-weighted-split-paths` and its like give "
-            "ranges",
+            hint=loaded.removal("split") + ranges,
         )
     if divides and split.shares[1] == 0 and _evaluates(loaded):
         yield ConfigError(

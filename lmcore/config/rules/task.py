@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmcore.config.derived.data_source import TASK_OPTIONS
+from lmcore.config.derived.data_source import OWN, PARTS, TASK_OPTIONS
 from lmcore.config.option import flag_of
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
@@ -51,6 +51,23 @@ def _data(loaded: LoadedConfig) -> Problems:
         )
 
 
+def _other_data(loaded: LoadedConfig) -> Problems:
+    """Refuse data without labels; that of training excludes `--task-data` by another rule."""
+    if not loaded.config.task.task_data:
+        return
+    for part in PARTS[1:]:
+        own = TASK_OPTIONS.get(part)
+        use = f"use `{flag_of(own)} FILE` in place of " if own else ""
+        for option in OWN[part]:
+            if loaded.value(option):
+                instead = f"{use}`{flag_of(option)}`, or " * bool(own)
+                yield ConfigError(
+                    f"{loaded.shown(option)} cannot be combined with {loaded.shown('task_data')}",
+                    why="the head of a task needs labelled texts",
+                    hint=instead + loaded.removal(option),
+                )
+
+
 def _settings(loaded: LoadedConfig) -> Problems:
     if loaded.config.task.task is None:
         return
@@ -63,4 +80,4 @@ def _settings(loaded: LoadedConfig) -> Problems:
             )
 
 
-TASK_RULES: tuple[Rule, ...] = (_data, _settings)
+TASK_RULES: tuple[Rule, ...] = (_data, _other_data, _settings)
