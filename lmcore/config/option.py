@@ -279,8 +279,8 @@ class Option:
 
     def _check_range(self, value: Any, where: str) -> None:
         if self.choices is not None:
-            if self.refused and value in self.refused:
-                raise ConfigError(f"{where}: not supported", hint=self.refused[value])
+            if hint := (self.refused or {}).get(str(value).lower()):
+                raise ConfigError(f"{where}: not supported", hint=hint)
             if value not in self.choices and not (self.form and ":" in value):
                 raise ConfigError(f"{where}: unknown choice", hint=suggestion(value, self.choices))
             return

@@ -111,9 +111,10 @@ def test_refuses_wrong_values(name: str, value: object) -> None:
 
 def test_a_value_of_another_program() -> None:
     """It is refused with its own hint."""
-    with pytest.raises(ConfigError, match="here: not supported") as caught:
-        convert("kind", "all")
-    assert caught.value.hint == "use `--kind some`"
+    for value in ("all", "All"):
+        with pytest.raises(ConfigError, match="here: not supported") as caught:
+            convert("kind", value)
+        assert caught.value.hint == "use `--kind some`"
 
 
 def test_bound_and_type_in_words() -> None:
