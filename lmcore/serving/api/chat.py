@@ -38,6 +38,8 @@ __all__ = ["ChatBody", "ChatChunk", "ChatReply", "router"]
 router = APIRouter()
 
 _MAX_MESSAGES = 2048
+_MAX_NAME_LENGTH = 100
+"""Characters of what a template may write before each message."""
 
 _Nothing = Annotated[None, Field(description="Accepted, as a client's message of a reply has it.")]
 
@@ -56,12 +58,12 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    role: Annotated[str, Field(min_length=1, max_length=100)]
+    role: Annotated[str, Field(min_length=1, max_length=_MAX_NAME_LENGTH)]
     content: Annotated[
         Annotated[str, Tag("text")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("list")],
         one_of(text_or_list, "a text or a list of parts of the type `text`"),
     ]
-    name: str | None = None
+    name: Annotated[str, Field(max_length=_MAX_NAME_LENGTH)] | None = None
     # What clients send back of a reply.
     refusal: _Nothing = None
     annotations: _Nothing | Annotated[list[Any], Field(max_length=0)] = None

@@ -251,6 +251,8 @@ def _message(problem: Mapping[str, Any], place: Sequence[str], absent: Mapping[s
         return f"`{where}` is not supported"
     if kind == "extra_forbidden":
         return absent.get(where, f"`{where}` is not a field of this request")
+    if kind in {"dict_type", "model_type"}:
+        return f"`{where}` has to be an object"
     if kind == "wrong_kind":
         return f"`{where}` {problem['msg']}"
     said = str(problem["ctx"]["error"]) if kind == "value_error" else problem["msg"]

@@ -23,7 +23,7 @@ _DESCRIPTIONS = {
     413: "The body is too large",
     429: "The queue is full",
     500: "The reply could not be made",
-    503: "The server stops, or the text took too long",
+    503: "The server stops or has too much to do, or the text took too long",
 }
 _EVERYWHERE = (408, 413, 500)
 _OF_PATHS: Mapping[str, tuple[int, ...]] = {
@@ -39,6 +39,10 @@ _REQUEST_ID = {
     "description": "Name of the request in the access log.",
     "schema": {"type": "string", "pattern": "^[0-9a-f]{16}$"},
 }
+_RETRY_AFTER = {
+    "description": "Seconds after which the client may try again.",
+    "schema": {"type": "string", "pattern": "^[0-9]+$"},
+}
 _HEADERS: Mapping[int, Mapping[str, Any]] = {
     401: {
         "WWW-Authenticate": {
@@ -46,12 +50,8 @@ _HEADERS: Mapping[int, Mapping[str, Any]] = {
             "schema": {"type": "string", "enum": ["Bearer"]},
         }
     },
-    429: {
-        "Retry-After": {
-            "description": "Seconds after which the client may try again.",
-            "schema": {"type": "string", "pattern": "^[0-9]+$"},
-        }
-    },
+    429: {"Retry-After": _RETRY_AFTER},
+    503: {"Retry-After": _RETRY_AFTER},
 }
 _KEY = {"type": "http", "scheme": "bearer", "description": "A key of the server's file."}
 

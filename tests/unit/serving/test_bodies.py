@@ -193,6 +193,16 @@ def values(count: int) -> bytes:
     "kind, limit, made",
     [
         (ChatBody, 2048, lambda count: {"messages": [{"role": "user", "content": "a"}] * count}),
+        *(
+            (
+                ChatBody,
+                100,
+                lambda length, name=name: {
+                    "messages": [{"role": "user", "content": "a", name: "b" * length}]
+                },
+            )
+            for name in ("role", "name")
+        ),
         (CompletionBody, 1000, lambda length: {"prompt": "a", "stop": "b" * length}),
         (CompletionBody, 16, lambda count: {"prompt": "a", "stop": ["b"] * count}),
     ],
@@ -352,6 +362,8 @@ def test_pairs_of_surrogates(chat: Server) -> None:
     "body, problem",
     [
         (b'{"foo[bar]": 1}', "`foo[bar]` is not a field"),
+        (b'{"prompt": "a", "response_format": "json"}', "`response_format` has to be an object"),
+        (b'{"prompt": "a", "logit_bias": []}', "`logit_bias` has to be an object"),
         (b'{"int": 1}', "`int` is not a field"),
         (b'{"list[str]": 1}', "`list[str]` is not a field"),
         (b'{"": 1}', "`` is not a field"),
