@@ -27,9 +27,11 @@ __all__ = ["GenerateSection", "check_flags"]
 
 _SAMPLING = ("temperature", "min_p", "seed", "num_samples")
 """Options without a meaning where no token is drawn."""
-_TAKEN = ("load", "fill_mask", "prompt", "prompt_file", "sample_input_file", "top_k", "json")
-_TAKEN_TOO = ("micro_batch_size", "stop_timeout_minutes")
-"""Options of `lmcore generate` with a meaning here, beside those for loading a model."""
+_WITH_MASKS = (
+    *("load", "fill_mask", "prompt", "prompt_file", "sample_input_file", "top_k", "json"),
+    *("micro_batch_size", "stop_timeout_minutes"),
+)
+"""Options with a meaning for `--fill-mask`, beside those for loading a model."""
 
 
 @dataclass(frozen=True)
@@ -204,12 +206,7 @@ def check_flags(section: GenerateSection) -> None:
             "`--tokens` and `--out-seq-length` exclude each other", hint="keep one of them"
         )
     if section.fill_mask:
-        own = {one.name for one in options_of(LoadingSection)}
-        options = [one for one in options_of(type(section)) if one.name not in own]
-        changed = [
-            (one.key, one.flag) for one in options if getattr(section, one.key) != one.default
-        ]
-        _check_fill_mask(section, changed)
+        _check_fill_mask(section)
         return
     _check_lines(section)
     for flag, value, needed, there in (
@@ -290,15 +287,11 @@ def _given(section: GenerateSection, names: Sequence[str]) -> list[str]:
     return [options[name].flag for name in names if getattr(section, name) != options[name].default]
 
 
-def _check_fill_mask(section: GenerateSection, changed: Sequence[tuple[str, str]]) -> None:
-    """Raise an error if an option has no meaning where masks are filled.
-
-    Args:
-        section: Options of the command.
-        changed: Name and flag of the command's own options that do not have their default.
-    """
-    wrong = [flag for name, flag in changed if name not in {*_TAKEN, *_TAKEN_TOO}]
-    if wrong:
+def _check_fill_mask(section: GenerateSection) -> None:
+    """Raise an error if an option has no meaning where masks are filled."""
+    taken = {*_WITH_MASKS, *(one.key for one in options_of(LoadingSection))}
+    others = [one.key for one in options_of(type(section)) if one.key not in taken]
+    if wrong := _given(section, others):
         raise ConfigError(
             f"`{wrong[0]}` cannot be used with `--fill-mask`",
             why="no text is generated: each mask gets its most probable tokens",

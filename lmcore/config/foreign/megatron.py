@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from lmcore.config.foreign.megatron_unsupported import FURTHER_UNSUPPORTED, OTHER_MODELS
+from lmcore.config.foreign.megatron_unsupported import EXPERTS, FURTHER_UNSUPPORTED, OTHER_MODELS
 
 __all__ = [
     "FIXED",
@@ -149,11 +149,7 @@ _FORMAT = Fixed(
 )
 
 FIXED: Mapping[str, Fixed] = {
-    "--expert-model-parallel-size": Fixed(
-        "the model has no experts",
-        ("1",),
-        "leave it out, which gives a dense model: models of experts are not supported",
-    ),
+    "--expert-model-parallel-size": Fixed("the model has no experts", ("1",), EXPERTS),
     "--DDP-impl": Fixed(
         "gradients are all-reduced over the processes", ("local", "torch"), "use `--zero-stage 3`"
     ),
@@ -269,7 +265,6 @@ _CONVERSION = (
     "`lmcore checkpoint convert IN OUT --to FORMAT`, which writes theirs"
 )
 _RAW_TEXT = "use `lmcore data prepare --json-keys KEY`, then `--data-path PREFIX`"
-_NOT_LOGGED = "leave it out: it changes only what is measured or logged"
 _MEMORY = "use `--profile --profile-memory`, which records allocations in the trace"
 _TIKTOKEN = "leave it out, and convert the vocabulary to a `tokenizer.json` for `HFTokenizer`"
 _GRAPH = "use `--step-graph`, which captures forward and backward of a micro-batch"
@@ -309,10 +304,6 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all(_IN_CORPUS, "--shuffle-sample-in-corpus", "--blend-sample-in-corpus"),
     **FURTHER_UNSUPPORTED,
     **_all("leave it out: the loss is computed in fp32", "--fp16-lm-cross-entropy"),
-    **_all(
-        "leave it out, which gives a dense model: models of experts are not supported",
-        "--num-experts",
-    ),
     **_all(
         "leave it out: models with an encoder and a decoder are not supported",
         "--pipeline-model-parallel-split-rank",
@@ -365,12 +356,7 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all(
         "use `--weight-decay X`, which is constant", "--start-weight-decay", "--end-weight-decay"
     ),
-    **_all(
-        "leave it out, and remove the samples when preparing the data",
-        "--skip-train-iteration-range",
-    ),
     **_all(_EVALUATION, "--strict-lambada", "--eval-only", "--skip-train"),
-    **_all(_NOT_LOGGED, "--codecarbon-dir", "--log-params-norm", "--log-num-zeros-in-grad"),
     **_all(_PREPARE, "--input", "--output-prefix", "--json-key", "--json-keys", "--append-eod"),
     **_all(_PREPARE, "--workers", "--chunk-size", "--keep-sequential-samples"),
     **_all(_PREPARE, "--split-sentences", "--keep-newlines", "--lang"),

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["FURTHER_UNSUPPORTED", "OTHER_MODELS"]
+__all__ = ["EXPERTS", "FURTHER_UNSUPPORTED", "OTHER_MODELS"]
 
 _CONVERSION = "use `lmcore checkpoint convert IN OUT --to FORMAT`, which reads every layout"
-_EXPERTS = "leave it out, which gives a dense model: models of experts are not supported"
+EXPERTS = "leave it out, which gives a dense model: models of experts are not supported"
 _TEACHER = "leave it out: training follows the data alone, without a teacher or templates"
 _RL = "leave it out: reinforcement learning is not supported"
 OTHER_MODELS = "leave it out: only BERT, GPT and Llama models are trained"
@@ -71,7 +71,7 @@ _NAMES: Mapping[str, str] = {
         for-release hf-ckpt-dir hf-ckpt-num-shards input-folder load-mode loader max-queue-size
         megatron-path no-checking output-folder saver target-pp target-tp to-hf-ckpt true-vocab-size
     """,
-    _EXPERTS: """
+    EXPERTS: """
         create-moe-param-group disable-moe-token-dropping disable-moe-top2-2nd-expert-sampling
         enable-expert-tensor-parallelism expert-interval expert-tensor-parallel-num-weight-shards
         expert-tensor-parallel-size gtp-expert-remat-nccl-ub
@@ -99,10 +99,10 @@ _NAMES: Mapping[str, str] = {
         moe-shared-expert-overlap moe-single-grouped-bias moe-single-grouped-weight
         moe-token-dispatcher-type moe-token-drop-policy moe-train-capacity-factor
         moe-upcycling-granularity moe-use-grouped-tensor moe-use-upcycling moe-z-loss-coeff mos
-        num-experts-switch num-experts-teacher overlap-dispatch-backward-with-experts-wgrad
-        overlap-moe-expert-parallel-comm rl-inference-expert-model-parallel-size
-        rl-inference-expert-tensor-model-parallel-size save-tokens-per-expert-interval topk
-        use-grouped-gemm-for-shared-expert use-tutel
+        num-experts num-experts-switch num-experts-teacher
+        overlap-dispatch-backward-with-experts-wgrad overlap-moe-expert-parallel-comm
+        rl-inference-expert-model-parallel-size rl-inference-expert-tensor-model-parallel-size
+        save-tokens-per-expert-interval topk use-grouped-gemm-for-shared-expert use-tutel
     """,
     _TEACHER: """
         dino-teacher-temp dino-warmup-teacher-temp dino-warmup-teacher-temp-epochs
@@ -219,7 +219,7 @@ _NAMES: Mapping[str, str] = {
         lr-warmup-tokens
     """,
     _SKIP: """
-        iterations-to-skip train-iters-to-skip train-range-to-skip
+        iterations-to-skip skip-train-iteration-range train-iters-to-skip train-range-to-skip
     """,
     _DIVIDED: """
         distribute-checkpointed-activations distribute-saved-activations partition-activations
@@ -232,13 +232,13 @@ _NAMES: Mapping[str, str] = {
     """,
     _LOGGED: """
         app-tag-run-name app-tag-run-version check-for-large-grads check-for-spiky-loss
-        disable-straggler-on-startup dump-param-to-param-group-map log-device-memory-used log-energy
-        log-level log-level-replica log-max-attention-logit log-memory-interval
-        log-memory-to-tensorboard log-path log-progress log-straggler log-world-size-to-tensorboard
-        no-barrier-with-level-1-timing no-log-learnig-rate-to-tensorboard
-        no-log-loss-scale-to-tensorboard no-one-logger one-logger-async one-logger-project
-        one-logger-run-name otel-enabled otel-service-name otel-span-groups straggler-ctrlr-port
-        straggler-minmax-count timing-log-option
+        codecarbon-dir disable-straggler-on-startup dump-param-to-param-group-map
+        log-device-memory-used log-energy log-level log-level-replica log-max-attention-logit
+        log-memory-interval log-memory-to-tensorboard log-num-zeros-in-grad log-params-norm log-path
+        log-progress log-straggler log-world-size-to-tensorboard no-barrier-with-level-1-timing
+        no-log-learnig-rate-to-tensorboard no-log-loss-scale-to-tensorboard no-one-logger
+        one-logger-async one-logger-project one-logger-run-name otel-enabled otel-service-name
+        otel-span-groups straggler-ctrlr-port straggler-minmax-count timing-log-option
     """,
     _FINITE: """
         no-check-for-nan-in-loss-and-grad
