@@ -372,8 +372,11 @@ def _instead(name: str, section: Any) -> str:
         return delete
     values = section.get("params")
     values = values if isinstance(values, Mapping) else {}
-    decay = {"WarmupLR": "constant", "WarmupCosineLR": "cosine"}
-    flags = [f"--lr-decay-style {decay.get(str(section.get('type')), 'linear')}"]
+    decay = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+    style = decay.get(str(section.get("type")))
+    if style is None:
+        return f"{delete}, and choose another schedule by `--lr-decay-style`"
+    flags = [f"--lr-decay-style {style}"]
     for flag, key in (
         ("--lr", "warmup_max_lr"),
         ("--lr-warmup-iters", "warmup_num_steps"),

@@ -188,6 +188,21 @@ def test_bad_files_are_refused(load: Load, text: str, what: str) -> None:
     assert found[0].startswith(what.partition("`: `")[0])
 
 
+def test_a_scheduler_of_the_file(load: Load) -> None:
+    """The hint has its settings as flags, if it is one of lmcore's schedules."""
+    params = {"warmup_max_lr": 0.1, "warmup_num_steps": 5, "total_num_steps": "auto"}
+    expected = {
+        "WarmupLR": "give `--lr-decay-style constant --lr 0.1 --lr-warmup-iters 5`",
+        "WarmupDecayLR": "give `--lr-decay-style linear --lr 0.1 --lr-warmup-iters 5`",
+        "WarmupCosineLR": "give `--lr-decay-style cosine --lr 0.1 --lr-warmup-iters 5`",
+        "OneCycle": "choose another schedule by `--lr-decay-style`",
+    }
+    for kind, hint in expected.items():
+        with pytest.raises(ConfigError) as caught:
+            load({"scheduler": {"type": kind, "params": params}})
+        assert caught.value.hint == f"delete `scheduler` from the file, and {hint}"
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     """A path that leads nowhere is an error with the option's name in its hint."""
     with pytest.raises(ConfigError, match="cannot read DeepSpeed's file") as caught:
