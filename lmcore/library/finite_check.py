@@ -57,21 +57,22 @@ class FiniteCheck:
         """
         self._check(_non_finite, norm, update)
 
-    def check_weight(self, total: Tensor, update: int) -> None:
+    def check_weight(self, total: Tensor, update: int, *, waits: bool) -> None:
         """Check a sum of weights, as a norm is checked.
 
         Args:
             total: Sum of the weights of an update, a scalar on the device.
             update: Number of the update.
+            waits: True to check it at once, on every device.
 
         Raises:
             RunError: It is 0, negative or not finite.
         """
-        self._check(_no_weight, total, update)
+        self._check(_no_weight, total, update, waits=waits)
 
-    def _check(self, error_of: _Error, number: Tensor, update: int) -> None:
+    def _check(self, error_of: _Error, number: Tensor, update: int, *, waits: bool = False) -> None:
         """Check a number with the function that returns its error; None if it is right."""
-        if self._copier is None:
+        if self._copier is None or waits:
             error = error_of(number.item(), update, "the weights are not updated")
             if error is not None:
                 raise error

@@ -226,7 +226,8 @@ class Updates:
         factor, total = self._weights.factor(), self._weights.total
         if factor is None or total is None:
             return self._missing
-        self.finite.check_weight(total, self.count + 1)
+        waits = self._runtime.precision.loss_scaling  # for the norm, too
+        self.finite.check_weight(total, self.count + 1, waits=waits)
         return factor
 
     def _check_gradients(self, optimizer: Optimizer, gradients: list[Tensor]) -> None:

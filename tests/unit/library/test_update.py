@@ -544,3 +544,20 @@ def test_no_weight_at_all(start: Any) -> None:
     with pytest.raises(RunError, match="the weights of all losses of update 1 together are 0"):
         rt.step(optimizer)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_no_weight_at_all_with_a_loss_scale(start: Any) -> None:
+    """On an asynchronous device, too, it is an error at once: the scale waits for the device."""
+    rt = start(precision="fp16", initial_loss_scale=2.0**10)
+    model, optimizer = rt.prepare(*make())
+    before = copy.deepcopy(model.state_dict())
+    event = SimpleNamespace(record=lambda: None, synchronize=list, query=lambda: False)
+    device = Device(type="chip", pin_memory=torch.clone, new_event=lambda: event)
+    rt._updates.finite = FiniteCheck(device)
+    with rt.autocast():
+        loss = model(torch.ones(2, 6)).mean()
+    rt.backward(loss, weight=0)
+    with pytest.raises(RunError, match="of update 1 together are 0") as error:
+        rt.step(optimizer)
+    assert "the weights are not updated" in str(error.value)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
