@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from lmcore.config.derived.model_math import family_name
 from lmcore.config.need import Situation
 from lmcore.config.option import Option
 from lmcore.config.section import run_options
@@ -88,7 +89,8 @@ def note_of_defaults(config: Config, provenance: Mapping[str, Provenance]) -> tu
         config: All settings.
         provenance: Origin of each setting.
     """
-    situation, options = Situation(config), run_options()
+    situation = Situation(config, family=family_name(config.model))
+    options = run_options()
     differing: dict[str, dict[Any, list[str]]] = {}
     for program, values in MEGATRON_DEFAULTS.items():
         for name, value in values.items():

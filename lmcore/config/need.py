@@ -27,7 +27,7 @@ class Situation:
         config: All settings, a `Config`.
         layout: `ParallelLayout`; None if the number of processes is not known yet.
         loss_scaling: True if the precision policy has a loss scale; None if it is not known yet.
-        family: Name of the model's family.
+        family: Name of the model's family; empty if it is not known.
     """
 
     config: Any

@@ -5,15 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lmcore.config.section.model import ModelSection
-from lmcore.model.family import family_of
+from lmcore.model.family import family_of, named_family
 from lmcore.model.shape import ModelShape
 
 if TYPE_CHECKING:
     from lmcore.config.section import Config
 
-__all__ = ["ffn_hidden_size", "head_size", "model_shape", "num_query_groups"]
+__all__ = ["family_name", "ffn_hidden_size", "head_size", "model_shape", "num_query_groups"]
 
 _GATED_MULTIPLE = 64
+
+
+def family_name(model: ModelSection) -> str:
+    """Return the name of the model's family; empty if the settings name one that there is not."""
+    is_known = not model.model_family or named_family(model.model_family) is not None
+    return family_of(model).name if is_known else ""
 
 
 def ffn_hidden_size(model: ModelSection) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from lmcore.config.derived.model_math import family_name
 from lmcore.config.need import RESUMES, Need, Situation
 from lmcore.config.option import Option
 from lmcore.config.options.help import flag_form
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig, UnreadSettingError
 from lmcore.errors import ConfigError
-from lmcore.model.family import family_of, named_family
 
 if TYPE_CHECKING:
     from lmcore.config.derived.layout import ParallelLayout
@@ -92,10 +92,7 @@ def _situation(
 ) -> Situation:
     if loss_scaling is None:
         loss_scaling = _LOSS_SCALING.get(config.accelerator.precision or "")
-    named = config.model.model_family
-    known = not named or named_family(named) is not None  # another rule refuses it
-    family = family_of(config.model).name if known else ""
-    return Situation(config, layout, loss_scaling, family)
+    return Situation(config, layout, loss_scaling, family_name(config.model))
 
 
 def _unmet(settings: LoadedConfig | RunPlan, situation: Situation) -> Iterator[tuple[Option, Need]]:

@@ -164,8 +164,9 @@ def test_a_translated_command_names_what_differs() -> None:
     ]
     assert "  `precision`: of the device; Megatron: fp32" in rows
     assert "calculate_per_token_loss" not in note
-    (_, masked) = load_config(["--batch-size", "4", "--eod-mask-loss"]).notices
-    assert "  `calculate_per_token_loss`: true; Megatron: false" in masked.splitlines()
+    for flags in (["--eod-mask-loss"], ["--model-family", "bert"]):
+        (_, masked) = load_config(["--batch-size", "4", *flags]).notices
+        assert "  `calculate_per_token_loss`: true; Megatron: false" in masked.splitlines()
     flags = "--batch-size 4 --lr-decay-style linear --lr-warmup-iters 1 --bf16 --eval-interval 0"
     (_, note) = load_config(f"{flags} --hidden-dropout 0 --attention-dropout 0".split()).notices
     assert note.splitlines()[1:] == [
