@@ -92,6 +92,6 @@ def _summary(report: MergeReport) -> str:
 
 
 def _next(report: MergeReport) -> str:
-    """Return the command for the merged dataset; one of sentences cannot be trained on."""
+    """Return the command for the merged dataset; GPT and Llama do not train on sentences."""
     prefix, split = shlex.quote(report.prefix), report.sequences > report.documents
     return f"lmcore data inspect {prefix}" if split else f"lmcore train --data-path {prefix}"

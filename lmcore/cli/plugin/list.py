@@ -198,7 +198,7 @@ def _print_text(
         console.print(Text(f"\n{wrapped(decision, width)}"))
     for kind, names in _overlaps(plugins).items():
         listed = " and ".join(f"`{name}`" for name in names)
-        text = f"{listed} bring the same device, `{kind}`: `--device NAME` chooses a plugin."
+        text = f"{listed} bring the same device, `{kind}`: `--plugin-off NAME` leaves one out."
         console.print(Text(wrapped(text, width)))
     if broken:
         console.print("\nA run cannot start, as torch cannot be imported:", style="bold red")

@@ -52,7 +52,7 @@ def _data(loaded: LoadedConfig) -> Problems:
 
 
 def _other_data(loaded: LoadedConfig) -> Problems:
-    """Refuse data without labels; that of training excludes `--task-data` by another rule."""
+    """Refuse data without labels; for training data `_exclusive` of the rules for data does."""
     if not loaded.config.task.task_data:
         return
     for part in PARTS[1:]:

@@ -275,4 +275,4 @@ def test_plugins_with_the_same_device_are_named(install):
     install("better", GOOD.replace('"good"', '"better"'))
     assert sorted(report(folder)["overlaps"]["goodchip"]) == ["better", "good"]
     shown = " ".join(lmcore(folder, "plugins").stdout.split())
-    assert "bring the same device, `goodchip`: `--device NAME` chooses a plugin." in shown
+    assert "bring the same device, `goodchip`: `--plugin-off NAME` leaves one out." in shown

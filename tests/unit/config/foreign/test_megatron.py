@@ -11,7 +11,7 @@ from lmcore.config.derived.model_math import model_shape
 from lmcore.config.foreign.megatron import FIXED, RENAMED, UNSUPPORTED
 from lmcore.config.foreign.megatron_flags import prepare_flags, train_flags
 from lmcore.config.load import load_config
-from lmcore.config.options.flags import UnsupportedFlagError, parse_flags
+from lmcore.config.options.flags import _SYNONYMS, UnsupportedFlagError, parse_flags
 from lmcore.config.section import run_options
 from lmcore.config.validate import validate
 from lmcore.errors import ConfigError
@@ -271,3 +271,8 @@ def test_flags_of_the_preparing_scripts_that_change_nothing() -> None:
     )
     assert not parsed.problems
     assert list(parsed.without_effect) == ["--chunk-size 25", "--keep-sequential-samples"]
+
+
+def test_no_flag_of_megatron_has_another_name() -> None:
+    """Its own hint is shown, so that a suggestion beside it would never be."""
+    assert not _SYNONYMS.keys() & train_flags().keys()

@@ -237,7 +237,7 @@ def test_a_plugin_that_closes_all_files_ends_in_time():
 
 
 def test_a_plugin_that_closes_all_files_fails_no_other():
-    """Those that answer while it hangs are usable, whatever the order."""
+    """Others answer while it hangs, whatever the order."""
 
     def close_and_hang(at):
         time.sleep(0.1)
