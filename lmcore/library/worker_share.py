@@ -48,6 +48,8 @@ class _WorkerInfo:
         self.info, self.is_watched = info, False
 
     def __getattr__(self, name: str) -> Any:
+        if name == "info":  # of a copy that is being made
+            raise AttributeError(name)
         value = getattr(self.info, name)
         if name in _DIVIDING:
             self.is_watched = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lmcore.library.loader import shard_loader
+from lmcore.library.worker_share import _WorkerInfo
 from lmcore.runtime.launch.rank import RankInfo
 
 create_device = pytest.importorskip("lmcore_cpu.device").create_device
@@ -111,3 +114,10 @@ def test_the_loader_stays_as_it_is() -> None:
     shared = shard_loader(loader, runtime, seed=1)
     assert loader.dataset is shared.dataset is dataset
     assert loader.worker_init_fn is shared.worker_init_fn is seed
+
+
+def test_a_copy_of_the_information() -> None:
+    """A dataset that keeps it can be copied, and sent to another process."""
+    info = _WorkerInfo(SimpleNamespace(id=1, num_workers=2))
+    for copied in (copy.copy(info), copy.deepcopy(info), pickle.loads(pickle.dumps(info))):
+        assert (copied.id, copied.num_workers) == (1, 2)
