@@ -186,6 +186,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "--cpu-offload": (),
     "generate --num-layers 3": (),
     "generate --num-layers 4 --num-layers 3": (),
+    "generate --model-family bert": (),
     "run --nnodes 2": (),
     "run --max-restarts 3": (),
 }
@@ -325,7 +326,7 @@ def generate_problems(words: Sequence[str]) -> list[LmcoreError]:
     model = GivenModel()
     found = [*parse_flags(words, {}, foreign=generate_flags((), model)).problems]
     try:
-        model.require({"num_layers": 4})
+        model.require({"num_layers": 4, "model_family": ""})
     except ConfigError as error:
         found += [error, *error.others]
     return found
