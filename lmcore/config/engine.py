@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from lmcore.config.optimizers import optimizer_facts
 from lmcore.config.settings import LoadedConfig, Provenance
 from lmcore.model.training_engine import NATIVE, Lack, TrainingEngine, engine_named
 
@@ -38,6 +39,15 @@ def beyond(engine: TrainingEngine, config: Config) -> dict[str, Lack]:
             "the run; nothing else divides the model"
         )
         found = {name: shards for name in _SIZES if getattr(config.parallel, name) > 1}
+        if config.parallel.zero_stage == 0:
+            found["zero_stage"] = Lack(
+                f"without sharding {engine.title} does what torch's own engine does",
+                "use `--zero-stage 1`, `2` or `3`",
+            )
+        asked = config.optimizer
+        facts = optimizer_facts(asked.optimizer, elementwise=asked.optimizer_elementwise)
+        if facts.needs_whole:
+            found["optimizer"] = Lack(f"{engine.title} shards parameters, and {facts.needs_whole}")
     return found | dict(engine.lacks(config))
 
 

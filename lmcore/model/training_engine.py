@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lmcore.errors import LmcoreError, PluginError
 
-__all__ = ["Lack", "TrainingEngine", "engine_named", "engines"]
+__all__ = ["NATIVE", "Lack", "TrainingEngine", "engine_named", "engines", "known_engines"]
 
 
 class Lack(NamedTuple):
@@ -50,6 +50,7 @@ class TrainingEngine:
         offloads: True if it keeps optimizer state in host memory with `--cpu-offload`.
         takes_deepspeed_config: True if it is configured by the file of `--deepspeed-config`; False:
             a value in it that changes memory or numbers, and has no option, is an error.
+        extra: Extra of lmcore that brings the engine; empty: none.
     """
 
     name: str
@@ -61,6 +62,11 @@ class TrainingEngine:
     compiles: Callable[[Any], bool] = lambda _: True
     offloads: bool = False
     takes_deepspeed_config: bool = False
+    extra: str = ""
+
+    def brought(self, flags: str) -> str:
+        """Return flags for hints, with what brings the engine if it is not installed."""
+        return f"`{flags}`" + f" (of `lmcore[{self.extra}]`)" * bool(self.extra and not self.open)
 
     def load(self) -> Any:
         """Return the function `open`.
@@ -82,28 +88,32 @@ class TrainingEngine:
 NATIVE = TrainingEngine(
     name="native", title="torch", open="lmcore.train.engine:open_native_engine", by_layout=True
 )
-_OWN = ("lmcore.train.deepspeed:ENGINE",)
-"""The core's other engines."""
-_engines: dict[str, TrainingEngine] = {}
+_DEEPSPEED = TrainingEngine(
+    name="deepspeed",
+    title="DeepSpeed",
+    open="",
+    offloads=True,
+    takes_deepspeed_config=True,
+    extra="deepspeed",
+)
+"""The engine of `lmcore-deepspeed` where that is not installed: options of the core are for it."""
+_engines: dict[str, TrainingEngine] = {NATIVE.name: NATIVE}
 
 
 def engines() -> dict[str, TrainingEngine]:
-    """Return the registry: every engine by its name."""
-    if not _engines:
-        _engines[NATIVE.name] = NATIVE
-        for target in _OWN:
-            module, _, name = target.partition(":")
-            found: TrainingEngine = getattr(importlib.import_module(module), name)
-            _engines[found.name] = found
+    """Return the registry: every usable engine by its name."""
     return _engines
+
+
+def known_engines() -> dict[str, TrainingEngine]:
+    """Return the usable engines and, if not installed, the engines of lmcore's extras, by name."""
+    return {**_engines, _DEEPSPEED.name: _engines.get(_DEEPSPEED.name, _DEEPSPEED)}
 
 
 def engine_named(name: str) -> TrainingEngine:
     """Return the engine of a name, in any letters.
 
-    For an unknown name, which a rule of the configuration refuses, it is one without `open`.
+    For a name that is unknown or not installed, which a rule of the configuration refuses, it is
+    one without `open`.
     """
-    key = name.lower()
-    if key == NATIVE.name:
-        return NATIVE  # without loading the others
-    return engines().get(key) or TrainingEngine(name=name, title=name, open="")
+    return known_engines().get(name.lower()) or TrainingEngine(name=name, title=name, open="")

@@ -14,11 +14,14 @@ def device_packages() -> dict[str, str]:
     """Return the package that brings each device which an extra of lmcore is named after.
 
     Such an extra requires `lmcore-NAME`, NAME being its own.  Run from its sources, lmcore has no
-    metadata and returns no plugins.
+    metadata and returns no plugins.  The extras that bring training engines are not among them.
     """
     from packaging.requirements import Requirement  # its parser is slow to load
     from packaging.utils import canonicalize_name
 
+    from lmcore.model.training_engine import known_engines
+
+    engines = {engine.extra for engine in known_engines().values()}
     try:
         requires = importlib.metadata.requires("lmcore") or []
         extras = importlib.metadata.metadata("lmcore").get_all("Provides-Extra") or []
@@ -28,6 +31,7 @@ def device_packages() -> dict[str, str]:
     return {
         extra: one.name
         for extra in extras
+        if extra not in engines
         for one in wanted
         if canonicalize_name(one.name) == f"lmcore-{canonicalize_name(extra)}"
         and one.marker is not None

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = {
     "lmcore_cpu": "plugins/cpu/src",
     "lmcore_cuda": "plugins_cuda/src",
+    "lmcore_deepspeed": "plugins/deepspeed/src",
     "lmcore_sim": "plugins/sim/src",
     "lmcore_triton": "plugins/triton/src",
     "lmcore_xla": "plugins/xla/src",
@@ -130,6 +131,9 @@ def test_empty_skeleton_passes(lint: Lint, skeleton: Path) -> None:
         ("lmcore/errors", "torch"),
         ("lmcore/train", "lmcore_cpu"),
         ("lmcore/accelerator", "lmcore_xpu"),
+        ("lmcore/train", "lmcore_deepspeed"),
+        ("lmcore/train", "deepspeed"),
+        ("lmcore_deepspeed", "lmcore_cpu"),
         ("lmcore/families", "triton"),
         ("lmcore_cpu", "lmcore.runtime"),
         ("lmcore_cuda", "lmcore.families"),

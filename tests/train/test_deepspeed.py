@@ -19,8 +19,8 @@ pytestmark = [
     pytest.mark.distributed,
     pytest.mark.timeout(300),  # up to four runs of several processes each
     pytest.mark.skipif(
-        importlib.util.find_spec("deepspeed") is None,
-        reason="DeepSpeed is not installed: `tox -e deepspeed` installs it",
+        None in map(importlib.util.find_spec, ("deepspeed", "lmcore_deepspeed")),
+        reason="DeepSpeed or lmcore-deepspeed is not installed: `tox -e deepspeed` installs it",
     ),
 ]
 

@@ -2,7 +2,7 @@
 
 A value that is also a setting here (batch sizes, precision, ZeRO stage ...) becomes that setting,
 as from a YAML file; a value that the user also gives here must be the same.  "auto" leaves a value
-to the settings here.  Other values are passed on (`lmcore.config.foreign.deepspeed_config`).
+to the settings here.  Other values are passed on by DeepSpeed's engine.
 """
 
 from __future__ import annotations

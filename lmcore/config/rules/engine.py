@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from lmcore.config.engine import beyond
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
-from lmcore.errors import ConfigError, suggestion
-from lmcore.model.training_engine import engine_named, engines
+from lmcore.errors import ConfigError, MissingPackageError, suggestion
+from lmcore.model.training_engine import engine_named, known_engines
 
 __all__ = ["ENGINE_RULES"]
 
 
 def _known(loaded: LoadedConfig) -> Problems:
     name = loaded.config.parallel.engine
-    if not engine_named(name).open:
-        hint = suggestion(name, engines())
+    engine = engine_named(name)
+    if engine.open:
+        return
+    package = f"lmcore-{engine.extra}"
+    if engine.extra and importlib.util.find_spec(package.replace("-", "_")) is None:
+        problem = MissingPackageError(
+            package,
+            needed_for=loaded.shown("engine"),
+            install=f'pip install "lmcore[{engine.extra}]"',
+        )
+        # What a public index has under a name need not be ours.
+        problem.hint = (
+            f"{problem.hint}, with the index or folder that lmcore came from, or {_native(loaded)}"
+        )
+        yield problem
+    else:
+        hint = suggestion(name, known_engines())
         yield ConfigError(
             f"{loaded.shown('engine')}: unknown engine",
             hint=f"{hint}; a plugin that brings others must be installed, see `lmcore plugins`",
@@ -25,18 +42,20 @@ def _own_rules(loaded: LoadedConfig) -> Problems:
     yield from engine_named(loaded.config.parallel.engine).rules(loaded)
 
 
+def _native(loaded: LoadedConfig) -> str:
+    """Return the instruction that selects the native engine, for hints; it has no offload."""
+    offload = " without `--cpu-offload`" * loaded.config.parallel.cpu_offload
+    return f"use `--engine native`{offload}"
+
+
 def _goes_with(loaded: LoadedConfig) -> Problems:
     """Refuse settings that the engine cannot have."""
     engine = engine_named(loaded.config.parallel.engine)
-    # The native engine has no offload.
-    native = "use `--engine native`" + " without `--cpu-offload`" * (
-        engine.offloads and loaded.config.parallel.cpu_offload
-    )
     for name, lack in beyond(engine, loaded.config).items():
         yield ConfigError(
             f"{loaded.shown(name)} cannot be combined with {loaded.shown('engine')}",
             why=lack.why,
-            hint=f"{lack.instead or loaded.removal(name)}, or {native}",
+            hint=f"{lack.instead or loaded.removal(name)}, or {_native(loaded)}",
         )
 
 
@@ -45,8 +64,8 @@ def _offload(loaded: LoadedConfig) -> Problems:
     engine = engine_named(loaded.config.parallel.engine)
     if not loaded.config.parallel.cpu_offload or engine.offloads or not engine.open:
         return
-    able = [one for one in engines().values() if one.offloads]
-    names = " or ".join(f"`--engine {one.name}`" for one in able)
+    able = [one for one in known_engines().values() if one.offloads]
+    names = " or ".join(one.brought(f"--engine {one.name}") for one in able)
     lacks = ""
     for one in able:
         others = [loaded.shown(name) for name in beyond(one, loaded.config)]

@@ -49,7 +49,7 @@ class ParallelSection:
 
     engine: str = option(
         "native",
-        "Training engine: native (torch), deepspeed (`lmcore[deepspeed]`), or the name of a "
+        "Training engine: native (torch), deepspeed (of `lmcore[deepspeed]`), or the name of a "
         "plugin's.",
     )
     tensor_model_parallel_size: int = option(

@@ -23,7 +23,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parents[3]
-OURS = ("lmcore", "lmcore-conformance", "lmcore-cuda", "lmcore-xla", "lmcore-xpu")
+OURS = (
+    *("lmcore", "lmcore-conformance", "lmcore-cuda", "lmcore-deepspeed", "lmcore-xla"),
+    "lmcore-xpu",
+)
 TESTS = "test"
 """Extra that no user of lmcore installs."""
 

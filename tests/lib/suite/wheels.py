@@ -5,7 +5,8 @@
                                    with these versions in place of the pins
     wheels.py ensure WORK_DIR      the same for the environment of `py` under WORK_DIR, with tox
     wheels.py accelerators FOLDER  put the simulated device and the authors' kit into FOLDER
-    wheels.py packages FOLDER NAME ...  put packages from the index into FOLDER, without their own
+    wheels.py packages FOLDER NAME ...  put packages from the index, and of ours from dist/, into
+                                   FOLDER, without what they need
 
 What is stale is decided by a fingerprint of the sources, so that the environments that work in `py`
 cost nothing if it is up to date.  The variable TORCH_INDEX_URL names an index for torch alone; all
@@ -29,7 +30,10 @@ from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[3]
 DIST = ROOT / "dist"
-PLUGINS = ("plugins/conformance", "plugins/xla", "plugins_cuda", "plugins_xpu")
+PLUGINS = (
+    *("plugins/conformance", "plugins/deepspeed", "plugins/xla"),
+    *("plugins_cuda", "plugins_xpu"),
+)
 SOURCES = (
     *("CMakeLists.txt", "LICENSE", "README.md", "constraints.txt", "pyproject.toml"),
     *("lmcore", "native", "plugins", "plugins_cuda", "plugins_xpu"),
@@ -193,14 +197,25 @@ def accelerators(folder: Path) -> None:
 
 
 def packages(folder: Path, *names: str) -> None:
-    """Install packages from the index, without those they need, in a folder for PYTHONPATH."""
-    wanted = f"{fingerprint(['constraints.txt'])} {' '.join(names)}"
+    """Install packages, ours from dist/, without those they need, in a folder for PYTHONPATH."""
+    own = [f"plugins/{name.removeprefix('lmcore-')}" for name in names if is_ours(name)]
+    wanted = f"{fingerprint(['constraints.txt', *own])} {' '.join(names)}"
     if is_current(folder / STAMP, wanted):
         return
     shutil.rmtree(folder, ignore_errors=True)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-    run([*pip, "--target", str(folder), *names])
+    found = [
+        one
+        for name in names
+        for one in (wheels(name.replace("-", "_")) if is_ours(name) else [name])
+    ]
+    run([*pip, "--target", str(folder), *found])
     (folder / STAMP).write_text(wanted, encoding="utf-8")
+
+
+def is_ours(name: str) -> bool:
+    """Return whether a package is built here."""
+    return name.startswith("lmcore-")
 
 
 def run(command: list[str], env: dict[str, str] | None = None) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stand_in_engine import stand_in_for_deepspeed
 
 from lmcore.train.compilation import FACT, compiles_blocks
 
@@ -34,11 +33,7 @@ def test_who_decides(
     wanted: bool,
 ) -> None:
     """`--compile` and `--no-compile` do; without them a device that says that it pays."""
-    find = importlib.util.find_spec
-    there = SimpleNamespace()  # a plan for DeepSpeed wants it installed, and loads nothing of it
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: there if name == "deepspeed" else find(name)
-    )
+    stand_in_for_deepspeed(monkeypatch)
     facts = dict(runtime.device.facts) | ({} if fact is None else {FACT: fact})
     device = dataclasses.replace(runtime.device, facts=facts)
     assert compiles_blocks(make_plan(flags), device) is wanted

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_in_engine import stand_in_for_deepspeed
 
 from lmcore.config.foreign.deepspeed_file import read_deepspeed_file, value_at
 from lmcore.config.load import load_config
@@ -21,7 +22,7 @@ Load = Callable[..., LoadedConfig]
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     """Loads settings with a file `ds.json` of the given content."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())  # also without it
+    stand_in_for_deepspeed(monkeypatch)
 
     def go(content: Any, flags: str = "", *, yaml: str = "") -> LoadedConfig:
         text = content if isinstance(content, str) else json.dumps(content)

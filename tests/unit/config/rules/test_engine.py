@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from stand_in_engine import stand_in_for_deepspeed
 
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
@@ -16,8 +17,8 @@ from lmcore.errors import ConfigError, MissingPackageError
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed need not be there for settings to be checked."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
+    """Its plugin need not be there for the core's rules to be checked."""
+    stand_in_for_deepspeed(monkeypatch)
 
 
 def found(line: str, world_size: int = 2) -> list[str]:
@@ -33,6 +34,7 @@ def test_an_unknown_engine_is_named_alone() -> None:
     assert "`lmcore plugins`" in str(problem.hint)
 
 
+@pytest.mark.usefixtures("installed")
 def test_offload_needs_deepspeed() -> None:
     """The native engine has no offload, and its hint does not send a pipeline to DeepSpeed."""
     (problem,) = problems_of(load_config(["--cpu-offload"]), world_size=2)
@@ -140,11 +142,31 @@ def test_what_the_native_engine_lacks_is_refused(
     assert caught.value.hint
 
 
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_stages_are_accepted(stage: int) -> None:
-    """One to three, with recomputation and either precision."""
-    assert found(f"--engine deepspeed --zero-stage {stage} --recompute full --bf16") == []
+def test_a_missing_plugin_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the package that brings the engine, and what needs no package."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    problem, *others = problems_of(load_config(["--engine", "deepspeed"]), world_size=1)
+    assert others == []
+    assert isinstance(problem, MissingPackageError)
+    assert problem.what == (
+        "`--engine deepspeed` needs the package `lmcore-deepspeed`, which is not installed"
+    )
+    assert problem.hint == (
+        'run `pip install "lmcore[deepspeed]"`, with the index or folder that lmcore came from, or '
+        "use `--engine native`"
+    )
+    (problem,) = problems_of(load_config(["--deepspeed", "--zero-stage", "2"]), world_size=2)
+    assert "`lmcore-deepspeed`" in problem.what
+    (problem,) = problems_of(load_config(["--cpu-offload"]), world_size=2)
+    assert problem.what == "`--cpu-offload` needs `--engine deepspeed` (of `lmcore[deepspeed]`)"
+
+
+def test_a_plugin_that_is_off_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine whose plugin is installed and adds nothing is looked up among the plugins."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
+    (problem,) = problems_of(load_config(["--engine", "deepspeed"]), world_size=1)
+    assert problem.what == "`--engine deepspeed`: unknown engine"
+    assert "`lmcore plugins`" in str(problem.hint)
 
 
 @pytest.mark.usefixtures("installed")
@@ -156,30 +178,12 @@ def test_stages_are_accepted(stage: int) -> None:
         ("--context-parallel-size 2", "`--context-parallel-size 2`"),
         ("--zero-stage 0", "`--zero-stage 0`"),
         ("--optimizer muon", "`--optimizer muon`"),
-        ("--optimizer schedulefree", "`--optimizer schedulefree`"),
     ],
 )
 def test_what_does_not_go_with_it_is_named(flags: str, what: str) -> None:
-    """Nothing else divides the model, and an update must bear a flat row of weights."""
+    """Nothing else divides the model."""
     text = found(f"--engine deepspeed {flags}")
     assert f"{what} cannot be combined with `--engine deepspeed`" in text
-
-
-@pytest.mark.usefixtures("installed")
-def test_compiled_layers_run_no_hooks() -> None:
-    """Stage 3 gathers weights by hooks; stage 2 does not."""
-    assert found("--engine deepspeed --zero-stage 2 --compile") == []
-    assert found("--engine deepspeed --zero-stage 3 --compile") == [
-        "`--compile` cannot be combined with ZeRO stage 3 of DeepSpeed"
-    ]
-
-
-def test_a_missing_package_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the package to install before anything is built."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    (problem,) = problems_of(load_config(["--engine", "deepspeed"]), world_size=1)
-    assert isinstance(problem, MissingPackageError)
-    assert problem.hint == "run `pip install deepspeed`, or use `--engine native`"
 
 
 @pytest.mark.usefixtures("installed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from stand_in_engine import stand_in_for_deepspeed
 
 from lmcore.config.load import load_config
 from lmcore.config.validate import problems_of
@@ -45,8 +46,9 @@ def test_refused(line: str, world_size: int, why: str) -> None:
     assert problems(line, world_size) == []
 
 
-def test_other_engine() -> None:
+def test_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSpeed's engine runs forward and backward itself."""
+    stand_in_for_deepspeed(monkeypatch)
     ((what, why),) = problems("--step-graph --engine deepspeed", 2)
     assert what == "`--step-graph` cannot be combined with `--engine deepspeed`"
     assert "runs forward and backward itself" in why

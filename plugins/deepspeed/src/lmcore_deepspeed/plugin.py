@@ -1,4 +1,4 @@
-"""DeepSpeed's engine behind the trainer's own interface, and its record; torch-free."""
+"""The hooks of DeepSpeed's engine, and its record; torch-free."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import importlib.util
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from lmcore.accelerator import PluginInfo
 from lmcore.errors import ConfigError, LmcoreError, MissingPackageError
+from lmcore.hookspecs import hookimpl
 from lmcore.model.training_engine import Lack, TrainingEngine
 
 if TYPE_CHECKING:
+    from lmcore.accelerator.registry import EngineRegistry
     from lmcore.config.section import Config
     from lmcore.config.settings import LoadedConfig
 
@@ -21,19 +24,14 @@ _OPTIMIZERS = ("adam", "sgd", "adopt")
 
 def _lacks(config: Config) -> dict[str, Lack]:
     """Return the options whose values DeepSpeed cannot have here."""
-    found: dict[str, Lack] = {}
-    if config.parallel.zero_stage == 0:
-        found["zero_stage"] = Lack(
-            "without sharding DeepSpeed does what torch's own engine does",
-            "use `--zero-stage 1`, `2` or `3`",
-        )
-    if config.optimizer.optimizer not in _OPTIMIZERS:
-        *most, last = _OPTIMIZERS
-        found["optimizer"] = Lack(
-            "DeepSpeed gives each process a slice of a flat buffer, not whole matrices",
-            f"use `--optimizer {'`, `'.join(most)}` or `{last}`",
-        )
-    return found
+    if config.optimizer.optimizer in _OPTIMIZERS:
+        return {}
+    *most, last = _OPTIMIZERS
+    whole = Lack(
+        "DeepSpeed gives each process a slice of a flat buffer, not whole matrices",
+        f"use `--optimizer {'`, `'.join(most)}` or `{last}`",
+    )
+    return {"optimizer": whole}
 
 
 def _compiles(config: Config) -> bool:
@@ -61,10 +59,24 @@ def _rules(loaded: LoadedConfig) -> Iterator[LmcoreError]:
 ENGINE = TrainingEngine(
     name="deepspeed",
     title="DeepSpeed",
-    open="lmcore.train.deepspeed.engine:open_deepspeed_engine",
+    open="lmcore_deepspeed.engine:open_deepspeed_engine",
     lacks=_lacks,
     rules=_rules,
     compiles=_compiles,
     offloads=True,
     takes_deepspeed_config=True,
 )
+
+
+@hookimpl
+def lmcore_plugin_info() -> PluginInfo:
+    """Say what this plugin is and works with."""
+    return PluginInfo(
+        name="deepspeed", api=">=1.2,<2", summary="training by DeepSpeed, `--engine deepspeed`"
+    )
+
+
+@hookimpl
+def lmcore_add_engines(registry: EngineRegistry) -> None:
+    """Add `--engine deepspeed`."""
+    registry.add(ENGINE)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from lmcore.train.deepspeed.flat_optimizer import FlatUpdate, StateKind
+    from lmcore_deepspeed.flat_optimizer import FlatUpdate, StateKind
 
 __all__ = ["Shards"]
 

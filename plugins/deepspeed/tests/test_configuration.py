@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from lmcore.config.foreign.deepspeed_config import deepspeed_config, zero_stage
 from lmcore.config.load import load_config
 from lmcore.config.plan import RunPlan
 from lmcore.config.resolve import resolve
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
+from lmcore_deepspeed.configuration import deepspeed_config, zero_stage
 
 
 def plan_of(line: str, world_size: int = 2) -> RunPlan:
@@ -21,12 +21,6 @@ def plan_of(line: str, world_size: int = 2) -> RunPlan:
     return resolve(
         validate(loaded, world_size=world_size), tokenizer=TokenizerIdentity(vocab_size=257)
     )
-
-
-@pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed need not be there for a configuration to be made."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
 
 
 def config_of(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["INSTALL", "initialize", "open_deepspeed", "time_waits"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"lmcore.{__name__}")  # of the lines that lmcore formats
 
 INSTALL = "pip install deepspeed"
 

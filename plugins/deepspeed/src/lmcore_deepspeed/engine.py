@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from lmcore.accelerator.op.records import OpContext
-from lmcore.config.foreign.deepspeed_config import deepspeed_config, zero_stage
 from lmcore.config.foreign.deepspeed_file import read_deepspeed_file
 from lmcore.families.build import build_model
 from lmcore.optim.loss_scale import loss_scale_of
@@ -33,13 +32,14 @@ from lmcore.parallel.scalar_collectives import all_reduce_scalars
 from lmcore.runtime.process.consistency import check_equal
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 from lmcore.train.compilation import compiles_blocks
-from lmcore.train.deepspeed.flat_optimizer import FlatUpdate, StateKind, state_kinds
-from lmcore.train.deepspeed.package import initialize, open_deepspeed, time_waits
-from lmcore.train.deepspeed.shards import Shards
 from lmcore.train.diagnose.non_finite import HINT, NonFiniteError, is_finite, where_in_run
 from lmcore.train.state import TrainState
 from lmcore.train.step_record import PendingStep, StepRecord
 from lmcore.train.token_mean import TokenMean, may_mask_targets, no_valid_target
+from lmcore_deepspeed.configuration import deepspeed_config, zero_stage
+from lmcore_deepspeed.flat_optimizer import FlatUpdate, StateKind, state_kinds
+from lmcore_deepspeed.package import initialize, open_deepspeed, time_waits
+from lmcore_deepspeed.shards import Shards
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeepSpeedEngine", "DeepSpeedState", "open_deepspeed_engine"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"lmcore.{__name__}")  # of the lines that lmcore formats
 
 _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
