@@ -24,11 +24,19 @@ _STATE = "_extra_state"
 """Ending of the names of states that only FP8 kernels have."""
 _HIDDEN = -1e3
 """Largest score that hides a position from attention."""
+_COMPARED = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
+"""Dtypes of weights and buffers of models; torch cannot compare all others."""
 
 
 def same_values(one: Tensor, other: Tensor) -> bool:
-    """Return True if two tensors have the same shape and values, in the wider of their dtypes."""
-    if one.shape != other.shape:
+    """Return True if two tensors have the same shape and values, in the wider of their dtypes.
+
+    Tensors of a dtype that weights do not have, such as of 8-bit floats, are not the same.
+    """
+    if one.shape != other.shape or not {one.dtype, other.dtype} <= set(_COMPARED):
         return False
     wide = torch.promote_types(one.dtype, other.dtype)
     a, b = one.to(wide), other.to(wide)
@@ -84,6 +92,8 @@ def buffer_difference(name: str, tensor: Tensor, shape: ModelShape) -> str | Non
         shape: Shape of the model.
     """
     kind = name.rpartition(".")[2]
+    if tensor.dtype not in _COMPARED:
+        return f"has dtype {tensor.dtype}"
     if kind == "inv_freq":
         expected = rotation_speeds(shape, torch.float64) if shape.rotary else None
         if expected is None or not _is_close(tensor, expected):

@@ -45,15 +45,16 @@ def load_tensors(path: Path, *, allowed: Iterable[Any] = (), compare: bool = Tru
         compare: True to compare torch's checksums, which reads the whole file.
 
     Raises:
-        CheckpointError: The file is damaged, compressed, or names anything that is not allowed; or
-            `torch.save` did not write it.
+        CheckpointError: The file is damaged, compressed, or names anything that is not allowed; it
+            has a tensor without values of its own; or `torch.save` did not write it.
     """
     try:
         _require_format(path)
         mapped = _is_zip(path, compare=compare)
         with only_allowed(allowed), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        _require_values(path, content)
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"`{path}` is refused", why=_refused(error), hint=_HINT) from error
     except OSError as error:
@@ -68,6 +69,35 @@ def load_tensors(path: Path, *, allowed: Iterable[Any] = (), compare: bool = Tru
         # A damaged file fails in many ways, and none of them is a bug of ours.
         why = _lacking(path) or f"reading it failed: `{type(error).__name__}`"
         raise _damaged(path, why) from error
+    return content
+
+
+def _require_values(path: Path, content: Any) -> None:
+    """Raise a `CheckpointError` for a tensor that does not have all of its values in the file.
+
+    torch's unpickler also makes tensors of the device `meta`, sparse ones, and views that repeat
+    one number over more memory than there is.
+    """
+    size = path.stat().st_size
+    held, seen = [content], set()
+    while held:
+        value = held.pop()
+        if isinstance(value, torch.Tensor):
+            plain = value.layout is torch.strided and value.device.type == "cpu"
+            if not plain or value.nbytes > size:
+                shown = f"{list(value.shape)} of `{value.device}` and `{value.layout}`"
+                raise _damaged(path, f"it lacks values of a tensor {shown}")
+            continue
+        if id(value) in seen:
+            continue
+        if isinstance(value, dict):
+            inside: Iterable[Any] = value.values()
+        elif isinstance(value, list | tuple):
+            inside = value
+        else:
+            inside = getattr(value, "__dict__", {}).values()  # of an inert record
+        seen.add(id(value))
+        held += inside
 
 
 @contextmanager

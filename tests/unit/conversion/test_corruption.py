@@ -122,3 +122,25 @@ def test_a_named_pipe_in_the_place_of_a_file(tmp_path: Path) -> None:
     with time_limit(), pytest.raises(CheckpointError, match="cannot read") as caught:
         load_tensors(path)
     assert caught.value.why == "it is a named pipe, not a file"
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(4, device="meta"),
+        torch.eye(4).to_sparse(),
+        torch.ones(1).expand(10**6, 10**6),
+    ],
+    ids=["meta", "sparse", "repeated"],
+)
+def test_a_tensor_without_its_values(tensor: torch.Tensor, tmp_path: Path) -> None:
+    """No reader gets it, wherever in the file it is; a small view that repeats values is one."""
+    path = tmp_path / "model.pt"
+    repeated = torch.ones(1).expand(8)
+    content = {"model": [("a", {"b": tensor})], "position": repeated}
+    torch.save(content, path)
+    with pytest.raises(CheckpointError, match="is damaged") as caught:
+        load_tensors(path)
+    assert f"it lacks values of a tensor {list(tensor.shape)}" in str(caught.value.why)
+    torch.save({"position": repeated}, path)
+    assert torch.equal(load_tensors(path)["position"], repeated)

@@ -29,6 +29,7 @@ from lmcore.conversion.megatron.torch_dist.stored_tensors import StoredTensors
 from lmcore.conversion.megatron.torch_dist.write import write_distributed
 from lmcore.conversion.native.manifest import stored_name
 from lmcore.conversion.state import ADAM, WEIGHT
+from lmcore.conversion.unread import buffer_difference
 from lmcore.errors import CheckpointError
 from lmcore.families.layers.rotary import rotation_speeds
 from lmcore.model.shape import ModelShape
@@ -305,6 +306,27 @@ def test_a_rounded_head_unties(name: str, tmp_path: Path) -> None:
     assert not torch.equal(embedding, exact)
     root = with_head(tmp_path, TIED[name], embedding.bfloat16())
     assert not read_state(root).shape.tied
+
+
+F8, UINT16 = torch.float8_e4m3fn, torch.uint16
+
+
+def test_a_quantized_head_is_refused(tmp_path: Path) -> None:
+    """It is named, though torch cannot compare 8-bit floats with the embedding."""
+    head = RandomState(GPT).read("token_embedding.weight").to(F8)
+    with pytest.raises(CheckpointError) as caught:
+        read_state(with_head(tmp_path, GPT, head))
+    assert "`lm_head.weight` is quantized" in str(caught.value.why)
+
+
+@pytest.mark.parametrize("dtype", [F8, UINT16])
+@pytest.mark.parametrize("kind", ["bias", "position_ids", "masked_bias", "inv_freq"])
+def test_a_buffer_of_another_dtype(kind: str, dtype: torch.dtype) -> None:
+    """It differs, also where torch cannot compare it."""
+    size = LLAMA.max_position_embeddings
+    masks = {"bias": torch.ones(size, size).tril(), "masked_bias": torch.tensor([9.0])}
+    buffer = masks.get(kind, torch.arange(size)).to(dtype)
+    assert buffer_difference(kind, buffer, LLAMA) == f"has dtype {dtype}"
 
 
 @pytest.mark.parametrize("name", TIED)
