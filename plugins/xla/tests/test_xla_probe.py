@@ -70,14 +70,17 @@ def test_a_device_that_cannot_be_used_is_broken_with_a_fix(facts, env, fault, fi
 def test_the_bus_is_read(tmp_path: Path):
     """Only devices with the vendor and the kind of a TPU count."""
     for number, (vendor, device) in enumerate(
-        [("0x1ae0", "0x0063"), ("0x1ae0", "0x0042"), ("0x10de", "0x0063")]
+        [
+            *(("0x1ae0", "0x0063"), ("0x1ae0", "0x0042"), ("0x10de", "0x0063")),
+            ("0x1ae0", "0x0062"),
+        ]
     ):
         folder = tmp_path / f"0000:00:0{number}.0"
         folder.mkdir()
         (folder / "vendor").write_text(vendor + "\n", encoding="utf-8")
         (folder / "device").write_text(device + "\n", encoding="utf-8")
     (tmp_path / "unreadable").mkdir()
-    assert read_facts(tmp_path).chips == ("0000:00:00.0",)
+    assert read_facts(tmp_path).chips == ("0000:00:00.0", "0000:00:03.0")
 
 
 def test_neither_torch_nor_torch_xla_is_loaded():

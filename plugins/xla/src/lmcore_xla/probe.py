@@ -22,8 +22,8 @@ _BUILT_IN = (_TPU, HOST, "NEURON", "XPU")
 """Clients that torch_xla knows without a package of another project."""
 _PCI = Path("/sys/bus/pci/devices")
 _VENDOR = "0x1ae0"
-_CHIPS = ("0x0027", "0x005e", "0x0063", "0x006f", "0x0076")
-"""PCI identifiers of TPUs: v2 and v3, v4, v5, v6, v7."""
+_CHIPS = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")
+"""PCI identifiers of TPUs, as JAX has them: v2 and v3, v4, v5p, v5e, v6e, v7."""
 _PLUGINS = "torch_xla.plugins"
 """Group of entry points by which packages bring PJRT clients."""
 _AFTER_HOST, _BEFORE_HOST = -50, 100
