@@ -111,6 +111,37 @@ def test_send_and_receive(on_both):
     assert all(torch.equal(found, own(0)) for found in on_both(function))
 
 
+def test_both_send_before_they_receive(on_both):
+    """The schedules of a pipeline do: activations and gradients pass each other."""
+
+    def function(group, rank):
+        found = torch.empty(4)
+        works = [group.send([own(rank)], 1 - rank, 0), group.recv([found], 1 - rank, 0)]
+        for work in works:
+            work.wait()
+        return found
+
+    for rank, found in enumerate(on_both(function)):
+        assert torch.equal(found, own(1 - rank))
+
+
+def test_a_message_from_any_rank(on_both):
+    """It names the rank that sent it, and is copied once."""
+
+    def function(group, rank):
+        if rank == 0:
+            group.send([own(0)], 1, 0).wait()
+            return None
+        found = torch.empty(4)
+        work = group.recv_anysource([found], 0)
+        work.wait()
+        found += 1
+        work.wait()
+        return work._source_rank(), (found - 1).tolist()
+
+    assert on_both(function) == [None, (0, own(0).tolist())]
+
+
 def test_a_failing_rank_is_an_error_of_the_other(on_both):
     """A missed collective ends by its time limit, and raises where it is called."""
     store, limit = distributed.HashStore(), timedelta(seconds=1)

@@ -1,7 +1,8 @@
 """`HostGroup`: a process group whose tensors travel through host memory and gloo.
 
 It serves PJRT clients that do not connect processes.  Each collective runs what the device has
-recorded, copies its arguments to the host, waits for gloo, and copies the result back.
+recorded, copies its arguments to the host, waits for gloo, and copies the result back.  Messages
+between two ranks are waited for later, since both may send before they receive.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["HostGroup"]
 
 
 class HostGroup(ProcessGroup):
-    """A process group of gloo for tensors of any device; its work is done when a call returns."""
+    """A process group of gloo for tensors of any device; only messages are not done at return."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         """Connect the ranks; all of them must call it."""
@@ -86,16 +87,18 @@ class HostGroup(ProcessGroup):
 
     def send(self, tensors: Any, *peer: Any) -> Work:
         """Send to one rank."""
-        self._gloo.send(_to_host(tensors), *peer).wait()
-        return _done(tensors)
+        work: Work = self._gloo.send(_to_host(tensors), *peer)
+        return work
 
     def recv(self, tensors: Any, *peer: Any) -> Work:
         """Receive from one rank."""
-        return self._through_host("recv", tensors, *peer)
+        copies = _to_host(tensors)
+        return _Message(self._gloo.recv(copies, *peer), tensors, copies)
 
     def recv_anysource(self, tensors: Any, *tag: Any) -> Work:
         """Receive from whichever rank sends."""
-        return self._through_host("recv_anysource", tensors, *tag)
+        copies = _to_host(tensors)
+        return _Message(self._gloo.recv_anysource(copies, *tag), tensors, copies)
 
     def barrier(self, *options: Any) -> Work:
         """Wait for all ranks."""
@@ -109,6 +112,28 @@ class HostGroup(ProcessGroup):
         with torch.no_grad():
             _copy_back(results, copies)
         return _done(results)
+
+
+class _Message(Work):
+    """A message on its way to this rank, which is copied to the device when it is waited for."""
+
+    def __init__(self, work: Any, tensors: Any, copies: Any) -> None:
+        super().__init__()
+        self._work, self._tensors, self._copies = work, tensors, copies
+
+    def wait(self, *timeout: Any) -> bool:
+        """Wait until the message is in the tensors."""
+        if self._copies is not None:  # gloo would wait for a second message
+            self._work.wait(*timeout)
+            with torch.no_grad():
+                _copy_back(self._tensors, self._copies)
+            self._copies = None
+        return True
+
+    def _source_rank(self) -> int:
+        """Return the rank that sent it, for torch's `recv` from any rank."""
+        rank: int = self._work._source_rank()  # noqa: SLF001 - torch's name
+        return rank
 
 
 def _to_host(value: Any) -> Any:
