@@ -9,7 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from lmcore.errors import CheckpointError
+from lmcore.config.section import run_options
+from lmcore.errors import CheckpointError, ConfigError
 from lmcore.model.family import parameter_shapes
 from lmcore.model.shape import ModelShape
 
@@ -30,6 +31,7 @@ __all__ = [
     "ModelState",
     "OptimizerStateError",
     "Progress",
+    "known_settings",
     "lacks_optimizer",
     "notes_beside",
     "recorded_samples",
@@ -105,6 +107,26 @@ def notes_beside(notes: Sequence[str], tokenizer: Tokenizer | None) -> list[str]
         tokenizer: Tokenizer of the model; None without one.
     """
     return [note for note in notes if tokenizer is None or not note.endswith(NO_TOKENIZER)]
+
+
+def known_settings(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of a run that lmcore's options take, converted to their types.
+
+    Args:
+        values: Values of a file by name.
+        names: Names of options.
+    """
+    options, found = run_options(), {}
+    for name in names:
+        value = values.get(name)
+        several = isinstance(value, list | tuple) and bool(value) and options[name].repeated
+        if type(value) not in {bool, int, float, str} and not several:
+            continue
+        try:
+            found[name] = options[name].convert(value, where=name)
+        except ConfigError:
+            continue  # a value that lmcore does not have
+    return found
 
 
 def lacks_optimizer(state: ModelState) -> bool:

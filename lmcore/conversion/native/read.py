@@ -17,7 +17,14 @@ from lmcore.conversion.native.manifest import (
     require_weights,
     stored_name,
 )
-from lmcore.conversion.state import ADAM, KEPT_OPTIONS, WEIGHT, ModelState, Progress
+from lmcore.conversion.state import (
+    ADAM,
+    KEPT_OPTIONS,
+    WEIGHT,
+    ModelState,
+    Progress,
+    known_settings,
+)
 from lmcore.errors import several
 from lmcore.families.saved_shape import is_number, read_shape
 
@@ -76,9 +83,11 @@ class LmcoreState(ModelState):
         self.progress = self._progress()
         sections = _mapping(_mapping(meta.get("config")).get("config")).values()
         saved = {name: value for section in sections for name, value in _mapping(section).items()}
-        self.settings = {
-            name: saved[name] for name in KEPT_OPTIONS if saved.get(name) not in (None, [])
-        }
+        self.settings = known_settings(saved, KEPT_OPTIONS)
+        given = (name for name in KEPT_OPTIONS if saved.get(name) not in (None, []))
+        if unknown := [name for name in given if name not in self.settings]:
+            note = f"not read: the settings {several(unknown)}, which have values of no option"
+            self.training_notes = [*self.training_notes, note]
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a tensor; see `ModelState`."""

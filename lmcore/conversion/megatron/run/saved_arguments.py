@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmcore.config.section import run_options
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.foreign_pickle.records import Record
-from lmcore.conversion.state import NO_TOKENIZER, TRAINING_OPTIONS
-from lmcore.errors import CheckpointError, ConfigError
+from lmcore.conversion.state import NO_TOKENIZER, TRAINING_OPTIONS, known_settings
+from lmcore.errors import CheckpointError
 from lmcore.families.saved_shape import is_number, read_shape
 from lmcore.model.megatron_names import names_of_tensors
 from lmcore.model.shape import ModelShape
@@ -215,16 +214,7 @@ def _tokenizer(args: Mapping[str, Any], rows: int) -> TokenizerSettings | None:
 
 def _settings(args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of training that lmcore has as options with the same meaning."""
-    options, found = run_options(), {}
-    for name in TRAINING_OPTIONS:
-        value = args.get(name)
-        several = isinstance(value, list | tuple) and bool(value) and options[name].repeated
-        if type(value) not in {bool, int, float, str} and not several:
-            continue
-        try:
-            found[name] = options[name].convert(value, where=name)
-        except ConfigError:
-            continue  # a value that lmcore does not have
+    found = known_settings(args, TRAINING_OPTIONS)
     half = next((name for name in ("bf16", "fp16") if args.get(name) is True), None)
     if half is not None:
         found["precision"] = half

@@ -14,6 +14,7 @@ import torch
 from deepspeed_files import Layout
 from model_states import GPT2, RandomState
 
+from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.main import main
 from lmcore.conversion.convert import convert
 from lmcore.conversion.huggingface.write import write_huggingface
@@ -150,7 +151,7 @@ def test_a_run_on_its_ramp(tmp_path: Path) -> None:
 
     source = megatron(tmp_path / "source", ramp(60))
     assert convert(source, tmp_path / "run", "lmcore").longer_flag is None, "4 samples are left"
-    assert LmcoreState(tmp_path / "run").settings["rampup_batch_size"] == [4, 4, 900]
+    assert LmcoreState(tmp_path / "run").settings["rampup_batch_size"] == (4, 4, 900)
     convert(tmp_path / "run", tmp_path / "again", "megatron")
     assert convert(tmp_path / "again", tmp_path / "r", "lmcore").longer_flag is None
     source = megatron(tmp_path / "ended", ramp(59))
@@ -158,6 +159,21 @@ def test_a_run_on_its_ramp(tmp_path: Path) -> None:
     source = megatron(tmp_path / "steps", ramp(None))
     convert(source, tmp_path / "s", "lmcore")
     assert "rampup_batch_size" not in LmcoreState(tmp_path / "s").settings
+
+
+@pytest.mark.parametrize("value", ["long", -1, {}, [7, 7], True])
+@pytest.mark.parametrize("name", ["seq_length", "train_iters"])
+def test_a_setting_that_no_option_has(name: str, value: Any, tmp_path: Path) -> None:
+    """A run's manifest may be of any author: the value is named and not used."""
+    state = RandomState(GPT2)
+    run = tmp_path / "run"
+    saved = {"model": {}, "training": {**SETTINGS, name: value}}
+    meta = {"config": {"config": saved}, "counters": {"iteration": 7, "consumed_samples": 56}}
+    tensors = {f"model.{one}": state.read(one) for one in state.parameters}
+    save_checkpoint(run / "checkpoints", 7, tensors, meta, model_shape=state.shape.to_dict())
+    found = convert(run, tmp_path / "out", "lmcore")
+    assert name not in LmcoreState(run).settings
+    assert f"not read: the settings `{name}`, which have values of no option" in found.notes
 
 
 def test_a_note_about_the_optimizer_is_not_repeated(tmp_path: Path) -> None:
