@@ -6,13 +6,17 @@ Source: reference formulas of the Megatron family; cosine after Loshchilov and H
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from lmcore.config.section import run_options
+from lmcore.families.saved_shape import is_number
 
 if TYPE_CHECKING:
     from lmcore.config.resolve import RunPlan
 
-__all__ = ["LearningRateSchedule"]
+__all__ = ["LearningRateSchedule", "wrong_fields"]
 
 
 @dataclass(frozen=True)
@@ -78,3 +82,23 @@ class LearningRateSchedule:
             return self.lowest
         ratio = (samples - start) / span
         return self.lowest + (self.highest - self.lowest) * (1.0 - math.sqrt(ratio))
+
+
+def wrong_fields(saved: Mapping[str, Any]) -> list[str]:
+    """Return the fields that a schedule in a file lacks, or that no schedule has with such values.
+
+    Args:
+        saved: Fields of a `LearningRateSchedule`, of a file that may come from any program.
+    """
+    known = {field.name: field for field in fields(LearningRateSchedule)}
+    lacking = [name for name in known if name not in saved and known[name].default is MISSING]
+    return lacking + [
+        name
+        for name, value in saved.items()
+        if name not in known
+        or not (_is_style(value) if name == "style" else is_number(value) and value >= 0)
+    ]
+
+
+def _is_style(value: object) -> bool:
+    return isinstance(value, str) and value in (run_options()["lr_decay_style"].choices or ())

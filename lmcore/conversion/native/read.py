@@ -27,6 +27,7 @@ from lmcore.conversion.state import (
 )
 from lmcore.errors import several
 from lmcore.families.saved_shape import is_number, read_shape
+from lmcore.optim.schedule import wrong_fields
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["LmcoreState"]
 
 logger = logging.getLogger(__name__)
+
+_SCALE = ("value", "good_steps", "tolerance")
+"""State of a `DynamicLossScale`."""
 
 
 class LmcoreState(ModelState):
@@ -151,12 +155,14 @@ class LmcoreState(ModelState):
             first = next(iter(self.parameters))
             if f"optimizer.step.{first}" in self.manifest.tensors:
                 steps = int(self._reader.read(f"optimizer.step.{first}"))
-        schedule = _mapping(self.manifest.meta.get("schedule")) or None
+        saved_schedule = _mapping(self.manifest.meta.get("schedule"))
+        schedule = None if wrong_fields(saved_schedule) else saved_schedule
         adam, scale = None, None
         if len(self.kinds) > 1:
             adam = _adam(self.manifest.meta)
             saved = _mapping(self.manifest.meta.get("loss_scale"))
-            scale = saved if "value" in saved else None  # a fixed one has no value
+            valid = all(is_number(saved.get(name)) for name in _SCALE)  # a fixed one has no value
+            scale = saved if valid else None
         position = counters.get("scheduled_samples")
         scheduled = position if type(position) is int and position >= 0 else None
         iteration, samples = (int(value or 0) for value in values)

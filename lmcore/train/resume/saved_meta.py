@@ -17,7 +17,7 @@ from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.file.paths import absolute_paths
 from lmcore.config.section.data import BLEND_RULES, OLDER_RULES, SPLIT_RULES
 from lmcore.errors import CheckpointArgumentError, CheckpointError
-from lmcore.optim.schedule import LearningRateSchedule
+from lmcore.optim.schedule import wrong_fields
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
@@ -146,7 +146,7 @@ def _problems(meta: Mapping[str, Any], *, schedule: bool) -> Iterator[str]:
         if not _is_number(counters.get(name), whole=True):
             yield f"counters.{name}"
     if schedule:
-        yield from _schedule(part_of(meta, "schedule"))
+        yield from (f"schedule.{name}" for name in wrong_fields(part_of(meta, "schedule")))
     if not isinstance(meta.get("data_order"), str):
         yield "data_order"
     if meta.get("layout") is not None:
@@ -155,17 +155,6 @@ def _problems(meta: Mapping[str, Any], *, schedule: bool) -> Iterator[str]:
         yield "loss_scale"
     if "validation" in meta:
         yield from _validation(meta["validation"])
-
-
-def _schedule(saved: Mapping[str, Any]) -> Iterator[str]:
-    known = {field.name: field for field in dataclasses.fields(LearningRateSchedule)}
-    for name in dict.fromkeys((*known, *saved)):
-        if name not in saved and known[name].default is not dataclasses.MISSING:
-            continue
-        value = saved.get(name)
-        right = isinstance(value, str) if name == "style" else _is_number(value)
-        if name not in known or not right:
-            yield f"schedule.{name}"
 
 
 def _layout(saved: object) -> Iterator[str]:

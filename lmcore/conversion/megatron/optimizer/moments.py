@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lmcore.conversion.state import OptimizerStateError
+from lmcore.conversion.unread import same_values
 
 __all__ = ["Moments", "UnreadOptimizer", "is_rounded", "other_optimizer", "require_rounded"]
 
@@ -57,12 +57,7 @@ def is_rounded(main: Tensor, weight: Tensor) -> bool:
         main: Parameter of the optimizer.
         weight: Parameter of the model.
     """
-    if main is weight:
-        return True
-    rounded = main.to(weight.dtype)
-    return torch.equal(rounded, weight) or bool(
-        ((rounded == weight) | (rounded.isnan() & weight.isnan())).all()
-    )
+    return main is weight or same_values(main.to(weight.dtype), weight)
 
 
 def require_rounded(path: Path, name: str, main: Tensor, weight: Tensor) -> None:

@@ -17,9 +17,11 @@ from model_states import GPT2, RandomState
 from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.main import main
 from lmcore.conversion.convert import convert
+from lmcore.conversion.formats import WriteOptions
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.native.continuing import continue_notes
+from lmcore.conversion.native.manifest import stored_name
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.native.write import write_lmcore
 from lmcore.conversion.state import ADAM, WEIGHT, Progress
@@ -174,6 +176,35 @@ def test_a_setting_that_no_option_has(name: str, value: Any, tmp_path: Path) -> 
     found = convert(run, tmp_path / "out", "lmcore")
     assert name not in LmcoreState(run).settings
     assert f"not read: the settings `{name}`, which have values of no option" in found.notes
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"schedule": {"style": "linear"}},
+        {"schedule": SCHEDULE | {"highest": "high"}},
+        {"schedule": SCHEDULE | {"style": "unknown"}},
+        {"schedule": SCHEDULE | {"start_samples": "0"}},
+        {"schedule": SCHEDULE | {"decay_samples": 10**400}},
+        {"loss_scale": {"value": 1.0}},
+        {"loss_scale": {"value": "1", "good_steps": 0, "tolerance": 2}},
+    ],
+)
+def test_a_schedule_or_scale_of_no_run(meta: dict[str, Any], tmp_path: Path) -> None:
+    """A part of a manifest that no run writes is not read, and a conversion goes on without it."""
+    state = RandomState(GPT2, (WEIGHT, *ADAM))
+    state.progress = Progress(7, 56, 7)
+    run = tmp_path / "run"
+    tensors = {stored_name(*key): tensor for key, tensor in state.tensors.items()}
+    tensors |= {f"optimizer.step.{name}": torch.tensor(7.0) for name in state.parameters}
+    meta = {"counters": {"iteration": 7, "consumed_samples": 56}} | meta
+    save_checkpoint(run / "checkpoints", 7, tensors, meta, model_shape=state.shape.to_dict())
+    options = WriteOptions(dtype=torch.float16)
+    found = convert(run, tmp_path / "out", "megatron", options=options, verify=False)
+    assert found.optimizer
+    progress = LmcoreState(run).progress
+    assert progress is not None
+    assert (progress.schedule, progress.loss_scale) == (None, None)
 
 
 def test_a_note_about_the_optimizer_is_not_repeated(tmp_path: Path) -> None:

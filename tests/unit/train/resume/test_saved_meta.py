@@ -99,6 +99,7 @@ def test_rules_of_the_data_order() -> None:
         ("schedule.highest", "1", "schedule.highest"),
         ("schedule.decay_samples", float("inf"), "schedule.decay_samples"),
         ("schedule.momentum", 0.5, "schedule.momentum"),
+        ("schedule.style", "exponential", "schedule.style"),
         ("data_order", ..., "data_order"),
         ("layout", "tensor 2", "layout"),
         ("layout.tensor", "2", "layout.tensor"),
