@@ -46,7 +46,7 @@ def load_tensors(path: Path, *, allowed: Iterable[Any] = (), compare: bool = Tru
 
     Raises:
         CheckpointError: The file is damaged, compressed, or names anything that is not allowed; it
-            has a tensor without values of its own; or `torch.save` did not write it.
+            lacks values of a tensor; or `torch.save` did not write it.
     """
     try:
         _require_format(path)
