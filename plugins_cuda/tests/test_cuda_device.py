@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from lmcore.accelerator import Probe, ProbeState
+from lmcore.config.option import options_of
 from lmcore.config.section import Config
-from lmcore.errors import DeviceError
+from lmcore.errors import ConfigError, DeviceError
 from lmcore_cuda import comm, device, plugin
 from lmcore_cuda.driver.gpu_use import GpuProcess, GpuUse
 from lmcore_cuda.faults import hint_for
@@ -340,3 +341,12 @@ def test_an_allocator_setting_that_torch_refuses(gpu, monkeypatch):
         device.create_device(PROBE, CudaSection(expandable_segments=True))
     assert "no such setting" in (error.value.why or "")
     assert "`--cuda-expandable-segments`" in (error.value.hint or "")
+
+
+def test_the_collection_threshold_is_below_one():
+    """Torch refuses 1, and so does the option, before a device is there."""
+    options = {option.name: option for option in options_of(CudaSection)}
+    threshold = options["garbage_collection_threshold"]
+    assert threshold.convert("0.8", where="it") == 0.8
+    with pytest.raises(ConfigError, match="< 1"):
+        threshold.convert("1", where="it")

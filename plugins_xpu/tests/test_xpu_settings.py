@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from lmcore.config.option import options_of
+from lmcore.errors import ConfigError
 from lmcore_xpu import plugin
 from lmcore_xpu.settings import XpuSection, allocator_settings, problems_of, settings_of
 
@@ -49,7 +51,6 @@ def test_the_settings_become_flags():
 
 
 DIVISIONS = "roundup_power2_divisions:[256:1,512:2]"
-DIVISIONS = "roundup_power2_divisions:[256:1,512:2]"
 ENVIRONMENT = {"PYTORCH_ALLOC_CONF": f"expandable_segments:True,{DIVISIONS}"}
 
 
@@ -73,3 +74,12 @@ ENVIRONMENT = {"PYTORCH_ALLOC_CONF": f"expandable_segments:True,{DIVISIONS}"}
 def test_options_replace_settings_of_the_environment(values, env, expected):
     """Torch resets what is not given; without an option nothing is set."""
     assert allocator_settings(XpuSection(**values), env) == expected
+
+
+def test_the_collection_threshold_is_below_one():
+    """Torch refuses 1, and so does the option, before a device is there."""
+    options = {option.name: option for option in options_of(XpuSection)}
+    threshold = options["garbage_collection_threshold"]
+    assert threshold.convert("0.8", where="it") == 0.8
+    with pytest.raises(ConfigError, match="< 1"):
+        threshold.convert("1", where="it")

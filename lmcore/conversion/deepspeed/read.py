@@ -36,7 +36,7 @@ from lmcore.conversion.foreign_pickle.records import load_content, values_of
 from lmcore.conversion.megatron.directory import rank_count
 from lmcore.conversion.megatron.optimizer.loss_scale import unknown_scale_notes
 from lmcore.conversion.megatron.optimizer.moments import other_optimizer, require_rounded
-from lmcore.conversion.megatron.parameters.names import TIED, UNUSED, parameter_of
+from lmcore.conversion.megatron.parameters.names import EMBEDDING, HEAD, TIED, UNUSED, parameter_of
 from lmcore.conversion.megatron.parameters.packing import Packing, require_order
 from lmcore.conversion.megatron.run.saved_arguments import read_model, saved_layout
 from lmcore.conversion.state import WEIGHT, ModelState, require_no_problems
@@ -45,8 +45,6 @@ from lmcore.errors import CheckpointError, counted
 from lmcore.model.family import parameter_shapes, vocabulary_parameters
 
 __all__ = ["MegatronDeepSpeedState", "read_deepspeed"]
-
-_EMBEDDING = "token_embedding.weight"
 
 
 def read_deepspeed(path: Path, *, weights_only: bool = False, compare: bool = True) -> ModelState:
@@ -203,7 +201,7 @@ class MegatronDeepSpeedState(ModelState):
     def _compare_unread(self) -> None:
         """Compare tied output layers and computed buffers with what is read in their place."""
         for number, name in self._copies:
-            rank, original = self._ranks[number], self._names[number][_EMBEDDING]
+            rank, original = self._ranks[number], self._names[number][EMBEDDING]
             copy = rank.read(name)
             if not same_values(rank.read(original).to(copy.dtype), copy):
                 places = (f"`{one}`{self._where(number)}" for one in (name, original))
@@ -254,7 +252,7 @@ class MegatronDeepSpeedState(ModelState):
             if ours == UNUSED:
                 self._buffers.append((number, name))
                 continue
-            if tied and ours in {TIED, "output_embedding.weight"}:
+            if tied and ours in {TIED, HEAD}:
                 copies.append(name)
                 continue
             # The embedding of a pipeline has one name in layer files, another in the optimizer.
@@ -266,15 +264,15 @@ class MegatronDeepSpeedState(ModelState):
                     why=f"`{found[ours]}` and `{name}` are the same",
                 )
             found[ours] = name
-        if copies and _EMBEDDING not in found:
-            found[_EMBEDDING] = copies.pop(0)
+        if copies and EMBEDDING not in found:
+            found[EMBEDDING] = copies.pop(0)
         self._copies += [(number, name) for name in copies]
         return found
 
     def _rows(self, files: DeepSpeedDirectory, args: Mapping[str, Any]) -> int:
         rows = 0
         for rank, names in zip(self._ranks, self._names, strict=True):
-            shape = rank.tensors[names[_EMBEDDING]].shape if _EMBEDDING in names else ()
+            shape = rank.tensors[names[EMBEDDING]].shape if EMBEDDING in names else ()
             if len(shape) != 2:
                 tied = not args.get("untie_embeddings_and_output_weights")
                 found, ranks = self._ranks[0].tensors, len(self._ranks)

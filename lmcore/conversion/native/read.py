@@ -120,7 +120,7 @@ class LmcoreState(ModelState):
         held = (name for name in self.manifest.tensors if not name.startswith(RANDOM_STATES))
         names = [name for name in held if name not in known]
         state = [name for name in names if name.startswith(OPTIMIZER_PREFIX)]
-        other = [name for name in names if name not in state]
+        other = [name for name in names if not name.startswith(OPTIMIZER_PREFIX)]
         return (
             [f"not read: {several(other)}"] if other else [],
             [f"not read: {several(state)}"] if state and self.without_adam is None else [],

@@ -50,7 +50,7 @@ class XpuSection:
         None,
         "Share of the memory above which the allocator frees unused blocks; default: never.",
         above=0,
-        maximum=1,
+        below=1,
         on_resume=FREE,
     )
 

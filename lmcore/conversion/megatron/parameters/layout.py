@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmcore.conversion.megatron.parameters.names import TIED, foreign_name
+from lmcore.conversion.megatron.parameters.names import EMBEDDING, HEAD, TIED, foreign_name
 from lmcore.errors import CheckpointArgumentError
 from lmcore.model.family import parameter_shapes
 from lmcore.model.megatron_names import MegatronNames, names_for
@@ -14,7 +14,6 @@ from lmcore.model.shape import ModelShape
 
 __all__ = ["Layout", "in_order", "outside_layers"]
 
-_EMBEDDING, _HEAD = "token_embedding.weight", "output_embedding.weight"
 _COPY = "word_embeddings_for_head.weight"
 """Name of the copy of a tied token embedding before megatron-core."""
 _ORDER = {
@@ -98,9 +97,9 @@ class Layout:
                 found.append((foreign_name(local, style, table), name))
         if stage == self.pipeline - 1 and part == self.virtual - 1:
             for name in after:
-                foreign = foreign_name(_HEAD if name == TIED else name, style, table)
+                foreign = foreign_name(HEAD if name == TIED else name, style, table)
                 foreign = _COPY if name == TIED and style == "legacy" else foreign
-                found.append((foreign, _EMBEDDING if name == TIED else name))
+                found.append((foreign, EMBEDDING if name == TIED else name))
         return found
 
     def check(self, shape: ModelShape) -> None:
@@ -161,9 +160,9 @@ def outside_layers(shape: ModelShape, style: str, *, copy: bool) -> tuple[list[s
     assert table is not None
     first = next(place for place, name in enumerate(names) if name.startswith("blocks."))
     after = [name for name in names[first:] if not name.startswith("blocks.")]
-    after += [_HEAD] if copy else []
+    after += [HEAD] if copy else []
     before, after = (_as_listed(part, table, style) for part in (names[:first], after))
-    return before, [TIED if copy and name == _HEAD else name for name in after]
+    return before, [TIED if copy and name == HEAD else name for name in after]
 
 
 def _as_listed(names: Sequence[str], table: MegatronNames, style: str) -> list[str]:

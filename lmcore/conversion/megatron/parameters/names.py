@@ -19,7 +19,19 @@ from lmcore.model.megatron_names import MegatronNames, every_family
 if TYPE_CHECKING:
     from lmcore.conversion.state import ModelState
 
-__all__ = ["STYLES", "TIED", "UNUSED", "foreign_name", "parameter_of", "require_names"]
+__all__ = [
+    "EMBEDDING",
+    "HEAD",
+    "STYLES",
+    "TIED",
+    "UNUSED",
+    "foreign_name",
+    "parameter_of",
+    "require_names",
+]
+
+EMBEDDING, HEAD = "token_embedding.weight", "output_embedding.weight"
+"""Names in lmcore of the two weights of which a tied model has one."""
 
 TIED = "tied"
 """Result of `parameter_of` for the last stage's copy of the token embedding."""

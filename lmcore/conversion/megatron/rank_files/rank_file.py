@@ -9,12 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from lmcore.conversion.foreign_pickle.records import Record, load_content, values_of
-from lmcore.conversion.megatron.parameters.names import TIED, UNUSED, parameter_of
+from lmcore.conversion.megatron.parameters.names import EMBEDDING, HEAD, TIED, UNUSED, parameter_of
 from lmcore.errors import CheckpointError
 
-__all__ = ["EMBEDDING", "Part", "RankFile", "flat_tensors"]
+__all__ = ["Part", "RankFile", "flat_tensors"]
 
-EMBEDDING = "token_embedding.weight"
 _PLAIN = (str, int, float, bool, type(None))
 _STATE = "_extra_state"
 _VERSIONS = (0, 1.0, 2.0, 3.0, 4.0)
@@ -48,7 +47,7 @@ class Part:
         self.first_layer = 0
         for name, tensor in sorted(flat_tensors(path, content), key=_place):
             ours = parameter_of(name, swiglu=swiglu)
-            if tied and ours == "output_embedding.weight":
+            if tied and ours == HEAD:
                 ours = TIED
             if ours == UNUSED:
                 self.buffers[name] = tensor

@@ -14,10 +14,10 @@ from lmcore.conversion.megatron.checkpoint_state import MegatronCheckpointState
 from lmcore.conversion.megatron.directory import rank_count, rank_files, require_ranks
 from lmcore.conversion.megatron.optimizer.loss_scale import unknown_scale_notes
 from lmcore.conversion.megatron.optimizer.moments import Moments, UnreadOptimizer, require_rounded
-from lmcore.conversion.megatron.parameters.names import TIED
+from lmcore.conversion.megatron.parameters.names import EMBEDDING, TIED
 from lmcore.conversion.megatron.parameters.packing import Packing, require_order
 from lmcore.conversion.megatron.rank_files.optimizer import read_moments
-from lmcore.conversion.megatron.rank_files.rank_file import EMBEDDING, Part, RankFile
+from lmcore.conversion.megatron.rank_files.rank_file import Part, RankFile
 from lmcore.conversion.megatron.run.saved_arguments import read_model, require_known
 from lmcore.conversion.megatron.run.schedule import SavedSchedule, read_schedule
 from lmcore.conversion.state import (

@@ -24,7 +24,7 @@ from lmcore.conversion.megatron.optimizer.groups import group_values
 from lmcore.conversion.megatron.optimizer.loss_scale import megatron_loss_scale
 from lmcore.conversion.megatron.optimizer.moments import is_rounded
 from lmcore.conversion.megatron.parameters.layout import in_order, outside_layers
-from lmcore.conversion.megatron.parameters.names import TIED
+from lmcore.conversion.megatron.parameters.names import EMBEDDING, TIED
 from lmcore.conversion.megatron.parameters.packing import Packing
 from lmcore.conversion.megatron.torch_dist.stored_tensors import StoredTensors
 from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError
@@ -39,7 +39,6 @@ GROUP = r"^((?:chained_\d+\.)?)optimizer\.distributed\.dp_group_idx_(\d+)\."
 _KEY = re.compile(GROUP + r"gbuf_idx_(\d+)\.dtype_\(.+\)\.bucket_idx_(\d+)\.param$")
 _SETTINGS = re.compile(GROUP + r"optimizer/")
 _SCALER = re.compile(GROUP + r"grad_scaler/")
-EMBEDDING = "token_embedding.weight"
 _KINDS = {WEIGHT: "param", **{kind: kind for kind in ADAM}}
 
 Parameters = Sequence[tuple[str, tuple[int, ...]]]

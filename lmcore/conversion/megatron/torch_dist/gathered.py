@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lmcore.conversion.megatron.optimizer.coalesced import ALIGNMENT, coalesced_buffers, starts_in
 from lmcore.conversion.megatron.optimizer.moments import UnreadOptimizer
-from lmcore.conversion.megatron.parameters.names import TIED
+from lmcore.conversion.megatron.parameters.names import EMBEDDING, TIED
 from lmcore.conversion.megatron.parameters.packing import Packing
 from lmcore.conversion.megatron.torch_dist.buckets import GROUP, BucketState, Parameters, Place
 from lmcore.conversion.megatron.torch_dist.stored_tensors import StoredTensors
@@ -119,7 +119,7 @@ class GatheredState(BucketState):
 
     def _weight_on(self, rank: int, name: str) -> Tensor:
         """Return the model's weight on a rank of tensor parallelism."""
-        name = "token_embedding.weight" if name == TIED else name
+        name = EMBEDDING if name == TIED else name
         whole = Packing(self._shape, 1).join(name, [self._weight_of(name)])
         return self._packing.split(name, whole)[rank]
 

@@ -28,7 +28,7 @@ from lmcore.conversion.megatron.optimizer.moments import (
     other_optimizer,
     require_rounded,
 )
-from lmcore.conversion.megatron.parameters.names import TIED, UNUSED, parameter_of
+from lmcore.conversion.megatron.parameters.names import EMBEDDING, HEAD, TIED, UNUSED, parameter_of
 from lmcore.conversion.megatron.parameters.packing import Packing
 from lmcore.conversion.megatron.run.saved_arguments import read_model
 from lmcore.conversion.megatron.run.schedule import SavedSchedule, read_schedule
@@ -50,8 +50,7 @@ __all__ = ["DistributedState"]
 _STACKED = re.compile(r"^((?:module\.)*(?:encoder|decoder)\.layers\.)(?!\d+\.)(.+)$")
 _OPTIMIZER = re.compile(r"^optimizer\.state\.(fp32_param|param|exp_avg|exp_avg_sq)\.(.+)$")
 _KINDS = {"fp32_param": WEIGHT, "param": WEIGHT, "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
-_EMBEDDING = "token_embedding.weight"
-_COPIES = (TIED, "output_embedding.weight")
+_COPIES = (TIED, HEAD)
 """Names of the output layer, which a tied model may also have."""
 _MOST_LAYERS = 10_000
 _HALVES = ("_w", "_v")
@@ -98,7 +97,7 @@ class DistributedState(MegatronCheckpointState):
         self._layers = layers if type(layers) is int and 0 < layers <= _MOST_LAYERS else 0
         self._swiglu = bool(args.get("swiglu"))
         problems, stored = self._named()
-        names = (_EMBEDDING, *_COPIES)
+        names = (EMBEDDING, *_COPIES)
         embedding = next((stored[WEIGHT][one] for one in names if one in stored[WEIGHT]), None)
         if embedding is None or len(self._entries[embedding.name].shape) != 2:
             raise CheckpointError(f"`{checkpoint}` has no token embedding")
@@ -171,7 +170,7 @@ class DistributedState(MegatronCheckpointState):
         copies = [weights.pop(name) for name in _COPIES if name in weights and self.shape.tied]
         if not copies:
             return
-        original = weights.setdefault(_EMBEDDING, copies[0])
+        original = weights.setdefault(EMBEDDING, copies[0])
         for copy in copies:
             if copy.name != original.name and not same_values(
                 self._whole(copy), self._whole(original)
