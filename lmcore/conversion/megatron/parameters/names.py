@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 EMBEDDING, HEAD = "token_embedding.weight", "output_embedding.weight"
-"""Names in lmcore of the two weights of which a tied model has one."""
+"""Names in lmcore of the token embedding and the output layer; a tied model has the first."""
 
 TIED = "tied"
 """Result of `parameter_of` for the last stage's copy of the token embedding."""

@@ -191,7 +191,7 @@ def test_a_setting_that_no_option_has(name: str, value: Any, tmp_path: Path) -> 
     ],
 )
 def test_a_schedule_or_scale_of_no_run(meta: dict[str, Any], tmp_path: Path) -> None:
-    """A part of a manifest that no run writes is not read, and a conversion continues without it."""
+    """A part of a manifest that no run writes is not read; a conversion leaves it out."""
     state = RandomState(GPT2, (WEIGHT, *ADAM))
     state.progress = Progress(7, 56, 7)
     run = tmp_path / "run"
