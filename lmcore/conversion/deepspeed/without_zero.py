@@ -145,17 +145,18 @@ class WithoutZero(Source):
             if whole.ndim != 1 or whole.numel() != expected:
                 found = f"{whole.numel():,} elements"
                 raise self._unfit(f"`{kind}` of a group has {found}, its parameters {expected:,}")
-            whole = torch.split(whole.detach(), [tensor.numel() for _, tensor in part])
+            vectors = torch.split(whole.detach(), [tensor.numel() for _, tensor in part])
+            whole = [one.view(held.shape) for one, (_, held) in zip(vectors, part, strict=True)]
         elif not isinstance(whole, list) or len(whole) != len(part):
             count = len(whole) if isinstance(whole, list) else "no"
             raise self._unfit(f"`{kind}` of a group has {count} tensors for {len(part)} parameters")
         for (name, weight), tensor in zip(part, whole, strict=True):
-            if not isinstance(tensor, Tensor) or tensor.numel() != weight.numel():
+            if not isinstance(tensor, Tensor) or tensor.shape != weight.shape:
                 shape = list(tensor.shape) if isinstance(tensor, Tensor) else "no tensor"
                 why = f"`{kind}` of `{name}` is {shape}, the weight {list(weight.shape)}"
                 raise self._unfit(why)
             if name:
-                self._found[name, kind] = tensor.detach().view(weight.shape)
+                self._found[name, kind] = tensor.detach()
 
     def _unfit(self, why: str) -> OptimizerStateError:
         return _unfit(self.path, why)

@@ -149,6 +149,11 @@ def test_a_state_that_is_not_read(form: str, action: Change, why: str, tmp_path:
             lambda one: one["state"][0].update(exp_avg_sq=torch.zeros(3, 16)),
             "`exp_avg_sq` of",
         ),
+        (
+            "plain",
+            lambda one: one["state"][0].update(exp_avg_sq=torch.zeros(16, 24)),
+            "is [16, 24], the weight [24, 16]",
+        ),
         ("unfused", lambda one: one.pop("fp32_groups"), "lacks float32 weights"),
         ("unfused", lambda one: one["fp32_groups"][0].pop(), "`weight` of a group has 17 tensors"),
         (
@@ -162,7 +167,7 @@ def test_a_state_that_is_not_read(form: str, action: Change, why: str, tmp_path:
             "elements, the model's",
         ),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_a_state_that_does_not_fit(form: str, action: Change, why: str, tmp_path: Path) -> None:
     """It is an error that names the file; the weights can be read without it."""
