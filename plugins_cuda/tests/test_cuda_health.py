@@ -50,6 +50,8 @@ def test_faults_since_the_start_are_named():
     check = health_of(library, "GPU-1")
     assert check is not None
     assert check() is None
+    library.errors = 4
+    assert check() == "1 uncorrectable error of its memory since the run began"
     library.errors = 5
     assert check() == "2 uncorrectable errors of its memory since the run began"
     library.errors, library.exhausted = 3, 1

@@ -171,7 +171,8 @@ class _Reader:
         half = [place for place in places if found[place].dtype in _HALF]
         if not half:
             return found
-        saved = self._main[group] if isinstance(self._main, list) else None
+        listed = isinstance(self._main, list) and group < len(self._main)
+        saved = self._main[group] if listed else None
         if not isinstance(saved, list) or len(saved) != len(half):
             raise self._unfit(f"it lacks float32 parameters for {counted(len(half), 'weight')}")
         return found | dict(zip(half, saved, strict=True))

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+from lmcore.errors import counted
 from lmcore_cuda.driver.nvml import Nvml, NvmlError
 
 __all__ = ["health_of"]
@@ -36,7 +37,8 @@ def health_of(library: Any, uuid: str) -> Callable[[], str | None] | None:
             lost = error.status in {_LOST, _RESET_REQUIRED}
             return f"the driver has lost the GPU: {error.message}" if lost else None
         if errors > before:
-            return f"{errors - before} uncorrectable errors of its memory since the run began"
+            found = counted(errors - before, "uncorrectable error")
+            return f"{found} of its memory since the run began"
         return "its memory has no spare rows left for faulty ones" if exhausted else None
 
     return check

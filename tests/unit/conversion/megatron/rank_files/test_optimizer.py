@@ -163,6 +163,18 @@ def test_main_parameters_of_another_model(tmp_path: Path) -> None:
             found.read("blocks.0.attention.output.weight", kind)
 
 
+def test_main_parameters_of_one_group_alone(tmp_path: Path) -> None:
+    """The main parameters of a whole group may be missing."""
+    state = MemoryState(GPT, optimizer=True, progress=run_progress())
+    write_megatron(state, tmp_path, None, dtype=torch.bfloat16)
+    content = content_of(tmp_path)
+    content["optimizer"]["fp32_from_fp16_params"].pop()
+    torch.save(content, only_file(tmp_path))
+    with pytest.raises(CheckpointError) as caught:
+        MegatronState(tmp_path)
+    assert caught.value.why == "it lacks float32 parameters for 34 weights"
+
+
 def test_state_that_does_not_fit(tmp_path: Path) -> None:
     """A missing parameter and a wrong shape are errors that say where."""
     state = MemoryState(GPT, optimizer=True, progress=run_progress())
