@@ -153,15 +153,20 @@ def read_state(
 
 
 @contextmanager
-def _naming(known: CheckpointFormat, directory: Path) -> Iterator[None]:
-    """Turn an unexpected exception of a plugin's format into an error that names the format."""
+def _naming(
+    known: CheckpointFormat,
+    directory: Path,
+    done: str = "read",
+    passed: tuple[type[Exception], ...] = (LmcoreError,),
+) -> Iterator[None]:
+    """Turn exceptions of a plugin's format, but *passed*, into an error that names the format."""
     try:
         yield
-    except LmcoreError:
+    except passed:
         raise
     except Exception as cause:
         raise PluginError(
-            f"`{directory}` cannot be read as {known.described}",
+            f"`{directory}` cannot be {done} as {known.described}",
             why=f"the format `{known.name}` of a plugin raised {type(cause).__name__}: {cause}",
             hint="the files may be damaged; else report this to the authors of the plugin",
         ) from cause
@@ -210,7 +215,12 @@ def write_state(
         given["style"] = _style(to, options.style)
     given = {name: value for name, value in given.items() if value is not None}
     write = to.load(to.write)
-    notes: list[str] = write(state, directory, tokenizer, dtype=options.dtype, **given)
+    notes: list[str]
+    if to.write.startswith("lmcore."):
+        notes = write(state, directory, tokenizer, dtype=options.dtype, **given)
+    else:
+        with _naming(to, state.path, "written", passed=(LmcoreError, OSError)):
+            notes = write(state, directory, tokenizer, dtype=options.dtype, **given)
     return notes
 
 

@@ -11,10 +11,10 @@ from model_states import GPT2, RandomState
 from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.main import main
 from lmcore.config.section import CheckpointSection
-from lmcore.conversion.formats import read_state, unrecognized
+from lmcore.conversion.formats import WriteOptions, read_state, unrecognized, write_state
 from lmcore.conversion.huggingface.write import write_huggingface
-from lmcore.errors import CheckpointError
-from lmcore.model.checkpoint_format import formats
+from lmcore.errors import CheckpointError, PluginError
+from lmcore.model.checkpoint_format import CheckpointFormat, formats
 from lmcore.train.resume.resume_point import find_resume_point
 
 
@@ -110,3 +110,27 @@ def test_a_checkpoint_that_a_killed_process_hid(tmp_path: Path) -> None:
     assert unrecognized(tmp_path / "run") is None
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
         read_state(tmp_path / "run")
+
+
+def failing_write(*_arguments: object, **_options: object) -> None:
+    """Fail as a plugin's function may."""
+    raise ZeroDivisionError("by zero")
+
+
+def full_disk(*_arguments: object, **_options: object) -> None:
+    """Fail as a file system does."""
+    raise OSError(28, "No space left on device")
+
+
+def test_a_format_of_a_plugin_that_cannot_write(tmp_path: Path) -> None:
+    """The error names the format; what the file system refuses is the caller's."""
+    title = {"title": "Odd", "described": "a checkpoint of Odd", "matches": Path.is_file}
+    odd, full = (
+        CheckpointFormat("odd", read="", write=f"{__name__}:{one.__name__}", **title)
+        for one in (failing_write, full_disk)
+    )
+    with pytest.raises(PluginError, match="cannot be written as a checkpoint of Odd") as caught:
+        write_state(odd, RandomState(GPT2), tmp_path, None, WriteOptions())
+    assert "`odd` of a plugin raised ZeroDivisionError: by zero" in str(caught.value.why)
+    with pytest.raises(OSError, match="No space left"):
+        write_state(full, RandomState(GPT2), tmp_path, None, WriteOptions())
