@@ -148,3 +148,26 @@ def test_a_failed_command_ends_with_its_status(capfd: pytest.CaptureFixture[str]
         wheels.run([sys.executable, "-c", "import sys; sys.exit(7)"])
     assert ended.value.code == 7
     assert "ended with status 7" in capfd.readouterr().err
+
+
+def test_packages_of_ours_come_from_dist(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin beside the environment is its wheel, installed again when its source changes."""
+    asked: list[list[str]] = []
+    folder = tree / "site"
+
+    def install(command: list[str]) -> None:
+        asked.append(command)
+        folder.mkdir()
+
+    monkeypatch.setattr(wheels, "run", install)
+    wheel = tree / "dist/lmcore_mine-1-py3-none-any.whl"
+    source = tree / "plugins/mine/src/lmcore_mine/plugin.py"
+    source.parent.mkdir(parents=True)
+    with pytest.raises(SystemExit, match="no wheel of lmcore-mine"):
+        wheels.packages(folder, "lmcore-mine")
+    wheel.parent.mkdir()
+    wheel.touch()
+    for text in ("", "", "changed"):
+        source.write_text(text, encoding="utf-8")
+        wheels.packages(folder, "lmcore-mine", "einops")
+    assert [command[-3:] for command in asked] == [[str(folder), str(wheel), "einops"]] * 2

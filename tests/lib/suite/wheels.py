@@ -204,13 +204,18 @@ def packages(folder: Path, *names: str) -> None:
         return
     shutil.rmtree(folder, ignore_errors=True)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-    found = [
-        one
-        for name in names
-        for one in (wheels(name.replace("-", "_")) if is_ours(name) else [name])
-    ]
-    run([*pip, "--target", str(folder), *found])
+    run([*pip, "--target", str(folder), *map(source_of, names)])
     (folder / STAMP).write_text(wanted, encoding="utf-8")
+
+
+def source_of(name: str) -> str:
+    """Return what pip is given for a package: the path of our wheel, or the name."""
+    if not is_ours(name):
+        return name
+    found = wheels(name.replace("-", "_"))
+    if not found:
+        sys.exit(f"error: dist/ has no wheel of {name}")
+    return found[0]
 
 
 def is_ours(name: str) -> bool:
