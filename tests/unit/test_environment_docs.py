@@ -7,7 +7,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/environment.md"
-SOURCES = ("lmcore", "native", "plugins/cpu", "plugins/xla", "plugins_cuda", "plugins_xpu")
+SOURCES = (
+    *("lmcore", "native", "plugins/cpu", "plugins/deepspeed", "plugins/xla"),
+    *("plugins_cuda", "plugins_xpu"),
+)
 """Code for users of lmcore; the kit for plugins' authors documents its own variables."""
 
 _OWN = re.compile(r"\bLMCORE_[A-Z][A-Z_]*[A-Z]\b")
