@@ -210,8 +210,14 @@ def register_formats(plugins: PluginSet) -> None:
     )
     _added[hook] = list(found)
     for name, one in found.items():
-        matches = _CheckedMatch(name, one.matches, found.plugins[name])
-        registry[name] = dataclasses.replace(one, matches=matches)
+        record = found.plugins[name]
+        asked = {part: getattr(one, part) for part in ("matches", "checkpoints", "lacks")}
+        guarded: dict[str, Any] = {
+            part: _Guarded(name, part, function, record)
+            for part, function in asked.items()
+            if function is not None
+        }
+        registry[name] = dataclasses.replace(one, **guarded)
 
 
 def register_engines(plugins: PluginSet) -> None:
@@ -246,22 +252,23 @@ def _is_used(hook: str, plugins: PluginSet) -> bool:
 
 
 @dataclass(frozen=True)
-class _CheckedMatch:
-    """A plugin's recognition of a format, whose failures name the plugin."""
+class _Guarded:
+    """Question of a plugin's format about a directory; a failure of it names the plugin."""
 
     name: str
-    matches: Callable[[Path], bool]
+    part: str
+    function: Callable[[Path], Any]
     record: PluginRecord
 
-    def __call__(self, directory: Path) -> bool:
+    def __call__(self, directory: Path) -> Any:
         try:
-            return bool(self.matches(directory))
+            return self.function(directory)
         except LmcoreError:
             raise
         except Exception as cause:
             raise PluginError(
                 f"the checkpoint format `{self.name}` of plugin {self.record.label} failed",
-                why=f"its `matches` raised {describe(cause)} for `{directory}`",
+                why=f"its `{self.part}` raised {describe(cause)} for `{directory}`",
                 hint=f"update or remove `{self.record.distribution}`",
             ) from cause
 

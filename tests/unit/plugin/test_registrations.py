@@ -19,6 +19,7 @@ from lmcore.config.option import REQUIRED, option
 from lmcore.config.validate import problems_of
 from lmcore.errors import ConfigError, PluginError
 from lmcore.hookspecs import hookimpl
+from lmcore.model.checkpoint_format import CheckpointFormat, formats
 from lmcore.model.training_engine import Lack, TrainingEngine, engine_named, engines
 from lmcore.plugin import PluginState, discover
 from lmcore.plugin.registrations import (
@@ -581,3 +582,22 @@ def test_a_wrong_engine_is_refused(engine, why, caplog):
     found("lmcore_add_engines", mine=lambda r: r.add(engine))
     assert why in caplog.text
     assert list(engines()) == ["native"]
+
+
+@pytest.mark.parametrize("part", ["matches", "checkpoints", "lacks"])
+def test_a_format_that_cannot_tell_about_a_directory_is_named(part, tmp_path):
+    """A failure of any question to the format is an error that names the plugin."""
+
+    def fail(directory):
+        raise ZeroDivisionError("by zero")
+
+    asked = {"matches": lambda directory: True, part: fail}
+    odd = CheckpointFormat("odd", title="Odd", described="a checkpoint of Odd", read="a:b", **asked)
+    found("lmcore_add_formats", mine=lambda r: r.add(odd))
+    try:
+        with pytest.raises(PluginError, match=r"`odd` of plugin .*mine.* failed") as caught:
+            getattr(formats()["odd"], part)(tmp_path)
+        assert f"`{part}` raised ZeroDivisionError: by zero" in str(caught.value.why)
+    finally:
+        found("lmcore_add_formats", mine=lambda r: None)
+    assert "odd" not in formats()
