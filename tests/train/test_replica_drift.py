@@ -73,10 +73,10 @@ def test_one_ulp_is_found(
 def test_no_check_without_an_interval(start: Any, finish: Any) -> None:
     """With 0 a drift stays unseen, before checkpoints too, as no checksum is computed."""
     refused = """
-import lmcore.parallel.bit_checksum as module
+import lmcore.parallel.replica_comparison as module
 def refuse(*_):
     raise AssertionError("a checksum")
-module.BitChecksum.__init__ = refuse
+module.bit_checksum = refuse
 """
     more = f"--nproc-per-node 2 {STEPS} --check-replicas-interval 0 --save-interval 5"
     run = finish(start("run", more, before=drifting(1, 3, NORM) + refused), "run")
