@@ -205,24 +205,38 @@ def _verify(name: str, run: Callable[..., Any], device: Device) -> None:
     import torch
 
     rng = device.rng_tracker()
-    remember = remembering(rng, nullcontext)
-    with rng.preserved():
-        start = rng.snapshot()
-        plain = _trial(_plainly, remember, device)
-        rng.restore(start)
-        found = _trial(run, remember, device)
-    for what, expected in plain.items():
-        if not torch.equal(expected, found[what]):
-            raise DeviceError(
-                f"recompute `{name}` is not exact on device `{device.type}`",
-                why=f"a block with dropout has other {what} than without it: random numbers are "
-                "not restored where it is computed again, or not left as they were",
-                hint="use `--recompute none`, or report this to the authors of its plugin",
-            )
+    for context, words in _contexts(device).items():
+        remember = remembering(rng, context)
+        with rng.preserved():
+            start = rng.snapshot()
+            plain = _trial(_plainly, remember, device, context)
+            rng.restore(start)
+            found = _trial(run, remember, device, context)
+        for what, expected in plain.items():
+            if not torch.equal(expected, found[what]):
+                raise DeviceError(
+                    f"recompute `{name}` is not exact on device `{device.type}`",
+                    why=f"a block with dropout has other {what}{words} than without it: random "
+                    "numbers or the precision are not restored where it is computed again, or not "
+                    "left as they were",
+                    hint="use `--recompute none`, or report this to the authors of its plugin",
+                )
+
+
+def _contexts(device: Device) -> dict[Context, str]:
+    """Return the contexts in which a policy must be exact, each with its words for messages."""
+    import torch
+
+    def autocast() -> AbstractContextManager[Any]:
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+
+    if "bfloat16" in device.dtypes and torch.amp.is_autocast_available(device.type):
+        return {nullcontext: "", autocast: " under autocast to bfloat16"}
+    return {nullcontext: ""}
 
 
 def _trial(
-    run: Callable[..., Any], remember: Callable[[], Context], device: Device
+    run: Callable[..., Any], remember: Callable[[], Context], device: Device, context: Context
 ) -> dict[str, Tensor]:
     """Return loss, gradients and the numbers drawn around backward, of two layers in a row."""
     import torch
@@ -234,8 +248,9 @@ def _trial(
     torch_device = device.torch_device
     weight_HH = torch.linspace(-1.0, 1.0, 256, device=torch_device).view(16, 16).requires_grad_()
     x_BH = torch.linspace(-2.0, 2.0, 256, device=torch_device).view(16, 16).requires_grad_()
-    out_BH = run(layer, run(layer, x_BH, remember=remember), remember=remember)
-    loss = out_BH.square().sum()
+    with context():  # the backward pass is outside, as in a run
+        out_BH = run(layer, run(layer, x_BH, remember=remember), remember=remember)
+    loss = out_BH.float().square().sum()
     before = torch.rand(8, device=torch_device)
     loss.backward()
     assert weight_HH.grad is not None

@@ -88,6 +88,15 @@ def suite(tmp_path: Path, fake_site: Path) -> Callable[..., subprocess.Completed
             [f"why: it is built for the plugin API >=9, and this lmcore has {API_VERSION}"],
         ),
         (
+            "--accelerator fake --levels L1",
+            "no-import",
+            2,
+            [
+                "plugin `fake` (lmcore-fake 1.0) cannot be used; level 0 alone can be tested",
+                "raised ImportError: libfake.so.1: cannot open shared object file",
+            ],
+        ),
+        (
             "--accelerator fke",
             "",
             2,
@@ -241,6 +250,14 @@ def test_an_absent_device_keeps_the_contract(suite: Any) -> None:
     assert done.returncode == 0, done.stdout
     assert "10 passed, 2 skipped" in done.stdout
     assert "not called: its device is absent here" in done.stdout
+
+
+def test_a_plugin_that_cannot_be_imported_fails_what_is_selected(suite: Any) -> None:
+    """All chosen checks are skipped, and the session ends with the error and its status."""
+    done = suite("--accelerator", "fake", "-k", "device.seed", mode="no-import")
+    assert done.returncode == 1, done.stdout
+    assert "2 skipped" in done.stdout
+    assert "raised ImportError: libfake.so.1: cannot open shared object file" in done.stdout
 
 
 def test_in_an_authors_own_tests(suite: Any, tmp_path: Path) -> None:

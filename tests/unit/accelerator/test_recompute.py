@@ -363,6 +363,25 @@ def test_verify_refuses_what_is_not_exact(
     assert torch.equal(first, torch.rand(3))
 
 
+def test_verify_refuses_a_repetition_in_another_precision(device: Device) -> None:
+    """A policy that forgets the precision's context is exact without autocast alone."""
+
+    def forgetful(call: Any, *tensors: Tensor, remember: Any) -> Any:
+        again = remember()
+
+        @contextlib.contextmanager
+        def without_autocast() -> Any:
+            with again(), torch.autocast(device.type, enabled=False):
+                yield
+
+        return recompute(call, *tensors, remember=lambda: without_autocast)
+
+    policy = RecomputePolicy("forgetful", "forgets the precision", forgetful)
+    with pytest.raises((DeviceError, RunError)) as caught:
+        policy.verify(device)
+    assert "bfloat16" in str(caught.value.why)
+
+
 @pytest.mark.parametrize(
     "placement, groups",
     [

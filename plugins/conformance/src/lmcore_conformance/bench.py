@@ -123,6 +123,10 @@ class Bench:
     @cached_property
     def stagers(self) -> tuple[CheckpointStager, ...]:
         """The checkpoint stagers under test."""
+        return self.new_stagers()
+
+    def new_stagers(self) -> tuple[CheckpointStager, ...]:
+        """Return the checkpoint stagers under test as a run gets them: they have copied nothing."""
         return self._under_test(checkpoint_stagers)
 
     @cached_property

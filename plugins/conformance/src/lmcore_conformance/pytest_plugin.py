@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from lmcore.errors import PluginError
     from lmcore_conformance.declaration import Declaration
     from lmcore_conformance.registry import Check
     from lmcore_conformance.result import Result
@@ -215,6 +216,8 @@ def _start(config: pytest.Config) -> Conformance:
         )
         patience = config.getoption("--patience")
         runner = Runner(target, declaration, checks, patience=patience, shapes=shapes)
+        if target.fault and "L0" not in levels:
+            raise _unusable(target)
         touched = set(runner.touched)
         if trials:  # level 0 does not depend on the device
             touched -= {check.id for check in checks if check.group == "contract"}
@@ -222,6 +225,16 @@ def _start(config: pytest.Config) -> Conformance:
                 continue
         trials.append(Trial(target, declaration, runner, touched))
     return Conformance(trials, checks, levels)
+
+
+def _unusable(target: Target) -> PluginError:
+    from lmcore.errors import PluginError
+
+    return PluginError(
+        f"plugin {target.record.label} cannot be used; level 0 alone can be tested",
+        why=target.fault,
+        hint=f"`lmcore plugin check {target.name}` shows its faults",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -345,6 +358,8 @@ def pytest_terminal_summary(
         terminalreporter.section("lmcore conformance")
         for line in render(report):
             terminalreporter.write_line(line)
+        if trial.target.fault:
+            terminalreporter.write_line(f"\n{_unusable(trial.target).render()}")
     path = config.getoption("--conformance-json")
     if path:
         values: Any = [report.to_dict() for report in reports]
@@ -357,11 +372,13 @@ def pytest_terminal_summary(
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail if no check could be made because the device cannot be created."""
+    """Fail if no check could be made because the device or the plugin cannot be used."""
     state = session.config.stash.get(_STATE, None)
     if state is None or session.exitstatus != pytest.ExitCode.OK:
         return
     for trial in state.trials:
+        if trial.target.fault:  # the checks that say so may be deselected
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
         created = trial.runner.results.get("device.create")
         if created is not None and created.status == "failed":
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

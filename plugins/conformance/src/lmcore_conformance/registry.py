@@ -41,6 +41,7 @@ LEVELS = MappingProxyType(
 _MODULES = (
     "contract",
     "device",
+    "stagers",
     "dtypes",
     "memory",
     "random_numbers",
@@ -55,6 +56,7 @@ _MODULES = (
     "updates",
     "dropout",
     "training",
+    "recompute",
     "loops",
     "collectives",
     "sharding",

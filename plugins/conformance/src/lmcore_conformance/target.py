@@ -68,6 +68,11 @@ class Target:
         return self.record.name
 
     @property
+    def fault(self) -> str:
+        """Reason why nothing of the plugin can be tried; empty if its hooks can be called."""
+        return "" if self.record.state is PluginState.USABLE else self.record.reason
+
+    @property
     def module(self) -> str:
         """Module of its hooks."""
         return module_of(self.record)

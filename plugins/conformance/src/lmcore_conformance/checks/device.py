@@ -9,16 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.accelerator import OP_SPECS, host_copy_stager
-from lmcore.accelerator.transfer.staging import begin_staging, stage_tensors
-from lmcore.errors import LmcoreError, counted
+from lmcore.accelerator import OP_SPECS
+from lmcore.errors import counted
 from lmcore_conformance.registry import Failure, check, conclude
 from lmcore_conformance.requirements import REQUIREMENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from lmcore.accelerator import CheckpointStager
     from lmcore_conformance.bench import Bench
 
 _check = partial(check, level="L1", group="device")
@@ -280,76 +276,6 @@ def peak_flops(bench: Bench) -> str:
     if bad:
         raise Failure(*bad)
     return ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in rates.items() if rate)
-
-
-@_check(
-    "device.stagers",
-    "Each checkpoint stager, also the core's host copy, copies tensors to the host bit for bit; "
-    "later changes do not affect the copies, if a copy has begun from `end_reads` on.",
-    reason="A checkpoint contains what the stager returned.",
-)
-def stagers(bench: Bench) -> str:
-    """Stage tensors twice, changing them in between; the core's host copy always counts."""
-    faults, names = [], []
-    for stager in (*bench.stagers, host_copy_stager()):
-        if stager.available() is not None:
-            continue
-        names.append(stager.name)
-        live = {
-            "weight": bench.values(40, 30).float().to(bench.torch_device),
-            "weight of the same shape": bench.values(40, 30, seed=1).float().to(bench.torch_device),
-            "strided": bench.values(6, 9).bfloat16().to(bench.torch_device).t(),
-            "large": bench.values(400, 300).float().to(bench.torch_device),
-            "large on the host": bench.values(400, 300).float(),
-            "step": torch.tensor(3.0),
-            "step on the device": torch.tensor(3.0, device=bench.torch_device),
-            "state": torch.arange(7, dtype=torch.uint8),
-            "empty": torch.empty(0, 4, device=bench.torch_device),
-        }
-        for factor in (1, 3):
-            for tensor in live.values():
-                tensor.mul_(factor)
-            before = {name: tensor.cpu().clone() for name, tensor in live.items()}
-            try:
-                staged = stage_tensors(stager, live)
-            except LmcoreError as error:
-                faults.append(f"`{stager.name}`: {error.why or error.what}")
-                break
-            if stager.copies:
-                for tensor in live.values():
-                    tensor.add_(1)
-            bench.device.synchronize()
-            faults += _other_numbers(stager, staged, before)
-        if stager.begin is not None:
-            faults += _begun(stager, live)
-    return conclude(faults, ", ".join(names))
-
-
-def _begun(stager: CheckpointStager, live: dict[str, Tensor]) -> list[str]:
-    """Begin a copy twice, each time changing the tensors after `end_reads`, before `finish`."""
-    faults: list[str] = []
-    for _ in range(2):
-        before = {name: tensor.cpu().clone() for name, tensor in live.items()}
-        try:
-            pending = begin_staging(stager, live, live.keys())
-            pending.end_reads()
-            for tensor in live.values():
-                tensor.add_(1)
-            pending.finish()
-        except LmcoreError as error:
-            return [f"`{stager.name}`: {error.why or error.what}"]
-        faults += _other_numbers(stager, pending.tensors, before)
-    return faults
-
-
-def _other_numbers(
-    stager: CheckpointStager, staged: Mapping[str, Tensor], before: Mapping[str, Tensor]
-) -> list[str]:
-    return [
-        f"`{stager.name}`: `{name}` has other numbers"
-        for name, tensor in staged.items()
-        if not torch.equal(tensor, before[name])
-    ]
 
 
 @_check(

@@ -22,6 +22,8 @@ from lmcore_conformance.registry import Failure, check
 if TYPE_CHECKING:
     from lmcore_conformance.bench import Bench
 
+__all__ = ["Products", "queued_products"]
+
 _check = partial(check, level="L1", group="streams")
 
 _TRIES = 3
@@ -34,7 +36,7 @@ _NOTHING = -1.0
 
 
 @dataclass(frozen=True)
-class _Products:
+class Products:
     """Products that take a while, with an exact result.
 
     Attributes:
@@ -62,23 +64,23 @@ class _Products:
 
 
 @lru_cache(maxsize=1)
-def _products(bench: Bench) -> _Products:
+def queued_products(bench: Bench) -> Products:
     """Return products that take the device `_SECONDS` together."""
     size = _SMALLEST
     while True:
         permutation_NN = torch.eye(size).roll(1, 0)
         matrix_NN = permutation_NN.to(bench.torch_device)
-        few = _Products(matrix_NN, permutation_NN, 8)
+        few = Products(matrix_NN, permutation_NN, 8)
         few.run().cpu()
         best = min(_seconds(few) for _ in range(2)) / few.count
         if best >= _PRODUCT_SECONDS or size == _LARGEST:
             break
         size *= 2
     count = min(400, max(10, round(_SECONDS / best)))
-    return _Products(matrix_NN, torch.eye(size).roll(count + 1, 0), count)
+    return Products(matrix_NN, torch.eye(size).roll(count + 1, 0), count)
 
 
-def _seconds(products: _Products) -> float:
+def _seconds(products: Products) -> float:
     began = time.perf_counter()
     products.run().cpu()
     return time.perf_counter() - began
@@ -87,7 +89,7 @@ def _seconds(products: _Products) -> float:
 class _Landing:
     """Host memory for copies of a result: some MB, pinned if the device has pinned memory."""
 
-    def __init__(self, bench: Bench, products: _Products) -> None:
+    def __init__(self, bench: Bench, products: Products) -> None:
         size = len(products.right_NN)
         self._repeats = max(1, _LANDING_BYTES // (4 * size * size))
         memory_RNN = torch.full((self._repeats, size, size), _NOTHING)
@@ -115,7 +117,7 @@ class _Landing:
 )
 def synchronize(bench: Bench) -> str:
     """Queue products and a copy on each of two streams; read after `synchronize` alone."""
-    products = _products(bench)
+    products = queued_products(bench)
     landing, other = (_Landing(bench, products) for _ in range(2))
     stream = bench.device.new_stream() if bench.device.new_stream is not None else None
     for _ in range(_TRIES):
@@ -147,7 +149,7 @@ def synchronize(bench: Bench) -> str:
 def streams(bench: Bench) -> str:
     """Start work on one stream, continue it on another and again on the first; read the result."""
     make = bench.device.require("new_stream")
-    products = _products(bench)
+    products = queued_products(bench)
     first, second, current = make(), make(), torch.accelerator.current_stream()
     for number in range(1, _TRIES + 1):
         faults = _pass_back_and_forth(
@@ -163,7 +165,7 @@ def streams(bench: Bench) -> str:
 
 
 def _pass_back_and_forth(
-    products: _Products,
+    products: Products,
     streams: tuple[Any, Any],
     factor: float,
     wait: Callable[[Any, Any], object],
@@ -204,7 +206,7 @@ def _pass_back_and_forth(
 def stream_synchronize(bench: Bench) -> str:
     """Queue products and a copy to the host on a stream; wait for the stream alone, or poll it."""
     stream = bench.device.require("new_stream")()
-    products = _products(bench)
+    products = queued_products(bench)
     landing = _Landing(bench, products)
     waits: dict[str, Callable[[], object]] = {
         "after `synchronize` of the stream": stream.synchronize,
@@ -235,7 +237,7 @@ def stream_synchronize(bench: Bench) -> str:
 def events(bench: Bench) -> str:
     """Record on one stream, wait from another and from the host, in both directions; query."""
     make_stream, make_event = (bench.device.require(n) for n in ("new_stream", "new_event"))
-    products = _products(bench)
+    products = queued_products(bench)
     landing = _Landing(bench, products)
     first, second = make_stream(), make_stream()
 
@@ -283,7 +285,7 @@ def _poll(name: str, query: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def _settle(products: _Products, *streams: Any) -> None:
+def _settle(products: Products, *streams: Any) -> None:
     """Wait by reads, which wait even if `synchronize` does not."""
     products.new_result()
     for stream in streams:
@@ -292,6 +294,6 @@ def _settle(products: _Products, *streams: Any) -> None:
                 products.new_result()
 
 
-def _work(products: _Products) -> str:
+def _work(products: Products) -> str:
     size = len(products.right_NN)
     return f"{products.count} products of {size} x {size}, {_TRIES} tries"

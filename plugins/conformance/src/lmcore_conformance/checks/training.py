@@ -21,7 +21,6 @@ from lmcore.accelerator.precision.products import (
     in_words,
     is_wider,
 )
-from lmcore.accelerator.recompute import none_policy
 from lmcore.errors import DeviceError, LmcoreError, counted
 from lmcore.plugin import choose_precision
 from lmcore.plugin.isolation.subprocess_call import call_isolated
@@ -182,75 +181,6 @@ def _resumed(bench: Bench, more: str) -> str:
     if differing:
         raise Failure(f"{len(differing)} differ: {', '.join(differing[:4])}")
     return f"{len(uninterrupted.tensors)} tensors"
-
-
-@_check(
-    "train.recompute",
-    "`--recompute selective` and `full` change nothing but memory, bit for bit, with dropout.",
-    reason="Random numbers and precision must equal those of the first pass.",
-    requires=["recompute", "deterministic"],
-)
-def recompute(bench: Bench) -> str:
-    """Compare with a run without."""
-    return _recomputed(bench, ("selective", "full"))
-
-
-@_check(
-    "train.offload",
-    "`--recompute offload` and `full-offload` change nothing but memory, bit for bit, with "
-    "dropout.",
-    reason="Activations are copied to the host and back on a separate stream.",
-    requires=["offload", "deterministic"],
-)
-def offload(bench: Bench) -> str:
-    """Compare with a run without."""
-    return _recomputed(bench, ("offload", "full-offload"))
-
-
-@_check(
-    "train.recompute-own",
-    "Every other recompute policy of the plugin changes nothing but memory, bit for bit, also in "
-    "half precision.",
-    reason="A plugin's policies are selected by name, like the core's.",
-    requires=["deterministic"],
-)
-def recompute_own(bench: Bench) -> str:
-    """Find the plugin's own and compare each with a run without."""
-    core = {none_policy().name, "selective", "full", "offload", "full-offload"}
-    own = tuple(
-        policy.name
-        for policy in bench.recompute_policies
-        if policy.name not in core and policy.available() is None
-    )
-    if not own:
-        return "the plugin offers none beside the core's"
-    half = [
-        f"--precision {policy.name}"
-        for policy in bench.all_precision_policies
-        if policy.name in {"bf16", "fp16"} and policy.compute in bench.device.dtypes
-    ]
-    return ", ".join(_recomputed(bench, own, flags) for flags in ("", *half[:1]))
-
-
-def _recomputed(bench: Bench, names: tuple[str, ...], precision: str = "") -> str:
-    offered = {policy.name: policy for policy in bench.recompute_policies}
-    faults, done = [], []
-    with tiny_runs(bench) as runs:
-        flags = f"--deterministic {DROPOUT} {precision}"
-        plain = runs.train(flags, steps=4)
-        for name in names:
-            if name not in offered:
-                faults.append(f"`{name}` is not offered")
-                continue
-            reason = offered[name].available()
-            if reason is not None:
-                faults.append(f"`{name}` cannot be used: {reason}")
-                continue
-            done.append(f"{name} {precision}".strip())
-            differing = plain.differing(runs.train(f"{flags} --recompute {name}", steps=4))
-            if differing:
-                faults.append(f"`{name}`: {len(differing)} differ: {', '.join(differing[:4])}")
-    return conclude(faults, ", ".join(done))
 
 
 @_check(

@@ -16,6 +16,9 @@ if FAKE == "slow-import":
     while time.process_time() < BEGIN + 0.7:  # more than the half second that is allowed
         pass
 
+if FAKE == "no-import":
+    raise ImportError("libfake.so.1: cannot open shared object file")
+
 if FAKE == "restless":
     print("fake 1.0")
 
@@ -91,28 +94,25 @@ def lmcore_recompute_policies(device):
     from lmcore.accelerator import standard_recompute_policies
     from lmcore_fake.device import careful_policy
 
+    if FAKE == "recompute":
+        from lmcore_fake.policies import recomputes
+
+        return recomputes(device)
     own = [careful_policy()] if FAKE == "deterministic-recompute" else []
     return [*standard_recompute_policies(device), *own]
 
 
 @hookimpl
 def lmcore_checkpoint_stagers(device):
-    if FAKE == "threaded":
-        from lmcore_fake.device import threaded_stager
+    if FAKE in {"threaded", "stager", "shared", "late"}:
+        from lmcore_fake import device as fake
 
-        return [threaded_stager()]
-    if FAKE == "stager":
-        from lmcore_fake.device import stale_stager
+        name = {"stager": "stale"}.get(FAKE, FAKE)
+        return [getattr(fake, f"{name}_stager")()]
+    if FAKE in {"stagers", "sim-stagers"}:
+        from lmcore_fake.policies import stagers
 
-        return [stale_stager()]
-    if FAKE == "shared":
-        from lmcore_fake.device import shared_stager
-
-        return [shared_stager()]
-    if FAKE == "late":
-        from lmcore_fake.device import late_stager
-
-        return [late_stager()]
+        return stagers(device)
     if FAKE == "no-stager":
         return []
     return cpu.lmcore_checkpoint_stagers(device)

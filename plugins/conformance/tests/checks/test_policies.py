@@ -1,0 +1,56 @@
+"""Wrong stagers and policies are caught, each with the words that name its fault."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+
+def test_wrong_stagers(run: Any) -> None:
+    """Bits of float64, the end of a large tensor, and memory are lost; the host copy is right."""
+    result = run("stagers", "device.stagers")["device.stagers"]
+    assert result.status == "failed", result
+    expected = {
+        "narrow": "`float64` has other numbers: of 143 in torch.float64, the first is number ",
+        "in-pieces": "`16,777,221 bytes` has other numbers: of 16,777,221 in torch.uint8, the first"
+        " is number 1,048,576",
+        "hoard": "10 of its last 10 copies are still in memory",
+    }
+    for name, words in expected.items():
+        own = [line for line in result.findings if line.startswith(f"`{name}`: ")]
+        assert own[0].startswith(f"`{name}`: {words}"), result.findings
+    assert {line.split("`")[1] for line in result.findings} == expected.keys()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lmcore_sim") is None, reason="needs lmcore-sim")
+def test_a_stager_that_does_not_wait(run: Any) -> None:
+    """The copy is read at once, while the device still computes what is copied."""
+    result = run("sim-stagers", "device.stagers")["device.stagers"]
+    words = "`hasty`: it returns before its copy is there: it does not wait for the device"
+    assert result.findings == (f"index 0: {words}", f"index 1: {words}")
+
+
+def test_wrong_recompute_policies(run: Any) -> None:
+    """States are lost beyond four blocks, precision in backward, bits of large activations."""
+    results = run("recompute", "train.recompute", "train.recompute-own")
+    core, own = results["train.recompute"], results["train.recompute-own"]
+    kept = "the activations of the others are kept"
+    assert core.findings == (
+        f"`full`: two blocks of 512 x 512 numbers: backward computes 0 of 2 again: {kept}",
+        f"`full`: 10 small blocks: backward computes 0 of 10 again: {kept}",
+    )
+    assert own.status == "failed", own
+    expected = {
+        "ring": "10 small blocks with dropout, fp32: gradients differ",
+        "without-autocast": "has other gradients under autocast to bfloat16 than without it",
+        "compressed": "two blocks of 512 x 512 numbers with dropout, fp32: gradients differ",
+    }
+    for name, words in expected.items():
+        lines = [line for line in own.findings if line.startswith(f"`{name}`: ")]
+        assert any(words in line for line in lines), own.findings

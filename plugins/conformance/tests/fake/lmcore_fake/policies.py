@@ -1,0 +1,132 @@
+"""Stagers and recompute policies that are each wrong in one thing, all offered at once."""
+
+import dataclasses
+
+import torch
+
+from lmcore.accelerator import CheckpointStager, RecomputePolicy, standard_recompute_policies
+from lmcore.accelerator.activation_saving import recompute
+
+
+def stagers(device):
+    if device.type != "cpu":
+        return [CheckpointStager("hasty", hasty(), priority=50)]
+    found = {"narrow": narrow, "in-pieces": in_pieces, "hoard": hoard()}
+    return [CheckpointStager(name, stage, priority=50) for name, stage in found.items()]
+
+
+def narrow(tensors):
+    """Send float64 as float32."""
+    return {
+        name: live.float().double() if live.dtype == torch.float64 else live.detach().clone()
+        for name, live in tensors.items()
+    }
+
+
+def in_pieces(tensors):
+    """Copy the first piece alone."""
+    copies = {name: live.detach().clone() for name, live in tensors.items()}
+    for copy in copies.values():
+        if copy.numel() > 2**20:
+            copy[2**20 :] = 0
+    return copies
+
+
+def hoard():
+    every = []
+
+    def stage(tensors):
+        every.append({name: live.detach().clone() for name, live in tensors.items()})
+        return dict(every[-1])
+
+    return stage
+
+
+def hasty():
+    """Return a function that copies to pinned memory, and does not wait for the device."""
+    buffers = {}
+
+    def stage(tensors):
+        for name, live in tensors.items():
+            if name not in buffers:
+                buffers[name] = torch.empty(live.shape, dtype=live.dtype).pin_memory()
+            buffers[name].copy_(live.detach(), non_blocking=True)
+        return dict(buffers)
+
+    return stage
+
+
+def recomputes(device):
+    plain = [policy for policy in standard_recompute_policies(device) if policy.name != "full"]
+    (full,) = (policy for policy in standard_recompute_policies(device) if policy.name == "full")
+    return [
+        *plain,
+        dataclasses.replace(full, block=keep),
+        RecomputePolicy("ring", "keeps four states", ring()),
+        RecomputePolicy("without-autocast", "forgets the precision", without_autocast(device.type)),
+        RecomputePolicy("compressed", "keeps large activations in bfloat16", compressed),
+    ]
+
+
+def keep(call, *tensors, remember):
+    """Compute nothing again."""
+    return call(*tensors)
+
+
+def ring():
+    slots, count = [None] * 4, [0]
+
+    def run(call, *tensors, remember):
+        at = count[0] % len(slots)
+        count[0] += 1
+
+        def again():
+            return slots[at]()
+
+        def note():
+            slots[at] = remember()
+            return again
+
+        return recompute(call, *tensors, remember=note)
+
+    return run
+
+
+def without_autocast(kind):
+    """Repeat a block in float32, and widen and narrow what it keeps, so that nothing fails."""
+
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, call, again, *tensors):
+            ctx.call, ctx.again = call, again
+            ctx.save_for_backward(*tensors)
+            with torch.no_grad():
+                return call(*tensors)
+
+        @staticmethod
+        def backward(ctx, grad):
+            inputs = [kept.detach().requires_grad_() for kept in ctx.saved_tensors]
+            with ctx.again(), torch.enable_grad(), torch.autocast(kind, enabled=False):
+                out = ctx.call(*inputs)
+            torch.autograd.backward([out], [grad.to(out.dtype)])
+            return None, None, *(kept.grad for kept in inputs)
+
+    def run(call, *tensors, remember):
+        if not torch.is_grad_enabled():
+            return call(*tensors)
+        return Again.apply(call, remember(), *tensors)
+
+    return run
+
+
+def compressed(call, *tensors, remember):
+    def pack(tensor):
+        narrow = tensor.dtype == torch.float32 and tensor.nbytes >= 2**16 and not tensor.is_leaf
+        return (tensor.bfloat16() if narrow else tensor), narrow
+
+    def unpack(kept):
+        tensor, narrow = kept
+        return tensor.float() if narrow else tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return call(*tensors)
