@@ -131,11 +131,12 @@ def _detected(plugins: PluginSet) -> Selection:
     accelerators = [pair for pair in probed if pair[1].device_type != CPU]
     broken = [pair for pair in accelerators if pair[1].state is ProbeState.BROKEN]
     if broken:
-        names = "`, `".join(probe.device_type for _, probe in broken)
+        types = tuple(dict.fromkeys(probe.device_type for _, probe in broken))
+        subject, it = _subject("device", types)
         raise DeviceError(
-            f"device `{names}` is there and cannot be used",
+            f"{subject} there and cannot be used",
             why=_evidence(broken),
-            hint=_join(_fix(broken), f"to continue without it: {_usable_device_flags(plugins)}"),
+            hint=_join(_fix(broken), f"to continue without {it}: {_usable_device_flags(plugins)}"),
         )
     present = [pair for pair in accelerators if pair[1].state is ProbeState.PRESENT]
     if present:
@@ -145,11 +146,13 @@ def _detected(plugins: PluginSet) -> Selection:
         return _selection(record, probe, f"its device is present{more}", plugins)
     silent = [one for one in plugins.troubled if one.might_bring_device]
     if silent:
-        names = "`, `".join(dict.fromkeys(one.name for one in silent))
+        subject, it = _subject("plugin", tuple(dict.fromkeys(one.name for one in silent)))
+        device = "its device is" if it == "it" else "their devices are"
+        ways = _usable_device_flags(plugins)
         raise DeviceError(
-            f"plugin `{names}` is installed and cannot say whether its device is here",
+            f"{subject} installed and cannot say whether {device} here",
             why="\n".join(_problem_line(one) for one in silent),
-            hint=f"fix or uninstall it; to continue without it: {_usable_device_flags(plugins)}",
+            hint=f"fix or uninstall {it}; to continue without {it}: {ways}",
         )
     return _select_cpu(plugins, probed, accelerators)
 
@@ -262,6 +265,12 @@ def _install(named: str, known: Collection[str]) -> str:
     if not others:
         return "other devices come with plugins: `lmcore plugins` lists the installed ones"
     return f"not installed: {', '.join(others)}, from the index or folder that lmcore came from"
+
+
+def _subject(noun: str, names: Sequence[str]) -> tuple[str, str]:
+    """Return the beginning of a sentence about what has these names, and its pronoun."""
+    quoted = ", ".join(f"`{name}`" for name in names)
+    return (f"{noun} {quoted} is", "it") if len(names) == 1 else (f"{noun}s {quoted} are", "them")
 
 
 def _problem_line(record: PluginRecord) -> str:

@@ -532,6 +532,21 @@ def test_a_plugin_that_cannot_say_absent_does_not_mean_the_cpu():
     assert select(plugins, requested="cpu", env={}).plugin == "cpu"
 
 
+def test_several_plugins_and_devices_are_in_the_plural():
+    """The messages about several have another verb and pronoun."""
+    plugins = found(Point("a", ImportError("libx.so")), Point("b", ImportError("liby.so")))
+    with pytest.raises(DeviceError) as error:
+        select(plugins, env={})
+    what = "plugins `a`, `b` are installed and cannot say whether their devices are here"
+    assert error.value.what == what
+    assert error.value.hint.startswith("fix or uninstall them; to continue without them: ")
+    plugins = found(*(point(name, probe_of(name, ProbeState.BROKEN)) for name in ("chip", "die")))
+    with pytest.raises(DeviceError) as error:
+        select(plugins, env={})
+    assert set(error.value.what.split()) >= {"devices", "`chip`,", "`die`", "are"}
+    assert "to continue without them: " in error.value.hint
+
+
 def test_two_plugins_of_one_name_are_named_once():
     """The message has the name that both gave themselves once, and both distributions."""
     info = PluginInfo("chip", ">=1,<2")

@@ -9,8 +9,10 @@ from lmcore.errors import ConfigError
 __all__ = ["first_host", "tasks_on_node"]
 
 _RANGES = r"\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\]"
-_HOSTS = re.compile(rf"(?:[^\[\],\s]|{_RANGES})+", re.ASCII)
+_HOSTS = rf"(?:[^\[\],\s]|{_RANGES})+"
 """Hosts with a common pattern: any number of ranges, between characters of the name."""
+_LIST = re.compile(rf"({_HOSTS})\s*(?:,\s*{_HOSTS}\s*)*", re.ASCII)
+"""Matched from left to right without looking ahead, in linear time."""
 _RANGE = re.compile(r"\[(\d+)[^\]]*\]", re.ASCII)
 
 
@@ -20,15 +22,15 @@ def first_host(text: str) -> str:
     Raises:
         ConfigError: The list is malformed.
     """
-    patterns = [part.strip() for part in re.split(r",(?![^\[]*\])", text.strip())]
-    if not all(map(_HOSTS.fullmatch, patterns)):
+    found = _LIST.fullmatch(text.strip())
+    if found is None:
         shown = text if len(text) <= 80 else f"{text[:80]}..."
         raise ConfigError(
             f"`{shown}` is not a list of hosts",
             why="expected Slurm's form, such as `a[01-04,7],node-1`",
             hint="set MASTER_ADDR to the host of rank 0",
         )
-    return _RANGE.sub(r"\1", patterns[0])  # with its leading zeros
+    return _RANGE.sub(r"\1", found[1])  # with its leading zeros
 
 
 def tasks_on_node(text: str, node: int) -> int | None:

@@ -92,6 +92,8 @@ def main(seconds: float, repeated_seconds: float, reading: int, writing: int) ->
 
 
 def _kill(process: int) -> None:
+    if os.getppid() != process:  # it has ended, and another process may have its number
+        return
     sys.stderr.write(
         f"error: process {process} did not stop, and is killed\n"
         "why: a call of native code does not return and keeps Python's global lock\n"

@@ -236,3 +236,11 @@ def test_a_guard_whose_process_has_ended_says_nothing() -> None:
     for descriptor in (reading, to_guard, writing):
         os.close(descriptor)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_guard_kills_no_other_process_than_its_parent() -> None:
+    """The number of a process that has ended may be another's by now."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        stop_guard._kill(other.pid)
+        other.communicate(b"\n", timeout=60)
+    assert other.returncode == 0
