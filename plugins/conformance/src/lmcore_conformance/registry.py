@@ -59,6 +59,7 @@ _MODULES = (
     "recompute",
     "loops",
     "collectives",
+    "large_collectives",
     "sharding",
     "layouts",
     "extras",

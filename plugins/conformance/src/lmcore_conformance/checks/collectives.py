@@ -8,11 +8,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 
-from lmcore.errors import counted
-from lmcore_conformance.op.call import factor
-from lmcore_conformance.registry import Failure, Gap, NotRun, check
+from lmcore_conformance.process.exchanged import (
+    LARGE,
+    ODD,
+    OPERATIONS,
+    expect,
+    expect_in_view,
+    new_view,
+    numbers,
+    own,
+    those_of,
+    wide,
+)
+from lmcore_conformance.registry import Failure, NotRun, check
 
 if TYPE_CHECKING:
     from lmcore_conformance.process.ranks import RankBench
@@ -20,31 +30,6 @@ if TYPE_CHECKING:
 _check = partial(check, level="L4", group="distributed")
 _DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 _REASON = "Parallel training depends on it; a wrong result trains another model."
-
-
-_OPERATIONS: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
-    "sum": (distributed.ReduceOp.SUM, lambda values: values.sum(0)),
-    "max": (distributed.ReduceOp.MAX, lambda values: values.amax(0)),
-    "min": (distributed.ReduceOp.MIN, lambda values: values.amin(0)),
-}
-
-
-def _own(bench: RankBench, dtype: torch.dtype = torch.float32, count: int = 1001) -> Tensor:
-    """Return this rank's numbers: whole ones, that differ by place and rank."""
-    return _of(bench.rank, dtype, count).to(bench.torch_device)
-
-
-def _of(rank: int, dtype: torch.dtype = torch.float32, count: int = 1001) -> Tensor:
-    return ((torch.arange(count) % 13) + 1 + 16 * rank).to(dtype)
-
-
-def _expect(bench: RankBench, label: str, found: Tensor, right: Tensor) -> None:
-    bench.device.synchronize()
-    if not torch.equal(found.cpu(), right):
-        wrong = int((found.cpu() != right).sum())
-        are = "is" if wrong == 1 else "are"
-        text = f"{label}: {wrong:,} of {counted(right.numel(), 'number')} {are} wrong"
-        raise Failure(text + factor(found.cpu(), right))
 
 
 @_check(
@@ -65,142 +50,33 @@ def start(bench: RankBench) -> str:
 
 @_check(
     "distributed.all-reduce",
-    "`all_reduce` computes sum, maximum and minimum in float32, bfloat16 and int64.",
+    "`all_reduce` computes sum, maximum and minimum in float32, bfloat16 and int64, of positive and"
+    " of negative numbers; a sum keeps NaN and infinity.",
     reason=_REASON,
     requires=["distributed"],
 )
 def all_reduce(bench: RankBench) -> str:
     """Reduce numbers whose sums are exact in every dtype."""
-    operations = _OPERATIONS
     for dtype in _DTYPES:
-        every = torch.stack([_of(rank, dtype) for rank in range(bench.size)])
-        for name, (operation, right) in operations.items():
-            tensor = _own(bench, dtype)
-            distributed.all_reduce(tensor, operation)
-            _expect(bench, f"{name} of {dtype}", tensor, right(every).to(dtype))
-    every = torch.stack([_of(rank, torch.int64) + 2**60 for rank in range(bench.size)])
-    for name, (operation, right) in operations.items():
+        positive = torch.stack([numbers(rank, dtype) for rank in range(bench.size)])
+        for sign, every in (("", positive), (" of negative numbers", -positive)):
+            for name, (operation, right) in OPERATIONS.items():
+                tensor = every[bench.rank].clone().to(bench.torch_device)
+                distributed.all_reduce(tensor, operation)
+                expect(bench, f"{name}{sign} of {dtype}", tensor, right(every).to(dtype))
+    every = torch.stack([numbers(rank, torch.int64) + 2**60 for rank in range(bench.size)])
+    for name, (operation, right) in OPERATIONS.items():
         tensor = every[bench.rank].clone().to(bench.torch_device)
         distributed.all_reduce(tensor, operation)
-        _expect(bench, f"{name} of torch.int64 above 2**60", tensor, right(every))
-    return ", ".join(operations)
-
-
-_LARGE = (2**20 + 1, 2**24)
-"""Numbers of a large tensor: gradient buckets have as many."""
-
-
-@_check(
-    "distributed.large",
-    "`all_reduce`, `broadcast` and `all_gather_into_tensor` are right for 2^20 + 1 and for 2^24 "
-    "numbers.",
-    reason="Gradient buckets are this large, and a backend splits such messages.",
-    requires=["distributed"],
-)
-def large(bench: RankBench) -> str:
-    """Call each with numbers whose sums are exact."""
-    for count in _LARGE:
-        label = f"of {count:,} numbers"
-        every = [_of(rank, count=count) for rank in range(bench.size)]
-        tensor = every[bench.rank].to(bench.torch_device, copy=True)
+        expect(bench, f"{name} of torch.int64 above 2**60", tensor, right(every))
+    inf = float("inf")
+    rows = [[float("nan"), 1.0, inf, inf, -inf, 1.0], [1.0, float("nan"), 1.0, -inf, 1.0, 1.0]]
+    for dtype in (torch.float32, torch.bfloat16):
+        every = torch.tensor(rows[:1] + rows[1:] * (bench.size - 1), dtype=dtype)
+        tensor = every[bench.rank].clone().to(bench.torch_device)
         distributed.all_reduce(tensor)
-        _expect(bench, f"all_reduce {label}", tensor, torch.stack(every).sum(0))
-        tensor = every[bench.rank].to(bench.torch_device, copy=True)
-        distributed.broadcast(tensor, bench.size - 1)
-        _expect(bench, f"broadcast {label}", tensor, every[-1])
-        gathered = torch.empty(count * bench.size, device=bench.torch_device)
-        distributed.all_gather_into_tensor(gathered, every[bench.rank].to(bench.torch_device))
-        _expect(bench, f"all_gather_into_tensor {label}", gathered, torch.cat(every))
-    return " and ".join(f"{count:,}" for count in _LARGE)
-
-
-@_check(
-    "distributed.large-kinds",
-    "At 2^20 + 1 numbers sum, maximum and minimum are right in float32, bfloat16 and int64: in "
-    "place, in a view with an offset, asynchronously, in a group; so are `broadcast` and "
-    "`all_gather_into_tensor`.",
-    reason="A backend has another path for each of them, and real messages are large.",
-    requires=["distributed"],
-)
-def large_kinds(bench: RankBench) -> str:
-    """Reduce numbers whose sums are exact in every dtype, in each way."""
-    group = bench.processes.new_group(range(bench.size))
-    count = _LARGE[0]
-    for dtype in (torch.float32, torch.bfloat16, torch.int64):
-        every = [_of(rank, dtype, count) for rank in range(bench.size)]
-        label = f"of {count:,} numbers in {dtype}"
-        for name, (operation, right) in _OPERATIONS.items():
-            wanted = right(torch.stack(every)).to(dtype)
-            for how, reduce in _WAYS.items():
-                found = reduce(
-                    every[bench.rank].to(bench.torch_device, copy=True), operation, group
-                )
-                _expect(bench, f"{name} {label}, {how}", found, wanted)
-        tensor = every[bench.rank].to(bench.torch_device, copy=True)
-        distributed.broadcast(tensor, bench.size - 1)
-        _expect(bench, f"broadcast {label}", tensor, every[-1])
-        gathered = torch.empty(count * bench.size, dtype=dtype, device=bench.torch_device)
-        distributed.all_gather_into_tensor(gathered, every[bench.rank].to(bench.torch_device))
-        _expect(bench, f"all_gather_into_tensor {label}", gathered, torch.cat(every))
-    return f"{', '.join(_OPERATIONS)}; {', '.join(_WAYS)}"
-
-
-def _in_place(tensor: Tensor, operation: Any, group: Any) -> Tensor:
-    del group
-    distributed.all_reduce(tensor, operation)
-    return tensor
-
-
-def _in_view(tensor: Tensor, operation: Any, group: Any) -> Tensor:
-    """Reduce a part of a larger tensor, and return it with nothing of its neighbours lost."""
-    del group
-    buffer = torch.cat((tensor[:3], tensor, tensor[:3]))
-    distributed.all_reduce(buffer[3:-3], operation)
-    if not torch.equal(torch.cat((buffer[:3], buffer[-3:])), torch.cat((tensor[:3], tensor[:3]))):
-        raise Failure("a reduction in a view changes the numbers beside it")
-    return buffer[3:-3]
-
-
-def _asynchronously(tensor: Tensor, operation: Any, group: Any) -> Tensor:
-    del group
-    work = distributed.all_reduce(tensor, operation, async_op=True)
-    work.wait()
-    return tensor
-
-
-def _in_group(tensor: Tensor, operation: Any, group: Any) -> Tensor:
-    distributed.all_reduce(tensor, operation, group=group)
-    return tensor
-
-
-_WAYS: dict[str, Callable[[Tensor, Any, Any], Tensor]] = {
-    "in place": _in_place,
-    "in a view": _in_view,
-    "asynchronously": _asynchronously,
-    "in a group": _in_group,
-}
-
-
-@_check(
-    "distributed.average",
-    "`all_reduce` averages if the backend declares it.",
-    reason="Gradients are averaged; without this operation the core sums and divides.",
-    requires=["distributed", "average"],
-)
-def average(bench: RankBench) -> str:
-    """Average numbers whose mean is exact, few and as many as a gradient bucket has."""
-    if not bench.processes.backend.supports_average:
-        raise Gap("the backend declares that it cannot (`supports_average`)")
-    for dtype, count in (
-        *((torch.float32, 1001), (torch.bfloat16, 1001)),
-        *((torch.float32, _LARGE[0]), (torch.bfloat16, _LARGE[0])),
-    ):
-        tensor = _own(bench, dtype, count)
-        distributed.all_reduce(tensor, distributed.ReduceOp.AVG)
-        every = torch.stack([_of(rank, torch.float32, count) for rank in range(bench.size)])
-        label = f"average of {count:,} numbers in {dtype}"
-        _expect(bench, label, tensor, every.mean(0).to(dtype))
-    return f"over {bench.size}, in two dtypes, up to {_LARGE[0]:,} numbers"
+        expect(bench, f"sum of NaN and infinity in {dtype}", tensor, every.sum(0))
+    return ", ".join(OPERATIONS)
 
 
 @_check(
@@ -213,12 +89,14 @@ def broadcast(bench: RankBench) -> str:
     """Broadcast from each rank, a scalar, nothing, and a large tensor."""
     for source in range(bench.size):
         for count in (0, 1, 1001, 300_000):
-            tensor = _own(bench, count=count)
+            every = wide(bench.size, count=count)
+            tensor = every[bench.rank].to(bench.torch_device, copy=True)
             distributed.broadcast(tensor, source)
-            _expect(bench, f"{count} numbers from {source}", tensor, _of(source, count=count))
+            label = f"{count} numbers from {source}"
+            expect(bench, label, tensor, every[source], those_of(every))
     flag = torch.tensor([bench.rank == 1], device=bench.torch_device)
     distributed.broadcast(flag, 1)
-    _expect(bench, "a truth value", flag, torch.tensor([True]))
+    expect(bench, "a truth value", flag, torch.tensor([True]))
     return "from each rank"
 
 
@@ -230,34 +108,38 @@ def broadcast(bench: RankBench) -> str:
 )
 def all_gather(bench: RankBench) -> str:
     """Gather into a list and into one tensor."""
-    right = torch.cat([_of(rank) for rank in range(bench.size)])
-    parts = [torch.empty_like(_own(bench)) for _ in range(bench.size)]
-    distributed.all_gather(parts, _own(bench))
-    _expect(bench, "a list", torch.cat(parts), right)
+    right = torch.cat([numbers(rank) for rank in range(bench.size)])
+    parts = [torch.empty_like(own(bench)) for _ in range(bench.size)]
+    distributed.all_gather(parts, own(bench))
+    expect(bench, "a list", torch.cat(parts), right)
     gathered = torch.empty(right.numel(), device=bench.torch_device)
-    distributed.all_gather_into_tensor(gathered, _own(bench))
-    _expect(bench, "one tensor", gathered, right)
+    distributed.all_gather_into_tensor(gathered, own(bench))
+    expect(bench, "one tensor", gathered, right)
     return "both forms"
 
 
 @_check(
     "distributed.reduce-scatter",
-    "`reduce_scatter_tensor` leaves each rank the sum of its part.",
+    "`reduce_scatter_tensor` leaves each rank the sum of its part, also in a view.",
     reason="Sharded data parallelism reduces gradients with it.",
     requires=["distributed", "reduce_scatter"],
 )
 def reduce_scatter(bench: RankBench) -> str:
     """Reduce and scatter few numbers, and as many as a gradient bucket has."""
-    for dtype, count in (
-        *((torch.float32, 500), (torch.bfloat16, 500)),
-        *((torch.float32, _LARGE[0]), (torch.bfloat16, _LARGE[0]), (torch.float32, _LARGE[-1])),
-    ):
-        every = [_of(rank, dtype, count * bench.size) for rank in range(bench.size)]
+    sizes = ((torch.float32, 500), (torch.bfloat16, 500), (torch.float32, LARGE[0]))
+    for dtype, count in (*sizes, (torch.bfloat16, LARGE[0]), (torch.float32, LARGE[-1])):
+        every = wide(bench.size, dtype, count * bench.size)
         part = torch.empty(count, dtype=dtype, device=bench.torch_device)
         distributed.reduce_scatter_tensor(part, every[bench.rank].to(bench.torch_device))
         right = torch.stack(every).sum(0).chunk(bench.size)[bench.rank]
-        _expect(bench, f"sum of {count:,} numbers each in {dtype}", part, right)
-    return f"500 to {_LARGE[-1]:,} numbers each"
+        expect(bench, f"sum of {count:,} numbers each in {dtype}", part, right)
+    for dtype, count in ODD:
+        every = wide(bench.size, dtype, count * bench.size)
+        part, around = new_view(bench, count, dtype)
+        distributed.reduce_scatter_tensor(part, every[bench.rank].to(bench.torch_device))
+        right = torch.stack(every).sum(0).chunk(bench.size)[bench.rank]
+        expect_in_view(bench, f"{count} numbers each in {dtype}", part, around, right)
+    return f"3 to {LARGE[-1]:,} numbers each"
 
 
 @_check(
@@ -269,79 +151,96 @@ def reduce_scatter(bench: RankBench) -> str:
 def all_to_all(bench: RankBench) -> str:
     """Exchange equal parts, then parts of sizes that differ."""
     size, rank = bench.size, bench.rank
-    inputs = [_of(peer, count=7 * size) for peer in range(size)]
+    inputs = [numbers(peer, count=7 * size) for peer in range(size)]
     found = torch.empty(7 * size, device=bench.torch_device)
     distributed.all_to_all_single(found, inputs[rank].to(bench.torch_device))
     right = torch.cat([tensor.chunk(size)[rank] for tensor in inputs])
-    _expect(bench, "equal parts", found, right)
+    expect(bench, "equal parts", found, right)
     sizes = [[3 * a + b + 1 for b in range(size)] for a in range(size)]
-    given = [_of(peer, count=sum(sizes[peer])) for peer in range(size)]
+    given = [numbers(peer, count=sum(sizes[peer])) for peer in range(size)]
     takes = [sizes[peer][rank] for peer in range(size)]
     found = torch.empty(sum(takes), device=bench.torch_device)
     distributed.all_to_all_single(found, given[rank].to(bench.torch_device), takes, sizes[rank])
     right = torch.cat([given[peer].split(sizes[peer])[rank] for peer in range(size)])
-    _expect(bench, "unequal parts", found, right)
+    expect(bench, "unequal parts", found, right)
+    count = LARGE[0] // size * size
+    for dtype, parts in ((torch.float32, 3 * size), (torch.bfloat16, 3 * size), (None, count)):
+        given = wide(size, dtype or torch.float32, parts)
+        found, around = new_view(bench, parts, dtype or torch.float32)
+        distributed.all_to_all_single(found, given[rank].to(bench.torch_device))
+        right = torch.cat([tensor.chunk(size)[rank] for tensor in given])
+        expect_in_view(bench, f"{parts:,} numbers in {found.dtype}", found, around, right)
     return "equal and unequal parts"
 
 
 @_check(
     "distributed.gather-scatter",
-    "`gather`, `scatter` and `reduce` work with each rank as the root.",
+    "`gather`, `scatter` and `reduce` work with each rank as the root, also in a group and in "
+    "views.",
     reason="Checkpoints and metrics are collected with them.",
     requires=["distributed", "gather_scatter"],
 )
 def gather_scatter(bench: RankBench) -> str:
-    """Do each at each rank."""
-    for root in range(bench.size):
-        is_root = bench.rank == root
-        parts = [torch.empty_like(_own(bench)) for _ in range(bench.size)] if is_root else None
-        distributed.gather(_own(bench), parts, root)
-        if parts:
-            right = torch.cat([_of(rank) for rank in range(bench.size)])
-            _expect(bench, f"gather at {root}", torch.cat(parts), right)
-        received = torch.empty(1001, device=bench.torch_device)
-        rows = (
-            [_of(5 + rank).to(bench.torch_device) for rank in range(bench.size)]
-            if is_root
-            else None
-        )
-        distributed.scatter(received, rows, root)
-        _expect(bench, f"scatter from {root}", received, _of(5 + bench.rank))
-        total = _own(bench)
-        distributed.reduce(total, root)
-        if is_root:
-            right = torch.stack([_of(rank) for rank in range(bench.size)]).sum(0)
-            _expect(bench, f"reduce at {root}", total, right)
+    """Do each at each rank, among all and in a group, of few numbers and of many."""
+    group = bench.processes.new_group(range(bench.size))
+    cases = [("", None, dtype, count) for dtype, count in (*ODD, (torch.float32, LARGE[0]))]
+    for where, among, dtype, count in (*cases, (" in a group", group, torch.float32, 1001)):
+        every = wide(bench.size, dtype, count)
+        mine = every[bench.rank].to(bench.torch_device)
+        for root in range(bench.size):
+            label = f"{count:,} numbers in {dtype}{where}"
+            is_root = bench.rank == root
+            gathered, around = new_view(bench, count * bench.size, dtype)
+            parts = list(gathered.chunk(bench.size)) if is_root else None
+            distributed.gather(mine, parts, root, group=among)
+            if is_root:
+                right = torch.cat(every)
+                expect_in_view(bench, f"gather at {root}, {label}", gathered, around, right)
+            received, around = new_view(bench, count, dtype)
+            rows = [row.to(bench.torch_device) for row in every] if is_root else None
+            distributed.scatter(received, rows, root, group=among)
+            right = every[bench.rank]
+            expect_in_view(bench, f"scatter from {root}, {label}", received, around, right)
+            total, around = new_view(bench, count, dtype)
+            total.copy_(mine)
+            distributed.reduce(total, root, group=among)
+            if is_root:
+                right = torch.stack(every).sum(0)
+                expect_in_view(bench, f"reduce at {root}, {label}", total, around, right)
     return "at each rank"
 
 
 @_check(
     "distributed.send-recv",
-    "`send` and `recv` carry tensors in order, also both ways at once.",
+    "`send` and `recv` carry tensors in order, also both ways at once, in a group and into a view.",
     reason="Pipeline stages pass activations with them.",
     requires=["distributed", "send_recv"],
 )
 def send_recv(bench: RankBench) -> str:
     """Send one way, then exchange with `batch_isend_irecv`."""
     other = (bench.rank + 1) % bench.size
-    if bench.rank == 0:
-        for number in range(3):
-            distributed.send(_of(20 + number).to(bench.torch_device), 1)
-    if bench.rank == 1:
-        for number in range(3):
-            tensor = torch.empty(1001, device=bench.torch_device)
-            distributed.recv(tensor, 0)
-            _expect(bench, f"message {number}", tensor, _of(20 + number))
+    group = bench.processes.new_group(range(bench.size))
+    kinds = (*((torch.float32, 1001),) * 3, *ODD, (torch.float32, LARGE[0]))
+    for number, (dtype, count) in enumerate(kinds):
+        right = wide(8, dtype, count)[number]
+        among = group if number == 1 else None
+        if bench.rank == 0:
+            distributed.send(right.to(bench.torch_device), 1, group=among)
+        if bench.rank == 1:
+            tensor, around = new_view(bench, count, dtype)
+            distributed.recv(tensor, 0, group=among)
+            label = f"message {number} of {count:,} numbers in {dtype}"
+            expect_in_view(bench, label, tensor, around, right)
     found = torch.empty(1001, device=bench.torch_device)
     works = distributed.batch_isend_irecv(
         [
-            distributed.P2POp(distributed.isend, _own(bench), other),
+            distributed.P2POp(distributed.isend, own(bench), other),
             distributed.P2POp(distributed.irecv, found, (bench.rank - 1) % bench.size),
         ]
     )
     for work in works:
         work.wait()
-    _expect(bench, "both ways", found, _of((bench.rank - 1) % bench.size))
+    expect(bench, "both ways", found, numbers((bench.rank - 1) % bench.size))
     return "one way and both ways"
 
 
@@ -353,36 +252,71 @@ def send_recv(bench: RankBench) -> str:
 )
 def asynchronous(bench: RankBench) -> str:
     """Start eight reductions, compute, then wait."""
-    tensors = [_own(bench) + number for number in range(8)]
+    tensors = [own(bench) + number for number in range(8)]
     works = [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]
     square = torch.eye(128, device=bench.torch_device)
     for _ in range(20):
         square = square @ square
     for work in works:
         work.wait()
-    every = torch.stack([_of(rank) for rank in range(bench.size)]).sum(0)
+    every = torch.stack([numbers(rank) for rank in range(bench.size)]).sum(0)
     for number, tensor in enumerate(tensors):
-        _expect(bench, f"reduction {number}", tensor, every + number * bench.size)
+        expect(bench, f"reduction {number}", tensor, every + number * bench.size)
     return "eight at once"
 
 
 @_check(
     "distributed.groups",
-    "A collective in a group of some ranks involves only these ranks.",
+    "A collective in a group of some ranks involves only these ranks: it divides by their number, "
+    "and begins at the rank that is named.",
     reason="Each axis of a parallel run has separate groups.",
     requires=["distributed"],
 )
 def groups(bench: RankBench) -> str:
-    """Reduce in a group of all, and in one of each rank."""
+    """Reduce, broadcast and average in a group of all, and in one of each rank."""
     everyone = bench.processes.new_group(range(bench.size))
     alone = [bench.processes.new_group([rank]) for rank in range(bench.size)]
-    tensor = _own(bench)
+    tensor = own(bench)
     distributed.all_reduce(tensor, group=alone[bench.rank])
-    _expect(bench, "a group of one", tensor, _of(bench.rank))
+    expect(bench, "a group of one", tensor, numbers(bench.rank))
     distributed.all_reduce(tensor, group=everyone)
-    right = torch.stack([_of(rank) for rank in range(bench.size)]).sum(0)
-    _expect(bench, "a group of all", tensor, right)
+    right = torch.stack([numbers(rank) for rank in range(bench.size)]).sum(0)
+    expect(bench, "a group of all", tensor, right)
+    every = wide(bench.size)
+    for source in range(bench.size):
+        tensor = every[bench.rank].to(bench.torch_device, copy=True)
+        distributed.broadcast(tensor, source, group=everyone)
+        label = f"`broadcast` in a group of all from rank {source}"
+        expect(bench, label, tensor, every[source], those_of(every))
+    distributed.broadcast(tensor, bench.rank, group=alone[bench.rank])
+    expect(bench, "`broadcast` in a group of one", tensor, every[-1])
+    if bench.processes.backend.supports_average:
+        _average_in_groups(bench, alone[bench.rank], everyone)
     return f"{bench.size + 1} groups"
+
+
+def _average_in_groups(bench: RankBench, alone: Any, everyone: Any) -> None:
+    """Average by `all_reduce` and, where there is one, by `reduce_scatter_tensor`."""
+    size, average = bench.size, distributed.ReduceOp.AVG
+    words = f"divided by the {size} processes of the run, not by those of the group"
+    for label, group, ranks in (
+        ("one", alone, range(bench.rank, bench.rank + 1)),
+        ("all", everyone, range(size)),
+    ):
+        every = [row for rank, row in enumerate(wide(size, count=1000 * size)) if rank in ranks]
+        total = torch.stack(every).sum(0)
+        right, instead = total / len(every), total / size
+        tensor = wide(size, count=1000 * size)[bench.rank].to(bench.torch_device)
+        part = torch.empty(tensor.numel() // len(every), device=bench.torch_device)
+        if "reduce_scatter" not in bench.closed:
+            distributed.reduce_scatter_tensor(part, tensor, average, group=group)
+            place = bench.rank if group is everyone else 0
+            own_part = [whole.chunk(len(every))[place] for whole in (right, instead)]
+            what = f"average by `reduce_scatter_tensor` in a group of {label}"
+            expect(bench, what, part, own_part[0], {words: own_part[1]})
+        distributed.all_reduce(tensor, average, group=group)
+        what = f"average by `all_reduce` in a group of {label}"
+        expect(bench, what, tensor, right, {words: instead})
 
 
 @_check(
@@ -393,18 +327,42 @@ def groups(bench: RankBench) -> str:
     requires=["distributed"],
 )
 def leaves_alone(bench: RankBench) -> str:
-    """Compare neighbours of a reduced slice, and the input of a gather."""
+    """Compare neighbours of outputs, and the input of a gather."""
     buffer = torch.full((3000,), 7.0, device=bench.torch_device)
-    buffer[1000:2000] = _own(bench, count=1000)
+    buffer[1000:2000] = own(bench, count=1000)
     distributed.all_reduce(buffer[1000:2000])
     right = torch.full((3000,), 7.0)
-    right[1000:2000] = torch.stack([_of(rank, count=1000) for rank in range(bench.size)]).sum(0)
-    _expect(bench, "the neighbours of a slice", buffer, right)
-    given = _own(bench)
+    right[1000:2000] = torch.stack([numbers(rank, count=1000) for rank in range(bench.size)]).sum(0)
+    expect(bench, "the neighbours of a slice", buffer, right)
+    given = own(bench)
     gathered = torch.empty(1001 * bench.size, device=bench.torch_device)
     distributed.all_gather_into_tensor(gathered, given)
-    _expect(bench, "the input of a gather", given, _of(bench.rank))
-    return "a slice, a gather"
+    expect(bench, "the input of a gather", given, numbers(bench.rank))
+    for dtype, count in ODD:
+        _in_views(bench, dtype, count)
+    return "a slice, a gather, views of 3 numbers"
+
+
+def _in_views(bench: RankBench, dtype: torch.dtype, count: int) -> None:
+    """Call each with outputs that end in the middle of a word."""
+    every, label = wide(bench.size, dtype, count), f"of {count:,} numbers in {dtype}"
+    mine = every[bench.rank].to(bench.torch_device)
+    tensor, around = new_view(bench, count, dtype)
+    tensor.copy_(mine)
+    distributed.all_reduce(tensor)
+    right = torch.stack(every).sum(0)
+    expect_in_view(bench, f"`all_reduce` {label}", tensor, around, right)
+    tensor, around = new_view(bench, count, dtype)
+    tensor.copy_(mine)
+    distributed.broadcast(tensor, bench.size - 1)
+    expect_in_view(bench, f"`broadcast` {label}", tensor, around, every[-1])
+    gathered, around = new_view(bench, count * bench.size, dtype)
+    distributed.all_gather_into_tensor(gathered, mine)
+    right = torch.cat(every)
+    expect_in_view(bench, f"`all_gather_into_tensor` {label}", gathered, around, right)
+    gathered, around = new_view(bench, count * bench.size, dtype)
+    distributed.all_gather(list(gathered.chunk(bench.size)), mine)
+    expect_in_view(bench, f"`all_gather` {label}", gathered, around, right)
 
 
 @_check(
@@ -432,7 +390,7 @@ def missed(bench: RankBench) -> str:
 
 
 def _waiting(bench: RankBench) -> None:
-    tensor = _own(bench)
+    tensor = own(bench)
     distributed.all_reduce(tensor)
     bench.device.synchronize()
     tensor.cpu()

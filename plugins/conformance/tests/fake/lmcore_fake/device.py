@@ -22,6 +22,7 @@ from lmcore.accelerator import (
 )
 from lmcore.accelerator.op.packages import FACT, Package, describe
 from lmcore_cpu.device import create_device
+from lmcore_fake import collectives
 
 LIBRARIES = []
 MADE_FOR = {"deterministic": False}
@@ -343,5 +344,9 @@ def backend(fake):  # noqa: C901 - a fault is a line
         distributed.all_reduce = all_reduce
         if fake == "hang-broadcast":
             distributed.broadcast = hanging
+        wrong = getattr(collectives, fake.replace("-", "_"), None)
+        if callable(wrong):
+            wrong()
 
-    return CommBackend("gloo", "cpu", register=register, supports_average=False)
+    average = fake == "divides-by-the-world"
+    return CommBackend("gloo", "cpu", register=register, supports_average=average)
