@@ -104,7 +104,7 @@ def test_numbers_need_every_bit_and_have_exact_sums() -> None:
 
 
 def test_an_output_with_neighbours() -> None:
-    """What is written before it and after it is told from what is right."""
+    """A number that is written before it or after it is found, with the side and the bytes."""
     bench: Any = _Host()
     bench.torch_device = torch.device("cpu")
     for place, side in ((300, "2 bytes before"), (305, "4 bytes after")):
