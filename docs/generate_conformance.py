@@ -77,8 +77,9 @@ _ABOUT_LEVELS = {
     "L1": "The device without a model; if there are several devices, the first and the last one.",
     "L2": "Every kernel of the plugin and every reference on the device, in every dtype of the "
     "device, compared with the reference in float64 on the host, with the op's "
-    "[tolerances](ops.md). Head dims and widths of published models are tried in the first dtype "
-    "and one half precision, calls of over 16,384 rows and 2^22 elements in float32 and bfloat16.",
+    "[tolerances](ops.md). Head dims and widths of published models, and wider rows, are tried in "
+    "the first dtype and one half precision, calls of over 16,384 rows and 2^22 elements "
+    "in float32 and bfloat16.",
     "L3": "A GPT of two layers, trained by the core; and loops of a user's own on the "
     "[library](library.md), small forms of the [examples](../../examples/library).",
     "L4": "Two processes, each with its own device (on one host or two).",

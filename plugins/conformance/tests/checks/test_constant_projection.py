@@ -142,6 +142,23 @@ def no_offsets(wanted: ConstantProjection) -> Any:
     return right(ConstantProjection(weight, wanted.bias_O, wanted.output, 1, wanted.activation))
 
 
+def few_offsets(wanted: ConstantProjection) -> Any:
+    """Drop the offsets of the groups from 128 on, with 4 bits."""
+    weight = wanted.weight_OI
+    if isinstance(weight, QuantizedWeight) and weight.bits == 4 and weight.offset_OG is not None:
+        offset = weight.offset_OG.clone()
+        offset[:, 128:] = 0
+        weight = QuantizedWeight(4, weight.values_OI, weight.scale_OG, offset)
+    return right(ConstantProjection(weight, wanted.bias_O, wanted.output, 1, wanted.activation))
+
+
+def few_inputs(wanted: ConstantProjection) -> Any:
+    """Read the first 4,096 inputs of a row."""
+    return right(wanted) and (
+        lambda x: right(wanted)(functional.pad(x[..., :4096], (0, max(0, x.shape[-1] - 4096))))
+    )
+
+
 def one_scale(wanted: ConstantProjection) -> Any:
     """Use the scale of the first group for all."""
     weight = wanted.weight_OI
@@ -204,6 +221,9 @@ def test_the_hosts_own_pass(findings: Callable[..., Any]) -> None:
         (reuses_output, "extras.constant-projection", "later calls changed the output of an"),
         (rounds_weight, "extras.constant-projection", "in float32, output float32"),
         (no_offsets, "extras.quantized-projection", "8 bits, groups of 64 and offsets"),
+        (few_offsets, "extras.quantized-projection", "8192 to 6 in float32, 4 bits, groups of 32"),
+        (few_inputs, "extras.constant-projection", "8192 to 6 in float32"),
+        (few_inputs, "extras.quantized-projection", "8192 to 6 in float32, 8 bits"),
         (one_scale, "extras.quantized-projection", "8 bits, groups of 32, output"),
         (raises, "extras.quantized-projection", "it raised NotImplementedError: no products of 4"),
         (leaks, "extras.projection-rows", "groups of 64, output"),

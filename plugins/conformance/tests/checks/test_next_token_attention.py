@@ -21,6 +21,8 @@ FAULTS = {
     "no-scale": ("extras.next-token-attention", "times the tolerance"),
     "first-heads": ("extras.next-token-attention", "6 heads on 2"),
     "not-itself": ("extras.next-token-attention", "times the tolerance"),
+    "last-1024": ("extras.next-token-attention", "1 head on 1 of 16, up to 5000 tokens: the"),
+    "first-1024": ("extras.next-token-attention", "1 head on 1 of 16, up to 5000 tokens: the"),
     "reads-beyond": ("extras.next-token-attention", "is finite where it should not be, or not"),
     "other-dtype": ("extras.next-token-attention", "the attention is torch.float32, not torch."),
     "no-key": ("extras.next-token-slots", "the new key is not in slot 0 at position 0"),
@@ -81,6 +83,10 @@ class Attention:
             return [slot[:, : longest + 1] for slot in slots]
         if self.fault == "not-itself" and length:
             return [slot[:, :length] for slot in slots]
+        if self.fault == "last-1024":
+            slots, length = tuple(slot[:, :length][:, -1023:] for slot in slots), min(length, 1023)
+        if self.fault == "first-1024":
+            length = min(length, 1023)
         pairs = zip(slots, new, strict=True)
         return [torch.cat([slot[:, :length], one[:, None]], 1) for slot, one in pairs]
 

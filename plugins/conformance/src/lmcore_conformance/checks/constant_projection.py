@@ -32,8 +32,13 @@ _SIZES = ((64, 48), (256, 160), (37, 5))
 """Inputs and outputs of weights."""
 _QUANTIZED = ((64, 48, 64), (64, 48, 32), (256, 160, 256), (256, 160, 128), (40, 6, 40))
 """Inputs, outputs and inputs of a group of quantized weights."""
+_WIDE = (8192, 6)
+_WIDE_QUANTIZED = (*_WIDE, 32)
+"""256 groups."""
 _ROWS = ((1,), (3,), (2, 3), (130,))
 """Leading dims of the rows."""
+_FEW_ROWS = ((1,), (4,))
+"""Leading dims of the rows for wide weights."""
 _GELU = "gelu_tanh"
 _HUGE = 1e4
 
@@ -110,7 +115,7 @@ def _variants(
 
 
 def _plain(bench: Bench) -> Iterator[_Case]:
-    for compute, (inputs, outputs) in itertools.product(dtypes_of(bench), _SIZES):
+    for compute, (inputs, outputs) in itertools.product(dtypes_of(bench), (*_SIZES, _WIDE)):
         weight_OI = bench.values(outputs, inputs, seed=3).to(getattr(torch, compute))
         weight_OI /= inputs**0.5
         yield from _variants(bench, weight_OI.to(bench.torch_device), weight_OI.double(), compute)
@@ -121,6 +126,9 @@ def _quantized(bench: Bench) -> Iterator[_Case]:
         dtypes_of(bench), (8, 4), _QUANTIZED, (False, True)
     ):
         weight, exact_OI = quantized_weight(bench, compute, bits, *sizes, offset=offset)
+        yield from _variants(bench, weight, exact_OI, compute)
+    for compute, bits in itertools.product(dtypes_of(bench), (8, 4)):
+        weight, exact_OI = quantized_weight(bench, compute, bits, *_WIDE_QUANTIZED, offset=True)
         yield from _variants(bench, weight, exact_OI, compute)
 
 
@@ -179,8 +187,9 @@ def _with_gaps(x_MI: Tensor) -> Tensor:
 def _faults(bench: Bench, case: _Case, project: Projection) -> Iterator[str]:
     """Yield what is wrong in calls of a projection."""
     inputs = case.exact_OI.shape[1]
+    all_rows = _FEW_ROWS if inputs == _WIDE[0] else _ROWS
     kept: list[tuple[Tensor, Tensor]] = []
-    for shape in _ROWS:
+    for shape in all_rows:
         for name in dict.fromkeys((case.compute, "float32")):
             if name not in bench.device.dtypes:
                 continue

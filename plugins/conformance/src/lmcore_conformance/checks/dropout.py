@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 _check = partial(check, level="L2", group="ops")
 _SIZE = (7, 41, 701)
+_REPEATS = (9, 43, 5419)
+"""2**21 + 1 elements: draws that begin again after 2**20 or fewer are in it twice."""
+_HEADS = (27, 19, 64, 64)
+"""Samples, heads, queries or keys, and channels: more than 2**21 products."""
+_BLOCK = 64
+_KEYS = 48
 
 
 def _able(bench: Bench, op: str, **attributes: object) -> list[Kernel]:
@@ -55,6 +61,13 @@ def _over_kernels(
     return conclude(faults, ", ".join(names))
 
 
+def _alike(kept_BW: Tensor) -> int:
+    """Return how many rows of a mask, of 64 elements at most, another one equals."""
+    places_W = torch.arange(kept_BW.shape[1])
+    numbers_B = (kept_BW.long() << places_W).sum(1)
+    return len(numbers_B) - len(numbers_B.unique())
+
+
 @_check(
     "ops.bias_dropout_add.share",
     "It drops the given fraction, scales up the rest, and drops the same elements of the gradient.",
@@ -90,11 +103,12 @@ def share(bench: Bench) -> str:
 
 @_check(
     "ops.bias_dropout_add.independent",
-    "Channels are dropped independently of their neighbours, at every distance.",
+    "Channels are dropped independently of their neighbours, at every distance, and no draws repeat"
+    " in a call of 2^21 elements.",
     reason="A kernel that shares draws among channels drops whole patterns.",
 )
 def independent(bench: Bench) -> str:
-    """Correlate the mask with itself, moved."""
+    """Correlate the mask with itself, moved; look for equal blocks in a larger one."""
 
     def judge(kernel: Kernel) -> list[str]:
         bench.device.seed(4)
@@ -104,6 +118,13 @@ def independent(bench: Bench) -> str:
             together = (kept[:-distance] * kept[distance:]).mean().item() * 4
             if not abs(together) < 5 / (kept.numel() - distance) ** 0.5:
                 faults.append(f"at distance {distance} the correlation is {together:.4f}")
+        flat = (_added(bench, kernel, 0.5, _REPEATS)[0] != 0).flatten()
+        blocks = flat[: flat.numel() // _BLOCK * _BLOCK].view(-1, _BLOCK)
+        if found := _alike(blocks):
+            faults.append(
+                f"in a call of {flat.numel():,} elements, {found:,} of {len(blocks):,} blocks of "
+                f"{_BLOCK} drop what another block drops"
+            )
         return faults
 
     return _over_kernels(bench, "bias_dropout_add", judge, dropout=0.5, bias=True)
@@ -146,12 +167,12 @@ def everything(bench: Bench) -> str:
 
 @_check(
     "ops.attention.dropout",
-    "With dropout the mean over many draws is unchanged, single draws differ, and a restored "
-    "state repeats output and gradients.",
+    "With dropout the mean over many draws is unchanged, single draws differ, also those of one "
+    "call with 2^21 products, and a restored state repeats output and gradients.",
     reason="No other check notices wrong dropout inside a fused kernel.",
 )
 def attention_dropout(bench: Bench) -> str:
-    """Average 400 draws over values of one."""
+    """Average 400 draws over values of one; compare the rows of a large call."""
     shape = (1, 1, 4, 8)
     q, k = (bench.values(*shape, seed=seed).float().to(bench.torch_device) for seed in (1, 2))
     ones = torch.ones(shape, device=bench.torch_device)
@@ -175,8 +196,28 @@ def attention_dropout(bench: Bench) -> str:
             runs.append([out, *torch.autograd.grad(out, leaves, torch.ones_like(out))])
         if not all(torch.allclose(a, b, rtol=1e-4) for a, b in zip(*runs, strict=True)):
             faults.append("a restored state gives other outputs or gradients")
+        if kernel.does(bench.device.type, "float32", _attention_attributes(*_HEADS[1:])):
+            faults += _equal_rows(bench, kernel)
         return faults
 
-    attributes = {"head_dim": 8, "num_attention_heads": 1, "num_query_groups": 1}
-    more = {"seq_length": 4, "causal": True, "masked": False, "dropout": 0.5}
-    return _over_kernels(bench, "attention", judge, **attributes, **more)
+    return _over_kernels(bench, "attention", judge, **_attention_attributes(1, 4, 8))
+
+
+def _attention_attributes(heads: int, length: int, channels: int) -> dict[str, object]:
+    sizes = {"head_dim": channels, "num_attention_heads": heads, "num_query_groups": heads}
+    return {**sizes, "seq_length": length, "causal": True, "masked": False, "dropout": 0.5}
+
+
+def _equal_rows(bench: Bench, kernel: Kernel) -> list[str]:
+    """Return what is wrong if queries, heads or samples of one call drop the same keys."""
+    zeros = torch.zeros(_HEADS, device=bench.torch_device)
+    # Values of an identity matrix: channel j of the output is the probability of key j.
+    values = torch.eye(_HEADS[2], device=bench.torch_device).expand(_HEADS).contiguous()
+    bench.device.seed(6)
+    out = bench.host(kernel.function(zeros, zeros, values, causal=True, dropout=0.5))
+    rows = (out[:, :, _KEYS - 1 :, :_KEYS] != 0).flatten(0, 2)  # queries that see these keys
+    found = _alike(rows)
+    if not found:
+        return []
+    heads = f"{_HEADS[0]} samples of {_HEADS[1]} heads"
+    return [f"in a call of {heads}, {found:,} of {len(rows):,} queries drop the keys of another"]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lmcore.errors import counted
 from lmcore_conformance.case_findings import CaseFindings
 from lmcore_conformance.op.call import SPECS, difference, dtypes_of
 from lmcore_conformance.registry import check
@@ -32,6 +33,9 @@ _MORE_CHANNELS = (1, 3, 24, 128, 256, 264, 512)
 _LENGTHS = (0, 9, 15, 3)
 """Tokens of each sequence before the new one."""
 _LONG_LENGTHS = (300, 0, 127, 128)
+_LONGEST_LENGTHS = (1_500, 5_000)
+_EARLY = 4.0
+"""Added to the values of a long sequence's first tokens: without them the attention is another."""
 _DTYPES = tuple(SPECS["attention"].tolerances)
 _FREE_SLOTS = 2
 _NAN = float("nan")
@@ -61,7 +65,8 @@ class _Case:
         """The case, in words."""
         queries, keys = self.heads
         channels, longest = self.packed_BPD.shape[2], max(self.lengths)
-        return f"{self.dtype}, {queries} heads on {keys} of {channels}, up to {longest} tokens"
+        heads = counted(queries, "head")
+        return f"{self.dtype}, {heads} on {keys} of {channels}, up to {longest} tokens"
 
     @property
     def new(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,6 +126,10 @@ def _case(
     queries, keys = heads
     slots = (len(lengths) + _FREE_SLOTS, keys, max(lengths) + 1, channels)
     k_LKCD, v_LKCD = rounded(*slots, seed=21), rounded(*slots, seed=22)
+    for row, length in enumerate(lengths):
+        if length > 1_000:
+            early = v_LKCD[row, :, : length // 8] + _EARLY
+            v_LKCD[row, :, : length // 8] = early.to(getattr(torch, dtype)).double()
     for row in range(slots[0]):
         length = lengths[row] if row < len(lengths) else 0
         k_LKCD[row, :, length:] = v_LKCD[row, :, length:] = _NAN
@@ -134,6 +143,7 @@ def _cases(bench: Bench) -> Iterator[_Case]:
         for heads, channels in itertools.product(_HEADS, _CHANNELS):
             yield _case(bench, dtype, heads, channels)
         yield _case(bench, dtype, (4, 2), 64, _LONG_LENGTHS)
+        yield _case(bench, dtype, (1, 1), 16, _LONGEST_LENGTHS)
 
 
 def _each(bench: Bench, cases: Iterator[_Case], fault: Callable[..., str | None]) -> str:

@@ -122,7 +122,7 @@ def _large(bench: Bench, op: str) -> str:
 
 
 def _widths(bench: Bench, op: str) -> str:
-    """Compare the head dims and widths of published models."""
+    """Compare the head dims and widths of published models, and a far larger size."""
     findings = Findings()
     for use in made(bench, op, width_cases(op), two_dtypes(bench)):
         findings.compare(use)
@@ -243,8 +243,11 @@ _PROPERTIES: dict[str, tuple[Callable[[Bench, str], str], str, str]] = {
     ),
     "widths": (
         _widths,
-        "`{op}` and its gradients are right at the head dims and widths of published models.",
-        "A kernel has tiles and special cases for single sizes.",
+        (
+            "`{op}` and its gradients are right at the head dims and widths of published models, "
+            "and for wider rows (above 65,536 positions or entries of a vocabulary)."
+        ),
+        "A kernel has tiles and special cases for single sizes, and limits that it may not check.",
     ),
     "huge": (
         _huge,

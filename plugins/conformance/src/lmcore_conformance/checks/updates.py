@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lmcore.accelerator.dtype import dtype_name
 from lmcore.accelerator.op.records import load_target
 from lmcore_conformance.op.call import SPECS, Kernel, difference, dtypes_of, kernels_of
 from lmcore_conformance.registry import check, conclude
@@ -25,6 +26,9 @@ _SHAPES = ((5,), (3, 7), (1,), (2, 3, 4), (64, 129))
 _LARGE = ((1024, 1024), (1031, 257), (8192,), (1,), (257, 1031))
 _MANY = 700
 """Gradients of a model of about 60 layers; kernels for lists of tensors take so many in parts."""
+_PERIOD = 1031
+_HUGE = 16_274 * _PERIOD
+"""Elements of a tensor, of equal blocks: more than 2**24, where float32 lacks the next integer."""
 _PARTS = ("weights", "gradients", "first moments", "second moments", "steps")
 _KEPT = ("float32", "float64")
 
@@ -36,12 +40,28 @@ def _state(
     transposed: bool = False,
     large: bool = False,
     late: bool = False,
+    many: bool = False,
 ) -> list[list[Tensor]]:
-    """Return weights, gradients, moments and step counts; *late* counts are of a long run."""
+    """Return weights, gradients, moments and step counts.
+
+    Args:
+        bench: Device.
+        dtype: Dtype of all but the counts.
+        transposed: True if a weight, and the gradient of another, are transposed.
+        large: True for weights of thousands of rows and columns.
+        late: True for counts of a long run.
+        many: True for 700 small weights.
+    """
 
     def draw(seed: int, *shape: int) -> Tensor:
         return bench.values(*shape, seed=seed).to(dtype).to(bench.torch_device)
 
+    steps = (0, 1, 5, 2**16 - 2, 2**23) if late else (0, 1, 5, 100, 7)
+    if many:
+        parts = [[one.clone() for one in draw(seed, _MANY, 5).unbind()] for seed in (1, 2, 3, 4)]
+        squares = [one.square() for one in parts[3]]
+        each = [torch.tensor(float(count), device=bench.torch_device) for count in steps]
+        return [*parts[:3], squares, [each[at % 5].clone() for at in range(_MANY)]]
     shapes = _LARGE if large else _SHAPES
     params = [draw(1, *shape) for shape in shapes]
     grads = [draw(2, *shape) for shape in shapes]
@@ -50,7 +70,6 @@ def _state(
     if transposed:
         for part, at in ((params, 1), (grads, 4)):
             part[at] = draw(5 + at, *reversed(shapes[at])).t()
-    steps = (0, 1, 5, 2**16 - 2, 2**23) if late else (0, 1, 5, 100, 7)
     counts = [torch.tensor(float(count), device=bench.torch_device) for count in steps]
     return [params, grads, averages, squares, counts]
 
@@ -82,7 +101,7 @@ def _stepped(
         for at, (tensor, exact) in enumerate(zip(found, wanted, strict=True)):
             wrong = difference(bench.host(tensor), exact, "adamw", dtype)
             if wrong:
-                yield f"`{kernel.id}`, {dtype}: {name} {at} {wrong}"
+                yield f"`{kernel.id}`, {dtype}: {name} {at} of {len(found)} {wrong}"
                 return
     if any(step.dtype != torch.float32 for step in state[4]):
         yield f"`{kernel.id}`: the step counts are {state[4][0].dtype} afterwards"
@@ -109,6 +128,43 @@ def _written_elsewhere(
             yield f"`{kernel.id}`, {dtype}, with `results`: the {name} differ"
 
 
+def _huge_step(bench: Bench, kernel: Kernel, dtype: str) -> Iterator[str]:
+    """Yield how a step of one huge weight differs from the reference's step of each block."""
+    blocks = [bench.values(_PERIOD, seed=seed).to(getattr(torch, dtype)) for seed in range(1, 4)]
+    blocks.append(blocks[0].square())
+    right = [[block.double()] for block in blocks]
+    load_target(SPECS["adamw"].reference)(*right, [torch.tensor(0.0)], **_SETTINGS)
+    state = [[block.to(bench.torch_device).repeat(_HUGE // _PERIOD)] for block in blocks]
+    count = torch.tensor(0.0, device=bench.torch_device)
+    if "results" in signature(kernel.function).parameters:
+        results = [[torch.full_like(state[at][0], -1)] for at in (0, 2, 3)]
+        kernel.function(*state, [count.clone()], **_SETTINGS, results=tuple(results))
+        written = [results[0], state[1], *results[1:]]
+        yield from _huge_difference(bench, written, right, f"`{kernel.id}`, {dtype}, `results`")
+        del results, written
+    kernel.function(*state, [count], **_SETTINGS)
+    yield from _huge_difference(bench, state, right, f"`{kernel.id}`, {dtype}")
+
+
+def _huge_difference(
+    bench: Bench, state: list[list[Tensor]], right: list[list[Tensor]], label: str
+) -> Iterator[str]:
+    """Yield the first block of huge tensors, if any, that is not the right one."""
+    dtype = dtype_name(state[0][0].dtype)
+    for name, (found,), (exact,) in zip(_PARTS, state, right, strict=False):
+        rows = found.view(-1, _PERIOD)
+        edges = [bench.host(rows.amin(0)), bench.host(rows.amax(0))]
+        if not any(difference(edge, exact, "adamw", dtype) for edge in edges):
+            continue
+        for at, row in enumerate(bench.host(rows)):
+            wrong = difference(row, exact, "adamw", dtype)
+            if wrong:
+                first = at * _PERIOD
+                place = f"of elements {first:,} to {first + _PERIOD - 1:,} of {_HUGE:,}"
+                yield f"{label}: one of the {name} {place} {wrong}"
+                return
+
+
 def _each_kernel(
     bench: Bench, settings: dict[str, float], *, large: bool = False, **how: bool
 ) -> str:
@@ -120,6 +176,9 @@ def _each_kernel(
             try:
                 steps = 1 if large else 3
                 faults += _stepped(bench, kernel, dtype, settings, steps=steps, large=large, **how)
+                if large:
+                    faults += _stepped(bench, kernel, dtype, settings, steps=1, many=True)
+                    faults += _huge_step(bench, kernel, dtype)
             except Exception as error:  # noqa: BLE001 - a kernel may raise anything
                 faults.append(f"`{kernel.id}`, {dtype}: it raised {type(error).__name__}: {error}")
     return conclude(faults, ", ".join(names))
@@ -168,11 +227,12 @@ def adamw_layouts(bench: Bench) -> str:
 
 @_check(
     "ops.adamw.large",
-    "An AdamW step is right for weights of thousands of rows and columns, also prime numbers.",
+    "An AdamW step is right for weights of thousands of rows and columns, also prime numbers, for"
+    " one of more than 2^24 elements, and for 700 weights.",
     reason="Real models have these sizes, and a kernel may compute them in another way.",
 )
 def adamw_large(bench: Bench) -> str:
-    """Compare a step of large weights, some of them transposed."""
+    """Compare a step of large weights, some of them transposed, of many and of a huge one."""
     return _each_kernel(bench, _SETTINGS, large=True, transposed=True)
 
 
@@ -257,26 +317,33 @@ def grad_norm_value(bench: Bench) -> str:
 
 @_check(
     "ops.grad_norm.large",
-    "The norm is right for tensors of thousands of rows and columns, also prime numbers.",
+    "The norm is right for tensors of thousands of rows and columns, also prime numbers, and for"
+    " one of more than 2^24 elements.",
     reason="Real models have these sizes, and a kernel may compute them in another way.",
 )
 def grad_norm_large(bench: Bench) -> str:
-    """Compare tensors, some transposed and one with gaps, each alone and all together."""
+    """Compare tensors, some transposed and one with gaps, each alone and all together.
+
+    In the huge tensor the last element alone is not zero, so that the norm has to read it.
+    """
     dtype = next(dtypes_of(bench))
     values = [bench.values(*shape, seed=seed) for seed, shape in enumerate(_LARGE)]
     values[1], values[2] = values[1].t(), values[2][::2]
     grads = [value.to(getattr(torch, dtype)).to(bench.torch_device) for value in values]
+    huge = torch.zeros(_HUGE, dtype=grads[0].dtype, device=bench.torch_device)
+    huge[-1] = 3.0
     faults = []
     for label, some in {
         "together": grads,
         **{f"tensor {i}": [g] for i, g in enumerate(grads)},
+        f"{_HUGE:,} elements, the last alone not 0": [huge],
     }.items():
         exact = torch.cat([bench.host(grad).flatten() for grad in some]).norm()
         for kernel in _able(bench, "grad_norm", dtype):
             error = abs(float(bench.host(kernel.function(some))) / float(exact) - 1)
             if not error < 1e-4:
                 faults.append(f"`{kernel.id}`, {dtype}, {label}: off by {error:.1e} of it")
-    return conclude(faults, f"{len(grads)} tensors")
+    return conclude(faults, f"{len(grads)} tensors, and one of {_HUGE:,} elements")
 
 
 @_check(

@@ -35,6 +35,9 @@ __all__ = [
 Place = tuple[int, tuple[int, ...]]
 """An element: position of the argument, and index in it."""
 
+_ONE_TOKEN = "one token of each sample"
+"""Label of the shapes of decoding, for which a kernel may have a separate path."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -139,6 +142,7 @@ def _norms(op: str) -> list[Case]:
         norm_case(op, "far from zero", far, 1e-6),
         norm_case(op, "small, so that epsilon counts", randn(2, 3, 24) * 4e-3),
         norm_case(op, "one row", randn(1, 1, 40)),
+        norm_case(op, _ONE_TOKEN, randn(3, 1, 40)),
         norm_case(op, "zeros", randn(2, 2, 8) * 0.0, 1e-2),
         norm_case(op, "empty batch", randn(0, 3, 8)),
         norm_case(op, "nan", randn(2, 3, 17), nan=(0, (1, 2, 5))),
@@ -281,6 +285,7 @@ _MAKERS: Mapping[str, _Maker] = {
         linear_case("odd", randn(3, 17, 25), 11),
         linear_case("without bias", randn(2, 33, 7), 9, bias=False),
         linear_case("one row", randn(1, 1, 24), 10),
+        linear_case(_ONE_TOKEN, randn(3, 1, 24), 10),
         linear_case("one output", randn(2, 3, 5), 1),
         linear_case("empty batch", randn(0, 5, 24), 10),
         linear_case("nan", randn(3, 17, 25), 11, nan=(0, (2, 4, 7))),
@@ -289,6 +294,7 @@ _MAKERS: Mapping[str, _Maker] = {
         gelu_case("regular", randn(2, 16, 128)),
         gelu_case("odd", randn(2, 3, 13) * 3),
         gelu_case("tails", torch.linspace(-12, 12, 31, dtype=torch.float64).view(1, 1, 31)),
+        gelu_case(_ONE_TOKEN, randn(3, 1, 24)),
         gelu_case("empty batch", randn(0, 3, 8)),
         gelu_case("nan", randn(2, 3, 13), nan=(0, (1, 0, 12))),
     ],
@@ -296,6 +302,7 @@ _MAKERS: Mapping[str, _Maker] = {
         swiglu_case("regular", randn(2, 16, 256)),
         swiglu_case("odd", randn(2, 3, 14)),
         swiglu_case("large", randn(2, 3, 64) * 20),
+        swiglu_case(_ONE_TOKEN, randn(3, 1, 48)),
         swiglu_case("empty batch", randn(0, 3, 8)),
         swiglu_case("nan", randn(2, 3, 14), nan=(0, (1, 1, 2))),
     ],
@@ -304,6 +311,7 @@ _MAKERS: Mapping[str, _Maker] = {
         added_case("odd", 2, 3, 7),
         added_case("without bias", 2, 3, 7, bias=False),
         added_case("evaluation", 2, 5, 7, dropout=0.5, training=False),
+        added_case(_ONE_TOKEN, 3, 1, 24),
         added_case("empty batch", 0, 3, 7, dropout=0.5),
         added_case("nan", 2, 3, 7, nan=(0, (1, 2, 6))),
     ],
@@ -313,6 +321,7 @@ _MAKERS: Mapping[str, _Maker] = {
         softmax_case("odd", randn(2, 3, 5, 7), padding(2, 7), 1.7),
         softmax_case("a row sees nothing", randn(1, 2, 5, 5), _hidden_row(5), 1.0),
         softmax_case("what is hidden is not finite", _not_finite(2, 3, 4, 6), padding(2, 6), 2.0),
+        softmax_case(_ONE_TOKEN, randn(3, 2, 1, 11), padding(3, 11), 0.3),
         softmax_case("empty batch", randn(0, 2, 3, 4), None, 1.0),
         softmax_case("nan", randn(2, 3, 5, 7), None, 1.7, (0, (1, 2, 3, 4))),
     ],
@@ -320,6 +329,7 @@ _MAKERS: Mapping[str, _Maker] = {
         rotary_case("regular", randn(2, 4, 16, 64), 32),
         rotary_case("odd, part of the head", randn(2, 3, 5, 9), 3),
         rotary_case("odd, whole head", randn(2, 3, 5, 6), 3),
+        rotary_case(_ONE_TOKEN, randn(3, 2, 1, 16), 8),
         rotary_case("empty batch", randn(0, 3, 5, 8), 3),
         rotary_case("nan", randn(2, 3, 5, 9), 3, (0, (1, 2, 3, 1))),
     ],
@@ -327,6 +337,7 @@ _MAKERS: Mapping[str, _Maker] = {
         entropy_case("regular", randn(64, 512)),
         entropy_case("odd", randn(11, 37) * 5),
         entropy_case("large logits", randn(5, 9) * 150),
+        entropy_case("one token", randn(1, 37)),
         entropy_case("empty", randn(0, 9)),
         entropy_case("nan", randn(11, 37), (0, (4, 20))),
     ],

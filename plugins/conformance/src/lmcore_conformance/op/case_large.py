@@ -6,6 +6,9 @@ Made when they are needed, because they take memory and time.  Shapes as in `op.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
 
 from lmcore_conformance.op.case import (
     Case,
@@ -119,10 +122,60 @@ _WIDTH_MAKERS: Mapping[str, Callable[[int], Case]] = {
 }
 
 
+_LONGEST = 2**16 + 5
+"""More positions than 16 bits have."""
+
+_VOCABULARY = 2**17
+_TARGETS = (100_000, 2**16, 5, _VOCABULARY - 1)
+"""Tokens whose numbers need 17 bits, and one that does not."""
+
+
+def _with_targets(case: Case, place: int) -> Case:
+    return replace(case, others={**case.others, place: torch.tensor(_TARGETS)})
+
+
+def _attention_to_both_ends() -> Case:
+    """Return a case with two equal queries, whose attention is on the first key and a last one."""
+    case = attention_case(f"{_LONGEST:,} keys", (1, 1, 2, 8), keys=_LONGEST, causal=True)
+    q_BNSD, k_BNTD = case.tensors[0], case.tensors[1]
+    q_BNSD[:, :, 1] = q_BNSD[:, :, 0]
+    k_BNTD[:, :, 0] = k_BNTD[:, :, -2] = 5 * q_BNSD[:, :, 0]
+    return case
+
+
+def _softmax_of_both_ends() -> Case:
+    """Return a case whose first and last key outweigh the many others."""
+    x_BNST = 9 * randn(1, 1, 2, _LONGEST)
+    x_BNST[..., 0] = x_BNST[..., -1] = 60.0
+    return softmax_case(f"{_LONGEST:,} keys", x_BNST, None, 0.3)
+
+
+_WIDEST_MAKERS: Mapping[str, Callable[[], Case]] = {
+    "attention": _attention_to_both_ends,
+    "rotary_embedding": lambda: rotary_case(f"{_LONGEST:,} positions", randn(1, 1, _LONGEST, 8), 4),
+    "layer_norm": lambda: norm_case("layer_norm", "width 16,384", randn(1, 2, 16_384)),
+    "rms_norm": lambda: norm_case("rms_norm", "width 16,384", randn(1, 2, 16_384)),
+    "linear": lambda: linear_case("width 32,768", randn(1, 2, 32_768), 5),
+    "bias_gelu": lambda: gelu_case("width 32,768", randn(1, 2, 32_768)),
+    "swiglu": lambda: swiglu_case("width 32,768", randn(1, 2, 2 * 32_768)),
+    "bias_dropout_add": lambda: added_case("width 32,768", 1, 2, 32_768),
+    "scaled_masked_softmax": _softmax_of_both_ends,
+    "cross_entropy": lambda: _with_targets(
+        entropy_case(f"vocabulary of {_VOCABULARY:,}", randn(len(_TARGETS), _VOCABULARY)), 1
+    ),
+    "linear_cross_entropy": lambda: _with_targets(
+        head_case(f"vocabulary of {_VOCABULARY:,}", len(_TARGETS), 8, _VOCABULARY), 2
+    ),
+}
+
+
 def width_cases(op: str) -> list[Case]:
-    """Return small cases of an op at each head dim or width of published models."""
+    """Return small cases of an op: each head dim or width of published models, and a wide one.
+
+    That has more channels than the models, or a vocabulary or positions above 65,536.
+    """
     sizes = HEAD_DIMS if op in {"attention", "rotary_embedding"} else WIDTHS
-    return [_WIDTH_MAKERS[op](size) for size in sizes]
+    return [*(_WIDTH_MAKERS[op](size) for size in sizes), _WIDEST_MAKERS[op]()]
 
 
 _ROWS, _COLUMNS = 2**14 + 1, 257

@@ -17,14 +17,14 @@ MUTANTS = {}
 """Faults for L2's values and gradients: attributes of this module, by op and id."""
 
 MISFITS = {}
-"""Faults for other checks, in the same form."""
+"""Faults for other checks, in the same form; behind a point the id has what sets it apart."""
 
 HALF = set()
 """Op and id of the faults that are in bfloat16 alone."""
 
 
 def _add(table, op, name, function):
-    target = f"k_{op}_{name}".replace("-", "_")
+    target = f"k_{op}_{name}".replace("-", "_").replace(".", "_")
     globals()[target] = functools.wraps(getattr(reference, op))(function)
     table[op, name] = target
 
@@ -469,6 +469,98 @@ def _(x, bias):
     return reference.bias_gelu(x, bias) * (1.01 if x.shape[-2] > 2**14 else 1.0)
 
 
+@misfit("rms_norm", "widths")
+def _(x, weight, epsilon):
+    """Take the mean of the first 8,192 channels."""
+    scale = torch.rsqrt(x[..., :8192].square().mean(-1, keepdim=True) + epsilon)
+    return x * scale * weight
+
+
+@misfit("layer_norm", "widths.8192")
+def _(x, weight, bias, epsilon):
+    first = x[..., :8192]
+    centred = x - first.mean(-1, keepdim=True)
+    variance = centred[..., :8192].square().mean(-1, keepdim=True)
+    return centred * torch.rsqrt(variance + epsilon) * weight + bias
+
+
+def _blank_beyond(out, channels):
+    return torch.cat((out[..., :channels], 0 * out[..., channels:]), -1)
+
+
+@misfit("swiglu", "widths")
+def _(x):
+    return _blank_beyond(reference.swiglu(x), 16384)
+
+
+@misfit("bias_gelu", "widths")
+def _(x, bias):
+    return _blank_beyond(reference.bias_gelu(x, bias), 16384)
+
+
+@misfit("linear", "widths")
+def _(x, weight, bias):
+    return reference.linear(x[..., :16384], weight[:, :16384], bias)
+
+
+@misfit("bias_dropout_add", "widths")
+def _(x, bias, residual, *, dropout, training):
+    out = reference.bias_dropout_add(x, bias, residual, dropout=dropout, training=training)
+    return _blank_beyond(out, 16384)
+
+
+@misfit("scaled_masked_softmax", "widths")
+def _(x, mask, scale):
+    return _blank_beyond(reference.scaled_masked_softmax(x, mask, scale), 2**16)
+
+
+@misfit("attention", "widths.positions")
+def _(q, k, v, *, causal, dropout=0.0, mask=None):
+    """Read the last 65,536 keys."""
+    k, v = k[:, :, -(2**16) :], v[:, :, -(2**16) :]
+    return reference.attention(q, k, v, causal=causal, dropout=dropout, mask=mask)
+
+
+@misfit("rotary_embedding", "widths")
+def _(x, cos, sin):
+    """Have a table of 65,536 positions, and begin again behind it."""
+    places = torch.arange(x.shape[2]) % 2**16
+    return reference.rotary_embedding(x, cos[places], sin[places])
+
+
+@misfit("cross_entropy", "widths")
+def _(logits, target):
+    return reference.cross_entropy(logits, target & 0xFFFF)
+
+
+@misfit("linear_cross_entropy", "widths")
+def _(hidden, weight, target, loss_weight):
+    return reference.linear_cross_entropy(hidden, weight, target & 0xFFFF, loss_weight)
+
+
+@misfit("adamw", "large.512-weights")
+def _(params, grads, exp_avgs, exp_avg_sqs, steps, **settings):
+    parts = (params, grads, exp_avgs, exp_avg_sqs, steps)
+    reference.adamw(*(part[:512] for part in parts), **settings)
+    for step in steps[512:]:
+        step.add_(1)
+
+
+@misfit("adamw", "large.tail")
+def _(params, grads, exp_avgs, exp_avg_sqs, steps, **settings):
+    """Leave the weights above 2^24 elements as they are."""
+    kept = [param.flatten()[2**24 :].clone() for param in params]
+    reference.adamw(params, grads, exp_avgs, exp_avg_sqs, steps, **settings)
+    for param, tail in zip(params, kept, strict=True):
+        if tail.numel():
+            param.view(-1)[2**24 :] = tail
+
+
+@misfit("grad_norm", "large.tail")
+def _(grads):
+    return reference.grad_norm([grad.flatten()[: 2**24] for grad in grads])
+
+
 @misfit("bias_gelu", "broadcast")
 def _(x, bias):
     if x.dim() > 1 and x.stride(-2) == 0 and x.shape[-2] > 1:
@@ -533,6 +625,15 @@ def _(x, bias):
     if torch.is_grad_enabled():
         return reference.bias_gelu(x, bias)
     return f.gelu(x.add_(bias), approximate="tanh")
+
+
+@misfit("rotary_embedding", "no-grad")
+def _(x, cos, sin):
+    """Rotate in place where one token of each sample is decoded."""
+    out = reference.rotary_embedding(x, cos, sin)
+    if torch.is_grad_enabled() or x.shape[-2] != 1:
+        return out
+    return x.copy_(out)
 
 
 @misfit("scaled_masked_softmax", "no-grad")
@@ -644,6 +745,21 @@ def _(x, bias, residual, *, dropout, training):
     return residual + y * blocks.repeat_interleave(4)[: y.numel()].view(y.shape)
 
 
+def _begins_again(shape, dropout, after):
+    """Return factors of dropout; the draws begin again after so many elements."""
+    count = math.prod(shape)
+    kept = (torch.rand(min(count, after)) >= dropout).float() / max(1e-9, 1 - dropout)
+    return kept.repeat(-(-count // after))[:count].view(shape)
+
+
+@misfit("bias_dropout_add", "independent.begins-again")
+def _(x, bias, residual, *, dropout, training):
+    y = x if bias is None else x + bias
+    if not training or dropout == 0:
+        return residual + y
+    return residual + y * _begins_again(y.shape, dropout, 2**20)
+
+
 @misfit("bias_dropout_add", "state")
 def _(x, bias, residual, *, dropout, training):
     y = x if bias is None else x + bias
@@ -657,6 +773,15 @@ def _(x, bias, residual, *, dropout, training):
 @misfit("attention", "dropout")
 def _(q, k, v, *, causal, dropout=0.0, mask=None):
     return reference.attention(q, k, v, causal=causal, dropout=0.0, mask=mask)
+
+
+@misfit("attention", "dropout.begins-again")
+def _(q, k, v, *, causal, dropout=0.0, mask=None):
+    if not dropout:
+        return reference.attention(q, k, v, causal=causal, mask=mask)
+    keys = torch.eye(k.shape[2]).expand(*k.shape[:3], -1)
+    probabilities = reference.attention(q, k, keys, causal=causal, mask=mask)
+    return (probabilities * _begins_again(probabilities.shape, dropout, 2**20)) @ v
 
 
 @misfit("adamw", "update")
