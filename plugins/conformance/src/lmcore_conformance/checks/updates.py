@@ -290,7 +290,7 @@ def _norm_inputs(bench: Bench, dtype: torch.dtype) -> list[Tensor]:
 @_check(
     "ops.grad_norm.value",
     "The norm over tensors of any shape and layout equals that in float64, with at least float32 "
-    "precision.",
+    "precision, and the tensors are as they were.",
     reason="Clipping scales every gradient by it.",
 )
 def grad_norm_value(bench: Bench) -> str:
@@ -304,6 +304,7 @@ def grad_norm_value(bench: Bench) -> str:
         wide = torch.float64 if dtype == "float64" else torch.float32
         for grads in (few, many):
             exact = torch.cat([bench.host(grad).flatten() for grad in grads]).norm()
+            kept = [grad.clone() for grad in grads]
             for kernel in _able(bench, "grad_norm", dtype):
                 label = f"`{kernel.id}`, {dtype}, {len(grads)} tensors"
                 found = kernel.function(grads)
@@ -312,6 +313,11 @@ def grad_norm_value(bench: Bench) -> str:
                 error = abs(float(bench.host(found)) / float(exact) - 1)
                 if not error < (1e-12 if dtype == "float64" else 2e-6):
                     faults.append(f"{label}: off by {error:.1e} of it")
+                changed = [at for at in range(len(kept)) if not torch.equal(grads[at], kept[at])]
+                if changed:
+                    faults.append(f"{label}: it changes {len(changed)} of them, first {changed[0]}")
+                    for grad, before in zip(grads, kept, strict=True):
+                        grad.copy_(before)  # or the next kernel would be blamed
     return conclude(faults, f"6 and {_MANY} tensors")
 
 

@@ -561,6 +561,12 @@ def _(grads):
     return reference.grad_norm([grad.flatten()[: 2**24] for grad in grads])
 
 
+@misfit("grad_norm", "value.in-place")
+def _(grads):
+    """Square the gradients where they are."""
+    return torch.stack([grad.mul_(grad).sum() for grad in grads] or [torch.zeros(())]).sum().sqrt()
+
+
 @misfit("bias_gelu", "broadcast")
 def _(x, bias):
     if x.dim() > 1 and x.stride(-2) == 0 and x.shape[-2] > 1:
