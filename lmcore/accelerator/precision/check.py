@@ -67,6 +67,8 @@ class _Policy(Protocol):
 
 _SIZE = 16  # rows and columns of the products; 8-bit formats take no fewer
 _IN_MODEL = "in the model"
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""Attributes of a weight: its hooks by number, or None; torch has no public names for them."""
 
 
 def check_products(
@@ -358,7 +360,10 @@ def model_state(model: nn.Module) -> list[tuple[object, ...]]:
     for name, weight in (*model.named_parameters(), *model.named_buffers()):
         place = 0 if weight.is_meta else weight.data_ptr()
         version = weight._version  # noqa: SLF001 - torch has no public name for it
-        found.append((name, type(weight), weight.dtype, place, version, *sorted(vars(weight))))
+        hooks = [tuple(getattr(weight, kind, None) or ()) for kind in _HOOKS]
+        found.append(
+            (name, type(weight), weight.dtype, place, version, *hooks, *sorted(vars(weight)))
+        )
     return found
 
 

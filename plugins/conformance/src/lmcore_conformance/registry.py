@@ -56,6 +56,7 @@ _MODULES = (
     "updates",
     "dropout",
     "training",
+    "precision",
     "recompute",
     "loops",
     "collectives",

@@ -54,3 +54,20 @@ def test_wrong_recompute_policies(run: Any) -> None:
     for name, words in expected.items():
         lines = [line for line in own.findings if line.startswith(f"`{name}`: ")]
         assert any(words in line for line in lines), own.findings
+
+
+def test_wrong_precisions(run: Any) -> None:
+    """One is in force for its first uses alone, one rounds weights and gradients."""
+    found = run("rounds", "train.precision-in-force")["train.precision-in-force"].findings
+    assert "`fp32`: `prepare` changes the numbers of `0.weight`, which are to stay bit" in str(
+        found
+    )
+    assert "`fp32`: gradients of `weight` of a `LayerNorm` have the bits of a half" in str(found)
+    assert "`bf16`: after 500 uses of its `context()`: precision `bf16` is not" in str(found)
+
+
+def test_a_step_boundary_that_draws_and_keeps(run: Any) -> None:
+    """Both faults are named."""
+    found = run("keeps-and-draws", "device.step-boundary")["device.step-boundary"].findings
+    assert "`step_boundary` draws random numbers: it moves the host's generator" in found
+    assert "`step_boundary` keeps memory: 100 calls leave 25" in str(found)

@@ -35,6 +35,21 @@ def test_a_launch_environment_that_is_set_by_the_hook(install, check):
     assert fix.startswith("return the variable")
 
 
+def test_threads_for_more_workers_than_cores(install, check):
+    """A launch environment without threads for a worker is a fault."""
+    install(
+        CPU,
+        """
+        @hookimpl
+        def lmcore_launch_env(rank_info):
+            return {"OMP_NUM_THREADS": str(8 // rank_info["local_world_size"])}
+        """,
+    )
+    _, found = check("guest")
+    (fault,) = details(found)["lmcore_launch_env"]
+    assert fault.startswith("for rank 63 of 64, with 64 on the host, it returned OMP_NUM_THREADS=0")
+
+
 def test_wrong_judgements_of_other_configurations(install, check):
     """The hook is asked about real configurations, and about the policies that are offered."""
     install(

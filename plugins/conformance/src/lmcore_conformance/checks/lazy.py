@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from lmcore.errors import PluginError, counted
 from lmcore.plugin.isolation.subprocess_call import in_one_line
@@ -26,12 +28,16 @@ _TOLERANCE = 1e-3
 
 _HEALTH_SECONDS = 0.1
 _COUNT_SECONDS = 0.01
+_CALLS = 100
+_SLACK = 2**16
+_HOST_SLACK = 8 * 2**20
+"""Bytes by which the figure may rise: on the host it counts the whole process."""
 
 
 @_check(
     "device.health",
     "`health` returns None on a device that computes, and takes milliseconds, also while work is "
-    "queued.",
+    "queued; it draws no random numbers and keeps no memory.",
     reason="A run asks for it every few steps, and ends if it returns a reason.",
 )
 def health(bench: Bench) -> str:
@@ -53,24 +59,27 @@ def health(bench: Bench) -> str:
     device.synchronize()
     if min(times) > _HEALTH_SECONDS:
         faults.append(f"`health` takes {min(times):.2f} s; it is called between steps")
+    faults += [f"`health` {fault}" for fault in _side_effects(bench, device.health)]
     return conclude(dict.fromkeys(faults), f"healthy, {min(times) * 1e3:.1f} ms")
 
 
 @_check(
     "device.step-boundary",
     "`step_boundary` can be called at any time and runs what a lazy device has recorded: steps do "
-    "not become slower, and have the host's results.",
+    "not become slower, and have the host's results; it draws no random numbers and "
+    "keeps no memory.",
     reason="A lazy device that is not told to run records the whole run; each step then contains "
     "all earlier ones.",
 )
 def step_boundary(bench: Bench) -> str:
     """Call it with nothing to run, then train, and compare times and weights."""
+    call = bench.device.step_boundary
     for _ in range(3):
-        bench.device.step_boundary()
+        call()
+    faults = [f"`step_boundary` {fault}" for fault in _side_effects(bench, call)]
     training, reference = _Training(bench), _Training(bench)
     count = _WARM_STEPS + _STEPS + 2
     times = [training.step() for _ in range(count)]
-    faults = []
     for waits in (True, False):
         taken, again = times, _Training(bench)
         if not waits:
@@ -173,6 +182,48 @@ def inference_mode(bench: Bench) -> str:
         if not torch.allclose(tensor, right, atol=1e-2)
     ]
     return conclude(wrong, "a cache is filled and read")
+
+
+def _side_effects(bench: Bench, call: Callable[[], object]) -> Iterator[str]:
+    """Yield what a function does that is called between steps, and only reads or starts work."""
+    yield from _draws(bench, call)
+    yield from _keeps(bench, call)
+
+
+def _draws(bench: Bench, call: Callable[[], object]) -> Iterator[str]:
+    """Yield if numbers that are drawn after a call are others than without it."""
+
+    def drawn(before: Callable[[], object]) -> tuple[Tensor, Tensor]:
+        bench.device.seed(7)
+        torch.default_generator.manual_seed(7)
+        before()
+        return torch.rand(13, device=bench.torch_device).cpu(), torch.rand(13)
+
+    accelerator = torch.accelerator.current_accelerator()
+    eager = bench.is_host or (accelerator is not None and accelerator.type == bench.device.type)
+    places = ("the device's", "the host's")
+    for place, plain, found in zip(places, drawn(lambda: None), drawn(call), strict=True):
+        # A lazy device may seed each program that it runs anew.
+        if not torch.equal(plain, found) and (eager or place != places[0]):
+            yield f"draws random numbers: it moves {place} generator"
+
+
+def _keeps(bench: Bench, call: Callable[[], object]) -> Iterator[str]:
+    """Yield if many calls leave memory in use."""
+    stats = bench.device.memory_stats
+    if stats is None:
+        return
+    call()
+    gc.collect()
+    bench.device.synchronize()
+    before = stats().allocated
+    for _ in range(_CALLS):
+        call()
+    gc.collect()
+    bench.device.synchronize()
+    left = stats().allocated - before
+    if left > (_HOST_SLACK if bench.is_host else _SLACK):
+        yield f"keeps memory: {_CALLS} calls leave {left / 2**20:.1f} MiB more in use"
 
 
 def _products(bench: Bench, count: int) -> None:

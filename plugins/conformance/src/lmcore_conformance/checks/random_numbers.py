@@ -133,7 +133,7 @@ def rng_apart(bench: Bench) -> str:
     "devices.",
 )
 def rng_streams(bench: Bench) -> str:
-    """Draw from two streams in turns and compare with each drawn alone."""
+    """Draw from two streams in turns, compare with each drawn alone, and restore in the middle."""
     tracker = bench.device.rng_tracker()
     try:
         tracker.verify()
@@ -152,6 +152,15 @@ def rng_streams(bench: Bench) -> str:
     alone = [draw("one"), draw("one"), draw("other"), draw("other")]
     if not all(torch.equal(mixed[a], alone[b]) for a, b in ((0, 0), (2, 1), (1, 2), (3, 3))):
         raise Failure("a stream's numbers depend on what another one draws")
+    if torch.equal(mixed[0], mixed[2]):
+        raise Failure("a stream draws the same numbers at each entry: it begins anew")
+    tracker.set_states(start)
+    draw("one")
+    middle = tracker.states()
+    later = [draw("one"), draw("one")]
+    tracker.set_states(middle)
+    if not all(torch.equal(one, draw("one")) for one in later):
+        raise Failure("`set_states` does not continue a stream where `states` was read")
     if torch.equal(mixed[0], mixed[1]):
         raise Failure("streams of different seeds draw the same numbers")
     outside = bench.device.get_rng_state().clone()

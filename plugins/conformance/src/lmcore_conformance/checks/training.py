@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator import PrecisionPolicy
-from lmcore.accelerator.precision.check import check_products
-from lmcore.accelerator.precision.products import (
-    Product,
-    ProductCounter,
-    counted_products,
-    in_words,
-    is_wider,
-)
-from lmcore.errors import DeviceError, LmcoreError, counted
-from lmcore.plugin import choose_precision
 from lmcore.plugin.isolation.subprocess_call import call_isolated
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore_conformance.registry import Failure, NotApplicable, NotRun, check, conclude
 from lmcore_conformance.tiny_run import (
     DROPOUT,
     REFERENCES,
-    TinyRuns,
     Trained,
     shape_flags,
     tiny_runs,
@@ -181,102 +167,6 @@ def _resumed(bench: Bench, more: str) -> str:
     if differing:
         raise Failure(f"{len(differing)} differ: {', '.join(differing[:4])}")
     return f"{len(uninterrupted.tensors)} tensors"
-
-
-@_check(
-    "train.precision-in-force",
-    "Every offered precision is in force: the dtypes of weights, of gradients, and of all products "
-    "of one step of the tiny model, forward and backward.",
-    reason="A policy that silently computes in another dtype is slow, or wrong.",
-    seconds=90,
-)
-def precision_in_force(bench: Bench) -> str:
-    """Verify each policy on the device, count the products of a step, and find the default."""
-    faults, done = [], []
-    try:
-        default = choose_precision(bench.all_precision_policies, None).name
-    except LmcoreError as error:
-        faults.append(f"{error.what}: {error.why}")
-        default = "none"
-    with tiny_runs(bench) as runs:
-        for policy in bench.precision_policies:
-            if policy.available() is not None:
-                continue
-            try:
-                policy.verify(bench.device)
-                products = counted(_counted_step(runs, policy), "product")
-                done.append(f"{policy.name} ({products})")
-            except LmcoreError as error:
-                faults.append(f"`{policy.name}`: {error.what}: {error.why}")
-        if faults:
-            raise Failure(*faults)
-    return f"{', '.join(done)}; default {default}"
-
-
-def _counted_step(runs: TinyRuns, policy: PrecisionPolicy) -> int:
-    """Count and check the products of a step, and whether `prepare` had something to do."""
-    products, unprepared = _products(runs, policy)
-    check_products(policy, products, runs.bench.device.type)
-    if unprepared:
-        raise DeviceError(
-            f"`prepare` of precision `{policy.name}` changes nothing in a GPT",
-            why="no module, weight or hook is another one afterwards; projections are a subclass "
-            "of `nn.Linear`, so `isinstance` finds them and `type(module) is nn.Linear` does not",
-        )
-    return products.total()
-
-
-def _products(runs: TinyRuns, policy: PrecisionPolicy) -> tuple[Counter[Product], bool]:
-    """Return the products of a step, and True if `prepare` changed nothing in the model.
-
-    The head is its reference, since kernels of it may be wider than the policy.
-    """
-
-    def train(counter: ProductCounter) -> None:
-        runs.train(
-            f"--precision {policy.name} --ops linear_cross_entropy=reference",
-            steps=1,
-            around_step=lambda: counter,
-        )
-
-    warnings: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger(PrecisionPolicy.__module__)
-    logger.addHandler(handler)
-    try:
-        products = counted_products(train, runs.bench.device.type)
-    finally:
-        logger.removeHandler(handler)
-    return products, any("`prepare` changed nothing" in text for text in warnings)
-
-
-@_check(
-    "train.attention-precision",
-    "Attention is computed in the dtype of each offered precision, forward and backward.",
-    reason="A policy without autocast leaves the reference of attention in float32: slow, and not "
-    "what its name promises.",
-    requires=["attention_precision"],
-    seconds=90,
-)
-def attention_precision(bench: Bench) -> str:
-    """Count the products of attention in a step of the tiny model, by their dtypes."""
-    faults, done = [], []
-    with tiny_runs(bench) as runs:
-        for policy in bench.precision_policies:
-            if policy.available() is not None:
-                continue
-            products, _ = _products(runs, policy)
-            own = Counter({one: count for one, count in products.items() if one.batched})
-            dtypes = sorted({dtype for one in own for dtype in one.dtypes})
-            done.append(f"{policy.name}: {', '.join(dtypes) or 'no op of torch'}")
-            wide = [dtype for dtype in dtypes if is_wider(dtype, policy.activations)]
-            if wide:
-                faults.append(
-                    f"`{policy.name}` promises products in {policy.compute}, and attention is "
-                    f"computed in {', '.join(wide)}: {in_words(own)}"
-                )
-    return conclude(faults, "; ".join(done))
 
 
 @_check(

@@ -59,6 +59,12 @@ _PLACES = tuple(
 )
 """Ranks of a run on two hosts of two devices each."""
 
+_WORKERS = (1, 2, 64, 1024)
+"""Numbers of workers on a host; few hosts have cores for as many."""
+
+_COUNTS = ("_NUM_THREADS", "_MAX_THREADS", "_MAX_CONNECTIONS")
+"""Ends of the names of variables that are numbers of at least 1, as of OMP, MKL, OpenBLAS, CUDA."""
+
 
 class Bench:
     """A plugin on the bench, and the device that it is tried on, which is created when needed.
@@ -202,8 +208,8 @@ def _launch(bench: Bench) -> Iterator[Check]:
         yield Check(hook, CheckStatus.SKIPPED, f"not called: {bench.why_no_device}")
         return
     shown = ""
-    for place in _PLACES:
-        at = f"for rank {place['rank']} of {len(_PLACES)}"
+    for place in (*_PLACES, *map(_last_of, _WORKERS)):
+        at = f"for rank {place['rank']} of {place['world_size']}"
         given = dict(place)
         try:
             found = call_hook(bench.record, hook, probe=bench.probe, rank_info=given)
@@ -219,8 +225,31 @@ def _launch(bench: Bench) -> Iterator[Check]:
             detail = f"{at} it returned `{type(found).__name__}`, not a mapping of text to text"
             yield Check(hook, CheckStatus.FAILED, f"{detail}: {found!r:.200}")
             return
+        if few := [f"{name}={value}" for name, value in found.items() if _is_too_few(name, value)]:
+            detail = f"{at}, with {place['local_world_size']} on the host, it returned {few[0]}"
+            fix = "return at least 1, also if there are more workers than cores"
+            yield Check(hook, CheckStatus.FAILED, f"{detail}; at least 1 is needed", fix)
+            return
         shown = shown or ", ".join(f"{name}={value}" for name, value in found.items())
     yield Check(hook, CheckStatus.OK, shown or "it sets nothing")
+
+
+def _last_of(count: int) -> dict[str, int]:
+    """Return the last rank of so many workers on one host."""
+    return {
+        "rank": count - 1,
+        "local_rank": count - 1,
+        "world_size": count,
+        "local_world_size": count,
+    }
+
+
+def _is_too_few(name: str, value: str) -> bool:
+    """Return True if a variable that counts threads or connections has no positive number."""
+    if not name.endswith(_COUNTS):
+        return False
+    numbers = value.split(",")  # OMP_NUM_THREADS takes one for each level
+    return not all(number.strip().isdecimal() and int(number) >= 1 for number in numbers)
 
 
 def _problems(bench: Bench) -> Iterator[Check]:

@@ -91,6 +91,12 @@ def stale_peak(device):
     return {"reset_peak_memory": lambda: None}
 
 
+def keeps_and_draws(device):
+    """Keep memory at each step boundary, and draw a number."""
+    kept = []
+    return {"step_boundary": lambda: kept.append(torch.rand(65536))}
+
+
 def no_memory(device):
     return {"memory_stats": None, "missing": {**device.missing, "memory_stats": "not yet written"}}
 
@@ -244,7 +250,27 @@ def precisions(device, fake):
     if fake in {"raised-settings", "kept-settings"}:
         context = _faster_products if fake == "raised-settings" else _flushing
         fp32 = dataclasses.replace(fp32, context=context)
+    if fake == "rounds":
+        bf16 = dataclasses.replace(bf16, context=_at_first(bf16.context))
+        fp32 = dataclasses.replace(fp32, prepare=_round)
     return [fp32, bf16, double_precision_policy()]
+
+
+def _at_first(context):
+    entries = []
+
+    def some():
+        entries.append(0)
+        return context() if len(entries) <= 40 else nullcontext()
+
+    return some
+
+
+def _round(model):
+    """Round weights, and all gradients that will be."""
+    for weight in model.parameters():
+        weight.data = weight.data.bfloat16().float()
+        weight.register_hook(lambda grad: grad.bfloat16().float())
 
 
 def careful_policy():
