@@ -56,7 +56,11 @@ MAX_HEAD_BYTES = 64 * 1024
 """Size of the head of a request."""
 KEEP_ALIVE_SECONDS = 5
 """Time after which a connection without a byte of a next request ends."""
-_BACKLOG = 128
+_AT_ONCE = 128
+"""Connections that begin at a time, before others are served."""
+_QUEUE = 4096
+"""Connections that wait for their begin.  To one more the system does not answer, and its client
+tries again after a second."""
 _OTHER_FILES = 256
 """File descriptors that are no connections: the model's files, libraries, and the next
 connections, which are accepted before another one ends for them."""
@@ -103,7 +107,7 @@ def listen(host: str, port: int) -> socket.socket:
         made = socket.socket(family, kind, protocol)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
-        made.listen(_BACKLOG)
+        made.listen(_QUEUE)
     except OSError as error:
         if made is not None:
             made.close()
@@ -165,8 +169,7 @@ def configuration(app: ASGIApp, limits: Limits) -> uvicorn.Config:
         access_log=False,
         lifespan="off",
         server_header=False,
-        # As many connections begin at a time, before others are served.
-        backlog=_BACKLOG,
+        backlog=_AT_ONCE,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         http=connections_of(limits),
@@ -214,6 +217,12 @@ class _Server(uvicorn.Server):
         self._services, self._seconds = services, shutdown_seconds
         self._timer: asyncio.TimerHandle | None = None
         self._texts_ended = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections."""
+        await super().startup(sockets)
+        for one in sockets or ():
+            one.listen(_QUEUE)  # asyncio made the queue as short as what it accepts at a time
 
     async def on_tick(self, counter: int) -> bool:
         """Return True to end the server; called ten times a second."""

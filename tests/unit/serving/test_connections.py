@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import logging
 import resource
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -291,3 +295,26 @@ def test_the_libraries_log_is_limited(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.records) == 10
     logging.getLogger("asyncio").error("as before")
     assert caplog.records[-1].message == "as before"
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the system does not tell the queue")
+def test_a_flood_of_connections_waits_in_the_queue() -> None:
+    """The system keeps thousands: it would leave one more without an answer for a second."""
+    sock = server_module.listen("127.0.0.1", 0)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("nobody asks")
+
+    async def queue() -> int:
+        config = server_module.configuration(app, Limits())
+        config.load()
+        server = server_module._Server(config, [], 1.0)
+        server.lifespan = config.lifespan_class(config)
+        await server.startup([sock])
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+        await server.shutdown([sock])
+        (most,) = struct.unpack_from("I", info, 28)  # of a listening socket: `tcpi_sacked`
+        return int(most)
+
+    allowed = int(Path("/proc/sys/net/core/somaxconn").read_text(encoding="utf-8"))
+    assert asyncio.run(queue()) == min(4096, allowed)

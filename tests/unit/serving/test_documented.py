@@ -81,6 +81,7 @@ def test_limits() -> None:
         ],
         "idle connection after a reply": [server_module.KEEP_ALIVE_SECONDS],
         "open connections": [limits.max_connections],
+        "connections that wait to be opened": [server_module._QUEUE],
         "time without progress in reading a reply": [limits.unread_seconds],
         "body": [limits.max_body_bytes // 1024],
         "time to send the body": [limits.body_seconds],
@@ -99,6 +100,7 @@ def test_limits() -> None:
         ],
         "prompts, texts of a prompt": [MAX_PROMPTS],
         "messages of a conversation": [chat._MAX_MESSAGES],
+        "`role` and `name` of a message": [chat._MAX_NAME_LENGTH],
         "stop texts": [fields._MAX_STOPS, fields._MAX_STOP_LENGTH],
         "log lines of requests that reach no model": [
             access_log._AT_ONCE,
