@@ -116,7 +116,7 @@ def test_damage(run: Path, tmp_path: Path, capsys: Any) -> None:
     model = tmp_path / "there/npz_model.json"
     model.write_text(model.read_text().replace('"num_layers": 2', '"num_layers": "2"'))
     assert main(["checkpoint", "verify", str(tmp_path / "there")]) == 1
-    object.__setattr__(formats()["npz"].matches, "matches", lambda _: 1 / 0)
+    object.__setattr__(formats()["npz"].matches, "function", lambda _: 1 / 0)
     (tmp_path / "empty").mkdir()
     with pytest.raises(PluginError, match=r"format `npz` of plugin `npz` .* failed"):
         format_of(tmp_path / "empty")

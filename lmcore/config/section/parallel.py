@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lmcore.config.need import Need
 from lmcore.config.option import FREE, INPUT_PATH, option
-from lmcore.model.training_engine import engine_named
+
+if TYPE_CHECKING:
+    from lmcore.model.training_engine import TrainingEngine
 
 __all__ = ["SCHEDULES", "ParallelSection"]
 
@@ -38,9 +41,7 @@ _ZERO = Need(
     ),
     refused="without it all data-parallel processes are replicas anyway",
 )
-_OFFLOADS = Need(
-    "`--engine deepspeed`", lambda run: engine_named(run.config.parallel.engine).offloads
-)
+_OFFLOADS = Need("`--engine deepspeed`", lambda run: run.config.parallel.offloads)
 
 
 @dataclass(frozen=True)
@@ -149,4 +150,15 @@ class ParallelSection:
     @property
     def by_layout(self) -> bool:
         """True if the run's layout divides the model; False: the engine shards it by itself."""
-        return engine_named(self.engine).by_layout
+        return _engine(self.engine).by_layout
+
+    @property
+    def offloads(self) -> bool:
+        """True if the engine can keep the optimizer's state in the host's memory."""
+        return _engine(self.engine).offloads
+
+
+def _engine(name: str) -> TrainingEngine:
+    from lmcore.model.training_engine import engine_named  # a library's process needs no engine
+
+    return engine_named(name)
