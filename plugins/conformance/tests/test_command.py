@@ -181,7 +181,7 @@ def test_a_report(suite: Any, tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout
     report = json.loads(file.read_text(encoding="utf-8"))
     failed = {check["id"] for check in report["checks"] if check["status"] == "failed"}
-    assert failed == {"device.rng-state", "device.rng-streams"}
+    assert failed == {"device.rng-state", "device.rng-streams", "device.rng-recompute"}
     verdicts = {level["level"]: level["verdict"] for level in report["levels"]}
     assert verdicts == {
         "L0": "reached",

@@ -59,7 +59,8 @@ def health(bench: Bench) -> str:
     device.synchronize()
     if min(times) > _HEALTH_SECONDS:
         faults.append(f"`health` takes {min(times):.2f} s; it is called between steps")
-    faults += [f"`health` {fault}" for fault in _side_effects(bench, device.health)]
+    if not faults:  # many calls follow, which have to be quick and right
+        faults += [f"`health` {fault}" for fault in _side_effects(bench, device.health)]
     return conclude(dict.fromkeys(faults), f"healthy, {min(times) * 1e3:.1f} ms")
 
 
@@ -76,7 +77,7 @@ def step_boundary(bench: Bench) -> str:
     call = bench.device.step_boundary
     for _ in range(3):
         call()
-    faults = [f"`step_boundary` {fault}" for fault in _side_effects(bench, call)]
+    faults = []
     training, reference = _Training(bench), _Training(bench)
     count = _WARM_STEPS + _STEPS + 2
     times = [training.step() for _ in range(count)]
@@ -99,6 +100,8 @@ def step_boundary(bench: Bench) -> str:
         faults.append(
             f"after {len(times)} steps a weight differs from the host's by {difference:.1e}"
         )
+    if not faults:  # many calls follow, which have to be quick and right
+        faults += [f"`step_boundary` {fault}" for fault in _side_effects(bench, call)]
     return conclude(faults, f"{min(times) * 1e3:.0f} ms a step")
 
 
