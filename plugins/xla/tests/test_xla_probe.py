@@ -13,6 +13,7 @@ from lmcore.accelerator import ProbeState
 from lmcore_xla.probe import Facts, probe, read_facts
 
 NOTHING = Facts(chips=(), torch="2.9.1", torch_xla="2.9.0", clients=())
+NEWEST = "pip install 'torch~=2.9.0' 'torch_xla~=2.9.0'"
 TPUS = replace(NOTHING, chips=("0000:00:04.0", "0000:00:05.0"))
 
 
@@ -47,8 +48,10 @@ def test_a_client_of_another_package_is_present():
 @pytest.mark.parametrize(
     "facts,env,fault,fix",
     [
-        (replace(TPUS, torch_xla=None), {}, "not installed", "torch_xla~=2.9.0"),
-        (replace(TPUS, torch_xla=None, torch=""), {}, "not installed", "pip install torch_xla"),
+        (replace(TPUS, torch_xla=None), {}, "not installed", "pip install 'torch_xla~=2.9.0'"),
+        (replace(TPUS, torch_xla=None, torch="2.8.0"), {}, "not installed", "torch_xla~=2.8.0"),
+        (replace(TPUS, torch_xla=None, torch=""), {}, "not installed", NEWEST),
+        (replace(TPUS, torch_xla=None, torch="2.13.0"), {}, "not installed", NEWEST),
         (replace(TPUS, torch="2.13.0"), {}, "needs torch 2.9, and torch 2.13.0", "torch~=2.9.0"),
         (replace(TPUS, torch=""), {}, "torch is not installed", "torch~=2.9.0"),
         (NOTHING, {"PJRT_DEVICE": "TPU"}, "no TPU on the PCI bus", "unset `PJRT_DEVICE`"),
@@ -65,6 +68,13 @@ def test_a_device_that_cannot_be_used_is_broken_with_a_fix(facts, env, fault, fi
     assert found.state is ProbeState.BROKEN
     assert fault in found.evidence[0]
     assert fix in (found.fix or "")
+
+
+def test_no_torch_xla_is_suggested_that_does_not_exist():
+    """There is none for a newer torch than 2.9: the fix replaces torch as well, and says why."""
+    found = probe(replace(TPUS, torch_xla=None, torch="2.13.0"), {})
+    assert "torch_xla~=2.13" not in (found.fix or "")
+    assert "no torch_xla for torch 2.13 is known" in (found.fix or "")
 
 
 def test_the_bus_is_read(tmp_path: Path):

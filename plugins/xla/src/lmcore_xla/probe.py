@@ -27,6 +27,8 @@ _CHIPS = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")
 _PLUGINS = "torch_xla.plugins"
 """Group of entry points by which packages bring PJRT clients."""
 _AFTER_HOST, _BEFORE_HOST = -50, 100
+_NEWEST = "2.9"
+"""The newest release of torch_xla that is known here, and of the torch that it needs."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,7 @@ def _fault(client: str, facts: Facts) -> tuple[str, str]:
     """Return why the device cannot be used, and the fix; both empty if it can."""
     release = _minor(facts.torch)
     if facts.torch_xla is None:
-        wanted = f"'torch_xla~={release}.0'" if release else "torch_xla"
-        return "torch_xla is not installed", f"run `pip install {wanted}`"
+        return "torch_xla is not installed", _install(release)
     needed = _minor(facts.torch_xla)
     if needed != release:
         here = f"torch {facts.torch} is installed" if facts.torch else "torch is not installed"
@@ -110,6 +111,19 @@ def _fault(client: str, facts: Facts) -> tuple[str, str]:
     if client == _TPU and not facts.chips:
         return "no TPU on the PCI bus", f"unset `{CHOICE}`, or run on a machine with a TPU"
     return "", ""
+
+
+def _install(release: str) -> str:
+    """Return how to install torch_xla beside a release of torch; empty: there is no torch."""
+    if release and _numbers(release) <= _numbers(_NEWEST):
+        return f"run `pip install 'torch_xla~={release}.0'`"
+    both = f"run `pip install 'torch~={_NEWEST}.0' 'torch_xla~={_NEWEST}.0'`"
+    why = f"no torch_xla for torch {release} is known, the newest is {_NEWEST}"
+    return f"{both} ({why})" if release else both
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 def _minor(version: str) -> str:
