@@ -84,13 +84,13 @@ class _Arguments:
                 yield name, value
 
     def copies(self) -> dict[int | str, Tensor]:
-        """Return copies of all tensors."""
-        return {key: value.detach().clone() for key, value in self.tensors()}
+        """Return copies of all tensors on the host, where comparing them compiles nothing."""
+        return {key: value.detach().to("cpu", copy=True) for key, value in self.tensors()}
 
     def changed(self, before: Mapping[int | str, Tensor]) -> Iterator[str]:
         """Yield the tensors that differ from their copies."""
         for key, value in self.tensors():
-            if not _same(value.detach(), before[key]):
+            if not _same(value, before[key]):
                 yield f"it changes its argument `{self.names[key]}`"
 
     def overwrite(self, case: Case) -> None:
@@ -106,8 +106,10 @@ class _Arguments:
                     self.by_name[name].copy_(value)
 
 
-def _same(first: Tensor, second: Tensor) -> bool:
-    return torch.equal(first.nan_to_num(7.0), second.nan_to_num(7.0))
+def _same(*tensors: Tensor) -> bool:
+    """Return True if two tensors have the same numbers; the device must be done with them."""
+    first, second = (tensor.detach().cpu().nan_to_num(7.0) for tensor in tensors)
+    return torch.equal(first, second)
 
 
 def _incoming(out: Tensor) -> Tensor:
@@ -157,9 +159,9 @@ def _changes(use: Use) -> Iterator[str]:
     second = torch.autograd.grad(out, leaves, grad)
     use.bench.device.synchronize()
     yield from arguments.changed(before)
-    if not torch.equal(grad, _incoming(grad)):
+    if not _same(grad, torch.ones(grad.shape, dtype=grad.dtype)):
         yield "it changes the incoming gradient"
-    if not _same(out.detach(), kept):
+    if not _same(out, kept):
         yield "backward changes the output"
     places = dict(zip(arguments.leaves, first, strict=True))
     again = Outcome(out, dict(zip(arguments.leaves, second, strict=True)))
@@ -259,8 +261,12 @@ def _repeatable(bench: Bench, op: str) -> str:
         if not use.kernel.is_deterministic:
             continue
         with findings.of(use.kernel, use.label) as add, deterministic_algorithms():
-            first, *later = [use.call() for _ in range(3)]
+            calls = []
+            for _ in range(3):
+                calls.append(use.call())
+                bench.device.step_boundary()  # else a lazy device computes it once
             bench.device.synchronize()
+            first, *later = calls
             for other in later:
                 pairs = [(first.out, other.out)]
                 pairs += [(first.grads[p], other.grads[p]) for p in other.grads]
