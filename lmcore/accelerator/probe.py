@@ -60,7 +60,8 @@ class Probe:
         evidence: findings, one line each, such as the files looked for.
         fix: the command or step that fixes BROKEN (or installs an ABSENT device's software).
         facts: Machine-readable details (names, sizes), JSON values only; `driver`, `runtime` and
-            `torch_build` are versions, which `lmcore plugins` and `lmcore doctor` show.
+            `torch_build` are versions, which `lmcore plugins` and `lmcore doctor` show; `on_host`
+            is True for a device that computes on the host, which several processes can share.
     """
 
     device_type: str

@@ -137,6 +137,8 @@ def rotary_embedding(x_BNSD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
 def cross_entropy(logits_TV: Tensor, target_T: Tensor) -> Tensor:
     """Return log(sum(exp(logits))) - logits[target] for each token."""
     logits = _wide(logits_TV)
+    if not len(logits):
+        return logits.sum(-1)  # compilers may refuse to gather from nothing
     chosen = logits.gather(-1, target_T.unsqueeze(-1)).squeeze(-1)
     return torch.logsumexp(logits, dim=-1) - chosen
 

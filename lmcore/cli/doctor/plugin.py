@@ -108,7 +108,8 @@ def _device_checks(record: PluginRecord, plugins: PluginSet, timeout: float) -> 
 def _all_reduce(record: PluginRecord, plugins: PluginSet, timeout: float) -> Check:
     """Return what became of an all-reduce over two processes, or over as many as devices allow."""
     assert record.probe is not None
-    size = 2 if record.probe.device_type == CPU else min(2, record.probe.count)
+    shared = record.probe.device_type == CPU or record.probe.facts.get("on_host") is True
+    size = 2 if shared else min(2, record.probe.count)
     address = local_run_env()
     calls = []
     for rank in range(size):

@@ -12,12 +12,13 @@ import pytest
 
 pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
 
-from lmcore.plugin import discover
+from lmcore.accelerator import Probe, ProbeState
+from lmcore.plugin import Selection, discover
 from lmcore_conformance.declaration import find_declaration, read_declaration
 from lmcore_conformance.registry import all_checks
 from lmcore_conformance.result import Result, Status
 from lmcore_conformance.runner import Runner
-from lmcore_conformance.target import find_target
+from lmcore_conformance.target import find_target, shares_device
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -99,3 +100,16 @@ def test_little_is_declared_absent(name: str) -> None:
     declaration = read_declaration(find_declaration(find_target(name).module), checks)
     closed = [check.id for check in checks if declaration.why_closed(check) is not None]
     assert len(closed) < 0.1 * len(checks), closed
+
+
+@pytest.mark.parametrize(
+    "device, facts, shared",
+    [("cpu", {}, True), ("chip", {"on_host": True}, True), ("chip", {"cores": 2}, False)],
+)
+def test_processes_share_one_device_on_the_host_alone(
+    device: str, facts: dict[str, Any], shared: bool
+) -> None:
+    """Else level 4 needs a device for each of its processes."""
+    probe = Probe(device, ProbeState.PRESENT, 1, facts=facts)
+    selection = Selection("chip", "lmcore-chip", "1", probe, "it is named")
+    assert shares_device(selection) is shared

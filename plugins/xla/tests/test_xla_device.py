@@ -65,6 +65,20 @@ def test_what_the_client_lacks_has_its_reason(device):
     assert device.facts["pjrt_device"] == "CPU"
 
 
+def test_attention_of_torch_follows_autocast(device):
+    """With a mask of floats too; torch_xla casts the other products alone."""
+    q, k, v = torch.randn(3, 1, 2, 4, 8, device=device.torch_device).unbind()
+    attention = torch.nn.functional.scaled_dot_product_attention
+    mask = torch.zeros(4, 4, device=device.torch_device)
+    q.requires_grad_()
+    with torch.autocast("xla", dtype=torch.bfloat16):
+        found = [attention(q, k, v, is_causal=True), attention(q, k, v, mask, scale=0.5)]
+        assert attention(q.double(), k.double(), v.double()).dtype == torch.float64
+    assert {one.dtype for one in found} == {torch.bfloat16}
+    found[0].sum().backward()
+    assert q.grad.dtype == attention(q, k, v).dtype == torch.float32
+
+
 def test_a_token_compiles_nothing_new(device):
     """The program of attention to the cache does not depend on the lengths of the texts."""
     attend = device.next_token_attention(torch.float32, 8)

@@ -27,7 +27,7 @@ def test_without_a_tpu_and_a_wish_the_device_is_absent():
 def test_every_tpu_chip_is_a_device():
     found = probe(TPUS, {})
     assert (found.state, found.count, found.priority) == (ProbeState.PRESENT, 2, 100)
-    assert found.facts["pjrt_device"] == "TPU"
+    assert (found.facts["pjrt_device"], found.facts["on_host"]) == ("TPU", False)
     assert found.evidence == ("2 TPU chips at 0000:00:04.0, 0000:00:05.0",)
 
 
@@ -36,7 +36,7 @@ def test_the_hosts_client_is_one_device_after_all_others():
     for facts in (NOTHING, TPUS):
         found = probe(facts, {"PJRT_DEVICE": "CPU"})
         assert (found.state, found.count, found.priority) == (ProbeState.PRESENT, 1, -50)
-        assert found.facts["pjrt_device"] == "CPU"
+        assert (found.facts["pjrt_device"], found.facts["on_host"]) == ("CPU", True)
 
 
 def test_a_client_of_another_package_is_present():

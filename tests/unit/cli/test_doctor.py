@@ -356,14 +356,20 @@ def test_a_device_that_is_not_present_is_not_tried(rows, state, wanted):
     assert found["device chip"].fix == "see a smith"
 
 
-@pytest.mark.parametrize("device, count, ranks", [("cpu", 1, 2), ("chip", 1, 1), ("chip", 8, 2)])
+@pytest.mark.parametrize(
+    "device, count, facts, ranks",
+    [
+        *(("cpu", 1, {}, 2), ("chip", 1, {}, 1), ("chip", 8, {}, 2)),
+        *(("chip", 1, {"on_host": True}, 2), ("chip", 1, {"on_host": False}, 1)),
+    ],
+)
 def test_the_all_reduce_has_two_ranks_where_there_are_two_devices(
-    clinic, monkeypatch, device, count, ranks
+    clinic, monkeypatch, device, count, facts, ranks
 ):
-    """On the CPU any number of processes works; a device is one process's own."""
+    """On the host any number of processes works; another device is one process's own."""
     record, plugins = clinic()
     probe = types.SimpleNamespace(**{**record.probe.to_dict(), "device_type": device})
-    probe.count = count
+    probe.count, probe.facts = count, facts
     places = []
 
     def together(calls, timeout):

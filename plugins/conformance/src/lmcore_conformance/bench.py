@@ -23,6 +23,7 @@ from lmcore.plugin import (
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.plugin.selection import HANDED_DOWN
 from lmcore_conformance.op.run_shapes import RunShapes
+from lmcore_conformance.target import shares_device
 
 if TYPE_CHECKING:
     import torch
@@ -99,6 +100,11 @@ class Bench:
     def is_host(self) -> bool:
         """True if the device is the host itself."""
         return self.device.type == "cpu"
+
+    @property
+    def is_shared(self) -> bool:
+        """True if several processes can use one device at once."""
+        return shares_device(self.selection)
 
     @cached_property
     def kernels(self) -> tuple[OpImpl, ...]:

@@ -17,7 +17,7 @@ from lmcore_conformance.process.child import SETUP_SECONDS
 from lmcore_conformance.process.fork_server import ForkServer
 from lmcore_conformance.registry import Check
 from lmcore_conformance.result import Result, Status
-from lmcore_conformance.target import Target
+from lmcore_conformance.target import Target, shares_device
 
 __all__ = ["CREATE", "DISTRIBUTED", "Runner"]
 
@@ -210,8 +210,7 @@ class Runner:
 
     def _ranks(self) -> int:
         selection = self.target.selection
-        # The host can be shared.
-        if selection is not None and selection.probe.device_type == "cpu":
+        if selection is not None and shares_device(selection):
             return _RANKS
         return min(_RANKS, self.target.device_count)
 

@@ -27,7 +27,7 @@ from lmcore.plugin.selection import HANDED_DOWN, REQUEST, Selection, chosen_plug
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore_conformance import SUITE_VERSION
 
-__all__ = ["OFFERS", "Target", "find_plugin_targets", "find_target", "module_of"]
+__all__ = ["OFFERS", "Target", "find_plugin_targets", "find_target", "module_of", "shares_device"]
 
 OFFERS = (
     "lmcore_op_impls",
@@ -109,6 +109,11 @@ class Target:
         place = rank or RankInfo()
         env |= {**place.to_env(), HANDED_DOWN: self.selection.to_json()}
         return env | launch_env(self.plugins, self.selection, place.to_dict(), env)
+
+
+def shares_device(selection: Selection) -> bool:
+    """Return True if several processes can use one device at once, as it computes on the host."""
+    return selection.probe.device_type == "cpu" or selection.probe.facts.get("on_host") is True
 
 
 def module_of(record: PluginRecord) -> str:

@@ -6,6 +6,7 @@ The device is lazy.  torch_xla records operations, and compiles and runs what it
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -51,6 +52,7 @@ def create_device(probe: Probe, settings: XlaSection = _DEFAULTS) -> Device:
     xla = _torch_xla()
     device = _started(client)
     _register_module()
+    _register_autocast()
     if client != HOST:  # whose products of float32 are exact
         xla.backends.set_mat_mul_precision(settings.matmul_precision)
     name = _name(client)
@@ -144,6 +146,28 @@ def _register_module() -> None:
     module.get_rng_state = lambda _device=None: _get_rng_state()
     module.set_rng_state = lambda state, _device=None: _set_rng_state(state)
     torch._register_device_module("xla", module)  # noqa: SLF001 - torch has no public name for it
+
+
+@functools.cache
+def _register_autocast() -> torch.library.Library:
+    """Have torch's attention compute in autocast's dtype, as torch_xla has other products do."""
+
+    def attention(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+        wanted = torch.get_autocast_dtype("xla")
+        lowered = (_lowered(one, wanted) for one in tensors)
+        with torch.autocast("xla", enabled=False):
+            return torch.nn.functional.scaled_dot_product_attention(*lowered, **options)
+
+    library = torch.library.Library("aten", "IMPL")  # the kernel is there as long as this object
+    library.impl("scaled_dot_product_attention", attention, "AutocastXLA")
+    return library
+
+
+def _lowered(value: Any, wanted: torch.dtype) -> Any:
+    """Return a tensor of floats in the wanted dtype; one of float64, and all else, as it is."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value if value.dtype == torch.float64 else value.to(wanted)
+    return value
 
 
 def _name(client: str) -> str:

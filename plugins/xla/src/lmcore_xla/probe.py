@@ -84,7 +84,7 @@ def probe(facts: Facts, env: Mapping[str, str]) -> Probe:
         return _answer(ProbeState.BROKEN, fault, *evidence, fix=fix)
     count = max(1, len(facts.chips)) if client == _TPU else 1
     priority = _AFTER_HOST if client == HOST else _BEFORE_HOST
-    found = {"pjrt_device": client, "torch_xla": facts.torch_xla}
+    found = {"pjrt_device": client, "torch_xla": facts.torch_xla, "on_host": client == HOST}
     return Probe("xla", ProbeState.PRESENT, count, priority, evidence, None, found)
 
 

@@ -43,7 +43,7 @@ def start(bench: RankBench) -> str:
     if distributed.get_world_size() != bench.size or distributed.get_rank() != bench.rank:
         raise Failure("the group has another size or rank than the run")
     places = bench.processes.gather([bench.device.type, bench.device.index])
-    if not bench.is_host and len({tuple(place) for place in places}) < len(places):
+    if not bench.is_shared and len({tuple(place) for place in places}) < len(places):
         raise Failure(f"two processes use one device: {places}")
     return f"{bench.size} processes over `{bench.processes.backend.name}`"
 

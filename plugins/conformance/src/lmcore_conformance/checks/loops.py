@@ -236,7 +236,7 @@ _EXCHANGED = {
 def _two_processes(bench: Bench, stages: str) -> str:
     """Run loops by `lmcore run`, and compare."""
     count = bench.selection.probe.count
-    if count < _RANKS and not bench.is_host:
+    if count < _RANKS and not bench.is_shared:
         raise NotRun(f"needs {_RANKS} devices, and there is {count}")
     places = RankInfo().to_env().keys()
     env = {key: os.environ[key] for key in os.environ.keys() - places}

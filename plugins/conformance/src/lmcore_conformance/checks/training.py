@@ -241,7 +241,7 @@ def command(bench: Bench) -> str:
 def processes(bench: Bench) -> str:
     """Train alone, and on two with one and with two micro-batches each; compare the curves."""
     count = bench.selection.probe.count
-    if count < 2 and bench.selection.probe.device_type != "cpu":
+    if count < 2 and not bench.is_shared:
         raise NotRun(f"needs 2 devices, and there is {count}")
     layouts = {"1 process": (1, 4), "2 processes": (2, 4), "2, accumulating": (2, 2)}
     curves: dict[str, list[tuple[float, float]]] = {}
