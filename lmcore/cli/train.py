@@ -19,20 +19,14 @@ from lmcore.cli.selection import find_plugins
 from lmcore.cli.streams import outlive_readers
 from lmcore.config.continued import CONTINUE_OPTION
 from lmcore.config.derived.data_source import RunSources
-from lmcore.config.load import load_config
 from lmcore.config.options.command_line import wants_help
 from lmcore.config.options.help import render_run_help
-from lmcore.config.resolve import resolve
 from lmcore.config.settings import UnreadSettingError, readable
-from lmcore.config.tokenizer import TokenizerIdentity
-from lmcore.config.validate import problems_of, validate
 from lmcore.errors import ConfigError, DeviceError, LmcoreError, RunError, counted, printable
 from lmcore.model.family import fills_masks
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.runtime.device_choice import prepare_environment, select_device
 from lmcore.signals import clean_termination
-from lmcore.train.resume.foreign_run import not_a_run
-from lmcore.train.resume.saved_settings import ForeignModels, read_saved_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -64,6 +58,10 @@ def run(argv: list[str]) -> int:
 
 def _train(argv: list[str]) -> int:
     """Resolve the plan; start the processes of the run, or train in this one."""
+    from lmcore.config.load import load_config
+    from lmcore.config.resolve import resolve
+    from lmcore.config.tokenizer import TokenizerIdentity
+    from lmcore.config.validate import validate
     from lmcore.data.tokenizer.build import registered_types
     from lmcore.runtime.launch.rank import rank_info
     from lmcore.runtime.launch.scheduler_env import translate
@@ -71,11 +69,13 @@ def _train(argv: list[str]) -> int:
     from lmcore.runtime.process.stop_limit import StopLimit
     from lmcore.train.datasets import choose_tokenizer
     from lmcore.train.report.startup_clock import PhaseClock
+    from lmcore.train.resume.foreign_run import not_a_run
     from lmcore.train.resume.resume_point import (
         find_resume_point,
         refuse_other_family,
         unknown_tokenizer,
     )
+    from lmcore.train.resume.saved_settings import ForeignModels, read_saved_settings
 
     clock, foreign = PhaseClock(), ForeignModels()
     end_with_launcher(os.environ)
@@ -172,6 +172,8 @@ class _Surroundings:
 
     def all_problems(self) -> list[LmcoreError]:
         """Return every problem, of the settings too."""
+        from lmcore.config.validate import problems_of
+
         return [*problems_of(self.loaded, world_size=self.world_size), *self.problems]
 
     def _find_plugins(self, _rank: RankInfo) -> None:

@@ -7,7 +7,6 @@ chosen and the reason against each other kernel.  Torch-free until an op is boun
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -345,6 +344,8 @@ class OpTable:
 
         The reasons against other kernels are no part of it: a reason may name a path or a host.
         """
+        import hashlib  # here: it takes two milliseconds, and no `--help` needs it
+
         text = json.dumps(self.choices(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -8,12 +8,8 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 
-from lmcore.config.continued import CONTINUE_OPTION
-from lmcore.config.megatron_defaults import DEFAULTS_OPTION
 from lmcore.config.option import Option, options_of
 from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, summary_of
-from lmcore.config.preset import PRESET_OPTION, PRESETS
-from lmcore.config.section import SECTIONS
 
 __all__ = ["Group", "fitted", "flag_form", "render_help", "render_run_help", "shown_default"]
 
@@ -75,6 +71,12 @@ def render_run_help(
         plugins: Sections that plugins add, each a separate group.
         epilog: Text printed below the options, before the presets.
     """
+    # Here: other helps need none of the sections, which take a while to import.
+    from lmcore.config.continued import CONTINUE_OPTION
+    from lmcore.config.megatron_defaults import DEFAULTS_OPTION
+    from lmcore.config.preset import PRESET_OPTION, PRESETS
+    from lmcore.config.section import SECTIONS
+
     sources = (PRESET_OPTION, DEFAULTS_OPTION, CONTINUE_OPTION)
     groups: list[Group] = [("start from", "", sources)]
     for name, section in SECTIONS.items():
