@@ -13,13 +13,14 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 import uvicorn
 
 from lmcore.errors import ConfigError, RunError, counted
 from lmcore.serving.app import create_app
-from lmcore.serving.http.connection import connections_of
+from lmcore.serving.http.connection import Acceptor, connections_of
 from lmcore.serving.http.log_limit import limited_logs
 
 if TYPE_CHECKING:
@@ -56,12 +57,12 @@ MAX_HEAD_BYTES = 64 * 1024
 """Size of the head of a request."""
 KEEP_ALIVE_SECONDS = 5
 """Time after which a connection without a byte of a next request ends."""
-_AT_ONCE = 128
-"""Connections that begin at a time, before others are served."""
 _QUEUE = 4096
-"""Connections that wait for their begin.  To one more the system does not answer, and its client
+"""Connections that wait to be accepted.  To one more the system does not answer, and its client
 tries again after a second."""
-_OTHER_FILES = 256
+_MOST_WAITING = 256
+"""Connections that were accepted and wait for their begin."""
+_OTHER_FILES = 256 + _MOST_WAITING
 """File descriptors that are no connections: the model's files, libraries, and the next
 connections, which are accepted before another one ends for them."""
 LOOPBACK_NAMES = ("127.0.0.1", "::1", "localhost")
@@ -169,7 +170,6 @@ def configuration(app: ASGIApp, limits: Limits) -> uvicorn.Config:
         access_log=False,
         lifespan="off",
         server_header=False,
-        backlog=_AT_ONCE,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         http=connections_of(limits),
@@ -217,12 +217,24 @@ class _Server(uvicorn.Server):
         self._services, self._seconds = services, shutdown_seconds
         self._timer: asyncio.TimerHandle | None = None
         self._texts_ended = False
+        self._acceptors: list[Acceptor] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
-        await super().startup(sockets)
-        for one in sockets or ():
-            one.listen(_QUEUE)  # asyncio made the queue as short as what it accepts at a time
+        create = partial(
+            self.config.http_protocol_class,  # type: ignore[call-arg]
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        await super().startup([])  # the connections of these sockets are begun here
+        self._acceptors = [Acceptor(one, create, _MOST_WAITING) for one in sockets or ()]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no connection any more, and end when all replies are sent."""
+        for one in self._acceptors:
+            one.close()
+        await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         """Return True to end the server; called ten times a second."""

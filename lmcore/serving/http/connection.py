@@ -1,14 +1,21 @@
-"""`Connection`: uvicorn's protocol of a connection, with the limits that uvicorn has not.
+"""Connections: which begin first, and uvicorn's protocol with the limits that uvicorn has not.
 
 A client has a time to send the head of a request, from the begin of its connection or the end of
 the reply before, and a time to read a reply.  When all connections are in use, a new one takes the
 place of the one that has waited longest without a whole request, so that idle and slow clients
-keep nobody out.  A client that ends its own side after a request gets the reply.
+keep nobody out.  A client that ends its own side after a request gets the reply.  To begin a
+connection costs more than to accept it, so a flood of slow ones waits for its begin while a client
+with a whole request does not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +25,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 if TYPE_CHECKING:
     from lmcore.serving.state import Limits
 
-__all__ = ["Connection", "connections_of"]
+__all__ = ["Acceptor", "Connection", "connections_of"]
 
+logger = logging.getLogger(__name__)
+
+_ACCEPTED_AT_ONCE = 128
+"""Connections that are accepted before others are served."""
+_BEGUN_AT_ONCE = 8
+"""Connections without a whole head that begin before others are served."""
+_LONGEST_LOOK = 8192
+"""Bytes in which the end of a head is looked for; a longer head waits with the slow ones."""
+_ACCEPT_AGAIN_SECONDS = 1.0
+"""Time until the next connection is accepted after the process had no file for one."""
 _PROBE_SECONDS = 0.5
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain\r\nContent-Length: 24\r\n"
@@ -30,6 +47,91 @@ _FULL = (
 def connections_of(limits: Limits) -> Any:
     """Return uvicorn's option `http`: what makes the object of a new connection."""
     return partial(Connection, limits=limits, by_age={})
+
+
+class Acceptor:
+    """Listener that begins connections with a whole head at once, and the others by and by."""
+
+    def __init__(
+        self, listening: socket.socket, create: Callable[[], asyncio.Protocol], most: int
+    ) -> None:
+        """Begin to accept; called in the running loop.
+
+        Args:
+            listening: Socket that listens, without blocking.
+            create: Function that creates the protocol of a new connection.
+            most: Largest number of connections that wait for their begin; others are not accepted.
+        """
+        self._listening, self._create, self._most = listening, create, most
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[socket.socket] = deque()
+        self._beginning: set[asyncio.Task[object]] = set()
+        self._next: asyncio.Handle | None = None
+        self._again: asyncio.Handle | None = None
+        self._newest = False
+        self._loop.add_reader(listening, self._accept)
+
+    def close(self) -> None:
+        """End the connections that have not begun, and accept no other."""
+        self._loop.remove_reader(self._listening)
+        for handle in (self._next, self._again):
+            if handle is not None:
+                handle.cancel()
+        for one in self._waiting:
+            one.close()
+        self._waiting.clear()
+
+    def _accept(self) -> None:
+        """Accept what has come."""
+        for _ in range(min(_ACCEPTED_AT_ONCE, self._most - len(self._waiting))):
+            try:
+                accepted, _address = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                break
+            except OSError as error:  # no file descriptor: the system would call again at once
+                logger.warning("cannot accept connections: %s", error.strerror)
+                self._loop.remove_reader(self._listening)
+                self._again = self._loop.call_later(
+                    _ACCEPT_AGAIN_SECONDS, self._loop.add_reader, self._listening, self._accept
+                )
+                break
+            accepted.setblocking(False)  # noqa: FBT003 -- the argument has no name
+            if _sent_a_head(accepted):
+                self._begin(accepted)
+            else:
+                self._waiting.append(accepted)
+        if self._waiting and self._next is None:
+            self._next = self._loop.call_soon(self._begin_some)
+
+    def _begin_some(self) -> None:
+        """Begin the newest and the oldest connections of those that wait, in turns.
+
+        A client that was accepted a moment before its request came is among the newest.
+        """
+        for _ in range(min(_BEGUN_AT_ONCE, len(self._waiting))):
+            self._newest = not self._newest
+            self._begin(self._waiting.pop() if self._newest else self._waiting.popleft())
+        self._next = self._loop.call_soon(self._begin_some) if self._waiting else None
+
+    def _begin(self, accepted: socket.socket) -> None:
+        task: asyncio.Task[object] = self._loop.create_task(self._connect(accepted))
+        self._beginning.add(task)  # the loop alone would not keep it
+        task.add_done_callback(self._beginning.discard)
+
+    async def _connect(self, accepted: socket.socket) -> None:
+        with suppress(OSError):  # the client has left
+            await self._loop.connect_accepted_socket(self._create, accepted)
+
+
+def _sent_a_head(accepted: socket.socket) -> bool:
+    """Return whether the client of a new connection has sent a whole head, or has left."""
+    try:
+        sent = accepted.recv(_LONGEST_LOOK, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return not sent or b"\r\n\r\n" in sent
 
 
 class Connection(H11Protocol):
