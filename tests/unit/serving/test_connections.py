@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import json
 import logging
 import resource
@@ -21,6 +22,8 @@ import pytest
 from lmcore.generation.load import LoadedModel
 from lmcore.generation.text_model import Execution
 from lmcore.serving import server as server_module
+from lmcore.serving.http import connection as connection_module
+from lmcore.serving.http.connection import Acceptor
 from lmcore.serving.http.log_limit import Allowance, RepeatFilter, limited_logs
 from lmcore.serving.server import allowed_connections
 from lmcore.serving.state import Limits
@@ -318,3 +321,95 @@ def test_a_flood_of_connections_waits_in_the_queue() -> None:
 
     allowed = int(Path("/proc/sys/net/core/somaxconn").read_text(encoding="utf-8"))
     assert asyncio.run(queue()) == min(4096, allowed)
+
+
+def test_a_whole_request_goes_before_slow_ones() -> None:
+    """In a flood, a client whose request has come waits for none of those that came before it."""
+    begun: list[bytes] = []
+    complete = asyncio.Event()
+
+    class Begun(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            begun.append(data)
+            if len(begun) == 301:
+                complete.set()
+
+    async def flood() -> None:
+        listening = server_module.listen("127.0.0.1", 0)
+        with ExitStack() as stack:
+            for sent in [HALF_HEAD] * 300 + [b"GET / HTTP/1.1\r\n\r\n"]:
+                one = stack.enter_context(socket.create_connection(listening.getsockname()))
+                one.sendall(sent)
+            acceptor = Acceptor(listening, Begun, 400)
+            await complete.wait()
+            acceptor.close()
+        listening.close()
+
+    asyncio.run(asyncio.wait_for(flood(), 30))
+    assert begun.index(b"GET / HTTP/1.1\r\n\r\n") < 100
+
+
+def test_connections_that_wait_for_their_begin_are_bounded() -> None:
+    """What is over the bound stays in the system's queue, and is begun in its turn."""
+    most = 0
+
+    async def flood() -> None:
+        nonlocal most
+        listening = server_module.listen("127.0.0.1", 0)
+        begun = 0
+
+        def begin() -> asyncio.Protocol:
+            nonlocal begun
+            begun += 1
+            return asyncio.Protocol()
+
+        with ExitStack() as stack:
+            for _ in range(100):
+                stack.enter_context(socket.create_connection(listening.getsockname()))
+            acceptor = Acceptor(listening, begin, 20)
+            while begun < 100:
+                most = max(most, len(acceptor._waiting))
+                await asyncio.sleep(0)
+            acceptor.close()
+        listening.close()
+
+    asyncio.run(asyncio.wait_for(flood(), 30))
+    assert 0 < most <= 20
+
+
+def test_accepting_goes_on_after_a_want_of_files(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a file descriptor for a connection the server says so once, and tries again."""
+    monkeypatch.setattr(connection_module, "_ACCEPT_AGAIN_SECONDS", 0.05)
+
+    class Listening(socket.socket):
+        refused = 2
+
+        def accept(self) -> tuple[socket.socket, Any]:
+            if self.refused:
+                self.refused -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    async def accept() -> None:
+        listening = Listening()
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        listening.setblocking(False)
+        begun = asyncio.Event()
+
+        class Begun(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                begun.set()
+
+        with socket.create_connection(listening.getsockname()):
+            acceptor = Acceptor(listening, Begun, 8)
+            await begun.wait()
+            acceptor.close()
+        listening.close()
+
+    asyncio.run(asyncio.wait_for(accept(), 30))
+    assert [record.message for record in caplog.records] == [
+        "cannot accept connections: Too many open files"
+    ] * 2
