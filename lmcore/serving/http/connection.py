@@ -104,7 +104,7 @@ class Acceptor:
             self._next = self._loop.call_soon(self._begin_some)
 
     def _begin_some(self) -> None:
-        """Begin the newest and the oldest connections of those that wait, in turns.
+        """Begin some of the connections that wait, the newest and the oldest in turns.
 
         A client that was accepted a moment before its request came is among the newest.
         """

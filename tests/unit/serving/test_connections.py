@@ -324,7 +324,7 @@ def test_a_flood_of_connections_waits_in_the_queue() -> None:
 
 
 def test_a_whole_request_goes_before_slow_ones() -> None:
-    """In a flood, a client whose request has come waits for none of those that came before it."""
+    """In a flood, a client whose request has come waits for none of the slow ones before it."""
     begun: list[bytes] = []
     complete = asyncio.Event()
 
@@ -350,7 +350,7 @@ def test_a_whole_request_goes_before_slow_ones() -> None:
 
 
 def test_connections_that_wait_for_their_begin_are_bounded() -> None:
-    """What is over the bound stays in the system's queue, and is begun in its turn."""
+    """Others than the bound allows stay in the system's queue, and begin in their turn."""
     most = 0
 
     async def flood() -> None:
