@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from lmcore.plugin import PluginSet, Selection
     from lmcore.runtime.launch.rank import RankInfo
     from lmcore.train.report.run_report import RunResult
+    from lmcore.train.resume.saved_settings import ForeignModels
 
 __all__ = ["run"]
 
@@ -58,24 +59,22 @@ def run(argv: list[str]) -> int:
 
 def _train(argv: list[str]) -> int:
     """Resolve the plan; start the processes of the run, or train in this one."""
-    from lmcore.config.load import load_config
     from lmcore.config.resolve import resolve
     from lmcore.config.tokenizer import TokenizerIdentity
     from lmcore.config.validate import validate
     from lmcore.data.tokenizer.build import registered_types
     from lmcore.runtime.launch.rank import rank_info
     from lmcore.runtime.launch.scheduler_env import translate
-    from lmcore.runtime.launch.worker_protocol import end_with_launcher, launch_info
+    from lmcore.runtime.launch.worker_protocol import end_with_launcher
     from lmcore.runtime.process.stop_limit import StopLimit
     from lmcore.train.datasets import choose_tokenizer
     from lmcore.train.report.startup_clock import PhaseClock
-    from lmcore.train.resume.foreign_run import not_a_run
     from lmcore.train.resume.resume_point import (
         find_resume_point,
         refuse_other_family,
         unknown_tokenizer,
     )
-    from lmcore.train.resume.saved_settings import ForeignModels, read_saved_settings
+    from lmcore.train.resume.saved_settings import ForeignModels
 
     clock, foreign = PhaseClock(), ForeignModels()
     end_with_launcher(os.environ)
@@ -83,15 +82,7 @@ def _train(argv: list[str]) -> int:
     rank = rank_info(os.environ)
     log.configure(rank=rank.rank, world_size=rank.world_size)
     plugins = find_plugins(argv)
-    loaded = load_config(
-        argv,
-        plugins=plugin_sections(plugins),
-        saved_settings=read_saved_settings,
-        foreign_settings=foreign.settings,
-        foreign_run=not_a_run,
-        check=lambda loaded: _Surroundings(loaded, plugins, rank).all_problems(),
-        announce=not launch_info(os.environ).report_file,
-    )
+    loaded = _load(argv, plugins, rank, foreign)
     config, found = loaded.config, _Surroundings(loaded, plugins, rank)
     plugins, sources, selection = found.plugins, found.sources, found.selection
     world_size = found.world_size or rank.world_size
@@ -142,6 +133,26 @@ def _train(argv: list[str]) -> int:
     if rank.world_size > 1:
         leave()
     return 0
+
+
+def _load(
+    argv: list[str], plugins: PluginSet, rank: RankInfo, foreign: ForeignModels
+) -> LoadedConfig:
+    """Return the settings of the command line, its files and the checkpoint that it names."""
+    from lmcore.config.load import load_config
+    from lmcore.runtime.launch.worker_protocol import launch_info
+    from lmcore.train.resume.foreign_run import not_a_run
+    from lmcore.train.resume.saved_settings import read_saved_settings
+
+    return load_config(
+        argv,
+        plugins=plugin_sections(plugins),
+        saved_settings=read_saved_settings,
+        foreign_settings=foreign.settings,
+        foreign_run=not_a_run,
+        check=lambda loaded: _Surroundings(loaded, plugins, rank).all_problems(),
+        announce=not launch_info(os.environ).report_file,
+    )
 
 
 class _Surroundings:
