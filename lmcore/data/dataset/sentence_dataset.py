@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lmcore.data.cache.index_cache import index_cache_dir, load_or_build
+from lmcore.data.dataset.sentence_index import NoSampleError
 from lmcore.data.dataset.sentence_index_cache import BlockRequest, SegmentRequest
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.mapped_files import MappedFiles
 from lmcore.data.indexed.statistics import content_fingerprint, sequence_statistics
-from lmcore.errors import DataError
+from lmcore.errors import DataError, counted
 
 __all__ = ["DatasetOptions", "SentenceDataset"]
 
@@ -69,9 +70,18 @@ class SentenceDataset:
         statistics = sequence_statistics(
             indexed, sequences, record_dir=index_cache_dir(indexed, cache_dir)
         )
-        arrays = load_or_build(
-            indexed, wanted, cache_dir=cache_dir, name=name, statistics=statistics
-        )
+        try:
+            arrays = load_or_build(
+                indexed, wanted, cache_dir=cache_dir, name=name, statistics=statistics
+            )
+        except NoSampleError as error:
+            first, last = document_range
+            raise DataError(
+                f"the {name} part of `{indexed.prefix}`, {counted(last - first, 'document')}, "
+                "makes no sample",
+                why=error.why,
+                hint=error.hint,
+            ) from None
         self.rows: npt.NDArray[np.integer] = arrays["mapping"]
         self._files = MappedFiles(indexed.stored, indexed.index.starts, self.rows)
         self.key = content_fingerprint(indexed, sequences, statistics=statistics)

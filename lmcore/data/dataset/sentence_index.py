@@ -19,6 +19,7 @@ from lmcore.data.native import Counter
 from lmcore.errors import DataError
 
 __all__ = [
+    "NoSampleError",
     "build_block_mapping",
     "build_block_mapping_python",
     "build_segment_mapping",
@@ -34,6 +35,10 @@ _LONGEST_SENTENCE = 512
 one."""
 _INT32_MAX = 2**31 - 1
 _NO_LIMIT = 2**63 - 1
+
+
+class NoSampleError(DataError):
+    """Documents that make no sample."""
 
 
 def build_segment_mapping(
@@ -64,7 +69,7 @@ def build_segment_mapping(
         after the last, and the tokens that the sample is cut to.
 
     Raises:
-        DataError: The documents make no sample.
+        NoSampleError: The documents make no sample.
         ValueError: An argument is out of range.
 
     Source:
@@ -113,7 +118,7 @@ def build_block_mapping(
         which is the same in each epoch.
 
     Raises:
-        DataError: The documents make no block.
+        NoSampleError: The documents make no block.
         ValueError: An argument is out of range.
 
     Source:
@@ -228,7 +233,7 @@ def _epochs(num_samples: int | None, longest: int, seed: int) -> tuple[int, int]
 
 def _checked_rows(rows: Rows, num_samples: int | None, least_sentences: int) -> Rows:
     if not len(rows) or (num_samples is not None and len(rows) < num_samples):
-        raise DataError(
+        raise NoSampleError(
             "the documents make no sample",
             why=f"no document has {least_sentences} or more sentences of at most "
             f"{_LONGEST_SENTENCE} tokens each",

@@ -131,6 +131,17 @@ def test_an_epoch_without_a_number(indexed, tmp_path):
         made[len(made)]
 
 
+def test_a_part_without_a_sample_is_named(tmp_path):
+    """The part and its number of documents are named: the others may have samples."""
+    with IndexedDatasetWriter(tmp_path / "short", "uint16") as writer:
+        for sentences in ([3, 3], [3], [3]):
+            writer.add_document([200] * sum(sentences), sentences)
+    settings = BertSettings(sequence_length=24, seed=7, short_probability=0.0)
+    short = IndexedDataset(tmp_path / "short")
+    with pytest.raises(DataError, match=r"the valid part of `.*short`, 2 documents, makes no"):
+        BertDataset(short, WORDS, settings, document_range=(1, 3), num_samples=1, name="valid")
+
+
 def test_a_token_beyond_the_vocabulary_is_an_error(indexed, tmp_path):
     """Tokens beyond the vocabulary are an error."""
     small = MaskingVocabulary(CLS, SEP, np.zeros(120, dtype=bool), MASK, PAD)
