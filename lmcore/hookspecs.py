@@ -188,7 +188,9 @@ def lmcore_validate_config(device: Device, config: Config) -> Sequence[Problem]:
     Called by: the runtime, for the chosen plugin and those without a device.
     When: before the model is built; the configuration is read-only.
     Ranks: every worker.
-    Return: a sequence of `Problem`, empty when there are none; all of them are shown at once.
+    Return: a sequence of `Problem`, empty when there are none; all of them are shown at once.  The
+    core itself refuses `--compile` and `--deterministic` for a device that has a reason against
+    `compile` or `deterministic` in `Device.missing`.
     """
 
 

@@ -107,7 +107,9 @@ class Device:
             core uses `torch.no_grad` then.
         compile_backend: Backend that `torch.compile` gets, a name or a function; None: torch's
             default.
-        missing: For each optional ability that is None, the reason.
+        missing: For each optional ability that is None, the reason; also for `compile`
+            (`torch.compile`) and `deterministic` (repeatable kernels), if the device lacks them:
+            `--compile` and `--deterministic` are refused then, with the reason.
         facts: Versions and properties for `environment.json`, JSON values only.  `compile_pays`,
             if it is true, compiles blocks in runs without `--compile` and `--no-compile`.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmcore.accelerator.communication import CommBackend, registered_comm_backends
@@ -204,10 +204,23 @@ def checkpoint_stagers(
 def validate_config(
     plugins: PluginSet, selection: Selection, device: Device, config: Config
 ) -> tuple[Problem, ...]:
-    """Return what of the configuration the plugins cannot do; the caller reports it."""
-    return _collect(
+    """Return what of the configuration device and plugins cannot do; the caller reports it."""
+    found = _collect(
         plugins, selection, "lmcore_validate_config", Problem, device=device, config=config
     )
+    return (*_missing_abilities(device, config), *found)
+
+
+def _missing_abilities(device: Device, config: Config) -> Iterator[Problem]:
+    """Yield the settings that need an ability for whose absence the device gives a reason."""
+    asked = {"compile": config.training.compile, "deterministic": config.accelerator.deterministic}
+    for ability, is_set in asked.items():
+        if is_set and ability in device.missing:
+            yield Problem(
+                f"`--{ability}` does not work on device `{device.type}`",
+                why=device.missing[ability],
+                hint=f"leave `--{ability}` out, or use another device",
+            )
 
 
 def doctor_checks(record: PluginRecord) -> tuple[Check, ...]:

@@ -28,4 +28,4 @@ def compiles_blocks(plan: RunPlan, device: Device) -> bool:
         return asked
     if not engine_named(plan.config.parallel.engine).compiles(plan.config):
         return False
-    return device.facts.get(FACT) is True
+    return device.facts.get(FACT) is True and "compile" not in device.missing

@@ -63,6 +63,7 @@ def test_functions_of_another_index_are_caught(
             "a tensor of 64.0 MiB raises it by 32.0 MiB",
         ),
         ("sim-reserves-nothing", "device.memory-consistent", "less is reserved than is in use"),
+        ("sim-counts-cache", "device.memory-rises-and-falls", "memory of the cache belongs in"),
         ("sim-unpinned", "extras.pinned-memory", "the tensor is not in pinned host memory"),
     ],
 )

@@ -101,6 +101,12 @@ def failing(results: Any) -> set[str]:
             {"device.declaration"},
             "`float16` is closed, and the device offers matrix products in float16",
         ),
+        (
+            "divides-by-the-world",
+            "device.declaration",
+            {"device.declaration"},
+            "`average` is closed, and the device offers collectives that average, by `CommBackend.",
+        ),
         ("stager", "device.stagers", {"device.stagers"}, "`stale`: `weight` has other numbers"),
         ("shared", "device.stagers", {"device.stagers"}, "`shared`: `weight` has other numbers"),
         ("late", "device.stagers", {"device.stagers"}, "`late`: `weight` has other numbers"),

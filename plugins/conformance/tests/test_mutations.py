@@ -30,6 +30,12 @@ MESSAGES = {
     ("bias_dropout_add", "widths"): ("width 32,768",),
     ("bias_gelu", "widths"): ("width 32,768",),
     ("cross_entropy", "widths"): ("vocabulary of 131,072",),
+    ("cross_entropy", "elements"): (
+        "16,781,072 elements of equal blocks, float32: the gradient of argument 1 in block 9,325",
+    ),
+    ("cross_entropy", "elements.rest"): (
+        "the gradient of argument 1 in block 1 of 9,328 is not 0",
+    ),
     ("grad_norm", "large.tail"): ("16,778,494 elements, the last alone not 0: off by 1.0e+00",),
     ("grad_norm", "value.in-place"): ("float32, 6 tensors: it changes 4 of them, first 0",),
     ("layer_norm", "widths.8192"): ("width 16,384",),
@@ -41,6 +47,7 @@ MESSAGES = {
     ),
     ("rotary_embedding", "widths"): ("65,541 positions",),
     ("scaled_masked_softmax", "widths"): ("65,541 keys",),
+    ("scaled_masked_softmax", "elements"): ("elements of equal blocks, float32: the output in b",),
     ("swiglu", "widths"): ("width 32,768",),
 }
 """Parts of the finding about a kernel, which show that its fault was found and no other."""

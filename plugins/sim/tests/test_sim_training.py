@@ -174,7 +174,7 @@ def test_a_checkpoint_speaks(train: Any, run_python: RunPython, tmp_path: Path) 
         ("--precision bf16", {"LMCORE_SIM_FAULTS": "wrong:mm=1.1"}, "computes wrong products"),
         ("", {"LMCORE_SIM_FAULTS": "lose@400"}, "the sim device is lost"),
         ("", {"LMCORE_SIM_MEMORY": "100KiB"}, "is out of memory"),
-        ("--compile", {}, "`--compile` does not work on the simulated device"),
+        ("--compile", {}, "`--compile` does not work on device `sim`"),
         ("", {"LMCORE_SIM_DEVICES": "0"}, "this device is absent"),
         ("", {"LMCORE_SIM_FAULTS": "nonsense"}, "`nonsense` is not a rule"),
     ],

@@ -49,9 +49,11 @@ _MODULES = (
     "streams",
     "prefetch",
     "lazy",
+    "waiting",
     "torch_functions",
     "op_effects",  # first: it sees what the first call of a kernel changes
     "ops",
+    "op_elements",
     "op_shapes",
     "updates",
     "dropout",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lmcore.accelerator import Problem
     from lmcore_conformance.bench import Bench
 
 __all__ = ["REQUIREMENTS", "Requirement"]
@@ -22,12 +24,14 @@ class Requirement:
         offered: True if the device's records offer it; None if only its checks can show that.
         ability: The attribute of `Device` that it is, if it is one.
         reason: Returns why it is missing, if the device's record has no reason.
+        flag: Option of a run that needs it, and that is refused without it.
     """
 
     summary: str
     offered: Callable[[Bench], bool] | None = None
     ability: str = ""
     reason: Callable[[Bench], str] | None = None
+    flag: str = ""
 
     def why_missing(self, bench: Bench) -> str | None:
         """Return why the device does not offer it; None if it does, or if that is not known."""
@@ -37,12 +41,51 @@ class Requirement:
         reason = self.reason(bench) if self.reason else reason
         return f"the device does not offer {self.summary}" + (f" ({reason})" if reason else "")
 
+    def why_wrongly_closed(self, name: str, bench: Bench) -> str | None:
+        """Return why it must not be declared as closed by *name*; None if it may be."""
+        if self.offered is None or not self.offered(bench):
+            return None
+        if not self.flag:
+            return f"`{name}` is closed, and the device offers {self.summary}"
+        return (
+            f"`{name}` is closed, and a run with `{self.flag}` is not refused: it needs "
+            f'{self.summary}; give the device the reason, by `missing={{"{name}": ...}}`'
+        )
+
 
 def _ability(summary: str, name: str) -> Requirement:
     def offered(bench: Bench) -> bool:
         return getattr(bench.device, name) is not None
 
     return Requirement(f"{summary}, by `{name}`", offered, name)
+
+
+def _setting(summary: str, name: str) -> Requirement:
+    """Return an ability without a function, for which a run asks by a setting of its name."""
+    flag = f"--{name}"
+
+    def why(bench: Bench) -> str:
+        return "; ".join(one.why or one.what for one in _problems_of_flag(bench, flag))
+
+    return Requirement(summary, lambda b: not _problems_of_flag(b, flag), name, why, flag)
+
+
+@lru_cache(maxsize=8)
+def _problems_of_flag(bench: Bench, flag: str) -> list[Problem]:
+    """Return the problems that device and plugins have with a run with *flag*, and not without."""
+    from lmcore.config.load import load_config
+    from lmcore.plugin import validate_config
+    from lmcore.plugin.registrations import plugin_sections
+
+    plugins = bench.plugins
+    sections = plugin_sections(plugins)
+    without, found = (
+        validate_config(
+            plugins, bench.selection, bench.device, load_config(flags, plugins=sections).config
+        )
+        for flags in ([], [flag])
+    )
+    return [problem for problem in found if problem not in without]
 
 
 def _dtype(name: str) -> Callable[[Bench], bool]:
@@ -64,6 +107,15 @@ def _mixed(bench: Bench) -> bool:
 
 def _backend(bench: Bench) -> bool:
     return any(backend.available() is None for backend in bench.backends)
+
+
+def _averages(bench: Bench) -> bool:
+    """Return True if the backend that a run uses claims to average."""
+    from lmcore.plugin import choose_comm_backend
+
+    usable = [backend for backend in bench.backends if backend.available() is None]
+    own = [backend for backend in usable if backend.device_type == bench.device.type]
+    return bool(own) and choose_comm_backend(own).supports_average
 
 
 def _no_backend(bench: Bench) -> str:
@@ -96,17 +148,21 @@ REQUIREMENTS = MappingProxyType(
             "the recompute policies `offload` and `full-offload`",
             _recompute("offload", "full-offload"),
         ),
-        "deterministic": Requirement("bitwise repeatable training with `--deterministic`"),
+        "deterministic": _setting(
+            "bitwise repeatable training with `--deterministic`", "deterministic"
+        ),
         "convolution": Requirement("torch's two-dimensional convolutions"),
         "distributed": Requirement("a communication backend", _backend, reason=_no_backend),
         "all_to_all": Requirement("the collective `all_to_all`"),
         "reduce_scatter": Requirement("the collective `reduce_scatter`"),
         "gather_scatter": Requirement("the collectives `gather`, `scatter` and `reduce`"),
         "send_recv": Requirement("sends from one process to another"),
-        "average": Requirement("collectives that average"),
+        "average": Requirement(
+            "collectives that average, by `CommBackend.supports_average`", _averages
+        ),
         "ddp": Requirement("torch's `DistributedDataParallel`"),
         "fsdp": Requirement("torch's `fully_shard`"),
-        "compile": Requirement("`torch.compile`"),
+        "compile": _setting("`torch.compile`", "compile"),
         "graph_capture": _ability("work that is captured and replayed", "new_graph"),
         "constant_projection": _ability("projections by constant weights", "constant_projection"),
         "next_token_attention": _ability(

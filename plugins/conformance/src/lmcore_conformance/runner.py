@@ -32,6 +32,9 @@ _BACKEND = "distributed"
 
 _RANKS = 2
 
+_RAISED = "it raised "
+"""First words of the detail of a check that ended with an error."""
+
 _MOST_HANGS = 3
 """Number of checks that hang after which those behind them in a group are not made."""
 
@@ -316,10 +319,11 @@ def _joined(results: Sequence[Result], *, many: bool) -> Result:
         *(Status.FAILED, Status.GAP, Status.NOT_RUN, Status.NOT_APPLICABLE),
         Status.PASSED,
     ]
-    worst = min(results, key=lambda result: order.index(result.status))
+    # An error of one process is often the effect of another one that ended with a finding.
+    worst = min(results, key=lambda one: (order.index(one.status), one.detail.startswith(_RAISED)))
     if not many or worst.status is not Status.FAILED:
         return worst
-    findings = list(dict.fromkeys(line for result in results for line in result.findings))
+    findings = list(dict.fromkeys(line for one in (worst, *results) for line in one.findings))
     return Result(worst.id, worst.status, worst.detail, tuple(findings), worst.seconds)
 
 

@@ -31,7 +31,7 @@ from lmcore.data.blend.check import inspect_sources
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import build_tokenizer
-from lmcore.parallel.parallel_model import parallelize
+from lmcore.parallel.parallel_model import ParallelModel, parallelize
 from lmcore.parallel.random_states import random_states, seed_everything
 from lmcore.plugin import build_op_table, create_device
 from lmcore.plugin.registrations import plugin_sections
@@ -151,6 +151,7 @@ class TinyRuns:
         host: bool = False,
         processes: Processes | None = None,
         around_step: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        see: Callable[[str, Tensor], None] | None = None,
     ) -> Trained:
         """Train and return the results.
 
@@ -160,12 +161,13 @@ class TinyRuns:
             host: True to train on the CPU, by its own plugin.
             processes: processes that train together and all call this; None: this one alone.
             around_step: makes the context of each step.
+            see: gets the name and the gradient of each weight, before gradients are clipped.
         """
         plan = self._plan(flags, processes.rank.world_size if processes else 1)
         plugins, selection, device = self._place(host=host)
         with deterministic_algorithms(wanted=plan.config.accelerator.deterministic):
             runtime = _runtime(plan, plugins, selection, device, processes)
-            return self._trained(plan, runtime, steps, around_step)
+            return self._trained(plan, runtime, steps, around_step, see)
 
     def _plan(self, flags: str, world_size: int) -> RunPlan:
         arguments = [*shape_flags().split(), *self._op_flags()]
@@ -207,6 +209,7 @@ class TinyRuns:
         runtime: Runtime,
         steps: int,
         around_step: Callable[[], AbstractContextManager[Any]],
+        see: Callable[[str, Tensor], None] | None = None,
     ) -> Trained:
         directory = Path(plan.config.checkpoint.save or self.folder / "unused")
         datasets = build_datasets(plan, self.tokenizer, directory)
@@ -222,6 +225,8 @@ class TinyRuns:
             if plan.config.training.step_graph:
                 parallel.capture_graph(runtime.device)
             state = TrainState.create(parallel, plan, runtime)
+            if see is not None:
+                _show_gradients(parallel, see)
             step = TrainStep(state, plan, runtime)
         restore(state, plan, runtime, order=order)
         state.model.train()
@@ -287,6 +292,20 @@ def tiny_runs(bench: Bench) -> Iterator[TinyRuns]:
         yield runs
     if bench.subject and bench.subject not in runs.used:
         raise NotApplicable(f"its runs use nothing of plugin `{bench.subject}`")
+
+
+def _show_gradients(parallel: ParallelModel, see: Callable[[str, Tensor], None]) -> None:
+    """Have a model show the gradients of each step to a function, when they are complete."""
+    complete = parallel.gradients
+
+    def gradients() -> list[Tensor]:
+        found = complete()
+        for local in parallel.parameters:
+            if local.tensor.grad is not None:
+                see(local.name, local.tensor.grad)
+        return found
+
+    parallel.gradients = gradients  # type: ignore[method-assign]  # of this one model
 
 
 def _runtime(

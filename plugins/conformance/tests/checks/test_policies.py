@@ -66,6 +66,35 @@ def test_wrong_precisions(run: Any) -> None:
     assert "`bf16`: after 500 uses of its `context()`: precision `bf16` is not" in str(found)
 
 
+@pytest.mark.parametrize(
+    "mode, message",
+    [
+        (
+            "rounds-own",
+            "`bf16`: gradients of 28 weights of a GPT, such as ",
+        ),
+        ("fp16-unscaled", "`fp16`: gradients of 1e-09 become 0 in float16, and it does not claim"),
+    ],
+)
+def test_a_precision_that_loses_gradients(run: Any, mode: str, message: str) -> None:
+    """Rounded in the core's modules alone, which are no modules of torch; lost below float16."""
+    found = run(mode, "train.precision-in-force")["train.precision-in-force"].findings
+    assert len(found) == 1, found
+    assert found[0].startswith(message), found
+
+
+def test_a_boundary_that_rounds(run: Any) -> None:
+    """The finding names the weight, which is close to the host's after a few steps."""
+    found = run("boundary-rounds", "device.step-boundary")["device.step-boundary"].findings
+    assert "`step_boundary` changes numbers: a weight has others after it" in found
+
+
+def test_a_stream_that_begins_anew(run: Any) -> None:
+    """A tracker that repeats a stream's numbers drops the same elements in every layer."""
+    found = run("repeats-streams", "device.rng-streams")["device.rng-streams"].findings
+    assert found == ("a stream draws the same numbers at each entry: it begins anew",)
+
+
 def test_a_step_boundary_that_draws_and_keeps(run: Any) -> None:
     """Both faults are named."""
     found = run("keeps-and-draws", "device.step-boundary")["device.step-boundary"].findings

@@ -31,7 +31,10 @@ def create_device() -> Device:
         index,
         dtypes=frozenset({"float32", "float64", "bfloat16", "float16"}),
         health=_health(index),
-        missing={"peak_flops": "a simulated device has no peak; it is as fast as the host"},
+        missing={
+            "peak_flops": "a simulated device has no peak; it is as fast as the host",
+            "compile": "torch's compiler has no code generator for it",
+        },
         facts={
             "devices": torch.accelerator.device_count(),
             "memory_bytes": total,

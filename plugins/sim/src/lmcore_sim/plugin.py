@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmcore.accelerator import (
     Check,
@@ -14,14 +14,10 @@ from lmcore.accelerator import (
     OpImpl,
     PluginInfo,
     Probe,
-    Problem,
     buffer_stager,
     host_copy_stager,
 )
 from lmcore.hookspecs import hookimpl
-
-if TYPE_CHECKING:
-    from lmcore.config.section import Config
 
 _KERNELS = "lmcore_sim.kernels"
 _DETERMINISTIC = frozenset({"deterministic"})
@@ -88,20 +84,6 @@ def lmcore_op_impls() -> list[OpImpl]:
 def lmcore_checkpoint_stagers(device: Device) -> list[CheckpointStager]:
     """Offer pinned buffers, and new tensors."""
     return [buffer_stager(device, priority=10), host_copy_stager()]
-
-
-@hookimpl
-def lmcore_validate_config(config: Config) -> list[Problem]:
-    """Refuse to compile: torch's compiler writes no code for a device unknown to it."""
-    if not config.training.compile:
-        return []
-    return [
-        Problem(
-            "`--compile` does not work on the simulated device",
-            why="torch's compiler has no code generator for it",
-            hint="leave `--compile` out, or use `--device cpu`",
-        )
-    ]
 
 
 @hookimpl

@@ -131,4 +131,6 @@ def device_from_torch(
         index: ordinal on this host.
         overrides: attributes of the device.
     """
-    return from_torch(_sim(device_type), index, **overrides)
+    reason = "torch's compiler has no code generator for the simulated device"
+    missing = {**overrides.pop("missing", {}), "compile": reason}
+    return from_torch(_sim(device_type), index, missing=missing, **overrides)

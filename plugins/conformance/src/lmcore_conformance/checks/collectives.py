@@ -161,8 +161,9 @@ def all_to_all(bench: RankBench) -> str:
     takes = [sizes[peer][rank] for peer in range(size)]
     found = torch.empty(sum(takes), device=bench.torch_device)
     distributed.all_to_all_single(found, given[rank].to(bench.torch_device), takes, sizes[rank])
-    right = torch.cat([given[peer].split(sizes[peer])[rank] for peer in range(size)])
-    expect(bench, "unequal parts", found, right)
+    wanted = [given[peer].split(sizes[peer])[rank] for peer in range(size)]
+    instead = {"the parts of the ranks in reverse order": torch.cat(wanted[::-1])}
+    expect(bench, "unequal parts", found, torch.cat(wanted), instead)
     count = LARGE[0] // size * size
     for dtype, parts in ((torch.float32, 3 * size), (torch.bfloat16, 3 * size), (None, count)):
         given = wide(size, dtype or torch.float32, parts)
@@ -194,19 +195,22 @@ def gather_scatter(bench: RankBench) -> str:
             parts = list(gathered.chunk(bench.size)) if is_root else None
             distributed.gather(mine, parts, root, group=among)
             if is_root:
-                right = torch.cat(every)
-                expect_in_view(bench, f"gather at {root}, {label}", gathered, around, right)
+                right, reverse = torch.cat(every), torch.cat(every[::-1])
+                instead = {"those of the ranks in reverse order": reverse}
+                what = f"gather at {root}, {label}"
+                expect_in_view(bench, what, gathered, around, right, instead)
             received, around = new_view(bench, count, dtype)
             rows = [row.to(bench.torch_device) for row in every] if is_root else None
             distributed.scatter(received, rows, root, group=among)
-            right = every[bench.rank]
-            expect_in_view(bench, f"scatter from {root}, {label}", received, around, right)
+            what, instead = f"scatter from {root}, {label}", those_of(every)
+            expect_in_view(bench, what, received, around, every[bench.rank], instead)
             total, around = new_view(bench, count, dtype)
             total.copy_(mine)
             distributed.reduce(total, root, group=among)
             if is_root:
-                right = torch.stack(every).sum(0)
-                expect_in_view(bench, f"reduce at {root}, {label}", total, around, right)
+                right, instead = torch.stack(every).sum(0), {"not reduced": every[root]}
+                what = f"reduce at {root}, {label}"
+                expect_in_view(bench, what, total, around, right, instead)
     return "at each rank"
 
 

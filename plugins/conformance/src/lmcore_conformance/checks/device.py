@@ -87,8 +87,8 @@ def current(bench: Bench) -> str:
 
 @_check(
     "device.declaration",
-    "The device does not offer an ability declared as closed, and gives a reason for each missing"
-    " ability.",
+    "The device does not offer an ability declared as closed, a run that asks for the ability is "
+    "refused, and each missing ability has a reason.",
     reason="`lmcore doctor` and errors show the reasons; an ability declared as closed would be "
     "used without a check.",
 )
@@ -99,11 +99,9 @@ def declaration(bench: Bench) -> str:
         for name, reason in bench.device.missing.items()
         if len(reason.split()) < 2
     ]
-    faults += [
-        f"`{name}` is closed, and the device offers {requirement.summary}"
-        for name, requirement in REQUIREMENTS.items()
-        if name in bench.closed and requirement.offered is not None and requirement.offered(bench)
-    ]
+    closed = {name: REQUIREMENTS[name] for name in REQUIREMENTS if name in bench.closed}
+    wrong = (one.why_wrongly_closed(name, bench) for name, one in closed.items())
+    faults += [fault for fault in wrong if fault is not None]
     faults += [
         f"`Device.dtypes` has `{name}`, which torch lacks"
         for name in sorted(bench.device.dtypes)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, distributed
 
 from lmcore_conformance.process.exchanged import LARGE, OPERATIONS, expect, wide
-from lmcore_conformance.registry import Failure, Gap, check
+from lmcore_conformance.registry import Failure, check
 
 if TYPE_CHECKING:
     from lmcore_conformance.process.ranks import RankBench
@@ -121,8 +121,6 @@ _WAYS: dict[str, Callable[[Tensor, Any, Any], Tensor]] = {
 )
 def average(bench: RankBench) -> str:
     """Average numbers whose mean is exact, few and as many as a gradient bucket has."""
-    if not bench.processes.backend.supports_average:
-        raise Gap("the backend declares that it cannot (`supports_average`)")
     for dtype, count in (
         *((torch.float32, 1001), (torch.bfloat16, 1001)),
         *((torch.float32, LARGE[0]), (torch.bfloat16, LARGE[0])),

@@ -37,7 +37,7 @@ _HOST_SLACK = 8 * 2**20
 @_check(
     "device.health",
     "`health` returns None on a device that computes, and takes milliseconds, also while work is "
-    "queued; it draws no random numbers and keeps no memory.",
+    "queued; it changes no tensor, draws no random numbers and keeps no memory.",
     reason="A run asks for it every few steps, and ends if it returns a reason.",
 )
 def health(bench: Bench) -> str:
@@ -67,8 +67,8 @@ def health(bench: Bench) -> str:
 @_check(
     "device.step-boundary",
     "`step_boundary` can be called at any time and runs what a lazy device has recorded: steps do "
-    "not become slower, and have the host's results; it draws no random numbers and "
-    "keeps no memory.",
+    "not become slower, and have the host's results; it changes no tensor, draws no random "
+    "numbers and keeps no memory.",
     reason="A lazy device that is not told to run records the whole run; each step then contains "
     "all earlier ones.",
 )
@@ -189,8 +189,26 @@ def inference_mode(bench: Bench) -> str:
 
 def _side_effects(bench: Bench, call: Callable[[], object]) -> Iterator[str]:
     """Yield what a function does that is called between steps, and only reads or starts work."""
+    yield from _changes(bench, call)
     yield from _draws(bench, call)
     yield from _keeps(bench, call)
+
+
+def _changes(bench: Bench, call: Callable[[], object]) -> Iterator[str]:
+    """Yield the tensors that have other numbers after a call."""
+    weight = bench.values(97).float().to(bench.torch_device).requires_grad_()
+    weight.grad = bench.values(97, seed=1).float().to(bench.torch_device)
+    live = {"a weight": weight, "a gradient": weight.grad}
+    live["an activation"] = bench.values(97, seed=2).float().to(bench.torch_device)
+    before = {name: _bits(tensor).clone() for name, tensor in live.items()}
+    call()
+    for name, tensor in live.items():
+        if not torch.equal(_bits(tensor), before[name]):
+            yield f"changes numbers: {name} has others after it"
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().view(torch.int32)
 
 
 def _draws(bench: Bench, call: Callable[[], object]) -> Iterator[str]:
@@ -212,11 +230,19 @@ def _draws(bench: Bench, call: Callable[[], object]) -> Iterator[str]:
 
 
 def _keeps(bench: Bench, call: Callable[[], object]) -> Iterator[str]:
-    """Yield if many calls leave memory in use."""
+    """Yield if many calls leave memory in use, and do so again."""
+    call()
+    # Other processes may take memory meanwhile, where the figure is the device's or the host's.
+    left = min(_left_in_use(bench, call) for _ in range(2))
+    if left:
+        yield f"keeps memory: {_CALLS} calls leave {left / 2**20:.1f} MiB more in use"
+
+
+def _left_in_use(bench: Bench, call: Callable[[], object]) -> int:
+    """Return the bytes that many calls leave in use; 0 if few, or if there is no figure."""
     stats = bench.device.memory_stats
     if stats is None:
-        return
-    call()
+        return 0
     gc.collect()
     bench.device.synchronize()
     before = stats().allocated
@@ -225,8 +251,7 @@ def _keeps(bench: Bench, call: Callable[[], object]) -> Iterator[str]:
     gc.collect()
     bench.device.synchronize()
     left = stats().allocated - before
-    if left > (_HOST_SLACK if bench.is_host else _SLACK):
-        yield f"keeps memory: {_CALLS} calls leave {left / 2**20:.1f} MiB more in use"
+    return left if left > (_HOST_SLACK if bench.is_host else _SLACK) else 0
 
 
 def _products(bench: Bench, count: int) -> None:

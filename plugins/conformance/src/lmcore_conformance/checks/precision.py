@@ -37,6 +37,13 @@ _ROWS, _INNER, _OUTER = 64, 32, 48
 _LOW_BITS = 0x1FFF
 """Bits of float32 that neither float16 nor bfloat16 has."""
 
+_PASSES = 8
+"""Backward passes whose gradients are added: in a half precision one has no bits of float32."""
+
+_ROUNDED = (
+    "have the bits of a half precision alone: they are rounded, and it promises float32 by `reduce`"
+)
+
 _SMALL = 1e-9
 """A gradient that float16 cannot hold; a loss scale keeps it."""
 
@@ -72,7 +79,11 @@ def precision_in_force(bench: Bench) -> str:
             except LmcoreError as error:
                 late = f"after {_MANY} uses of its `context()`: " if policy.name in used else ""
                 faults.append(f"`{policy.name}`: {late}{error.what}: {error.why}")
-            found = (*_lost_bits(bench, policy), *_underflow(bench, policy))
+            found = (
+                *_lost_bits(bench, policy),
+                *_rounded_in_gpt(runs, policy),
+                *_underflow(bench, policy),
+            )
             faults += [f"`{policy.name}`: {fault}" for fault in found]
         if faults:
             raise Failure(*faults)
@@ -171,20 +182,45 @@ def _lost_bits(bench: Bench, policy: PrecisionPolicy) -> Iterator[str]:
 
 def _rounded_gradients(bench: Bench, policy: PrecisionPolicy, module: nn.Module) -> Iterator[str]:
     """Compute gradients of a prepared layer; yield the ones without bits of float32."""
-    # In a lower precision one pass has no more bits than it; the sum of two passes has.
-    passes = 1 if _pass(bench, policy, module, 0).dtype == torch.float32 else 2
+    # In a lower precision one pass has no more bits than it; a sum of passes has.
+    passes = 1 if _pass(bench, policy, module, 0).dtype == torch.float32 else _PASSES
     module.zero_grad()
     for seed in range(passes):
         _backward(bench, _pass(bench, policy, module, seed), seed=seed + 9)
     for name, parameter in module.named_parameters():
-        grad = parameter.grad
-        if grad is None or grad.dtype != torch.float32:
-            continue  # `verify` says so
-        if not (grad.cpu().view(torch.int32) & _LOW_BITS).any():
-            yield (
-                f"gradients of `{name}` of a `{type(module).__name__}` have the bits of a half "
-                "precision alone: they are rounded, and it promises float32 by `reduce`"
-            )
+        if parameter.grad is not None and _is_rounded(parameter.grad):
+            yield f"gradients of `{name}` of a `{type(module).__name__}` {_ROUNDED}"
+
+
+def _rounded_in_gpt(runs: TinyRuns, policy: PrecisionPolicy) -> Iterator[str]:
+    """Train a step of the tiny model; yield if gradients of some weights are rounded.
+
+    Its modules are the core's, which a policy may treat otherwise than torch's.
+    """
+    if policy.reduce != "float32":
+        return
+    rounded: list[str] = []
+
+    def see(name: str, grad: Tensor) -> None:
+        if _is_rounded(grad):
+            rounded.append(name)
+
+    flags = f"--precision {policy.name} --micro-batch-size 1 --global-batch-size {_PASSES}"
+    flags += " --initial-loss-scale 256" if policy.loss_scaling else ""
+    try:
+        runs.train(flags, steps=1, see=see)
+    except LmcoreError as error:
+        yield f"{error.what}: {error.why}"
+    if rounded:
+        weights = f"{counted(len(rounded), 'weight')} of a GPT, such as `{rounded[0]}`,"
+        yield f"gradients of {weights} {_ROUNDED}"
+
+
+def _is_rounded(grad: Tensor) -> bool:
+    """Return True if a gradient in float32 has no bit that a half precision lacks."""
+    if grad.dtype != torch.float32 or not grad.any() or not grad.isfinite().all():
+        return False  # other checks say whether dtype and numbers are right
+    return not (grad.detach().cpu().contiguous().view(torch.int32) & _LOW_BITS).any()
 
 
 def _pass(bench: Bench, policy: PrecisionPolicy, module: nn.Module, seed: int) -> Tensor:

@@ -26,7 +26,7 @@ from lmcore_conformance.op.case import (
     swiglu_case,
 )
 
-__all__ = ["PRIMES", "huge_cases", "large_cases", "width_cases"]
+__all__ = ["BATCHED", "PRIMES", "block_case", "huge_cases", "large_cases", "width_cases"]
 
 PRIMES = "prime sizes"
 """Label of the case that is also computed with arguments that are not contiguous."""
@@ -230,3 +230,40 @@ def huge_cases(op: str) -> list[Case]:
     One has more than 16,384 rows and 2^22 elements, the other more than 65,535 rows or heads.
     """
     return [_HUGE_MAKERS[op](), _TALL_MAKERS[op]()]
+
+
+_BLOCK_MAKERS: Mapping[str, Callable[[str], Case]] = {
+    "attention": lambda label: attention_case(label, (1, 3, 5, 64), causal=True),
+    "rotary_embedding": lambda label: rotary_case(label, randn(1, 3, 5, 64), 32),
+    "scaled_masked_softmax": lambda label: softmax_case(
+        label, 9 * randn(1, 3, 5, 67), padding(1, 67), 0.3
+    ),
+    "layer_norm": lambda label: norm_case("layer_norm", label, randn(1, 7, 257)),
+    "rms_norm": lambda label: norm_case("rms_norm", label, randn(1, 7, 257)),
+    "linear": lambda label: linear_case(label, randn(1, 7, 67), 67),
+    "bias_gelu": lambda label: gelu_case(label, randn(1, 7, 257)),
+    "swiglu": lambda label: swiglu_case(label, randn(1, 7, 2 * 257)),
+    "bias_dropout_add": lambda label: added_case(label, 1, 7, 257),
+    "cross_entropy": lambda label: entropy_case(label, randn(7, 257)),
+    "linear_cross_entropy": lambda label: head_case(label, 7, 257, 5),
+}
+
+BATCHED: Mapping[str, tuple[int, ...]] = {
+    "attention": (0, 1, 2),
+    "rotary_embedding": (0,),
+    "scaled_masked_softmax": (0, 1),
+    "layer_norm": (0,),
+    "rms_norm": (0,),
+    "linear": (0,),
+    "bias_gelu": (0,),
+    "swiglu": (0,),
+    "bias_dropout_add": (0, 2),
+    "cross_entropy": (0, 1),
+    "linear_cross_entropy": (0, 2, 3),
+}
+"""Positions of the arguments whose first dim counts samples or tokens."""
+
+
+def block_case(op: str, label: str) -> Case:
+    """Return a small case of an op, which is repeated along the first dim for a large call."""
+    return _BLOCK_MAKERS[op](label)

@@ -62,6 +62,9 @@ _PLACES = tuple(
 _WORKERS = (1, 2, 64, 1024)
 """Numbers of workers on a host; few hosts have cores for as many."""
 
+_ZERO_IS_ALL = frozenset({"RAYON_NUM_THREADS"})
+"""Variables in which 0 means as many as there are cores."""
+
 _COUNTS = ("_NUM_THREADS", "_MAX_THREADS", "_MAX_CONNECTIONS")
 """Ends of the names of variables that are numbers of at least 1, as of OMP, MKL, OpenBLAS, CUDA."""
 
@@ -214,6 +217,8 @@ def _launch(bench: Bench) -> Iterator[Check]:
         try:
             found = call_hook(bench.record, hook, probe=bench.probe, rank_info=given)
         except PluginError as error:
+            if _are_too_many(bench, place):  # which a plugin may refuse
+                continue
             yield Check(hook, CheckStatus.FAILED, f"{at} {error.what}")
             return
         if given != place:
@@ -244,9 +249,16 @@ def _last_of(count: int) -> dict[str, int]:
     }
 
 
+def _are_too_many(bench: Bench, place: Mapping[str, int]) -> bool:
+    """Return True if more workers are on a host than the trials before had, and than devices."""
+    assert bench.probe is not None
+    is_host = bench.probe.device_type == CPU
+    return not is_host and place["local_world_size"] > max(2, bench.probe.count)
+
+
 def _is_too_few(name: str, value: str) -> bool:
     """Return True if a variable that counts threads or connections has no positive number."""
-    if not name.endswith(_COUNTS):
+    if not name.endswith(_COUNTS) or name in _ZERO_IS_ALL:
         return False
     numbers = value.split(",")  # OMP_NUM_THREADS takes one for each level
     return not all(number.strip().isdecimal() and int(number) >= 1 for number in numbers)

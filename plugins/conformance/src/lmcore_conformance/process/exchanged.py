@@ -141,14 +141,19 @@ def new_view(bench: RankBench, count: int, dtype: torch.dtype) -> tuple[Tensor, 
 
 
 def expect_in_view(
-    bench: RankBench, label: str, view: Tensor, around: Tensor, right: Tensor
+    bench: RankBench,
+    label: str,
+    view: Tensor,
+    around: Tensor,
+    right: Tensor,
+    instead: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Compare a view of `new_view`, and what is beside it.
+    """Compare a view of `new_view`, and what is beside it; *instead* is for `expect`.
 
     Raises:
         Failure: It is wrong, or a number beside it has changed.
     """
-    expect(bench, label, view, right)
+    expect(bench, label, view, right, instead)
     marks = around.cpu()
     for side, guard in (("before", marks[:_GUARD].flip(0)), ("after", marks[-_GUARD:])):
         places = (guard != _MARK).nonzero()

@@ -97,6 +97,45 @@ def narrows_broadcast():
         return plain(tensor, *arguments, **more)
 
 
+def pads_all_to_all_single():
+    pads("all_to_all_single")
+
+
+def exchanges_in_reverse():
+    """Put parts of unequal sizes into the output from the last rank's to the first rank's."""
+
+    @replace("all_to_all_single")
+    def all_to_all_single(plain, output, given, takes=None, gives=None, **more):
+        work = plain(output, given, takes, gives, **more)
+        if takes is not None:
+            output.copy_(torch.cat(output.split(takes)[::-1]))
+        return work
+
+
+def gathers_in_reverse():
+    """Put the tensors of a gather into the list from its end."""
+
+    @replace("gather")
+    def gather(plain, tensor, parts=None, root=0, **more):
+        return plain(tensor, parts[::-1] if parts else parts, root, **more)
+
+
+def scatters_the_first():
+    """Send every rank the first tensor of the root."""
+
+    @replace("scatter")
+    def scatter(plain, tensor, rows=None, root=0, **more):
+        return plain(tensor, [rows[0]] * len(rows) if rows else rows, root, **more)
+
+
+def reduces_at_the_first():
+    """Reduce at rank 0, whichever is the root."""
+
+    @replace("reduce")
+    def reduce(plain, tensor, root=0, **more):
+        return plain(tensor.clone() if distributed.get_rank() else tensor, 0, **more)
+
+
 def divides_by_the_world():
     """Average in every group as in the whole run."""
 

@@ -1,6 +1,7 @@
 """The fake's device, backend and policies."""
 
 import dataclasses
+import gc
 import os
 import random
 import time
@@ -16,6 +17,7 @@ from lmcore.accelerator import (
     PendingCopy,
     PrecisionPolicy,
     RecomputePolicy,
+    RngTracker,
     autocast_policy,
     double_precision_policy,
     full_precision_policy,
@@ -95,6 +97,35 @@ def keeps_and_draws(device):
     """Keep memory at each step boundary, and draw a number."""
     kept = []
     return {"step_boundary": lambda: kept.append(torch.rand(65536))}
+
+
+def fp16_unscaled(device):
+    return {"dtypes": device.dtypes | {"float16"}}
+
+
+def repeats_streams(device):
+    """Begin each stream again when it is entered."""
+
+    class Tracker(RngTracker):
+        @contextmanager
+        def fork(self, name):
+            begin = self._states[name]
+            with super().fork(name):
+                yield
+            self._states[name] = begin
+
+    return {"new_rng_tracker": lambda: Tracker(device)}
+
+
+def boundary_rounds(device):
+    """Round every number in float32 that Python holds at a step boundary."""
+
+    def boundary():
+        for one in gc.get_objects():
+            if type(one) is torch.Tensor and one.dtype == torch.float32:
+                one.data = one.data.bfloat16().float()
+
+    return {"step_boundary": boundary}
 
 
 def no_memory(device):
@@ -253,6 +284,11 @@ def precisions(device, fake):
     if fake == "rounds":
         bf16 = dataclasses.replace(bf16, context=_at_first(bf16.context))
         fp32 = dataclasses.replace(fp32, prepare=_round)
+    if fake == "rounds-own":
+        bf16 = dataclasses.replace(bf16, prepare=_round_own)
+    own = [full_precision_policy(), autocast_policy(device, name="fp16", compute="float16")]
+    if fake == "fp16-unscaled":
+        return own
     return [fp32, bf16, double_precision_policy()]
 
 
@@ -264,6 +300,19 @@ def _at_first(context):
         return context() if len(entries) <= 40 else nullcontext()
 
     return some
+
+
+def _round_own(model):
+    """Round gradients of the core's modules alone."""
+    for module in model.modules():
+        if type(module).__module__.startswith("lmcore."):
+            for weight in module.parameters(recurse=False):
+                weight.register_hook(lambda grad: grad.bfloat16().float())
+                weight.register_post_accumulate_grad_hook(_round_sum)
+
+
+def _round_sum(weight):
+    weight.grad = weight.grad.bfloat16().float()
 
 
 def _round(model):

@@ -78,6 +78,16 @@ def reserves_nothing(device):
     return {"memory_stats": lambda: dataclasses.replace(device.memory_stats(), reserved=0)}
 
 
+def counts_cache(device):
+    """Count the memory of the cache as in use."""
+
+    def stats():
+        found = device.memory_stats()
+        return dataclasses.replace(found, allocated=found.reserved)
+
+    return {"memory_stats": stats}
+
+
 def unpinned(device):
     return {"pin_memory": lambda tensor: tensor.clone()}
 
@@ -86,3 +96,33 @@ def always_0(device):
     """Have every process use the first device."""
     first = type(device).from_torch("sim", 0, dtypes=device.dtypes)
     return {field.name: getattr(first, field.name) for field in dataclasses.fields(first)}
+
+
+def health_waits(device):
+    """Wait for all work before the device is called healthy."""
+
+    def health():
+        torch.accelerator.synchronize(device.index)
+
+    return {"health": health}
+
+
+def boundary_waits(device):
+    return {"step_boundary": device.synchronize}
+
+
+def boundary_reads(device):
+    """Read a number of the device at each step boundary, which waits for its queue."""
+    one = torch.ones(1, device=device.torch_device)
+    return {"step_boundary": one.item}
+
+
+def health_reads_unpinned(device):
+    """Read in `health`, on a device without pinned memory."""
+    one = torch.ones(1, device=device.torch_device)
+    missing = {**device.missing, "pin_memory": "not written yet"}
+
+    def health():
+        (one + 1).item()
+
+    return {"health": health, "pin_memory": None, "missing": missing}
