@@ -44,7 +44,7 @@ _OPEN_GROUPS = ("plugin",)
 """Commands of the core that are groups, to which plugins may add `GROUP NAME`."""
 _CORPUS = r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)*"  # names files
 _TOKENIZER = r"[A-Za-z][A-Za-z0-9_.-]*"
-_FAMILY = r"[a-z][a-z0-9-]*"
+_RECORD = r"[a-z][a-z0-9-]*"
 _TARGET = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*"
 _NOBODY: Mapping[str, str] = MappingProxyType({})
 
@@ -278,7 +278,40 @@ class TokenizerRegistry(_Registry["TokenizerFactory"]):
         self.found[claimed] = factory
 
 
-class FamilyRegistry(_Registry["Family"]):
+class _RecordRegistry(_Registry[T]):
+    """The records of one plugin, each with its name."""
+
+    def _claim_record(self, record: object, wanted: type, name: str = "name") -> str:
+        """Return the name of a record if it is one, and its name well formed and free.
+
+        Args:
+            record: Object that a plugin registers.
+            wanted: Type of the records.
+            name: Attribute that has the name.
+
+        Raises:
+            PluginError: It is something else, or the name is malformed or taken.
+        """
+        if not isinstance(record, wanted):
+            raise self._error(
+                f"registers the {self.kind} {record!r:.100}",
+                why=f"a {self.kind} is a record, `{wanted.__module__}.{wanted.__name__}`",
+            )
+        return self._claim(
+            getattr(record, name), _RECORD, "letters, digits and dashes, a letter first"
+        )
+
+    def _require_targets(self, name: str, **targets: str) -> None:
+        """Raise a `PluginError` unless fields of a record name functions."""
+        for field, target in targets.items():
+            if not _is_target(target):
+                raise self._error(
+                    f"registers the {self.kind} `{name}` with {target!r:.100}",
+                    why=f"`{field}` has the form `package.module:function`",
+                )
+
+
+class FamilyRegistry(_RecordRegistry["Family"]):
     """Registry of the hook `lmcore_add_families`."""
 
     kind = "model family"
@@ -294,12 +327,7 @@ class FamilyRegistry(_Registry["Family"]):
         """
         from lmcore.model.family import Family  # not loaded without families of plugins
 
-        if not isinstance(family, Family):
-            raise self._error(
-                f"registers the model family {family!r:.100}",
-                why="a family is a record, `lmcore.model.family.Family`",
-            )
-        claimed = self._claim(family.key, _FAMILY, "letters, digits and dashes, a letter first")
+        claimed = self._claim_record(family, Family, "key")
         if family.matches is not None:
             raise self._error(
                 f"registers the model family `{claimed}` with `matches`",
@@ -308,7 +336,7 @@ class FamilyRegistry(_Registry["Family"]):
         self.found[claimed] = family
 
 
-class FormatRegistry(_Registry["CheckpointFormat"]):
+class FormatRegistry(_RecordRegistry["CheckpointFormat"]):
     """Registry of the hook `lmcore_add_formats`."""
 
     kind = "checkpoint format"
@@ -324,24 +352,12 @@ class FormatRegistry(_Registry["CheckpointFormat"]):
         """
         from lmcore.model.checkpoint_format import CheckpointFormat  # as for families
 
-        if not isinstance(checkpoint_format, CheckpointFormat):
-            raise self._error(
-                f"registers the checkpoint format {checkpoint_format!r:.100}",
-                why="a format is a record, `lmcore.model.checkpoint_format.CheckpointFormat`",
-            )
-        claimed = self._claim(
-            checkpoint_format.name, _FAMILY, "letters, digits and dashes, a letter first"
-        )
-        for target in (checkpoint_format.read, checkpoint_format.write or checkpoint_format.read):
-            if not _is_target(target):
-                raise self._error(
-                    f"registers the checkpoint format `{claimed}` with {target!r:.100}",
-                    why="`read` and `write` have the form `package.module:function`",
-                )
-        self.found[claimed] = checkpoint_format
+        one, claimed = checkpoint_format, self._claim_record(checkpoint_format, CheckpointFormat)
+        self._require_targets(claimed, read=one.read, **({"write": one.write} if one.write else {}))
+        self.found[claimed] = one
 
 
-class EngineRegistry(_Registry["TrainingEngine"]):
+class EngineRegistry(_RecordRegistry["TrainingEngine"]):
     """Registry of the hook `lmcore_add_engines`."""
 
     kind = "training engine"
@@ -357,17 +373,8 @@ class EngineRegistry(_Registry["TrainingEngine"]):
         """
         from lmcore.model.training_engine import TrainingEngine  # as for families
 
-        if not isinstance(engine, TrainingEngine):
-            raise self._error(
-                f"registers the training engine {engine!r:.100}",
-                why="an engine is a record, `lmcore.model.training_engine.TrainingEngine`",
-            )
-        claimed = self._claim(engine.name, _FAMILY, "letters, digits and dashes, a letter first")
-        if not _is_target(engine.open):
-            raise self._error(
-                f"registers the training engine `{claimed}` with {engine.open!r:.100}",
-                why="`open` has the form `package.module:function`",
-            )
+        claimed = self._claim_record(engine, TrainingEngine)
+        self._require_targets(claimed, open=engine.open)
         self.found[claimed] = engine
 
 

@@ -40,8 +40,8 @@ class GenerateSection(LoadingSection):
 
     load: str = option(
         REQUIRED,
-        "Run directory, its `checkpoints`, one `iter_XXXXXXX`, or a Hugging Face, Megatron or "
-        "DeepSpeed directory.",
+        "Run directory, its `checkpoints`, one `iter_XXXXXXX`, or the directory of another "
+        "program, such as Hugging Face or Megatron.",
         metavar="DIR",
     )
     prompt: str | None = option(

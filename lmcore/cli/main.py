@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _LOCAL_RANK = re.compile(r"--local[-_]rank=\d+", re.ASCII)
-"""First argument from DeepSpeed's launcher, ignored: the rank is read from the environment."""
+"""First argument from other launchers, ignored: the rank is read from the environment."""
 _TERMINATED_BY_PIPE = 141  # 128 + SIGPIPE, as a shell reports it
 _INTERRUPTED = 130  # 128 + SIGINT
 

@@ -55,8 +55,8 @@ class ServeSection(LoadingSection):
 
     load: str | None = option(
         None,
-        "Run directory, its `checkpoints`, one `iter_XXXXXXX`, or a Hugging Face, Megatron or "
-        "DeepSpeed directory.",
+        "Run directory, its `checkpoints`, one `iter_XXXXXXX`, or the directory of another "
+        "program, such as Hugging Face or Megatron.",
         metavar="DIR",
     )
     compare: tuple[str, ...] = option(

@@ -20,7 +20,7 @@ def checkpoint_step(text: str) -> int | None:
 
     Args:
         text: A number, also in the form of a checkpoint's name here (`iter_0000100`) or of
-            DeepSpeed's tags (`global_step100`), or `best`.
+            another program's (`global_step100`), or `best`.
 
     Raises:
         ConfigError: It is none of these.

@@ -18,7 +18,7 @@ from typing import Any
 from lmcore.config.continued import CONTINUE_OPTION, ContinuedRun
 from lmcore.config.engine import settle_engine
 from lmcore.config.file.saved_settings import SavedSettings
-from lmcore.config.foreign.deepspeed_file import DeepSpeedFile
+from lmcore.config.foreign.engine_file import EngineFile
 from lmcore.config.foreign.megatron_flags import train_flags
 from lmcore.config.megatron_defaults import (
     DEFAULTS_OPTION,
@@ -36,6 +36,7 @@ from lmcore.config.options.flags import (
 from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, PluginSettings
 from lmcore.config.preset import PRESET_OPTION, PRESETS
 from lmcore.config.section import SECTIONS, Config, run_options
+from lmcore.config.section.parallel import ENGINE_FILE
 from lmcore.config.settings import LoadedConfig, Provenance
 from lmcore.config.settings_file import SettingsFile
 from lmcore.config.tokenizer import TokenizerSettings
@@ -82,7 +83,7 @@ SavedReader = Callable[[Path, str | None], SavedSettings]
 """Returns the settings in the checkpoint at a path, or of the step that `--ckpt-step` names."""
 ForeignReader = Callable[[Path, str | None], SavedSettings | None]
 """Returns the same of another program's checkpoint: model and tokenizer; None if there is none."""
-ForeignRunCheck = Callable[[Path, str | None], ConfigError | None]
+ForeignRunCheck = Callable[[Path, str | None], LmcoreError | None]
 """Returns the error for a path of `--continue` that is another program's, and for the step of
 `--ckpt-step`; None if it is none."""
 
@@ -158,20 +159,20 @@ def load_config(
         below_files.append(saved.model_layer(options, problems))
     below_files.append(foreign)
     is_whole &= len(problems) == known and all(file.is_whole for file in files)
-    deepspeed = _deepspeed_file(layers)
+    engine_file = _engine_file(layers)
     accumulation_steps = None
-    if deepspeed is not None:
-        below_files.append(_deepspeed_layer(deepspeed, options, layers, parsed.texts, problems))
-        warnings += deepspeed.notices()
-        accumulation_steps = deepspeed.accumulation_steps
+    if engine_file is not None:
+        below_files.append(_engine_layer(engine_file, options, layers, parsed.texts, problems))
+        warnings += engine_file.notices()
+        accumulation_steps = engine_file.accumulation_steps
     config, provenance = _merge(options, [*below_files, *layers], plugins, problems)
     loaded = LoadedConfig(
         *(config, provenance, preset, paths, (), parsed.texts, plugins, accumulation_steps)
     )
-    loaded, lines = _with_engine(loaded, deepspeed, problems)
+    loaded, lines = _with_engine(loaded, engine_file, problems)
     notices = [*_notices(parsed, loaded), *lines]
     if not all(isinstance(problem, UnsupportedFlagError) for problem in problems):
-        unread = _unread(options, parsed, files, deepspeed, layers, is_whole=is_whole)
+        unread = _unread(options, parsed, files, engine_file, layers, is_whole=is_whole)
         raise ConfigError.collect(check(loaded.without(unread)))
     if not problems:
         warnings += _new_directory(config, [one for file in files for one in file.run_directories])
@@ -181,13 +182,13 @@ def load_config(
 
 
 def _with_engine(
-    loaded: LoadedConfig, file: DeepSpeedFile | None, problems: list[LmcoreError]
+    loaded: LoadedConfig, file: EngineFile | None, problems: list[LmcoreError]
 ) -> tuple[LoadedConfig, list[str]]:
     """Return the settings with the engine of the run and all problems, and lines about both."""
     loaded, line = settle_engine(loaded)
     notices = [] if line is None else [line]
     engine = engine_named(loaded.config.parallel.engine)
-    if file is not None and not engine.takes_deepspeed_config:
+    if file is not None and engine.open and not engine.takes_file:
         problems += file.native_problems()
         line = file.native_notice()
         notices += [] if line is None else [line]
@@ -205,7 +206,7 @@ def _unread(
     options: Mapping[str, Option],
     parsed: ParsedFlags,
     files: Sequence[SettingsFile],
-    deepspeed: DeepSpeedFile | None,
+    engine_file: EngineFile | None,
     layers: Sequence[_Layer],
     *,
     is_whole: bool,
@@ -216,14 +217,14 @@ def _unread(
         options: All options.
         parsed: The command line.
         files: Files of settings.
-        deepspeed: DeepSpeed's file; None without one.
+        engine_file: File of an engine's settings; None without one.
         layers: Values of the files and the command line.
         is_whole: False if a source could not be read at all, or not completely.
     """
     in_files = {name for file in files for name in file.unread}
-    if deepspeed is not None:
-        in_files |= deepspeed.unread
-        is_whole &= deepspeed.is_readable
+    if engine_file is not None:
+        in_files |= engine_file.unread
+        is_whole &= engine_file.is_readable
     if not is_whole:
         in_files |= options.keys() - {name for layer in layers for name in layer}
     unread = parsed.unread | (in_files - parsed.values.keys())
@@ -371,20 +372,20 @@ def _flag_layer(parsed: ParsedFlags) -> _Layer:
     }
 
 
-def _deepspeed_file(layers: Sequence[_Layer]) -> DeepSpeedFile | None:
-    """Return DeepSpeed's file that the highest of *layers* names; it is not read yet."""
-    path = _highest(layers, "deepspeed_config")
-    return None if path is None else DeepSpeedFile(path)
+def _engine_file(layers: Sequence[_Layer]) -> EngineFile | None:
+    """Return the file of an engine that the highest of *layers* names; it is not read yet."""
+    path = _highest(layers, ENGINE_FILE)
+    return None if path is None else EngineFile(path)
 
 
-def _deepspeed_layer(
-    file: DeepSpeedFile,
+def _engine_layer(
+    file: EngineFile,
     options: Mapping[str, Option],
     layers: Sequence[_Layer],
     texts: Mapping[str, str],
     problems: list[LmcoreError],
 ) -> _Layer:
-    """Return the settings in DeepSpeed's file; the user's value of a setting must be the same."""
+    """Return the settings in an engine's file; the user's value of a setting must be the same."""
     given = {
         name: (value, (origin.kind == "flag" and texts.get(name)) or f"{origin}: {name}: {value}")
         for layer in layers

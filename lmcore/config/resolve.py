@@ -230,7 +230,8 @@ def _global_batch(
     each = micro_batch_size * data_parallel_size
     steps, formula = loaded.accumulation_steps, "micro_batch_size * data-parallel size"
     if steps is not None:
-        return each * steps, f"{formula} * gradient_accumulation_steps of the DeepSpeed file"
+        file = loaded.config.parallel.engine_file
+        return each * steps, f"{formula} * gradient_accumulation_steps of {file}"
     if resume is None or resume.global_batch_size is None:
         return each, formula
     batch = resume.global_batch_size

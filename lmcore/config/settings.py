@@ -73,7 +73,7 @@ class LoadedConfig:
             part of a file that is ignored.
         texts: Flags as typed, by option name.
         plugins: Sections that plugins add.
-        accumulation_steps: Micro-batches of a step, if DeepSpeed's file gives their number.
+        accumulation_steps: Micro-batches of a step, if an engine's file gives their number.
         problems: Flags of Megatron that are not supported; `validate` raises them together with
             the problems of the settings.
         unread: Names of the options whose values could not be read; reading one raises
@@ -133,7 +133,7 @@ class LoadedConfig:
         origin = self.provenance[name]
         if origin.kind != "file":
             return f"remove `{origin.detail if origin.kind == 'flag' else flag_of(name)}`"
-        file, _, key = origin.detail.partition(": ")  # with a key: DeepSpeed's file
+        file, _, key = origin.detail.partition(": ")  # with a key: an engine's file
         return f"delete `{key or self.options[name].key}` from `{file}`"
 
     def given(self, name: str) -> bool:

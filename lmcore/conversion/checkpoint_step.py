@@ -19,7 +19,7 @@ def foreign_checkpoint(path: Path, choice: str, name: str | None = None) -> Path
     """Return the checkpoint of another program at *path* that `--ckpt-step` chooses.
 
     Args:
-        path: Directory that Megatron or DeepSpeed saved to, or one checkpoint in it.
+        path: Directory that another program saved to, or one checkpoint in it.
         choice: Value of `--ckpt-step`.
         name: Name of the format; None: recognized by its files.
 
@@ -77,7 +77,7 @@ def _incomplete(path: Path, step: int) -> CheckpointArgumentError | None:
                 raise problem
             return CheckpointArgumentError(
                 f"`{inside}` has no checkpoint",
-                why="it has no files of Megatron or DeepSpeed",
+                why="it has the files of no known format",
                 hint="copy the files of all ranks into it, or choose another step",
             )
     return None

@@ -17,7 +17,12 @@ from lmcore.errors import (
     PluginError,
     counted,
 )
-from lmcore.model.checkpoint_format import CheckpointFormat, format_of, formats
+from lmcore.model.checkpoint_format import (
+    CheckpointFormat,
+    format_of,
+    formats,
+    of_absent_plugin,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -107,6 +112,8 @@ def incomplete(directory: Path) -> CheckpointError | None:
     Args:
         directory: Directory in which no format was recognized.
     """
+    if (unread := of_absent_plugin(directory)) is not None:
+        return unread
     problems = [problem for one in formats().values() if (problem := one.lacks(directory))]
     for problem in problems:
         if not isinstance(problem, CheckpointArgumentError):

@@ -208,6 +208,7 @@ class ModelState(ABC):
         training_notes: Differences in training that only a run that continues has.
         without_adam: Reason for which a state of an optimizer is not read, as text that follows a
             name; None if it is read, or if there is none.
+        part: Words about `files` where these are a part of `path`, with `{}` for their directory.
     """
 
     format: str
@@ -224,6 +225,7 @@ class ModelState(ABC):
     notes: Sequence[str] = ()
     training_notes: Sequence[str] = ()
     without_adam: str | None = None
+    part: str = "the newest checkpoint, `{}`"
 
     @property
     def files(self) -> Path:

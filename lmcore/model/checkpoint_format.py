@@ -12,22 +12,31 @@ from pathlib import Path
 from typing import Any
 
 from lmcore.errors import (
+    CheckpointArgumentError,
     CheckpointError,
     ConfigError,
     PluginError,
     suggestion,
 )
+from lmcore.model.known_plugins import KNOWN_PLUGINS
 
-__all__ = ["CheckpointFormat", "format_of", "formats", "named_format"]
+__all__ = [
+    "OWN_FORMATS",
+    "CheckpointFormat",
+    "format_of",
+    "formats",
+    "loaded_formats",
+    "named_format",
+    "of_absent_plugin",
+]
 
-_OWN = (
-    "lmcore.conversion.native:FORMAT",
-    "lmcore.conversion.huggingface:FORMAT",
-    "lmcore.conversion.megatron.rank_files:FORMAT",
-    "lmcore.conversion.megatron.torch_dist:FORMAT",
-    "lmcore.conversion.deepspeed:FORMAT",
-)
-"""The core's formats, in the order in which a directory is compared with them."""
+OWN_FORMATS = {
+    "lmcore": "lmcore.conversion.native:FORMAT",
+    "huggingface": "lmcore.conversion.huggingface:FORMAT",
+    "megatron": "lmcore.conversion.megatron.rank_files:FORMAT",
+    "megatron-dist": "lmcore.conversion.megatron.torch_dist:FORMAT",
+}
+"""The core's formats by name, in the order in which a directory is compared with them."""
 _formats: dict[str, CheckpointFormat] = {}
 
 
@@ -57,6 +66,8 @@ class CheckpointFormat:
             A `CheckpointArgumentError` is for another directory, others are for a damaged one.
         files: Names of the files that `matches` looks for, for the message about a directory
             without a checkpoint; empty: the message has the title alone.
+        tokenizer_places: Returns the directories in which a run that begins with a checkpoint
+            looks for files of a tokenizer, if the checkpoint itself has none.
     """
 
     name: str
@@ -71,6 +82,7 @@ class CheckpointFormat:
     checkpoints: Callable[[Path], Sequence[Path]] | None = None
     lacks: Callable[[Path], CheckpointError | None] = lambda _: None
     files: str = ""
+    tokenizer_places: Callable[[Path], Sequence[Path]] = lambda _: ()
 
     def load(self, target: str) -> Any:
         """Return the function `read` or `write`.
@@ -91,11 +103,18 @@ class CheckpointFormat:
 
 def formats() -> dict[str, CheckpointFormat]:
     """Return the registry: every format by its name, in the order of recognition."""
-    if not _formats:
-        for target in _OWN:
-            module, _, name = target.partition(":")
-            found: CheckpointFormat = getattr(importlib.import_module(module), name)
-            _formats[found.name] = found
+    if not _formats.keys() & OWN_FORMATS.keys():  # their records take time to load
+        added = dict(_formats)
+        _formats.clear()
+        for name, target in OWN_FORMATS.items():
+            module, _, record = target.partition(":")
+            _formats[name] = getattr(importlib.import_module(module), record)
+        _formats.update(added)
+    return _formats
+
+
+def loaded_formats() -> dict[str, CheckpointFormat]:
+    """Return the registry as it is: without the core's formats if nobody asked for them yet."""
     return _formats
 
 
@@ -108,8 +127,12 @@ def named_format(flag: str, name: str) -> CheckpointFormat:
 
     Raises:
         ConfigError: There is no such format.
+        MissingPackageError: A package that is not installed brings it.
     """
     if name not in formats():
+        for one in KNOWN_PLUGINS:
+            if name in one.formats and not one.is_installed:
+                raise one.missing(f"`{flag} {name}`", all_of_it=False)
         hint = suggestion(name, formats())
         raise ConfigError(
             f"`{flag} {name}`: unknown format",
@@ -121,3 +144,13 @@ def named_format(flag: str, name: str) -> CheckpointFormat:
 def format_of(directory: Path) -> str | None:
     """Return the name of the format of the checkpoint in *directory*; None if none matches."""
     return next((one.name for one in formats().values() if one.matches(directory)), None)
+
+
+def of_absent_plugin(directory: Path) -> CheckpointArgumentError | None:
+    """Return the error for a checkpoint that a known plugin would read; None if there is none.
+
+    Args:
+        directory: Directory in which no format was recognized.
+    """
+    absent = (one for one in KNOWN_PLUGINS if not formats().keys() >= set(one.formats))
+    return next((problem for one in absent if (problem := one.unread(directory))), None)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lmcore.errors import LmcoreError, PluginError
+from lmcore.model.known_plugins import KNOWN_PLUGINS, KnownPlugin
 
-__all__ = ["NATIVE", "Lack", "TrainingEngine", "engine_named", "engines", "known_engines"]
+__all__ = ["NATIVE", "Lack", "TrainingEngine", "absent_plugins", "engine_named", "engines"]
 
 
 class Lack(NamedTuple):
@@ -33,7 +34,7 @@ class TrainingEngine:
 
     Attributes:
         name: Value of `--engine`.
-        title: Name in messages: "DeepSpeed".
+        title: Name in messages: "torch".
         open: Function `module:object` that returns a context manager with the engine of a run, an
             `Engine` of `lmcore.train.engine`.  All processes call it with the run's `RunPlan`, its
             `Runtime`, and the `ProfilerRange` that names the parts of a step in a profile.
@@ -48,9 +49,8 @@ class TrainingEngine:
         compiles: Function of all settings, a `Config`: returns False if blocks must not be
             compiled.
         offloads: True if it keeps optimizer state in host memory with `--cpu-offload`.
-        takes_deepspeed_config: True if it is configured by the file of `--deepspeed-config`; False:
-            a value in it that changes memory or numbers, and has no option, is an error.
-        extra: Extra of lmcore that brings the engine; empty: none.
+        takes_file: True if it takes all of a file of settings that is written for such an engine;
+            False: a value in it that changes memory or numbers, and has no option, is an error.
     """
 
     name: str
@@ -61,12 +61,7 @@ class TrainingEngine:
     rules: Callable[[Any], Iterable[LmcoreError]] = lambda _: ()
     compiles: Callable[[Any], bool] = lambda _: True
     offloads: bool = False
-    takes_deepspeed_config: bool = False
-    extra: str = ""
-
-    def brought(self, flags: str) -> str:
-        """Return flags for hints, with what brings the engine if it is not installed."""
-        return f"`{flags}`" + f" (of `lmcore[{self.extra}]`)" * bool(self.extra and not self.open)
+    takes_file: bool = False
 
     def load(self) -> Any:
         """Return the function `open`.
@@ -88,15 +83,6 @@ class TrainingEngine:
 NATIVE = TrainingEngine(
     name="native", title="torch", open="lmcore.train.engine:open_native_engine", by_layout=True
 )
-_DEEPSPEED = TrainingEngine(
-    name="deepspeed",
-    title="DeepSpeed",
-    open="",
-    offloads=True,
-    takes_deepspeed_config=True,
-    extra="deepspeed",
-)
-"""The engine of `lmcore-deepspeed` where that is not installed: options of the core are for it."""
 _engines: dict[str, TrainingEngine] = {NATIVE.name: NATIVE}
 
 
@@ -105,9 +91,9 @@ def engines() -> dict[str, TrainingEngine]:
     return _engines
 
 
-def known_engines() -> dict[str, TrainingEngine]:
-    """Return the usable engines and, if not installed, the engines of lmcore's extras, by name."""
-    return {**_engines, _DEEPSPEED.name: _engines.get(_DEEPSPEED.name, _DEEPSPEED)}
+def absent_plugins() -> list[KnownPlugin]:
+    """Return the known plugins whose engine is not in the registry."""
+    return [one for one in KNOWN_PLUGINS if one.engine not in _engines]
 
 
 def engine_named(name: str) -> TrainingEngine:
@@ -116,4 +102,6 @@ def engine_named(name: str) -> TrainingEngine:
     For a name that is unknown or not installed, which a rule of the configuration refuses, it is
     one without `open`.
     """
-    return known_engines().get(name.lower()) or TrainingEngine(name=name, title=name, open="")
+    name = name.lower()
+    title = next((one.title for one in absent_plugins() if one.engine == name), name)
+    return _engines.get(name) or TrainingEngine(name=name, title=title, open="")

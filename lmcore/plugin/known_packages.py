@@ -19,9 +19,9 @@ def device_packages() -> dict[str, str]:
     from packaging.requirements import Requirement  # its parser is slow to load
     from packaging.utils import canonicalize_name
 
-    from lmcore.model.training_engine import known_engines
+    from lmcore.model.known_plugins import KNOWN_PLUGINS
 
-    engines = {engine.extra for engine in known_engines().values()}
+    engines = {one.extra for one in KNOWN_PLUGINS}
     try:
         requires = importlib.metadata.requires("lmcore") or []
         extras = importlib.metadata.metadata("lmcore").get_all("Provides-Extra") or []

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from lmcore.accelerator.tokenizer import Tokenizer, TokenizerFactory
     from lmcore.config.option import Option
+    from lmcore.model.checkpoint_format import CheckpointFormat
 
 __all__ = [
     "Registrations",
@@ -53,6 +54,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _CORE = "lmcore"
+_QUESTIONS = ("matches", "checkpoints", "lacks", "tokenizer_places")
+"""Functions of a format that are asked about a directory."""
 
 
 @dataclass(frozen=True)
@@ -184,14 +187,10 @@ def register_families(plugins: PluginSet) -> None:
     from lmcore.model.family import families
 
     registry = families()
-    for name in _added.pop(hook, ()):
-        registry.pop(name, None)
-    own = {one.key: _CORE for one in registry.values()}
-    found = _collect(
-        plugins, hook, lambda record, taken: FamilyRegistry(record.label, {**taken, **own})
-    )
-    _added[hook] = [one.name for one in found.values()]
-    registry.update({one.name: one for one in found.values()})
+    _forget(hook, registry)
+    own = [one.key for one in registry.values()]
+    found = _records(plugins, hook, FamilyRegistry, own)
+    _keep(hook, registry, {one.name: one for one in found.values()})
 
 
 def register_formats(plugins: PluginSet) -> None:
@@ -199,25 +198,12 @@ def register_formats(plugins: PluginSet) -> None:
     hook = "lmcore_add_formats"
     if not _is_used(hook, plugins):
         return
-    from lmcore.model.checkpoint_format import formats
+    from lmcore.model.checkpoint_format import OWN_FORMATS, loaded_formats
 
-    registry = formats()
-    for name in _added.pop(hook, ()):
-        registry.pop(name, None)
-    own = dict.fromkeys(registry, _CORE)
-    found = _collect(
-        plugins, hook, lambda record, taken: FormatRegistry(record.label, {**taken, **own})
-    )
-    _added[hook] = list(found)
-    for name, one in found.items():
-        record = found.plugins[name]
-        asked = {part: getattr(one, part) for part in ("matches", "checkpoints", "lacks")}
-        guarded: dict[str, Any] = {
-            part: _Guarded(name, part, function, record)
-            for part, function in asked.items()
-            if function is not None
-        }
-        registry[name] = dataclasses.replace(one, **guarded)
+    registry = loaded_formats()
+    _forget(hook, registry)
+    found = _records(plugins, hook, FormatRegistry, [*OWN_FORMATS, *registry])
+    _keep(hook, registry, {name: _guarded(one, found.plugins[name]) for name, one in found.items()})
 
 
 def register_engines(plugins: PluginSet) -> None:
@@ -228,14 +214,49 @@ def register_engines(plugins: PluginSet) -> None:
     from lmcore.model.training_engine import engines
 
     registry = engines()
+    _forget(hook, registry)
+    _keep(hook, registry, _records(plugins, hook, EngineRegistry, registry))
+
+
+def _forget(hook: str, registry: dict[str, T]) -> None:
+    """Remove the records that plugins added by a hook."""
     for name in _added.pop(hook, ()):
         registry.pop(name, None)
-    own = dict.fromkeys(registry, _CORE)
-    found = _collect(
-        plugins, hook, lambda record, taken: EngineRegistry(record.label, {**taken, **own})
-    )
+
+
+def _keep(hook: str, registry: dict[str, T], found: Mapping[str, T]) -> None:
+    """Add records of plugins to the core's registry."""
     _added[hook] = list(found)
     registry.update(found)
+
+
+def _records(
+    plugins: PluginSet,
+    hook: str,
+    kind: Callable[[str, Mapping[str, str]], _Registry[T]],
+    own: Iterable[str],
+) -> Registrations[T]:
+    """Return the records that the usable plugins add by a hook.
+
+    Args:
+        plugins: Plugins that were found.
+        hook: Name of the hook.
+        kind: Class of its registry.
+        own: Names that are the core's.
+    """
+    core = dict.fromkeys(own, _CORE)
+    return _collect(plugins, hook, lambda record, taken: kind(record.label, {**taken, **core}))
+
+
+def _guarded(one: CheckpointFormat, record: PluginRecord) -> CheckpointFormat:
+    """Return a format whose failures name its plugin."""
+    asked = {part: getattr(one, part) for part in _QUESTIONS}
+    guarded: dict[str, Any] = {
+        part: _Guarded(one.name, part, function, record)
+        for part, function in asked.items()
+        if function is not None
+    }
+    return dataclasses.replace(one, **guarded)
 
 
 def plugins_records() -> frozenset[str]:

@@ -61,6 +61,16 @@ def test_every_requirement_is_pinned(folder: str) -> None:
     assert requirements(folder) - set(pins()) == set()
 
 
+def test_checkpoints_of_deepspeed_need_no_deepspeed() -> None:
+    """Its plugin requires lmcore alone; lmcore's extra brings all that its engine needs, too."""
+    plugin, core = project("plugins/deepspeed")["project"], project(".")["project"]
+    (needed,) = plugin["dependencies"]
+    assert Requirement(needed).name == "lmcore"
+    (engine,) = plugin["optional-dependencies"]["engine"]
+    assert Requirement(engine).name == "deepspeed"
+    assert core["optional-dependencies"]["deepspeed"] == ["lmcore-deepspeed[engine]"]
+
+
 def test_no_group_fetches_a_distribution_of_ours() -> None:
     """Dependency groups, which are installed by themselves, never ask an index for lmcore."""
     groups = project(".")["dependency-groups"].values()

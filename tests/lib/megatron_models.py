@@ -84,3 +84,8 @@ def assert_same(found: ModelState, expected: ModelState) -> None:
     for name in expected.parameters:
         for kind in expected.kinds:
             assert torch.equal(found.read(name, kind), expected.read(name, kind)), (name, kind)
+
+
+def trained() -> MemoryState:
+    """Return a model with the state of Adam, at step 7."""
+    return MemoryState(GPT, optimizer=True, progress=Progress(7, 70, optimizer_step=6))

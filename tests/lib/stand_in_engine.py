@@ -14,7 +14,7 @@ _RECORD = TrainingEngine(
     open="nowhere:open_engine",
     compiles=lambda config: config.parallel.zero_stage != 3,
     offloads=True,
-    takes_deepspeed_config=True,
+    takes_file=True,
 )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from deepspeed_plugin import with_deepspeed
 from model_states import GPT2, LLAMA, SHAPES, RandomState
 
 from lmcore.cli.main import main
@@ -32,6 +34,15 @@ RUN = (
     "--train-iters 2 --global-batch-size 4 --micro-batch-size 2 --num-threads 1 --eval-iters 0"
     " --sample-tokens 0 --log-interval 1 --cpu-peak-seconds 0 --device cpu --lr 1e-3"
 )
+
+
+@pytest.fixture(autouse=True)
+def _deepspeed(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Adds the format of its plugin."""
+    with with_deepspeed(tmp_path_factory, monkeypatch):
+        yield
 
 
 @pytest.fixture(params=[GPT2, LLAMA], ids=["gpt2", "llama"])

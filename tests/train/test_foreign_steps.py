@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from deepspeed_plugin import with_deepspeed
 from model_states import GPT2, RandomState
 
 from lmcore.cli.main import main
@@ -34,6 +36,15 @@ def state_of(step: int) -> RandomState:
 
 def is_of(run: Path, step: int) -> bool:
     return bool((LmcoreState(run).read(NAME).round() == step).all())
+
+
+@pytest.fixture(autouse=True)
+def _deepspeed(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Adds the format of its plugin."""
+    with with_deepspeed(tmp_path_factory, monkeypatch):
+        yield
 
 
 @pytest.fixture(

@@ -57,7 +57,7 @@ def test_there_and_back(run: Path, tmp_path: Path, capsys: Any) -> None:
     assert main(["checkpoint", "convert", str(run), str(tmp_path / "x"), *flags]) == 2
     err = capsys.readouterr().err
     assert "`--tensor-model-parallel-size` has no effect with `--to npz`" in err
-    assert "megatron-deepspeed" in err
+    assert "`--to megatron`" in err
     flags = ["--to", "npz", "--dtype", "bfloat16"]
     assert main(["checkpoint", "convert", str(run), str(tmp_path / "x"), *flags]) == 2
     assert not (tmp_path / "x").exists()

@@ -16,7 +16,7 @@ import yaml
 from lmcore.bounded_file import UnreadableFileError, read_bounded_file
 from lmcore.checkpoint import read_manifest
 from lmcore.config.file.yaml_file import read_file
-from lmcore.config.foreign.deepspeed_file import read_deepspeed_file
+from lmcore.config.foreign.engine_file import read_engine_file
 from lmcore.data.blend.file_list import read_small_text
 from lmcore.data.indexed.idx_reader import read_index
 from lmcore.data.indexed.metadata import read_metadata
@@ -42,7 +42,7 @@ def read_yaml(path: Path) -> None:
 READERS: dict[str, Callable[[Path], object]] = {
     "manifest.json": lambda path: read_manifest(path.parent),
     "run.yaml": read_yaml,
-    "ds.json": lambda path: read_deepspeed_file(str(path)),
+    "ds.json": lambda path: read_engine_file(str(path)),
     "files.txt": read_small_text,
     "text.idx": read_index,
     "text.meta.json": lambda path: read_metadata(path.with_name("text")),

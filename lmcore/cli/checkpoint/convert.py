@@ -19,6 +19,7 @@ from lmcore.config.tokenizer import TokenizerSettings, example_flags
 from lmcore.conversion.formats import WriteOptions
 from lmcore.errors import ConfigError, counted, printable
 from lmcore.model.checkpoint_format import formats, named_format
+from lmcore.model.known_plugins import KNOWN_PLUGINS
 from lmcore.signals import clean_termination
 
 if TYPE_CHECKING:
@@ -40,6 +41,12 @@ new directory, which appears when it is complete.
 logger = logging.getLogger(__name__)
 
 
+def _format_names() -> list[str]:
+    """Return the names of the formats, with the package of each that is not here."""
+    absent = {name: f"{name} (of `{one.package}`)" for one in KNOWN_PLUGINS for name in one.formats}
+    return [*formats(), *(text for name, text in absent.items() if name not in formats())]
+
+
 @dataclass(frozen=True)
 class ConvertSection(TokenizerSection):
     """Write a checkpoint in another format."""
@@ -53,7 +60,7 @@ class ConvertSection(TokenizerSection):
     target: str = option(REQUIRED, "New directory to write.", metavar="TARGET")
     to: str = option(
         REQUIRED,
-        f"Format to write: {', '.join(formats())}, or one of a plugin's.",
+        f"Format to write: {', '.join(_format_names())}, or one of another plugin.",
         metavar="FORMAT",
     )
     source_format: str | None = option(
@@ -94,9 +101,8 @@ class ConvertSection(TokenizerSection):
     megatron_names: str | None = option(
         None,
         "Names in Megatron's files: `core` for its default layers, `core-local` for "
-        "`--transformer-impl local`, `legacy` for the models before megatron-core; in "
-        "Megatron-DeepSpeed's, `pipeline`, or `legacy` for `--no-pipeline-parallel`. Default: the "
-        "first.",
+        "`--transformer-impl local`, `legacy` for the models before megatron-core; in files of "
+        "forks, `pipeline`, or `legacy` for `--no-pipeline-parallel`. Default: the first.",
         choices=("core", "core-local", "legacy", "pipeline"),
     )
     verify: bool = option(

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from lmcore.cli.text.terminal import size_text
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
-from lmcore.conversion.deepspeed.directory import UNIVERSAL
 from lmcore.errors import CheckpointError, printable
 
 if TYPE_CHECKING:
@@ -50,17 +49,17 @@ def run(argv: list[str]) -> int:
         epilog=_EPILOG,
     )
     records = []
-    for record in _verified(Path(section.path)):
+    for record, part in _verified(Path(section.path)):
         records.append(record)
         if not section.json:
-            print(printable(_line(record)), flush=True)
+            print(printable(_line(record, part)), flush=True)
     if section.json:
         print(json.dumps(records, indent=2))
     return 1 if any(record["problems"] for record in records) else 0
 
 
-def _verified(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield path, size, time, problems and format of each checkpoint."""
+def _verified(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield path, size, time, problems and format of each checkpoint, and which part was read."""
     import torch  # noqa: F401 - its import is not part of the time
 
     from lmcore.checkpoint import survey, verify_checkpoint
@@ -79,7 +78,7 @@ def _verified(path: Path) -> Iterator[dict[str, Any]]:
         problems = partial(verify_checkpoint, checkpoint)
         if error is not None:
             problems = partial(list, [error.what_and_why])
-        yield _record(checkpoint, problems) | {"format": "lmcore"}
+        yield _record(checkpoint, problems) | {"format": "lmcore"}, ""
 
 
 def _record(path: Path, problems: Callable[[], list[str]]) -> dict[str, Any]:
@@ -99,21 +98,23 @@ def _size(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def _foreign_record(path: Path, name: str | None) -> dict[str, Any]:
-    """Read all tensors of another program's checkpoint and return the record.
+def _foreign_record(path: Path, name: str | None) -> tuple[dict[str, Any], str]:
+    """Read all tensors of another program's checkpoint; return the record and which part was read.
 
-    It has the directory whose files were read: the newest of several checkpoints, and in a
-    directory of DeepSpeed the universal checkpoint alone, if there is one.
+    The record has the directory whose files were read, such as the newest of several checkpoints.
     """
     from lmcore.conversion.formats import read_state
 
-    files = path
+    files, part = path, ""
 
     def problems() -> list[str]:
-        nonlocal files
+        nonlocal files, part
         try:
             state = read_state(path, name)
             files = state.files
+            if files != path:
+                inside = files.relative_to(path) if files.is_relative_to(path) else files
+                part = f": {state.part.format(inside)}"
             for kind in state.kinds:
                 for parameter in state.parameters:
                     state.read(parameter, kind).sum()
@@ -122,27 +123,17 @@ def _foreign_record(path: Path, name: str | None) -> dict[str, Any]:
         return []
 
     found = _record(path, problems)
-    return found | {"checked": str(files), "bytes": _size(files), "format": name}
+    found |= {"checked": str(files), "bytes": _size(files), "format": name}
+    return found, part
 
 
-def _line(record: dict[str, Any]) -> str:
+def _line(record: dict[str, Any], part: str) -> str:
     speed = size_text(record["bytes"] / max(record["seconds"], 1e-9))
     about = f"{size_text(record['bytes'])} in {record['seconds']:.1f} s, {speed}/s"
     # Without checksums, what cannot be read may also be a model that lmcore does not have.
     own = record["format"] == "lmcore"
     good, bad = ("intact", "DAMAGED") if own else ("can be read", "CANNOT BE READ")
-    checked = _checked(Path(record["path"]), Path(record["checked"]))
     if not record["problems"]:
-        return f"{record['path']}  {good}{checked}  ({about})"
+        return f"{record['path']}  {good}{part}  ({about})"
     problems = "\n".join(f"  {problem}" for problem in record["problems"])
-    return f"{record['path']}  {bad}{checked}\n{problems}"
-
-
-def _checked(path: Path, files: Path) -> str:
-    """Return what of *path* was read, if it was a part of it."""
-    if files == path:
-        return ""
-    inside = files.relative_to(path) if files.is_relative_to(path) else files
-    if files.name == UNIVERSAL:
-        return f": the universal checkpoint `{inside}` alone, not the weights in files beside it"
-    return f": the newest checkpoint, `{inside}`"
+    return f"{record['path']}  {bad}{part}\n{problems}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.bounded_file import read_bounded_file
+from lmcore.config.foreign.engine_file import of_an_engine
 from lmcore.errors import ConfigError, LmcoreError, nearest
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ _FILES_OF_A_RUN = {
     "manifest.json": "the manifest of a checkpoint",
     "tokenizer.json": "a tokenizer",
 }
-_DEEPSPEED_KEYS = {"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"}
 _HUGGING_FACE_KEYS = {"architectures", "model_type"}
 _MANY_KEYS = 3
 _SHOWN = 60
@@ -147,8 +147,8 @@ def _not_settings(path: str, keys: list[str], sections: Collection[str]) -> Conf
     if _HUGGING_FACE_KEYS.intersection(keys):
         why = "it describes a model of Hugging Face transformers"
         hint = "write its sizes as flags, or below `model:` of a YAML file; `--preset` names models"
-    elif _DEEPSPEED_KEYS.intersection(keys):
-        why, hint = "it is a configuration of DeepSpeed", f"give it by `--deepspeed-config {path}`"
+    elif (engine := of_an_engine(path, keys)) is not None:
+        why, hint = engine
     else:
         names = [key.replace("-", "_") for key in keys]
         similar = any(name in sections or nearest(name, sections) for name in names)

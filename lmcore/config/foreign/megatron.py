@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from lmcore.config.foreign.megatron_unsupported import EXPERTS, FURTHER_UNSUPPORTED, OTHER_MODELS
 
 __all__ = [
+    "ENGINE_FLAG",
     "FIXED",
     "MERGE_FIXED",
     "OF_ANOTHER_PROGRAM",
@@ -27,6 +28,9 @@ __all__ = [
     "Fixed",
     "Renamed",
 ]
+
+ENGINE_FLAG = "--deepspeed"
+"""Flag with which Megatron's forks choose their engine."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ RENAMED: Mapping[str, Renamed] = {
     "--deterministic-mode": Renamed("--deterministic", whole=True),
     "--fine-tune": Renamed("--finetune"),
     "--load-tag": Renamed("--ckpt-step"),
-    "--deepspeed": Renamed("--engine deepspeed", yields=True),
+    ENGINE_FLAG: Renamed("--engine deepspeed", yields=True),
     "--cpu-optimizer": Renamed("--cpu-offload"),
     "--num-gpus": Renamed("--nproc-per-node"),
     "--ds-sequence-parallel-size": Renamed("--context-parallel-size"),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-
-from lmcore.config.engine import beyond
+from lmcore.config.engine import beyond, offloading
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
-from lmcore.errors import ConfigError, MissingPackageError, suggestion
-from lmcore.model.training_engine import engine_named, known_engines
+from lmcore.errors import ConfigError, suggestion
+from lmcore.model.training_engine import absent_plugins, engine_named, engines
 
 __all__ = ["ENGINE_RULES"]
 
@@ -18,20 +16,14 @@ def _known(loaded: LoadedConfig) -> Problems:
     engine = engine_named(name)
     if engine.open:
         return
-    package = f"lmcore-{engine.extra}"
-    if engine.extra and importlib.util.find_spec(package.replace("-", "_")) is None:
-        problem = MissingPackageError(
-            package,
-            needed_for=loaded.shown("engine"),
-            install=f'pip install "lmcore[{engine.extra}]"',
-        )
-        # What a public index has under a name need not be ours.
-        problem.hint = (
-            f"{problem.hint}, with the index or folder that lmcore came from, or {_native(loaded)}"
-        )
+    absent = absent_plugins()
+    plugin = next((one for one in absent if one.engine == engine.name), None)
+    if plugin is not None and not plugin.is_installed:
+        problem = plugin.missing(loaded.shown("engine"), all_of_it=True)
+        problem.hint = f"{problem.hint}, or {_native(loaded)}"
         yield problem
     else:
-        hint = suggestion(name, known_engines())
+        hint = suggestion(name, [*engines(), *(one.engine for one in absent)])
         yield ConfigError(
             f"{loaded.shown('engine')}: unknown engine",
             hint=f"{hint}; a plugin that brings others must be installed, see `lmcore plugins`",
@@ -64,10 +56,10 @@ def _offload(loaded: LoadedConfig) -> Problems:
     engine = engine_named(loaded.config.parallel.engine)
     if not loaded.config.parallel.cpu_offload or engine.offloads or not engine.open:
         return
-    able = [one for one in known_engines().values() if one.offloads]
-    names = " or ".join(one.brought(f"--engine {one.name}") for one in able)
+    able = offloading()
+    names = " or ".join(f"`--engine {one}`{brought}" for one, brought in able.items())
     lacks = ""
-    for one in able:
+    for one in map(engine_named, able):
         others = [loaded.shown(name) for name in beyond(one, loaded.config)]
         if others:
             lacks += f", and {one.title}'s does not run {' and '.join(others)} here"

@@ -7,6 +7,7 @@ import dataclasses
 from lmcore.config.derived.batch_size import BatchSizes
 from lmcore.config.option import flag_of
 from lmcore.config.rules import Problems, Rule
+from lmcore.config.section.parallel import ENGINE_FILE
 from lmcore.config.settings import LoadedConfig, Provenance
 from lmcore.errors import ConfigError, counted, host_memory
 
@@ -251,7 +252,7 @@ def _ramp_up(loaded: LoadedConfig, data_parallel_size: int) -> Problems:
 
 
 def _accumulation_steps(loaded: LoadedConfig, data_parallel_size: int) -> Problems:
-    """Require that the batch sizes of DeepSpeed's file agree with each other and the settings."""
+    """Require that the batch sizes of an engine's file agree with each other and the settings."""
     training, steps = loaded.config.training, loaded.accumulation_steps
     if steps is None or training.global_batch_size is None:
         return
@@ -259,24 +260,24 @@ def _accumulation_steps(loaded: LoadedConfig, data_parallel_size: int) -> Proble
     if product != training.global_batch_size:
         yield ConfigError(
             f"{loaded.shown('global_batch_size')} is not {loaded.shown('micro_batch_size')} times "
-            f"`gradient_accumulation_steps: {steps}` of {loaded.shown('deepspeed_config')} times "
+            f"`gradient_accumulation_steps: {steps}` of {loaded.shown(ENGINE_FILE)} times "
             f"{counted(data_parallel_size, 'process', 'processes')}, which is {product}",
             why="every process runs the same number of micro-batches in a step",
             hint=f"{_write(loaded, product)}, or delete `gradient_accumulation_steps` from "
-            f"`{loaded.config.parallel.deepspeed_config}`: it follows from the other sizes",
+            f"`{loaded.config.parallel.engine_file}`: it follows from the other sizes",
         )
 
 
 def _write(loaded: LoadedConfig, batch_size: int) -> str:
     """Return the instruction that sets a global batch size where it is set now."""
-    file = loaded.config.parallel.deepspeed_config
+    file = loaded.config.parallel.engine_file
     if loaded.provenance["global_batch_size"].detail == f"{file}: train_batch_size":
         return f'write `"train_batch_size": {batch_size}` in `{file}`'
     return f"use `--global-batch-size {batch_size}`"
 
 
 def with_micro_batch(loaded: LoadedConfig, data_parallel_size: int) -> LoadedConfig:
-    """Return the settings with the micro-batch size that follows from DeepSpeed's file.
+    """Return the settings with the micro-batch size that follows from an engine's file.
 
     The file may have the global batch size and the number of micro-batches only.
 
@@ -290,11 +291,9 @@ def with_micro_batch(loaded: LoadedConfig, data_parallel_size: int) -> LoadedCon
     batch, each = training.global_batch_size, steps * data_parallel_size
     if batch is None or batch % each:
         return loaded
-    origin = Provenance(
-        "derived",
-        "global_batch_size / (gradient_accumulation_steps of the DeepSpeed file * data-parallel "
-        "size)",
-    )
+    file = loaded.config.parallel.engine_file
+    steps_of = f"gradient_accumulation_steps of {file}"
+    origin = Provenance("derived", f"global_batch_size / ({steps_of} * data-parallel size)")
     training = dataclasses.replace(training, micro_batch_size=batch // each)
     return dataclasses.replace(
         loaded,

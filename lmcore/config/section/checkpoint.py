@@ -33,8 +33,8 @@ class CheckpointSection:
     load: str | None = option(
         None,
         "Checkpoint to continue from: a run directory, its `checkpoints`, or one `iter_XXXXXXX`. "
-        "Or a Hugging Face, Megatron or DeepSpeed directory to start from: weights, shape and "
-        "tokenizer.",
+        "Or the directory of another program, such as Hugging Face or Megatron, to start from: "
+        "weights, shape and tokenizer.",
         metavar="DIR",
         on_resume=FREE,
         paths=INPUT_PATH,

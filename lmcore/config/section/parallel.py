@@ -11,7 +11,7 @@ from lmcore.config.option import FREE, INPUT_PATH, option
 if TYPE_CHECKING:
     from lmcore.model.training_engine import TrainingEngine
 
-__all__ = ["SCHEDULES", "ParallelSection"]
+__all__ = ["ENGINE_FILE", "SCHEDULES", "ParallelSection"]
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "zero-bubble-v")
 """Orders in which the stages of a pipeline process micro-batches."""
@@ -41,6 +41,8 @@ _ZERO = Need(
     ),
     refused="without it all data-parallel processes are replicas anyway",
 )
+ENGINE_FILE = "deepspeed_config"
+"""Option that names a file of an engine's settings."""
 _OFFLOADS = Need("`--engine deepspeed`", lambda run: run.config.parallel.offloads)
 
 
@@ -148,14 +150,20 @@ class ParallelSection:
     )
 
     @property
+    def engine_file(self) -> str | None:
+        """Path of the file of an engine's settings; None without one."""
+        return self.deepspeed_config
+
+    @property
     def by_layout(self) -> bool:
         """True if the run's layout divides the model; False: the engine shards it by itself."""
         return _engine(self.engine).by_layout
 
     @property
     def offloads(self) -> bool:
-        """True if the engine can keep the optimizer's state in the host's memory."""
-        return _engine(self.engine).offloads
+        """True if the engine can keep the optimizer's state in the host's memory, or is unknown."""
+        engine = _engine(self.engine)
+        return engine.offloads or not engine.open
 
 
 def _engine(name: str) -> TrainingEngine:

@@ -1,7 +1,7 @@
 """Pickles of other programs, read without running their code.
 
 torch's `weights_only` unpickler builds tensors and plain containers only.  Checkpoints of Megatron
-and DeepSpeed also hold objects of argument parsers and of these programs; names on an allow-list
+and its forks also hold objects of argument parsers and of these programs; names on an allow-list
 become inert records, and every other name is an error that names it.
 """
 

@@ -1,4 +1,4 @@
-"""Files of Megatron and DeepSpeed, in which every object of a program is read as an inert record.
+"""Files of Megatron and its forks, in which every object of a program is read as an inert record.
 
 Beside tensors such a file holds the command's `argparse.Namespace`, members of Megatron's enums and
 the states of random generators.  Each name of a program that the file may contain becomes a
@@ -81,7 +81,7 @@ def values_of(record: object) -> Mapping[str, Any] | None:
 
 
 def load_content(path: Path, *, compare: bool = True) -> Mapping[str, Any]:
-    """Return the content of a file of Megatron or DeepSpeed, with its tensors memory-mapped.
+    """Return the content of a file of Megatron or a fork, with its tensors memory-mapped.
 
     Args:
         path: Path of the file.

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from lmcore.errors import CheckpointArgumentError, several
+from lmcore.model.checkpoint_format import formats, of_absent_plugin
 
 __all__ = [
     "CONFIG_NAME",
@@ -29,7 +30,6 @@ _OPTIMIZER_FILES = ("optimizer.pt", "optimizer.bin")
 """Names of the optimizer's state in a directory of transformers' `Trainer` or of accelerate."""
 _MODEL_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _WEIGHTS = (*_MODEL_WEIGHTS, "adapter_model.bin")
-_DEEPSPEED_FILES = "global_step*/*_states.pt"
 _OTHER_FORMS = (
     (
         "adapter_config.json",
@@ -76,11 +76,14 @@ def unread_notes(directory: Path, read: Collection[Path]) -> tuple[str, ...]:
         first = next(name for name in names if (directory / name).is_file())
         are = "is" if len(others) == 1 else "are"
         notes.append(f"`{first}` is read, as by transformers; {several(others)} {are} not")
-    if any(directory.glob(_DEEPSPEED_FILES)):
+    beside = [one for one in formats().values() if one.optimizer and one.matches(directory)]
+    if beside:
         notes.append(
-            "the state of its optimizer, in DeepSpeed's files, is not read; `lmcore checkpoint "
-            "convert` reads it with `--source-format megatron-deepspeed`"
+            f"the state of its optimizer, in {beside[0].described}, is not read; `lmcore "
+            f"checkpoint convert` reads it with `--source-format {beside[0].name}`"
         )
+    elif (absent := of_absent_plugin(directory)) is not None:
+        notes.append(f"the state of its optimizer is not read: {absent.why}")
     elif any((directory / name).is_file() for name in _OPTIMIZER_FILES):
         notes.append("the state of its optimizer is not read")
     return tuple(notes)

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.checkpoint_step import foreign_checkpoint
-from lmcore.conversion.deepspeed.directory import has_files
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.loading.describe import describe_isolated
 from lmcore.families.saved_shape import read_shape
-from lmcore.model.checkpoint_format import format_of
+from lmcore.model.checkpoint_format import format_of, formats, of_absent_plugin
 
 if TYPE_CHECKING:
     from lmcore.model.shape import ModelShape
@@ -61,21 +60,18 @@ def describe_foreign(directory: Path, step: str | None = None) -> ForeignModel |
         ConfigError: The checkpoint has no steps.
     """
     if step is not None:
-        chosen = foreign_checkpoint(directory, step)
-        if chosen is None:
-            return None
-        directory = chosen
+        directory = foreign_checkpoint(directory, step) or directory
     name = format_of(directory)
-    if name in {None, "lmcore"}:
+    if name is None and (problem := of_absent_plugin(directory)) is not None:
+        raise problem
+    if name is None or name == "lmcore":
         return None
-    assert name is not None
     found = describe_isolated(directory, name)
     shape = read_shape(found["shape"], directory)
     described = found["tokenizer"]
     tokenizer = None if described is None else TokenizerSettings.described(described)
-    if tokenizer is None and name == "megatron-deepspeed":
-        # A model of transformers that DeepSpeed trained may have its tokenizer beside.
-        places = (directory, directory.parent) if has_files(directory) else (directory,)
+    if tokenizer is None:
+        places = formats()[name].tokenizer_places(directory)
         tokenizer = next((one for one in map(tokenizer_settings, places) if one is not None), None)
     return ForeignModel(
         directory,

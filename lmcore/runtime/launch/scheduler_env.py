@@ -43,10 +43,10 @@ _WORDS = {
 def translate(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that torchrun would have set, if they are known and not set.
 
-    Nothing is returned if torchrun's variables are set, or no launcher is recognised.  DeepSpeed's
-    launcher sets all of them except one; PALS does not set the number of processes under PMIx, so
-    that the user sets `WORLD_SIZE`.  A job script, which a scheduler runs once, is not a process
-    of a run.
+    Nothing is returned if torchrun's variables are set, or no launcher is recognised.  A
+    launcher of another engine sets all of them except one; PALS does not set the number of
+    processes under PMIx, so that the user sets `WORLD_SIZE`.  A job script, which a scheduler runs
+    once, is not a process of a run.
 
     Args:
         env: Environment of the process.

@@ -13,10 +13,10 @@ import torch
 
 from lmcore.accelerator.torch_device import device_count
 from lmcore.config.derived.model_math import num_query_groups
-from lmcore.config.engine import beyond
+from lmcore.config.engine import beyond, offloading
 from lmcore.config.optimizers import optimizer_facts
 from lmcore.errors import host_memory
-from lmcore.model.training_engine import known_engines
+from lmcore.model.training_engine import engine_named
 from lmcore.train.diagnose.memory_breakdown import ROOMY, MemoryUse, in_units
 
 if TYPE_CHECKING:
@@ -142,10 +142,10 @@ def _kept(plan: RunPlan, runtime: Runtime, use: MemoryUse) -> Iterator[str]:
         yield f"`--zero-stage {_LAST_STAGE}`: weights are divided by {layout.data}, too"
     alone = layout.tensor == layout.pipeline == layout.context == layout.replicas == 1
     if alone and runtime.device.type != "cpu" and not asked.cpu_offload:
-        for engine in known_engines().values():
-            if engine.offloads and beyond(engine, plan.config).keys() <= {"zero_stage"}:
-                flags = f"--engine {engine.name} --zero-stage {asked.zero_stage or 2} --cpu-offload"
-                yield f"{engine.brought(flags)}: optimizer state in host memory; slower"
+        for name, brought in offloading().items():
+            if beyond(engine_named(name), plan.config).keys() <= {"zero_stage"}:
+                flags = f"--engine {name} --zero-stage {asked.zero_stage or 2} --cpu-offload"
+                yield f"`{flags}`{brought}: optimizer state in host memory; slower"
     total = use.stats.total if use.stats is not None else None
     weights = 4 * plan.parameter_count // layout.pipeline  # float32, also before they are built
     fits = total is None or weights < total  # else smaller moments do not help

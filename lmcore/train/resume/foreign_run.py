@@ -5,19 +5,20 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from lmcore.errors import CheckpointError, ConfigError
+from lmcore.errors import CheckpointError, ConfigError, LmcoreError
 
 __all__ = ["not_a_run"]
 
 
-def not_a_run(path: Path, step: str | None = None) -> ConfigError | None:
+def not_a_run(path: Path, step: str | None = None) -> LmcoreError | None:
     """Return the error for a run to continue that is another program's; None if it is none.
 
     Args:
         path: Path of `--continue`, at which no run is.
         step: Value of `--ckpt-step`; None if it is not given.
     """
-    from lmcore.model.checkpoint_format import format_of, formats  # only if needed: they are slow
+    # Only if needed: they are slow.
+    from lmcore.model.checkpoint_format import format_of, formats, of_absent_plugin
 
     if not path.is_dir():
         return None
@@ -25,9 +26,10 @@ def not_a_run(path: Path, step: str | None = None) -> ConfigError | None:
         name = format_of(path)
     except CheckpointError:  # several checkpoints, and no file names the newest
         name = "megatron"
-    if name in {None, "lmcore"}:
+    if name is None:
+        return of_absent_plugin(path)
+    if name == "lmcore":
         return None
-    assert name is not None
     found = formats()[name]
     shown = shlex.quote(str(path))
     at_step = "" if step is None else f" --ckpt-step {shlex.quote(step)}"

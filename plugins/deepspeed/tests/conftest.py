@@ -1,22 +1,28 @@
-"""Adds the engine from its sources where the plugin is not installed."""
+"""Installs the plugin from its sources for each test, where it is not installed."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
+from deepspeed_plugin import SOURCES, with_deepspeed
 
 if importlib.util.find_spec("lmcore_deepspeed") is None:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
-
-from lmcore.model.training_engine import engines
-from lmcore_deepspeed.plugin import ENGINE
+    sys.path.insert(0, str(SOURCES))  # for the modules of tests, which import it
 
 
 @pytest.fixture(autouse=True)
-def engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adds `--engine deepspeed`; DeepSpeed need not be there for settings to be checked."""
-    monkeypatch.setitem(engines(), ENGINE.name, ENGINE)
+def plugin(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Adds `--engine deepspeed` and `--to megatron-deepspeed`."""
+    with with_deepspeed(tmp_path_factory, monkeypatch):
+        yield
+
+
+@pytest.fixture
+def package_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets settings be checked without DeepSpeed."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())

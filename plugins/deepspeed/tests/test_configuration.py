@@ -15,6 +15,8 @@ from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
 from lmcore_deepspeed.configuration import deepspeed_config, zero_stage
 
+pytestmark = pytest.mark.usefixtures("package_is_there")
+
 
 def plan_of(line: str, world_size: int = 2) -> RunPlan:
     loaded = load_config(["--engine", "deepspeed", *line.split()])

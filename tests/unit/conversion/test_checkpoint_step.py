@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from deepspeed_plugin import with_deepspeed
 
 from lmcore.conversion.checkpoint_step import foreign_checkpoint
 from lmcore.conversion.formats import read_state
@@ -14,6 +16,15 @@ FILES = {
     "megatron": ("iter_{:07d}", "mp_rank_00/model_optim_rng.pt"),
     "megatron-deepspeed": ("global_step{}", "mp_rank_00_model_states.pt"),
 }
+
+
+@pytest.fixture(autouse=True)
+def _deepspeed(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Adds the format of its plugin."""
+    with with_deepspeed(tmp_path_factory, monkeypatch):
+        yield
 
 
 @pytest.fixture(params=list(FILES))

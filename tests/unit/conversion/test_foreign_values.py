@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import deepspeed_files
 import pytest
 import torch
+from foreign_values import NOT_JSON, VALUES, accept_or_refuse, places
 from megatron_files import run_progress
-from megatron_models import GPT, MemoryState
 from model_states import GPT2, LLAMA, RandomState
 
 from lmcore.checkpoint.manifest import _checksum
@@ -36,10 +34,6 @@ from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.errors import LmcoreError
 from lmcore.model.shape import ModelShape
 
-VALUES: tuple[Any, ...] = (None, True, 0, -1, 1.5, 10**400, "x", [], ["x"], {}, {"a": 1})
-NOT_JSON = (float("inf"), float("nan"))
-"""Values that Python's JSON has as well, and pickles."""
-
 
 class Recorded(dict[str, Any]):
     """Mapping that notes which names are read."""
@@ -55,24 +49,6 @@ class Recorded(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         self.read.add(name)
         return super().__getitem__(name)
-
-
-def accept_or_refuse(call: Callable[..., object], label: object, *arguments: Any) -> None:
-    """Call a reader, which may raise an error for the user and no other one."""
-    try:
-        call(*arguments)
-    except LmcoreError:
-        pass
-    except Exception as error:
-        raise AssertionError(f"{type(error).__name__} for {label!r:.200}") from error
-
-
-def places(value: Any, depth: int, keys: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the keys of each value in nested mappings."""
-    if isinstance(value, dict) and len(keys) < depth:
-        for key, one in value.items():
-            yield (*keys, key)
-            yield from places(one, depth, (*keys, key))
 
 
 def with_value(content: Any, keys: tuple[Any, ...], value: Any) -> Any:
@@ -189,35 +165,3 @@ def test_schedule_of_megatron() -> None:
             content = {"opt_param_scheduler": saved | {"lr_decay_style": style}}
             for name in (*args, "lr_wsd_decay_iters", "global_batch_size"):
                 accept_or_refuse(read_schedule, (name, value), content, args | {name: value})
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        deepspeed_files.Layout(zero=1),
-        pytest.param(
-            deepspeed_files.Layout(form="plain", dtype=torch.float32), marks=pytest.mark.full
-        ),
-    ],
-    ids=["zero", "plain"],
-)
-def test_files_of_deepspeed(layout: deepspeed_files.Layout, tmp_path: Path) -> None:
-    """Every mapping in the model's and the optimizer's file but the weights."""
-    root = deepspeed_files.write(MemoryState(GPT, optimizer=True), tmp_path, layout)
-    for path in sorted(root.glob("*.pt")):
-        with deepspeed_files.importable():
-            content = torch.load(path, weights_only=False)
-        more = [("module",), ("ds_config",), ("universal_checkpoint_info",), ("lr_scheduler",)]
-        known = [keys for keys in places(content, 2) if keys[0] != "module"]
-        for number, keys in enumerate(dict.fromkeys([*known, *more])):
-            for value in VALUES if keys == ("module",) else VALUES[number % 6 :: 6]:
-                changed = {**content}
-                if len(keys) > 1:
-                    changed[keys[0]] = {**content[keys[0]], keys[1]: value}
-                else:
-                    changed[keys[0]] = value
-                with deepspeed_files.importable():
-                    torch.save(changed, path)
-                accept_or_refuse(lambda: read_state(tmp_path), (path.name, keys, value))
-        with deepspeed_files.importable():
-            torch.save(content, path)

@@ -571,7 +571,7 @@ def test_an_engine_that_cannot_be_loaded_names_itself():
 @pytest.mark.parametrize(
     "engine,why",
     [
-        ("mine", "an engine is a record"),
+        ("mine", "a training engine is a record"),
         (dataclasses.replace(ENGINE, name="Mine"), "letters, digits and dashes"),
         (dataclasses.replace(ENGINE, name="native"), "it is lmcore's"),
         (dataclasses.replace(ENGINE, open="nowhere"), "`open` has the form"),

@@ -1,6 +1,6 @@
-"""Loss scale of float16: Megatron's `grad_scaler`, DeepSpeed's `loss_scaler` and lmcore's state.
+"""Loss scale of float16: Megatron's `grad_scaler` and lmcore's state.
 
-All three double the scale after some steps without an overflow, and halve it after overflows.
+Both double the scale after some steps without an overflow, and halve it after overflows.
 lmcore's state has the names of `lmcore.optim.loss_scale.DynamicLossScale`: `value`, `good_steps`
 and `tolerance`.
 """
@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.conversion.foreign_pickle.records import values_of
-
 if TYPE_CHECKING:
     from lmcore.conversion.state import ModelState, Progress
 
 __all__ = [
-    "deepspeed_loss_scale",
     "grad_scaler",
     "megatron_loss_scale",
+    "scale_state",
     "unknown_scale_notes",
 ]
 
@@ -37,26 +35,17 @@ def megatron_loss_scale(scaler: object) -> dict[str, float] | None:
     if not isinstance(scaler, dict):
         return None
     names = ("scale", "growth_tracker", "hysteresis_tracker")
-    return _state(*(scaler.get(name) for name in names))
+    return scale_state(*(scaler.get(name) for name in names))
 
 
-def deepspeed_loss_scale(scaler: object) -> dict[str, float] | None:
-    """Return the loss scale in DeepSpeed's `loss_scaler`; None if it is not dynamic, or not known.
+def scale_state(value: Any, good_steps: Any, tolerance: Any) -> dict[str, float] | None:
+    """Return the state of a loss scale; None if the values are no such state.
 
     Args:
-        scaler: Record of a `DynamicLossScaler`.
+        value: The scale, a number or a tensor of one.
+        good_steps: Steps without an overflow since the scale changed.
+        tolerance: Number of overflows until the scale is halved.
     """
-    values = values_of(scaler) or {}
-    names = ("cur_iter", "last_overflow_iter", "scale_window")
-    iteration, overflow, window = (values.get(name) for name in names)
-    if type(iteration) is not int or type(overflow) is not int or type(window) is not int:
-        return None
-    # The first step after an overflow is not counted.
-    good = max(iteration - overflow - 2, 0) % max(window, 1)
-    return _state(values.get("cur_scale"), good, values.get("cur_hysteresis"))
-
-
-def _state(value: Any, good_steps: Any, tolerance: Any) -> dict[str, float] | None:
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if type(value) not in {int, float} or not 0 < value < math.inf:

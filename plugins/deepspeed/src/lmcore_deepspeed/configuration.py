@@ -6,8 +6,8 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lmcore.config.foreign.deepspeed_file import AUTO
-from lmcore.config.foreign.deepspeed_keys import REFUSED
+from lmcore.config.foreign.engine_file import AUTO
+from lmcore.config.foreign.engine_file_keys import REFUSED
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan

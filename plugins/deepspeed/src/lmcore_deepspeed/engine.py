@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from lmcore.accelerator.op.records import OpContext
-from lmcore.config.foreign.deepspeed_file import read_deepspeed_file
+from lmcore.config.foreign.engine_file import read_engine_file
 from lmcore.families.build import build_model
 from lmcore.optim.loss_scale import loss_scale_of
 from lmcore.optim.optimizer import Optimizer
@@ -76,7 +76,7 @@ def open_deepspeed_engine(
     precision = runtime.precision
     config = deepspeed_config(
         plan,
-        read_deepspeed_file(path) if path is not None else {},
+        read_engine_file(path) if path is not None else {},
         compute=precision.compute,
         reduce=precision.reduce,
     )

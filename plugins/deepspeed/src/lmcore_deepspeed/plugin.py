@@ -1,4 +1,4 @@
-"""The hooks of DeepSpeed's engine, and its record; torch-free."""
+"""The hooks of DeepSpeed's engine and checkpoints, and the record of the engine; torch-free."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from lmcore.accelerator import PluginInfo
 from lmcore.errors import ConfigError, LmcoreError, MissingPackageError
 from lmcore.hookspecs import hookimpl
 from lmcore.model.training_engine import Lack, TrainingEngine
+from lmcore_deepspeed.checkpoint import FORMAT
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.registry import EngineRegistry
+    from lmcore.accelerator.registry import EngineRegistry, FormatRegistry
     from lmcore.config.section import Config
     from lmcore.config.settings import LoadedConfig
 
@@ -64,7 +65,7 @@ ENGINE = TrainingEngine(
     rules=_rules,
     compiles=_compiles,
     offloads=True,
-    takes_deepspeed_config=True,
+    takes_file=True,
 )
 
 
@@ -72,7 +73,9 @@ ENGINE = TrainingEngine(
 def lmcore_plugin_info() -> PluginInfo:
     """Say what this plugin is and works with."""
     return PluginInfo(
-        name="deepspeed", api=">=1.2,<2", summary="training by DeepSpeed, `--engine deepspeed`"
+        name="deepspeed",
+        api=">=1.2,<2",
+        summary="training by DeepSpeed, `--engine deepspeed`, and its checkpoints",
     )
 
 
@@ -80,3 +83,9 @@ def lmcore_plugin_info() -> PluginInfo:
 def lmcore_add_engines(registry: EngineRegistry) -> None:
     """Add `--engine deepspeed`."""
     registry.add(ENGINE)
+
+
+@hookimpl
+def lmcore_add_formats(registry: FormatRegistry) -> None:
+    """Add `--to megatron-deepspeed`."""
+    registry.add(FORMAT)

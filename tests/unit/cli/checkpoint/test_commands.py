@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from deepspeed_files import Layout as DeepSpeedLayout
-from deepspeed_files import write as write_deepspeed_files
 from megatron_models import GPT, MemoryState
 from model_states import GPT2, RandomState
 
 from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.main import main
-from lmcore.conversion.deepspeed.write import write_deepspeed
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.megatron.parameters.layout import Layout
 from lmcore.conversion.megatron.rank_files.write import write_megatron
@@ -84,17 +81,11 @@ def test_inspect_another_programs_run(tmp_path: Path, capsys: Capsys) -> None:
     state = MemoryState(GPT)
     write_megatron(state, tmp_path / "rank files", None, layout=Layout(2), dtype=torch.bfloat16)
     write_distributed(state, tmp_path / "distributed", None)
-    write_deepspeed_files(state, tmp_path / "deepspeed", DeepSpeedLayout(2, zero=1, data=4))
-    write_deepspeed_files(
-        state, tmp_path / "float16", DeepSpeedLayout(zero=1, data=2), fp16=True, bf16=False
-    )
     (tmp_path / "model").mkdir()
     write_huggingface(state, tmp_path / "model", None)
     for name, precision, layout in (
         ("rank files", "bf16", {"tensor": 2, "pipeline": 1, "data": 1}),
         ("distributed", "fp32", {"tensor": 1, "pipeline": 1, "data": 1}),
-        ("deepspeed", None, {"tensor": 2, "pipeline": 1, "data": 4}),
-        ("float16", "fp16", {"tensor": 1, "pipeline": 1, "data": 2}),
         ("model", None, {}),
     ):
         assert main(["checkpoint", "inspect", str(tmp_path / name)]) == 0
@@ -152,16 +143,11 @@ def test_other_programs(tmp_path: Path, capsys: Capsys) -> None:
     """`verify` says which files it read, `inspect` the step and the samples of the run."""
     state = RandomState(GPT2, (WEIGHT, *ADAM))  # 56 samples in 7 steps
     write_megatron(state, tmp_path / "megatron", None)
-    write_deepspeed(state, tmp_path / "deepspeed", None)
-    write_deepspeed(RandomState(GPT2), tmp_path / "weights", None)
     (tmp_path / "model").mkdir()
     write_huggingface(state, tmp_path / "model", None)
     for name, checked, words in (
         ("megatron", "iter_0000007", ": the newest checkpoint, `iter_0000007`  ("),
         ("megatron/iter_0000007", "", "can be read  ("),
-        ("deepspeed", "global_step7/zero", ": the universal checkpoint `global_step7/zero` alone"),
-        ("deepspeed/global_step7", "zero", ": the universal checkpoint `zero` alone"),
-        ("weights", "global_step0", ": the newest checkpoint, `global_step0`  ("),
         ("model", "", "can be read  ("),
     ):
         path = tmp_path / name
@@ -172,7 +158,7 @@ def test_other_programs(tmp_path: Path, capsys: Capsys) -> None:
         assert record["checked"] == str(path / checked)
         files = (path / checked).rglob("*")
         assert record["bytes"] == sum(one.stat().st_size for one in files if one.is_file())
-    for name, step in (("megatron", 7), ("deepspeed", 7), ("model", None)):
+    for name, step in (("megatron", 7), ("model", None)):
         assert main(["checkpoint", "inspect", str(tmp_path / name)]) == 0
         text = capsys.readouterr().out
         assert ("  step        7\n  consumed    56 samples\n" in text) == (step is not None)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from deepspeed_plugin import with_deepspeed
 from model_states import GPT2, RandomState
 
 from lmcore.cli.main import main
@@ -14,6 +15,16 @@ from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.model.checkpoint_format import formats
 
 Convert = Callable[..., str]
+FORMATS = tuple(dict.fromkeys([*formats(), "megatron-deepspeed"]))
+
+
+@pytest.fixture(autouse=True)
+def _deepspeed(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Adds the format of its plugin."""
+    with with_deepspeed(tmp_path_factory, monkeypatch):
+        yield
 
 
 @pytest.fixture
@@ -40,7 +51,7 @@ def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Convert:
     return convert
 
 
-@pytest.mark.parametrize("source_format", [*formats(), None])
+@pytest.mark.parametrize("source_format", [*FORMATS, None])
 def test_sources_that_are_no_checkpoint(
     source_format: str | None, refusal: Convert, tmp_path: Path
 ) -> None:
@@ -55,14 +66,14 @@ def test_sources_that_are_no_checkpoint(
     assert f"{tmp_path / 'empty'}" in refusal(tmp_path / "empty", *words)
 
 
-@pytest.mark.parametrize("written", [name for name in formats() if name != "huggingface"])
+@pytest.mark.parametrize("written", [name for name in FORMATS if name != "huggingface"])
 def test_a_source_of_another_format(
     model: Path, written: str, refusal: Convert, tmp_path: Path
 ) -> None:
     """Its format is named; a format reads a source only if it finds its own files there."""
     there = tmp_path / "there"
     assert main(["checkpoint", "convert", str(model), str(there), "--to", written]) == 0
-    for name in formats():
+    for name in FORMATS:
         if name == written:
             continue
         said = refusal(there, "--to", "lmcore", "--source-format", name)

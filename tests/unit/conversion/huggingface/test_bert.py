@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from deepspeed_plugin import with_deepspeed
 from model_states import BERT, RandomState, bert_shape, same_state
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -59,6 +60,15 @@ def rewritten(directory: Path, change: Callable[[dict[str, Tensor]], None]) -> N
     tensors = load_file(path)
     change(tensors)
     save_file({name: one.contiguous() for name, one in tensors.items()}, path)
+
+
+@pytest.fixture(autouse=True)
+def _deepspeed(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Adds the format of its plugin."""
+    with with_deepspeed(tmp_path_factory, monkeypatch):
+        yield
 
 
 @pytest.fixture

@@ -6,10 +6,12 @@ import json
 import os
 import pickle
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from deepspeed_plugin import with_deepspeed
 from model_states import GPT2, LLAMA, RandomState, same_state
 from safetensors.torch import load_file, save_file
 
@@ -19,6 +21,15 @@ from lmcore.conversion.loading.foreign_model import describe_foreign
 from lmcore.errors import CheckpointError
 
 SINGLE = "model.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def _deepspeed(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Adds the format of its plugin."""
+    with with_deepspeed(tmp_path_factory, monkeypatch):
+        yield
 
 
 @pytest.fixture

@@ -8,10 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import deepspeed_files
 import pytest
 import torch
-from deepspeed_files import Layout
 from model_states import GPT2, RandomState
 
 from lmcore.checkpoint import save_checkpoint
@@ -96,16 +94,6 @@ def test_without_an_optimizer(tmp_path: Path) -> None:
     assert ABSENT not in convert(source, tmp_path / "model", "huggingface").notes
     again = convert(tmp_path / "run", tmp_path / "again", "lmcore")
     assert ABSENT in again.notes
-
-
-def test_without_zero(tmp_path: Path) -> None:
-    """DeepSpeed's files without ZeRO; what they do not record is named as well."""
-    deepspeed_files.write(RandomState(GPT2), tmp_path / "source", Layout())
-    done = convert(tmp_path / "source", tmp_path / "run", "lmcore")
-    assert ABSENT in done.notes
-    assert done.continue_flags == ("--override-opt-param-scheduler", "--no-load-optim")
-    [absent] = [note for note in done.notes if "does not record" in note]
-    assert "`--global-batch-size`, `--train-iters`, `--lr`" in absent
 
 
 def test_samples_as_long_as_the_model(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from deepspeed_plugin import with_deepspeed
 
 from lmcore.config.file.saved_settings import SavedSettings
 from lmcore.config.load import load_config
@@ -13,6 +15,15 @@ from lmcore.errors import ConfigError
 from lmcore.train.resume.foreign_run import not_a_run
 
 RANK, MODEL = "mp_rank_00/model_optim_rng.pt", "mp_rank_00_model_states.pt"
+
+
+@pytest.fixture(autouse=True)
+def _deepspeed(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Adds the format of its plugin."""
+    with with_deepspeed(tmp_path_factory, monkeypatch):
+        yield
 
 
 def touched(*paths: Path) -> None:

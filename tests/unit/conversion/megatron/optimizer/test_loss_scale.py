@@ -1,4 +1,4 @@
-"""The loss scale of float16 in Megatron's and DeepSpeed's files, and what a run does with it."""
+"""The loss scale of float16 in Megatron's files, and what a run does with it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from deepspeed_files import DynamicLossScaler, edit
-from deepspeed_files import Layout as DeepSpeedLayout
-from deepspeed_files import write as write_by_hand
 from megatron_models import GPT, MemoryState
 
 from lmcore.checkpoint import read_manifest
 from lmcore.conversion.convert import convert
-from lmcore.conversion.deepspeed.read import read_deepspeed
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.megatron.optimizer.loss_scale import (
-    deepspeed_loss_scale,
     megatron_loss_scale,
 )
 from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.megatron.torch_dist.write import write_distributed
 from lmcore.conversion.state import ModelState, Progress
-from lmcore.optim.loss_scale import DynamicLossScale
 
 SCALE = {"value": 65536.0, "good_steps": 12, "tolerance": 1}
 SCALER = {"scale": torch.tensor([65536.0]), "growth_tracker": 12, "hysteresis_tracker": 1}
@@ -86,25 +80,3 @@ def test_a_loss_scale_that_is_not_known(tmp_path: Path) -> None:
 def test_no_state_of_a_dynamic_scale(scaler: Any) -> None:
     assert megatron_loss_scale(scaler) is None
     assert megatron_loss_scale([SCALER]) == SCALE
-    assert deepspeed_loss_scale(scaler) is None
-
-
-@pytest.mark.parametrize("overflows", [(), (0, 1, 2), (0, 9, 10, 30)], ids=str)
-@pytest.mark.parametrize("rest", ["good steps", "overflows"])
-def test_deepspeed(overflows: tuple[int, ...], rest: str, tmp_path: Path) -> None:
-    """A run of lmcore doubles and halves the scale at the steps at which DeepSpeed would."""
-    scaler = DynamicLossScaler(2.0**16, window=8, hysteresis=2)
-    for step in range(37):
-        scaler.update_scale(step in overflows)
-    directory = write_by_hand(
-        MemoryState(GPT, optimizer=True), tmp_path, DeepSpeedLayout(zero=1, dtype=torch.float16)
-    )
-    (path,) = directory.glob("*optim*")
-    edit(path, lambda content: content["optimizer_state_dict"].update(loss_scaler=scaler))
-    found = scale_of(read_deepspeed(tmp_path))
-    continued = DynamicLossScale(window=8)
-    continued.restore(found)
-    for step in range(20):
-        scaler.update_scale(rest == "overflows")
-        continued.update(overflow=rest == "overflows")
-        assert continued.value == scaler.cur_scale, step

@@ -8,7 +8,6 @@ from pathlib import Path
 from megatron_files import run_progress
 from megatron_models import GPT, MemoryState
 
-from lmcore.conversion.deepspeed.write import write_deepspeed
 from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.megatron.torch_dist.write import write_distributed
 
@@ -21,7 +20,7 @@ def test_gelu_without_biases(tmp_path: Path) -> None:
         ("gated", {"add_bias_linear": False, "swiglu": True}, False),
     ):
         state = MemoryState(replace(GPT, **changes))
-        for write in (write_megatron, write_distributed, write_deepspeed):
+        for write in (write_megatron, write_distributed):
             notes = write(state, tmp_path / name / write.__name__, None)
             assert any("computes GELU exactly" in note for note in notes) == expected
 
