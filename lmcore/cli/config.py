@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.cli.commands import known_commands
 from lmcore.cli.selection import find_plugins
-from lmcore.config.continued import CONTINUE_OPTION
+from lmcore.config.continued import is_continued
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.file.yaml_file import written_value
 from lmcore.config.load import load_config
@@ -108,7 +108,7 @@ def _require_checkpoint(loaded: LoadedConfig, foreign: ForeignModels) -> None:
 
     resume = find_resume_point(
         loaded.config.checkpoint,
-        continued=str(loaded.provenance["load"]) == CONTINUE_OPTION.flag,
+        continued=is_continued(loaded.provenance),
         starts_anew=loaded.provenance["finetune"].kind != "checkpoint",
         foreign=foreign,
         texts=loaded.texts,

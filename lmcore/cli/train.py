@@ -17,7 +17,7 @@ from lmcore.cli.processes import import_torch, leave, start_processes
 from lmcore.cli.schedule_question import decide_schedule
 from lmcore.cli.selection import find_plugins
 from lmcore.cli.streams import outlive_readers
-from lmcore.config.continued import CONTINUE_OPTION
+from lmcore.config.continued import is_continued
 from lmcore.config.derived.data_source import RunSources
 from lmcore.config.options.command_line import wants_help
 from lmcore.config.options.help import render_run_help
@@ -88,7 +88,7 @@ def _train(argv: list[str]) -> int:
     world_size = found.world_size or rank.world_size
     valid = validate(loaded, world_size=world_size, further=found.problems)
     assert selection is not None  # its absence is among the problems
-    continued = str(loaded.provenance["load"]) == CONTINUE_OPTION.flag
+    continued = is_continued(loaded.provenance)
     starts_anew = loaded.provenance["finetune"].kind != "checkpoint"
     resume = find_resume_point(
         config.checkpoint,

@@ -14,7 +14,7 @@ from lmcore.config.option import INPUT_PATH, Option, flag_of
 from lmcore.config.settings import Provenance
 from lmcore.errors import ConfigError, nearest
 
-__all__ = ["CONTINUE_OPTION", "SETTINGS_NAME", "ContinuedRun", "continue_command"]
+__all__ = ["CONTINUE_OPTION", "SETTINGS_NAME", "ContinuedRun", "continue_command", "is_continued"]
 
 CONTINUE_OPTION = Option(
     name="continue",
@@ -153,6 +153,11 @@ class ContinuedRun:
         origin = Provenance("flag", CONTINUE_OPTION.flag)
         run = {"load": (str(self.load), origin), "save": (str(self.directory), origin)}
         return [kept, run, *above]
+
+
+def is_continued(provenance: Mapping[str, Provenance]) -> bool:
+    """Return True if `--continue` names the run that settings with this provenance begin from."""
+    return str(provenance["load"]) == CONTINUE_OPTION.flag
 
 
 def continue_command(directory: Path) -> str:

@@ -25,12 +25,12 @@ __all__ = [
     "ADAM",
     "KEPT_OPTIONS",
     "LEFT_OUT",
-    "NO_TOKENIZER",
     "TRAINING_OPTIONS",
     "WEIGHT",
     "ModelState",
     "OptimizerStateError",
     "Progress",
+    "TokenizerNote",
     "known_settings",
     "lacks_optimizer",
     "notes_beside",
@@ -95,8 +95,10 @@ class Progress:
         return self.consumed_samples if known is None else known
 
 
-NO_TOKENIZER = "is not part of the checkpoint"
-"""End of the note about the tokenizer of a checkpoint that names it and does not have its files."""
+class TokenizerNote(str):
+    """Note about the tokenizer of a checkpoint that names it and does not have its files."""
+
+    __slots__ = ()
 
 
 def notes_beside(notes: Sequence[str], tokenizer: Tokenizer | None) -> list[str]:
@@ -106,7 +108,7 @@ def notes_beside(notes: Sequence[str], tokenizer: Tokenizer | None) -> list[str]
         notes: Notes of the checkpoint.
         tokenizer: Tokenizer of the model; None without one.
     """
-    return [note for note in notes if tokenizer is None or not note.endswith(NO_TOKENIZER)]
+    return [note for note in notes if tokenizer is None or not isinstance(note, TokenizerNote)]
 
 
 def known_settings(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class StageModule(nn.Module):
         self.layers = nn.ModuleList(by_number[number] for number in layers)
         for name, module in model.stage_modules(first=first, last=last).items():
             self.add_module(name, module)
-        self._model, self._feed = (model,), feed  # the tuple keeps the model from being a submodule
+        self._run_stage, self._feed = model.run_stage, feed  # the model itself is no submodule
         self.first, self.last = first, last
         self.taken = 0
 
@@ -81,7 +81,7 @@ class StageModule(nn.Module):
         batch = self._feed.batches[self.taken]
         self.taken += 1
         with self._feed.profiler_range("forward"), self._feed.context():
-            out = self._model[0].run_stage(
+            out = self._run_stage(
                 None if self.first else hidden[0], batch, list(self.layers), last=self.last
             )
             return torch.stack([out]) if self.last and not out.dim() else out

@@ -98,7 +98,7 @@ def restore(
     if not asked.finetune:
         check_saved_run(checkpoint, manifest, own_schedule=asked.override_opt_param_scheduler)
     check_same_run(plan, checkpoint, manifest, shape, order, state.schedule)
-    load = _Load(resume, state, rows, channel)
+    reader = _Reader(resume, state, rows, channel)
     new = _new_head(plan, manifest) if asked.finetune else frozenset()
     if rows:
         _warn_padding(manifest, plan)
@@ -107,7 +107,7 @@ def restore(
     if asked.finetune:
         with state.evaluation_weights():
             tensors = state.tensors(optimizer=False)
-            load.into({name: tensor for name, tensor in tensors.items() if name not in new})
+            reader.fill({name: tensor for name, tensor in tensors.items() if name not in new})
         return checkpoint
     state.schedule = resumed_schedule(plan, manifest, state.schedule)
     warn_changed_settings(plan, manifest, precision=runtime.precision.name)
@@ -115,7 +115,7 @@ def restore(
     if its_mean and may_mask_targets(plan):
         logger.info("%s", _OTHER_MEAN)
     with state.evaluation_weights():
-        _load(state, plan, runtime, manifest, load)
+        _resume(state, plan, runtime, reader)
     state.set_counters(manifest.meta["counters"])
     if asked.load_optim:
         state.loss_scale.restore(manifest.meta.get("loss_scale", {}))
@@ -129,15 +129,15 @@ _OTHER_MEAN = (
 
 
 @dataclass(frozen=True)
-class _Load:
-    """Reads the tensors of this rank from one checkpoint."""
+class _Reader:
+    """Reader of the tensors of this rank from one checkpoint."""
 
     resume: ResumePoint
     state: TrainState
     rows: Mapping[str, int]
     channel: Channel
 
-    def into(self, tensors: Mapping[str, Tensor], more: Mapping[str, Tensor] | None = None) -> None:
+    def fill(self, tensors: Mapping[str, Tensor], more: Mapping[str, Tensor] | None = None) -> None:
         """Fill the tensors of the state, and the tensors of *more*, which are not divided."""
         if self.resume.foreign:
             layouts = self.state.layouts(tensors)
@@ -154,11 +154,9 @@ class _Load:
         )
 
 
-def _load(
-    state: TrainState, plan: RunPlan, runtime: Runtime, manifest: Manifest, load: _Load
-) -> None:
+def _resume(state: TrainState, plan: RunPlan, runtime: Runtime, reader: _Reader) -> None:
     """Load weights, and the optimizer and random states that *plan* requests."""
-    asked = plan.config.checkpoint
+    asked, manifest = plan.config.checkpoint, reader.resume.manifest
     tensors = state.tensors(optimizer=asked.load_optim)
     states: dict[str, Tensor] = {}
     converted = "converted_from" in manifest.meta  # without random states
@@ -166,7 +164,7 @@ def _load(
         states = random_states(runtime)
     named = {random_state_name(name, runtime.rank.rank): state for name, state in states.items()}
     _check_presence(manifest, tensors, named)
-    load.into(tensors, named)
+    reader.fill(tensors, named)
     if states:
         set_random_states(states, runtime)
     elif asked.load_rng:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from lmcore.config.continued import CONTINUE_OPTION, SETTINGS_NAME
+from lmcore.config.continued import SETTINGS_NAME, is_continued
 from lmcore.config.option import flag_of
 from lmcore.config.plan import ResumePoint
 from lmcore.config.section import run_options
@@ -138,7 +138,7 @@ def refuse_other_family(loaded: LoadedConfig, resume: ResumePoint | None) -> Non
     if saved == now:
         return
     flag, other = f"`{flag_of('model_family')} {saved or 'gpt'}`", "or load another checkpoint"
-    continued = str(loaded.provenance["load"]) == CONTINUE_OPTION.flag
+    continued = is_continued(loaded.provenance)
     taken = loaded.config.checkpoint.use_checkpoint_args or continued or resume.foreign
     kind, hint = loaded.provenance["model_family"].kind, f"use {flag}, {other}"
     if kind in {"flag", "file"} and (taken or not saved):
@@ -198,12 +198,12 @@ def _warn_of_foreign(model: ForeignModel, commands: str, *, starts_anew: bool) -
         commands: Commands that continue its run.
         starts_anew: True if the user gave `--finetune`.
     """
-    from lmcore.conversion.state import NO_TOKENIZER
+    from lmcore.conversion.state import TokenizerNote
 
     path = model.path
     for note in model.notes:
         # Another warning says what becomes of the tokenizer.
-        if not note.endswith(NO_TOKENIZER):
+        if not isinstance(note, TokenizerNote):
             logger.warning("%s: %s", path, note, extra=ALL_RANKS)
     if model.iteration and not starts_anew:
         logger.warning(_FROM_WEIGHTS, path, model.iteration, commands, extra=ALL_RANKS)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint import check_shape
-from lmcore.config.continued import CONTINUE_OPTION, continue_command
+from lmcore.config.continued import continue_command, is_continued
 from lmcore.config.derived.data_source import BUNDLED
 from lmcore.config.option import CHECKED, DROPOUT, flag_of
 from lmcore.conversion.native.manifest import UNKNOWN_ORDER
@@ -112,11 +112,12 @@ def check_same_run(
         CheckpointError: The checkpoint is of another model, and nothing else differs.
         ConfigError: All differences at once, with the command that accepts them.
     """
-    found = [_tokenizer_difference(plan, checkpoint, manifest)]
     asked = plan.config.checkpoint
+    problem = tokenizer_problem(plan, checkpoint, manifest)
+    # No command accepts another tokenizer together with other differences.
+    found = [None if problem is None else _Difference(problem)]
+    found.append(_model_difference(plan, manifest, shape, same_tokenizer=problem is None))
     saved, now = part_of(manifest.meta, "tokenizer").get("fingerprint"), plan.tokenizer.fingerprint
-    same = asked.change_tokenizer or saved == now or not now or found == [None]
-    found.append(_model_difference(plan, manifest, shape, same_tokenizer=same))
     if saved is None and now:
         report_unknown_tokenizer(plan, manifest)
     if not asked.finetune:
@@ -179,14 +180,6 @@ def _together(plan: RunPlan, checkpoint: Path, differences: list[_Difference]) -
     return ConfigError.collect(problems)
 
 
-def _tokenizer_difference(
-    plan: RunPlan, checkpoint: Path, manifest: Manifest
-) -> _Difference | None:
-    problem = tokenizer_problem(plan, checkpoint, manifest)
-    # No command accepts it together with other differences.
-    return None if problem is None else _Difference(problem)
-
-
 def comparable_shape(
     shape: ModelShape, saved: Mapping[str, Any], *, finetune: bool
 ) -> dict[str, Any]:
@@ -236,7 +229,7 @@ def _model_difference(
         elif plan.resume is not None and plan.resume.foreign:
             error.what = f"`{plan.resume.checkpoint}` has another model than this run"
             error.hint = "leave out the options of the model: its shape is the checkpoint's"
-        elif str(plan.provenance["load"]) == CONTINUE_OPTION.flag:
+        elif is_continued(plan.provenance):
             error.hint = "leave out the settings that change the model of the run"
         elif shape.get("task") and not manifest.model_shape.get("task"):
             error.hint = (

@@ -13,7 +13,7 @@ from typing import Any
 
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.foreign_pickle.records import Record
-from lmcore.conversion.state import NO_TOKENIZER, TRAINING_OPTIONS, known_settings
+from lmcore.conversion.state import TRAINING_OPTIONS, TokenizerNote, known_settings
 from lmcore.errors import CheckpointError
 from lmcore.families.saved_shape import is_number, read_shape
 from lmcore.model.megatron_names import names_of_tensors
@@ -349,7 +349,8 @@ class _Reader:
             )
         tokenizer = self.get("tokenizer_type", None)
         if isinstance(tokenizer, str) and not has_tokenizer:
-            found.append(f"its tokenizer, `{tokenizer}`, {NO_TOKENIZER}")
+            text = f"its tokenizer, `{tokenizer}`, is not part of the checkpoint"
+            found.append(TokenizerNote(text))
         return found
 
     def training_notes(self) -> list[str]:

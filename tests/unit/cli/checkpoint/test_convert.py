@@ -13,7 +13,7 @@ from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.native.read import LmcoreState
-from lmcore.conversion.state import ADAM, NO_TOKENIZER, WEIGHT, Progress, notes_beside
+from lmcore.conversion.state import ADAM, WEIGHT, Progress, TokenizerNote, notes_beside
 from lmcore.data.tokenizer import ByteTokenizer
 
 
@@ -149,7 +149,7 @@ def test_without_a_tokenizer(
     command = ["checkpoint", "convert", str(model)]
     assert main([*command, str(tmp_path / "hf"), "--to", "huggingface"]) == 0
     assert "no tokenizer files are written" in capsys.readouterr().out
-    notes = [f"its tokenizer, `X`, {NO_TOKENIZER}", "other"]
+    notes = [TokenizerNote("its tokenizer, `X`, is not part of the checkpoint"), "other"]
     assert notes_beside(notes, None) == notes
     assert notes_beside(notes, ByteTokenizer()) == ["other"]
 
