@@ -33,6 +33,7 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> Pipeline:
         part=ModelPart((1,), embedding=False, head=False),
         layers=[torch.nn.Identity()],
         stage_modules=lambda **_: {},
+        run_stage=None,
         family=GPT,
     )
     monkeypatch.setattr(Pipeline, "_new_schedule", lambda *_: Schedule())
