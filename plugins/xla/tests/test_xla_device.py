@@ -50,6 +50,25 @@ def test_random_numbers_can_be_put_back(device):
     assert first[0] != first[1]
 
 
+def test_neither_reading_the_state_nor_a_boundary_changes_the_draws(device):
+    """So that a checkpoint or recomputation in a step changes no later dropout."""
+
+    def draws(between) -> list[list[float]]:
+        device.seed(11)
+        found = []
+        for _ in range(3):
+            numbers = torch.rand(4, device=device.torch_device)
+            between()
+            found.append((numbers + torch.rand(4, device=device.torch_device)).tolist())
+            device.step_boundary()
+        return found
+
+    plain = draws(lambda: None)
+    assert draws(device.get_rng_state) == plain
+    assert draws(device.step_boundary) == plain
+    assert draws(lambda: device.set_rng_state(device.get_rng_state())) == plain
+
+
 def test_seeds_are_reduced_to_64_bits(device):
     device.seed(2**64 + 5)
     state = device.get_rng_state()

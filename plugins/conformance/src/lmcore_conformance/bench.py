@@ -51,6 +51,7 @@ class Bench:
         subject: name of the plugin without a device whose offers alone are tried; empty: the
             offers of all plugins that take part.
         shapes: Shapes of the configuration of `--shapes-of`; None: none is named.
+        patience: Factor on time limits, for a slow device.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class Bench:
         flags: Sequence[str] = (),
         subject: str = "",
         shapes: Mapping[str, Any] | None = None,
+        patience: float = 1.0,
     ) -> None:
         """Create a bench without a device."""
+        self.patience = patience
         self.shapes = None if shapes is None else RunShapes.from_dict(shapes)
         self.closed = tuple(closed)
         self.flags = tuple(flags)

@@ -77,7 +77,7 @@ def create_device(probe: Probe, settings: XlaSection = _DEFAULTS) -> Device:
         peak_flops=peak,
         missing=missing,
         facts=_facts(client),
-        step_boundary=xla.sync,
+        step_boundary=_boundary,
         inference_mode=False,  # its tensors take no views and no changes in place there
         compile_backend="openxla",
         compilations=_compilations,
@@ -183,12 +183,24 @@ def _dtypes(client: str) -> frozenset[str]:
     return frozenset({"float32", "bfloat16"})
 
 
+def _boundary() -> None:
+    """Run what is recorded; random numbers continue as if nothing had happened.
+
+    torch_xla would go on from the number at the start of the recorded program, so that draws would
+    depend on the boundaries, and on that number, which nobody can read.
+    """
+    import torch_xla
+
+    number = _next_draw()
+    torch_xla.sync()
+    _set_seed(number)
+
+
 def _synchronize() -> None:
     """Run what is recorded, and wait until all programs have ended."""
-    import torch_xla
     from torch_xla.core import xla_model
 
-    torch_xla.sync()
+    _boundary()
     xla_model.wait_device_ops()
 
 
@@ -198,16 +210,16 @@ def _set_seed(number: int) -> None:
     xla_model.set_rng_state(number)
 
 
-def _get_rng_state() -> torch.Tensor:
-    """Return the number of the next draw, and set the state to it.
-
-    torch_xla has a second number, from the start of the recorded program, which is the one that a
-    boundary advances.  Setting the state makes both equal, so that one number is the whole state.
-    """
+def _next_draw() -> int:
+    """Return the number of the next draw, which is the whole state."""
     from torch_xla.core import xla_model
 
-    number = xla_model.get_rng_state()
-    _set_seed(number)
+    number: int = xla_model.get_rng_state()
+    return number
+
+
+def _get_rng_state() -> torch.Tensor:
+    number = _next_draw()
     return torch.frombuffer(bytearray(number.to_bytes(_STATE_BYTES, "little")), dtype=torch.uint8)
 
 

@@ -214,7 +214,7 @@ def command(bench: Bench) -> str:
         run = Path(folder) / "run"
         arguments = ["train", "--device", device, "--save", str(run), "--train-iters", "4"]
         arguments += ["--progress", "plain", "--sample-tokens", "0", "--log-interval", "1"]
-        _succeed([*arguments, "--nproc-per-node", "1", *shape_flags().split()])
+        _succeed(bench, [*arguments, "--nproc-per-node", "1", *shape_flags().split()])
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
         used = environment["selection"]["plugin"]
@@ -224,7 +224,7 @@ def command(bench: Bench) -> str:
         if summary["status"] != "completed" or used != device:
             raise Failure(f"the run is {summary['status']}, on plugin `{used}`")
         arguments = ["generate", "--load", str(run), "--prompt", "To be", "--device", device]
-        _succeed([*arguments, "--tokens", "4"])
+        _succeed(bench, [*arguments, "--tokens", "4"])
     return f"loss {summary['loss']:.3f} after {summary['iteration']} steps"
 
 
@@ -255,7 +255,8 @@ def processes(bench: Bench) -> str:
                 arguments += ["--distributed-backend", bench.wanted_backend]
             arguments += ["--precision", "fp32"]  # products of half precision depend on the batch
             # This process is one by itself; the command starts the number of processes of its flag.
-            _succeed(arguments, env={key: os.environ[key] for key in os.environ.keys() - _PLACE})
+            env = {key: os.environ[key] for key in os.environ.keys() - _PLACE}
+            _succeed(bench, arguments, env)
             rows = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
             steps = [json.loads(row) for row in rows]
             curves[name] = [(step["loss"], step["grad_norm"]) for step in steps]
@@ -270,8 +271,9 @@ def processes(bench: Bench) -> str:
     return f"largest relative difference {worst:.1e}"
 
 
-def _succeed(arguments: list[str], env: dict[str, str] | None = None) -> None:
-    outcome = call_isolated("lmcore.cli.main:main", arguments, timeout=70.0, env=env)
+def _succeed(bench: Bench, arguments: list[str], env: dict[str, str] | None = None) -> None:
+    seconds = 70.0 * bench.patience
+    outcome = call_isolated("lmcore.cli.main:main", arguments, timeout=seconds, env=env)
     if outcome.complete and outcome.value == 0:
         return
     lines = [line for line in outcome.log.splitlines() if "error:" in line] or [outcome.log[-300:]]

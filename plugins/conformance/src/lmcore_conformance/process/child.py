@@ -62,7 +62,7 @@ def run_group(
 
             bench: Any = ContractBench(entry_points, patience)
         else:
-            bench = Bench(closed, FLAGS.get(group, ()), subject, shapes)
+            bench = Bench(closed, FLAGS.get(group, ()), subject, shapes, patience)
             if group != "create":
                 _ = bench.device
     yield {"ready": True}

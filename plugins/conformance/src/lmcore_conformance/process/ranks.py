@@ -67,7 +67,7 @@ def run_group(
     limits = (patience * SILENCE, SETUP_SECONDS)
     with watched(*limits):
         wanted = [check for check in all_checks("--shapes-of") if check.id in ids]
-        bench = RankBench(closed, subject=subject)
+        bench = RankBench(closed, subject=subject, patience=patience)
         arguments = (bench.plugins, bench.selection, bench.device)
     place = rank_info(os.environ)
     seconds = _SHORT_SECONDS if group.endswith("timeout") else _COLLECTIVE_SECONDS
