@@ -71,7 +71,8 @@ def seed(bench: Bench) -> str:
 
 @_check(
     "device.rng-state",
-    "A restored state repeats the numbers; the state is a uint8 tensor on the host, and a copy.",
+    "A restored state repeats the numbers; the state is a uint8 tensor on the host, and a copy; "
+    "reading it changes no number, also behind a step boundary.",
     reason="Recomputation and `--load` restore states.",
 )
 def rng_state(bench: Bench) -> str:
@@ -98,7 +99,21 @@ def rng_state(bench: Bench) -> str:
         again = [draw().cpu() for _ in range(3)]
         if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
             faults.append(f"`{name}`: a restored state gives other numbers")
+        plain, watched = (_in_steps(bench, draw, reads=reads) for reads in (False, True))
+        if not all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True)):
+            faults.append(f"`{name}`: reading the state changes the numbers of later steps")
     return conclude(dict.fromkeys(faults), f"{size} bytes")
+
+
+def _in_steps(bench: Bench, draw: Callable[[], Tensor], *, reads: bool) -> list[Tensor]:
+    """Draw in two steps, and read the state before the boundary between them or not."""
+    bench.device.step_boundary()
+    bench.device.seed(8)
+    first = draw()
+    if reads:
+        bench.device.get_rng_state()
+    bench.device.step_boundary()
+    return [first.cpu(), draw().cpu()]
 
 
 @_check(

@@ -70,6 +70,22 @@ def live_state(device):
     return {"get_rng_state": get}
 
 
+def read_moves_draws(device):
+    """Draw a number at the boundary behind a state that was read."""
+    read = []
+
+    def get():
+        read.append(True)
+        return device.get_rng_state()
+
+    def boundary():
+        if read:
+            torch.rand(1)
+        read.clear()
+
+    return {"get_rng_state": get, "step_boundary": boundary}
+
+
 def seed_of_16_bits(device):
     return {"seed": lambda seed: device.seed(seed % 2**16)}
 
