@@ -245,7 +245,8 @@ def _two_processes(bench: Bench, stages: str) -> str:
     with TemporaryDirectory(prefix="lmcore-conformance-") as folder:
         backend = [bench.wanted_backend] if bench.wanted_backend else []
         words = [*arguments, folder, stages, *backend]
-        outcome = call_isolated("lmcore.cli.main:main", words, timeout=100.0 * bench.patience, env=env)
+        seconds = 100.0 * bench.patience
+        outcome = call_isolated("lmcore.cli.main:main", words, timeout=seconds, env=env)
         if not outcome.complete or outcome.value != 0:
             lines = [line for line in outcome.log.splitlines() if "error:" in line]
             ended = outcome.fault or f"exit status {outcome.value}"
