@@ -118,7 +118,8 @@ def _connect_embeddings(plan: TensorParallelPlan, axis: Axis, *, sequence: bool)
 
 
 def _embed_part(embedding: nn.Embedding, axis: Axis, ids_BS: Tensor) -> Tensor:
-    own = ids_BS.chunk(axis.size, dim=-1)[axis.rank]
+    length = ids_BS.shape[-1] // axis.size
+    own = ids_BS.narrow(-1, axis.rank * length, length)  # ids from `chunk` crash one compiler
     return functional.embedding(own, embedding.weight)
 
 

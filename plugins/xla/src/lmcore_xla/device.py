@@ -178,16 +178,16 @@ def _name(client: str) -> str:
 
 
 def _dtypes(client: str) -> frozenset[str]:
-    if client == HOST:
-        return frozenset({"float32", "float64", "bfloat16", "float16"})
-    return frozenset({"float32", "bfloat16"})
+    # Without float16: XLA adds it in float16, and a sum of 64 gradients is off by a hundredth.
+    half_and_single = frozenset({"float32", "bfloat16"})
+    return half_and_single | {"float64"} if client == HOST else half_and_single
 
 
 def _boundary() -> None:
     """Run what is recorded; random numbers continue as if nothing had happened.
 
-    torch_xla would go on from the number at the start of the recorded program, so that draws would
-    depend on the boundaries, and on that number, which nobody can read.
+    torch_xla would continue with a number made from the one at the start of the recorded program,
+    which cannot be read.
     """
     import torch_xla
 
