@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 from lmcore.accelerator import Probe, ProbeState
+from lmcore.config.load import load_config
 from lmcore_xla import comm, plugin
 from lmcore_xla.peaks import peak_flops
 
@@ -41,3 +42,21 @@ def test_torch_xlas_collectives_need_a_client_that_connects_processes(
     assert first.priority > second.priority
     reason = first.available()
     assert reason is None if expected is None else expected in str(reason)
+
+
+@pytest.mark.parametrize(
+    "flags,processes,refused",
+    [
+        ("--zero-stage 1", 2, True),
+        ("--use-distributed-optimizer", 2, True),
+        ("--zero-stage 3", 1, False),
+        ("--zero-stage 0", 2, False),
+    ],
+)
+def test_zero_is_refused_over_several_processes(monkeypatch, flags, processes, refused):
+    """It is torch's FSDP; its error would be about the name of a process group."""
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    problems = plugin.lmcore_validate_config(load_config(flags.split()).config)
+    assert [problem.what for problem in problems] == ["ZeRO is not available on PJRT devices"][
+        : int(refused)
+    ]

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator import CommBackend, Device, OpImpl, PluginInfo, PrecisionPolicy, Probe
+from lmcore.accelerator import (
+    CommBackend,
+    Device,
+    OpImpl,
+    PluginInfo,
+    PrecisionPolicy,
+    Probe,
+    Problem,
+)
 from lmcore.accelerator import standard_precision_policies as standard
 from lmcore.hookspecs import hookimpl
 
@@ -62,6 +71,14 @@ def lmcore_create_device(probe: Probe, config: Config) -> Device:
     from lmcore_xla.settings import settings_of
 
     return create_device(probe, settings_of(config))
+
+
+@hookimpl
+def lmcore_validate_config(config: Config) -> list[Problem]:
+    """Refuse ZeRO over several processes, which is torch's FSDP."""
+    from lmcore_xla.settings import problems_of
+
+    return problems_of(config, int(os.environ.get("WORLD_SIZE", "1")))
 
 
 @hookimpl

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmcore.accelerator import Problem
 from lmcore.config.option import option
 from lmcore.config.section import Config
 
-__all__ = ["XlaSection", "settings_of"]
+__all__ = ["XlaSection", "problems_of", "settings_of"]
 
 
 @dataclass(frozen=True)
@@ -27,3 +28,19 @@ def settings_of(config: Config) -> XlaSection:
     """Return the device's settings; the defaults if a program made the configuration."""
     found: XlaSection = config.plugins.get("xla", XlaSection())
     return found
+
+
+def problems_of(config: Config, processes: int) -> list[Problem]:
+    """Return what the device cannot run of a configuration, with a number of processes."""
+    parallel = config.parallel
+    if processes == 1 or not (parallel.zero_stage or parallel.use_distributed_optimizer):
+        return []
+    return [
+        Problem(
+            "ZeRO is not available on PJRT devices",
+            why="it is torch's FSDP, which needs streams and process groups of a DeviceMesh, and "
+            "torch has neither for `xla`",
+            hint="leave `--zero-stage` and `--use-distributed-optimizer` out; "
+            "`--tensor-model-parallel-size` and `--pipeline-model-parallel-size` divide a model",
+        )
+    ]
