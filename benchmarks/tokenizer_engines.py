@@ -3,7 +3,7 @@ r"""Tokenizer libraries on GPT-2's vocabulary: are the ids exact, and how many M
     python benchmarks/tokenizer_engines.py --vocab-file vocab.json --merge-file merges.txt \
         --corpus 'corpora/**/*.jsonl.gz'
 
-The oracle is the definition, written down in `lmcore/data/tokenizer/bpe.py` and `split_words`.
+The oracle is the definition, written down in `python_bpe` and `split_words` of `gpt2.py`.
 A library that is not installed is left out and named.  Speed is measured in fresh processes that
 take turns: a cache of words filled by an earlier pass would flatter.
 """

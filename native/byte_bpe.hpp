@@ -1,8 +1,8 @@
 // Byte-level BPE of UTF-8 text: words by GPT-2's pattern, ids from a cache of words, and for words
 // that are not in it the merges themselves.
 //
-// The merges follow the definition in lmcore/data/tokenizer/bpe.py: of all adjacent pairs take the
-// one whose rule comes first, merge its every occurrence from the left, repeat.
+// The merges follow the definition, `python_bpe` in lmcore/data/tokenizer/gpt2.py: of all adjacent pairs
+// take the one whose rule comes first, merge its every occurrence from the left, repeat.
 
 #pragma once
 

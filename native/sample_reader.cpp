@@ -1,4 +1,4 @@
-// Reads GPT samples out of a mapped dataset: lmcore/data/dataset/gpt_reader.py.
+// Reads GPT samples out of a mapped dataset: lmcore/data/dataset/gpt.py.
 
 #include <utility>
 

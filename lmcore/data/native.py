@@ -39,7 +39,7 @@ _INSTEAD = "data is prepared and indexed in Python, many times slower"
 
 
 class NativeReader(Protocol):
-    """`lmcore._native.SampleReader`, see `lmcore.data.dataset.gpt_reader`."""
+    """`lmcore._native.SampleReader`, see `lmcore.data.dataset.gpt`."""
 
     def read(self, sample: int) -> npt.NDArray[np.int64]:
         """Return the tokens of a sample."""
@@ -140,7 +140,7 @@ class NativeBuilders(Protocol):
         sample_index: npt.NDArray[np.int32],
         sequence_length: int,
     ) -> NativeReader:
-        """Make the reader of `lmcore.data.dataset.gpt_reader`."""
+        """Make the reader of `lmcore.data.dataset.gpt`."""
 
 
 def _load() -> tuple[NativeBuilders | None, str]:

@@ -8,15 +8,18 @@ from typing import Literal
 
 from lmcore.data.clean.corpus_step import CorpusStep
 from lmcore.data.clean.document import DocumentStep, FieldKeys
-from lmcore.data.clean.exact_duplicates import ExactDuplicates
-from lmcore.data.clean.filter.evaluation_sets import read_evaluation_sets
+from lmcore.data.clean.duplicates import ExactDuplicates, NearDuplicates
 from lmcore.data.clean.filter.fix import FixStep
 from lmcore.data.clean.filter.language import LanguageStep
 from lmcore.data.clean.filter.length import CharactersStep, TokensStep
-from lmcore.data.clean.filter.ngram import EvaluationNgrams, NgramSettings, NgramStep
+from lmcore.data.clean.filter.ngram import (
+    EvaluationNgrams,
+    NgramSettings,
+    NgramStep,
+    read_evaluation_sets,
+)
 from lmcore.data.clean.filter.url import DEFAULT_RULES, UrlStep, read_rules
 from lmcore.data.clean.minhash import MinHash
-from lmcore.data.clean.near_duplicates import NearDuplicates
 from lmcore.data.clean.shuffle import Shuffle
 from lmcore.data.input.options import InputOptions
 from lmcore.data.tokenizer import Tokenizer

@@ -1,12 +1,18 @@
-"""State of an unfinished preparation: `state.json` in the directory of its output.
+"""State of an unfinished preparation, and record of a completed one, for `--resume`.
 
-It is written after each shard, with the identity of the input and of all settings that the output
-depends on.  A run with another identity cannot resume; the error lists the differences.
+The state is `state.json` in the directory of the output.  It is written after each shard,
+with the identity of the input and of all settings that the output depends on.  A run with another
+identity cannot resume; the error lists the differences.
+
+The record is `PREFIX.prepared.json`: a job that is restarted after its dataset is complete ends at
+once instead of starting over.  Runs with `--resume` write it; it is valid as long as the files are
+unchanged.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -17,9 +23,10 @@ import numpy as np
 
 from lmcore.bounded_file import read_bounded_file
 from lmcore.data.indexed.files import replacing
+from lmcore.data.indexed.metadata import metadata_path
 from lmcore.data.input.files import InputFile
 from lmcore.data.prepare.partial_dataset import DatasetCounts
-from lmcore.data.prepare.request import PrepareRequest
+from lmcore.data.prepare.request import KeyReport, PrepareReport, PrepareRequest
 from lmcore.errors import ConfigError, DataError, counted
 
 __all__ = [
@@ -29,8 +36,11 @@ __all__ = [
     "changed_files",
     "changed_settings",
     "identity_of",
+    "read_completed",
     "read_state",
+    "remove_completed",
     "require_same",
+    "write_completed",
     "write_state",
 ]
 
@@ -42,6 +52,7 @@ INDENT = "\n     "
 
 Identity = dict[str, Any]
 """Identity of input and settings, as JSON values."""
+_COMPLETED_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -216,3 +227,77 @@ def _state_of(content: dict[str, Any]) -> PrepareState:
         raise ValueError("it has no identity")
     values["keys"] = tuple(DatasetCounts(**counts) for counts in values["keys"])
     return PrepareState(**{field.name: values[field.name] for field in fields(PrepareState)})
+
+
+_log = logging.getLogger(__name__)
+
+
+def _path(request: PrepareRequest) -> Path:
+    return Path(f"{request.prefix}.prepared.json")
+
+
+def remove_completed(request: PrepareRequest) -> None:
+    """Remove the record of an older dataset before its files are replaced."""
+    _path(request).unlink(missing_ok=True)
+
+
+def write_completed(request: PrepareRequest, identity: Identity, report: PrepareReport) -> None:
+    """Write the record after all files have their final names.
+
+    Raises:
+        DataError: the file system refuses.
+    """
+    content = {
+        "version": _COMPLETED_VERSION,
+        "identity": identity,
+        "files": _files(request),
+        "report": asdict(report),
+    }
+    with replacing(_path(request)) as file:
+        file.write(json.dumps(content, ensure_ascii=False).encode())
+
+
+def read_completed(request: PrepareRequest, identity: Identity) -> PrepareReport | None:
+    """Return the report of an earlier run with the same input and settings; None if there is none.
+
+    For a dataset of other input or settings, log the differences and return None.
+    """
+    try:
+        content = json.loads(read_bounded_file(_path(request), _MAX_BYTES))
+        if content["version"] != _COMPLETED_VERSION or content["files"] != _files(request):
+            return None
+        recorded, report = content["identity"], _report_of(content["report"])
+        changes = changed_settings(recorded, identity)
+        changes += changed_files(recorded["files"], identity["files"])
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+    ):
+        return None  # not written by this version
+    if changes:
+        listed = "; ".join(changes[:3])
+        _log.warning("`%s` has other input or settings; %s", request.prefix, listed)
+        return None
+    _log.warning(
+        "`%s` is complete, from the same input and settings: nothing to do",
+        request.prefix,
+    )
+    return report
+
+
+def _files(request: PrepareRequest) -> list[list[Any]]:
+    """Return name, size and modification time of each file of the datasets."""
+    paths = []
+    for prefix in map(request.key_prefix, request.json_keys):
+        paths += [Path(f"{prefix}.bin"), Path(f"{prefix}.idx"), Path(metadata_path(prefix))]
+    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+
+
+def _report_of(values: dict[str, Any]) -> PrepareReport:
+    outputs = tuple(KeyReport(**output) for output in values["outputs"])
+    return PrepareReport(**{**values, "files": tuple(values["files"]), "outputs": outputs})

@@ -26,7 +26,6 @@ from lmcore.data.input.compression import STDIN
 from lmcore.data.input.files import InputFile
 from lmcore.data.input.problem import Problem
 from lmcore.data.input.read import read_input
-from lmcore.data.prepare.completed import read_completed, remove_completed, write_completed
 from lmcore.data.prepare.encode import encode_batch
 from lmcore.data.prepare.encode_types import EncodedBatch, EncodePlan
 from lmcore.data.prepare.partial_output import PartialOutput, state_path
@@ -39,7 +38,15 @@ from lmcore.data.prepare.request import (
     ProgressCallback,
     document_prefix,
 )
-from lmcore.data.prepare.resume_state import Identity, PrepareState, identity_of, read_state
+from lmcore.data.prepare.resume_state import (
+    Identity,
+    PrepareState,
+    identity_of,
+    read_completed,
+    read_state,
+    remove_completed,
+    write_completed,
+)
 from lmcore.data.worker_pool import BatchWork, work_ordered
 from lmcore.errors import ConfigError, DataError, RunError, counted
 

@@ -4,7 +4,7 @@ A regular expression splits a text into words, and the ids of each word come fro
 words that are not cached run through BPE.  Most words of a text repeat, so that this is several
 times faster than the pipeline of a library, which makes offsets and strings for every token.  The
 C++ extension (`native.py`) does all of it, if it was built; else the code here does, with the
-merges of the `tokenizers` package or of `bpe.py`.  All three give the same ids; see
+merges of the `tokenizers` package or of `python_bpe`.  All three give the same ids; see
 docs/explanation/tokenizer-engines.md for the comparison.
 Text that spells a special token is ordinary text, as in Megatron: a document cannot end itself.
 """
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Literal, assert_never
 
@@ -24,7 +24,6 @@ import numpy.typing as npt
 from lmcore.accelerator.tokenizer import Tokenizer
 from lmcore.data.gpt2_preload import END, MAX_BYTES, BpeContents, BpePreload
 from lmcore.data.native import reason as native_reason
-from lmcore.data.tokenizer.bpe import python_bpe
 from lmcore.data.tokenizer.bpe_files import (
     Merge,
     byte_alphabet,
@@ -41,7 +40,7 @@ from lmcore.data.tokenizer.native import (
 from lmcore.data.tokenizer.word_cache import WordCache
 from lmcore.errors import ConfigError, MissingPackageError
 
-__all__ = ["Engine", "GPT2BPETokenizer", "split_words"]
+__all__ = ["Engine", "GPT2BPETokenizer", "python_bpe", "split_words"]
 
 Engine = Literal["auto", "native", "tokenizers", "python"]
 WordEncoder = Callable[[str], Sequence[int]]
@@ -278,3 +277,46 @@ def _library_bpe(vocabulary: dict[str, int], merges: list[Merge]) -> WordEncoder
         return tuple([token.id for token in model.tokenize(spelt)])
 
     return encode_word
+
+
+def python_bpe(
+    vocabulary: Mapping[str, int], merges: Sequence[Merge]
+) -> Callable[[str], tuple[int, ...]]:
+    """Return a function from a word to its token ids.
+
+    It is the fallback engine and the reference of the tests.
+
+    Source: Sennrich et al. 2016, on bytes as in GPT-2: take the adjacent pair with the highest
+    priority, merge all its occurrences from the left, repeat.
+
+    Args:
+        vocabulary: token to id.
+        merges: merge rules, highest priority first.
+    """
+    alphabet = byte_alphabet()
+    rank = {merge: i for i, merge in enumerate(merges)}
+    last = len(merges)
+
+    def encode_word(word: str) -> tuple[int, ...]:
+        parts = [alphabet[byte] for byte in word.encode()]
+        while len(parts) > 1:
+            best = min(pairwise(parts), key=lambda pair: rank.get(pair, last))
+            if best not in rank:
+                break
+            parts = _merged(parts, best)
+        return tuple(vocabulary[part] for part in parts)
+
+    return encode_word
+
+
+def _merged(parts: list[str], pair: Merge) -> list[str]:
+    result: list[str] = []
+    i = 0
+    while i < len(parts):
+        if i + 1 < len(parts) and (parts[i], parts[i + 1]) == pair:
+            result.append(parts[i] + parts[i + 1])
+            i += 2
+        else:
+            result.append(parts[i])
+            i += 1
+    return result

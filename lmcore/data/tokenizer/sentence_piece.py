@@ -1,22 +1,37 @@
 """SentencePiece models: `SentencePieceTokenizer`, `GPTSentencePieceTokenizer`, `Llama2Tokenizer`.
 
 The `sentencepiece` library encodes; the three types differ in the tokens that they add to its
-vocabulary and to its ids, as Megatron's do.
+vocabulary and to its ids, as Megatron's do.  A model, a protocol buffer, is checked to be
+complete: the library takes a file truncated between two pieces for a smaller vocabulary; a complete
+file has the fields that follow the pieces.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.data.tokenizer.file_tokenizer import FileTokenizer, SpecialIds, refuse_surrogates
-from lmcore.data.tokenizer.sentence_piece_file import Processor, load_model
+from lmcore.data.tokenizer.file_tokenizer import (
+    FileTokenizer,
+    SpecialIds,
+    read_bounded,
+    refuse_surrogates,
+)
+from lmcore.errors import DataError, MissingPackageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["GPTSentencePieceTokenizer", "Llama2Tokenizer", "SentencePieceTokenizer"]
+
+_MAX_BYTES = 256 * 1024 * 1024
+_PIECES, _TRAINING, _NORMALIZATION = 1, 2, 3
+_HINT = "`--tokenizer-model` is a SentencePiece `.model` file"
 
 
 class _ModelTokenizer(FileTokenizer):
@@ -35,7 +50,7 @@ class _ModelTokenizer(FileTokenizer):
             raise TypeError("type and model must be given")
         self.settings = settings
         self.name = settings.tokenizer_type
-        self._model: Processor = load_model(settings.tokenizer_model)
+        self._model: _Processor = _load_model(settings.tokenizer_model)
         pieces = self._model.get_piece_size()
         self.spellings = tuple(map(self._model.id_to_piece, range(pieces)))
         self.special = SpecialIds(
@@ -155,3 +170,107 @@ class SentencePieceTokenizer(_ModelTokenizer):
 
 def _present(i: int) -> int | None:
     return i if i >= 0 else None
+
+
+class _Processor(Protocol):
+    """Used part of the interface of `sentencepiece.SentencePieceProcessor`."""
+
+    def encode(self, text: list[str], /, *, num_threads: int) -> list[list[int]]:
+        """Return the ids of each text."""
+
+    def decode(self, ids: list[int], /) -> str:
+        """Return the text."""
+
+    def get_piece_size(self) -> int:
+        """Return the size of the vocabulary."""
+
+    def id_to_piece(self, i: int, /) -> str:
+        """Return the spelling of an id."""
+
+    def pad_id(self) -> int:
+        """Return an id, or -1 if there is none."""
+
+    def bos_id(self) -> int:
+        """Return an id, or -1 if there is none."""
+
+    def eos_id(self) -> int:
+        """Return an id, or -1 if there is none."""
+
+    def unk_id(self) -> int:
+        """Return an id."""
+
+
+def _load_model(path: str) -> _Processor:
+    """Load the model of a file.
+
+    Raises:
+        DataError: missing, damaged or truncated.
+        MissingPackageError: `sentencepiece` is not installed.
+    """
+    content = read_bounded(path, _MAX_BYTES, flag="--tokenizer-model")
+    try:
+        parts = set(_top_level_fields(content))
+    except (IndexError, ValueError) as error:
+        raise DataError(
+            f"`{path}` is not a SentencePiece model",
+            why=str(error) if isinstance(error, ValueError) else "it ends inside a field",
+            hint=_HINT,
+        ) from None
+    if not {_PIECES, _TRAINING, _NORMALIZATION} <= parts:
+        raise DataError(
+            f"`{path}` is not a complete SentencePiece model",
+            why="the pieces or the training and normalization settings are missing: it may be "
+            "truncated",
+            hint=_HINT,
+        )
+    try:
+        import sentencepiece
+    except ImportError:
+        raise MissingPackageError(
+            "sentencepiece",
+            needed_for="a SentencePiece model",
+            install="pip install sentencepiece",
+        ) from None
+    try:
+        processor: _Processor = sentencepiece.SentencePieceProcessor(model_proto=content)
+    except (RuntimeError, ValueError) as error:
+        raise DataError(
+            f"`{path}` is not a SentencePiece model", why=str(error), hint=_HINT
+        ) from None
+    return processor
+
+
+def _top_level_fields(content: bytes) -> Iterator[int]:
+    """Yield the number of every field of a protocol buffer, in order."""
+    i = 0
+    while i < len(content):
+        key, i = _varint(content, i)
+        match key & 7:
+            case 0:
+                _, i = _varint(content, i)
+            case 1:
+                i += 8
+            case 2:
+                length, i = _varint(content, i)
+                i += length
+            case 5:
+                i += 4
+            case other:
+                raise ValueError(f"byte {i} begins a field of the unknown kind {other}")
+        if i > len(content):
+            raise IndexError
+        yield key >> 3
+
+
+def _varint(content: bytes, i: int) -> tuple[int, int]:
+    """Return the number at offset *i* and the offset after it."""
+    value = shift = 0
+    while True:
+        byte = content[i]
+        i += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, i
+        shift += 7
+        if shift > 63:
+            raise ValueError(f"byte {i} is inside a number without an end")

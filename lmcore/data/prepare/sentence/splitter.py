@@ -1,17 +1,46 @@
-"""Interface, options and construction of sentence splitters; their modules are loaded on demand."""
+"""Interface, options and construction of sentence splitters: Punkt, rules, and one line a sentence.
+
+The packages of the splitters, and the module of Punkt, are loaded on demand.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from lmcore.errors import ConfigError, suggestion
+from lmcore.errors import ConfigError, MissingPackageError, suggestion
 
 __all__ = ["SPLITTERS", "SentenceOptions", "SentenceSplitter", "build_splitter"]
 
 SPLITTERS = ("punkt", "sentencex", "lines")
+# NLTK's names of its Punkt models, and ISO 639 codes.
+_CODES = {
+    "czech": "cs",
+    "danish": "da",
+    "dutch": "nl",
+    "english": "en",
+    "estonian": "et",
+    "finnish": "fi",
+    "french": "fr",
+    "german": "de",
+    "greek": "el",
+    "italian": "it",
+    "malayalam": "ml",
+    "norwegian": "no",
+    "polish": "pl",
+    "portuguese": "pt",
+    "russian": "ru",
+    "slovene": "sl",
+    "spanish": "es",
+    "swedish": "sv",
+    "turkish": "tr",
+}
+_NAMES = {code: name for name, code in _CODES.items()}
+_CODE = re.compile("[a-z]{2,3}")
+_NAME = re.compile("[a-z_]{3,40}")
 
 
 class SentenceSplitter(Protocol):
@@ -65,6 +94,59 @@ class LineSplitter:
         return {"splitter": "lines", "keep_newlines": str(self.keep_newlines)}
 
 
+@dataclass(frozen=True)
+class RuleSplitter:
+    """Splitter with the rules and abbreviations of about 240 languages: the `sentencex` package.
+
+    Attributes:
+        lang: name or ISO 639 code; for a code without rules the package uses a related language.
+        keep_newlines: keep the white space after a sentence as part of it.
+
+    Raises:
+        ConfigError: *lang* is neither a known name nor a code.
+        MissingPackageError: `sentencex` is not installed.
+    """
+
+    lang: str
+    keep_newlines: bool = False
+
+    def __post_init__(self) -> None:
+        _code_of(self.lang)
+        try:
+            import sentencex  # noqa: F401
+        except ImportError:
+            raise MissingPackageError(
+                "sentencex",
+                needed_for="`--sentence-splitter sentencex`",
+                install="pip install sentencex",
+            ) from None
+
+    def split(self, text: str) -> Sequence[str]:
+        """Return the sentences; only white space of the text may be missing."""
+        import sentencex
+
+        sentences: list[str] = []
+        for piece in sentencex.segment(_code_of(self.lang), text):
+            if not self.keep_newlines:
+                sentences.append(piece.strip())
+            elif sentences and not piece.strip():  # the separator of paragraphs is a separate piece
+                sentences[-1] += piece
+            else:
+                sentences.append(piece)
+        return [sentence for sentence in sentences if sentence]
+
+    def describe(self) -> dict[str, str]:
+        """Return the settings."""
+        from importlib.metadata import version  # imported on demand: 25 ms
+
+        return {
+            "splitter": "sentencex",
+            "version": version("sentencex"),
+            "lang": _code_of(self.lang),
+            "keep_newlines": str(self.keep_newlines),
+        }
+
+
 def build_splitter(options: SentenceOptions) -> SentenceSplitter:
     """Build the splitter of *options*.
 
@@ -80,16 +162,12 @@ def build_splitter(options: SentenceOptions) -> SentenceSplitter:
         )
     match options.splitter:
         case "punkt":
-            from lmcore.data.prepare.sentence.language import name_of
-            from lmcore.data.prepare.sentence.punkt import PunktSplitter
-            from lmcore.data.prepare.sentence.punkt_tables import find_tables, read_tables
+            from lmcore.data.prepare.sentence.punkt import PunktSplitter, find_tables, read_tables
 
             model = options.punkt_model
-            folder = Path(model) if model is not None else find_tables(name_of(options.lang))
+            folder = Path(model) if model is not None else find_tables(_name_of(options.lang))
             return PunktSplitter(read_tables(folder), keep_newlines=options.keep_newlines)
         case "sentencex":
-            from lmcore.data.prepare.sentence.rules import RuleSplitter
-
             return RuleSplitter(options.lang, options.keep_newlines)
         case "lines":
             return LineSplitter(options.keep_newlines)
@@ -97,3 +175,33 @@ def build_splitter(options: SentenceOptions) -> SentenceSplitter:
             raise ConfigError(
                 f"unknown `--sentence-splitter {unknown}`", hint=suggestion(unknown, SPLITTERS)
             )
+
+
+def _name_of(lang: str) -> str:
+    """Return NLTK's name of a language given by name or code; an unknown name is returned as is.
+
+    Raises:
+        ConfigError: neither a plain word nor a known code.
+    """
+    lowered = lang.lower()
+    name = _NAMES.get(lowered, lowered)
+    if not _NAME.fullmatch(name):  # it becomes part of a path
+        raise ConfigError(f"unknown `--lang {lang}`", hint=suggestion(lowered, _CODES))
+    return name
+
+
+def _code_of(lang: str) -> str:
+    """Return the ISO 639 code of a language given by name or code.
+
+    Raises:
+        ConfigError: neither a known name nor a code of two or three letters.
+    """
+    lowered = lang.lower()
+    code = _CODES.get(lowered, lowered)
+    if not _CODE.fullmatch(code):
+        raise ConfigError(
+            f"unknown `--lang {lang}`",
+            why="it must be an ISO 639 code of two or three letters, such as `en`",
+            hint=suggestion(lowered, _CODES),
+        )
+    return code

@@ -18,8 +18,8 @@ from lmcore.data.gpt2_preload import BpeContents
 from lmcore.data.input.batch import LineBatch
 from lmcore.data.prepare.encode import EncodePlan, _encode_documents, encode_batch
 from lmcore.data.tokenizer import GPT2BPETokenizer
-from lmcore.data.tokenizer.bpe import python_bpe
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
+from lmcore.data.tokenizer.gpt2 import python_bpe
 from lmcore.data.tokenizer.native import NativeEncoder, native_bpe
 
 pytestmark = pytest.mark.skipif(not native.available, reason="needs lmcore._native")
