@@ -29,6 +29,7 @@ from lmcore.accelerator import (
     standard_precision_policies,
 )
 from lmcore.accelerator.probe import API_VERSION
+from lmcore.config.load import load_config
 from lmcore.config.section import Config
 from lmcore.errors import ConfigError, DeviceError, PluginError
 from lmcore.hookspecs import hookimpl
@@ -688,6 +689,24 @@ def call_list(hook, plugins, selection):
     wrapper, _ = LISTS[hook]
     more = [Config()] if hook == "lmcore_validate_config" else []
     return wrapper(plugins, selection, device_of(), *more)
+
+
+@pytest.mark.parametrize("ability", ["compile", "deterministic"])
+def test_a_setting_that_the_device_has_a_reason_against_is_refused(ability):
+    """The core refuses it, before the plugin's own problems, with the reason; others are not."""
+    plugins, selection = chip(lmcore_validate_config=[Problem("too big")])
+    config = load_config([f"--{ability}"]).config
+    able = device_of()
+    assert validate_config(plugins, selection, able, config) == (Problem("too big"),)
+    device = replace(able, missing={**able.missing, ability: "not on this chip"})
+    assert validate_config(plugins, selection, device, Config()) == (Problem("too big"),)
+    found = validate_config(plugins, selection, device, config)
+    refusal = Problem(
+        f"`--{ability}` does not work on device `chip`",
+        why="not on this chip",
+        hint=f"leave `--{ability}` out, or use another device",
+    )
+    assert found == (refusal, Problem("too big"))
 
 
 @pytest.mark.parametrize("hook", LISTS)

@@ -17,7 +17,7 @@ from lmcore_conformance.pytest_plugin import _failure_text
 from lmcore_conformance.registry import all_checks
 from lmcore_conformance.report import make_report, render
 from lmcore_conformance.result import Result, Status
-from lmcore_conformance.runner import Runner
+from lmcore_conformance.runner import Runner, _joined
 from lmcore_conformance.target import Target
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
@@ -335,6 +335,39 @@ def test_a_declared_missing_backend_is_a_gap(run: Any) -> None:
     declaration = Declaration(closed={"distributed": "one chip per machine"})
     results = run("no-backend", "distributed.*", "train.processes", declaration=declaration)
     assert {result.status for result in results.values()} == {"declared gap"}
+
+
+@pytest.mark.parametrize(
+    "ability", ["compile", pytest.param("deterministic", marks=pytest.mark.full)]
+)
+def test_a_closed_ability_that_a_run_is_not_refused(run: Any, ability: str) -> None:
+    """The finding names the flag and where the reason belongs; with a reason, nothing is wrong."""
+    declaration = Declaration(closed={ability: "not on this chip"})
+    name = "device.declaration"
+    (found,) = run("", name, declaration=declaration)[name].findings
+    assert found.startswith(
+        f"`{ability}` is closed, and a run with `--{ability}` is not refused: it needs "
+    )
+    assert found.endswith(f'give the device the reason, by `missing={{"{ability}": ...}}`')
+    result = run(f"without-{ability}", name, declaration=declaration)[name]
+    assert (result.status, result.findings) == ("passed", ())
+
+
+@pytest.mark.full
+def test_a_refusal_that_is_not_declared(run: Any) -> None:
+    """A device that refuses `--deterministic` declares it, or its check fails with the reason."""
+    result = run("without-deterministic", "train.repeat")["train.repeat"]
+    assert result.status == "failed"
+    assert "undeclared gap: the device does not offer bitwise repeatable" in result.detail
+    assert "(not on this chip)" in result.detail
+
+
+def test_a_finding_of_one_process_goes_before_the_error_of_another() -> None:
+    """The other process only lost its connection."""
+    lost = Result("x", Status.FAILED, "it raised RuntimeError: reset", ("rank 0: it raised ...",))
+    wrong = Result("x", Status.FAILED, "3 of 3 numbers are wrong", ("rank 1: 3 of 3 ...",))
+    found = _joined([lost, wrong], many=True)
+    assert (found.detail, found.findings) == (wrong.detail, (*wrong.findings, *lost.findings))
 
 
 def test_kernels_of_generation_are_left_out_with_a_reason(run: Any) -> None:

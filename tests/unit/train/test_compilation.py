@@ -42,3 +42,10 @@ def test_who_decides(
 def test_not_on_the_cpu(make_plan: Any, runtime: Any) -> None:
     """The CPU does not say so: there the first step costs more than most runs get back."""
     assert not compiles_blocks(make_plan(""), runtime.device)
+
+
+def test_not_on_a_device_that_lacks_it(make_plan: Any, runtime: Any) -> None:
+    """A reason in `missing` goes before the fact that it pays."""
+    facts, missing = {FACT: True}, {**runtime.device.missing, "compile": "no code generator"}
+    device = dataclasses.replace(runtime.device, facts=facts, missing=missing)
+    assert not compiles_blocks(make_plan(""), device)

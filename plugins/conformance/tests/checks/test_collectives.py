@@ -78,9 +78,10 @@ FULL = pytest.mark.full
             "6 of 6 numbers are wrong; they are those of the ranks in reverse order",
             marks=FULL,
         ),
-        (
+        pytest.param(
             *("scatters-the-first", "gather-scatter"),
             "scatter from 0, 3 numbers in torch.float32: 3 of 3 numbers are wrong; they are those",
+            marks=FULL,
         ),
         pytest.param(
             *("reduces-at-the-first", "gather-scatter"),

@@ -73,7 +73,11 @@ def test_wrong_precisions(run: Any) -> None:
             "rounds-own",
             "`bf16`: gradients of 28 weights of a GPT, such as ",
         ),
-        ("fp16-unscaled", "`fp16`: gradients of 1e-09 become 0 in float16, and it does not claim"),
+        pytest.param(
+            "fp16-unscaled",
+            "`fp16`: gradients of 1e-09 become 0 in float16, and it does not claim",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_precision_that_loses_gradients(run: Any, mode: str, message: str) -> None:

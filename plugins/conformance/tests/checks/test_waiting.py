@@ -20,11 +20,19 @@ pytestmark = [
     "mode, slow, message",
     [
         ("health-waits", "", "`health` calls `torch.accelerator.synchronize`, which waits for all"),
-        ("boundary-waits", "", "`step_boundary` calls `Device.synchronize`, which waits for all"),
+        pytest.param(
+            *("boundary-waits", ""),
+            "`step_boundary` calls `Device.synchronize`, which waits for all",
+            marks=pytest.mark.full,
+        ),
         ("boundary-reads", "", "`step_boundary` waits: work that is queued before it is done when"),
         # Work of the simulated device takes time only if that is asked for; an event shows it.
-        ("health-reads-unpinned", "slow=200us", "`health` waits: work that is queued before it"),
-        ("stagers", "", ""),
+        pytest.param(
+            *("health-reads-unpinned", "slow=200us"),
+            "`health` waits: work that is queued before it",
+            marks=pytest.mark.full,
+        ),
+        pytest.param("stagers", "", "", marks=pytest.mark.full),  # test_levels.py has the device
     ],
 )
 def test_a_function_that_waits(

@@ -50,6 +50,21 @@ def test_threads_for_more_workers_than_cores(install, check):
     assert fault.startswith("for rank 63 of 64, with 64 on the host, it returned OMP_NUM_THREADS=0")
 
 
+def test_more_workers_than_devices_may_be_refused(install, check):
+    """A launch environment for each device of a host need have none for further workers."""
+    install(
+        CPU.replace('"cpu", ProbeState.PRESENT, 1', '"chip", ProbeState.PRESENT, 3'),
+        """
+        @hookimpl
+        def lmcore_launch_env(rank_info):
+            card = ("a", "b", "c")[rank_info["local_rank"]]
+            return {"CHIP_VISIBLE": card, "RAYON_NUM_THREADS": "0"}
+        """,
+    )
+    _, found = check("guest")
+    assert details(found, "ok")["lmcore_launch_env"] == ["CHIP_VISIBLE=a, RAYON_NUM_THREADS=0"]
+
+
 def test_wrong_judgements_of_other_configurations(install, check):
     """The hook is asked about real configurations, and about the policies that are offered."""
     install(

@@ -115,6 +115,14 @@ def keeps_and_draws(device):
     return {"step_boundary": lambda: kept.append(torch.rand(65536))}
 
 
+def without_compile(device):
+    return {"missing": {**device.missing, "compile": "not on this chip"}}
+
+
+def without_deterministic(device):
+    return {"missing": {**device.missing, "deterministic": "not on this chip"}}
+
+
 def fp16_unscaled(device):
     return {"dtypes": device.dtypes | {"float16"}}
 
