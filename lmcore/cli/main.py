@@ -200,7 +200,7 @@ def _help() -> str:
     from lmcore.config.options.help import fitted
 
     lines = [
-        "lmcore trains language models with a core that knows no hardware: accelerators are plugins.",
+        "lmcore trains language models; its core knows no hardware: accelerators are plugins.",
         "",
         "usage: lmcore COMMAND [arguments]",
     ]
