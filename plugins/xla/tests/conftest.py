@@ -13,6 +13,7 @@ if importlib.util.find_spec("lmcore_xla") is None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from lmcore.accelerator import Device, ProbeState
+from lmcore_xla.plugin import lmcore_launch_env
 from lmcore_xla.probe import CHOICE, HOST, probe, read_facts
 
 
@@ -22,7 +23,7 @@ def pjrt() -> None:
     found = probe(read_facts(), {CHOICE: HOST})
     if found.state is not ProbeState.PRESENT:
         pytest.skip(f"{'; '.join(found.evidence)}: see `tox -e xla`")
-    os.environ[CHOICE] = HOST
+    os.environ |= lmcore_launch_env(found)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ def numbers(seed: int) -> list[torch.Tensor]:
 
 
 def test_updates_are_the_references(device):
-    """Every step has another learning rate, and only the first step compiles."""
+    """Every step has another learning rate, and only the first two steps compile."""
     from lmcore_xla.kernels import adamw
 
     right = [*map(numbers, range(4)), [torch.tensor(3.0), torch.tensor(0.0)]]
@@ -30,10 +30,29 @@ def test_updates_are_the_references(device):
         reference.adamw(*right, lr=lr, **SETTINGS)
 
     step(0.1)
+    step(0.3)
     before = device.compilations().count
     for lr in (0.2, 0.0, 1.0):
         step(lr)
     assert device.compilations().count == before
+    for part, exact in zip(found, right, strict=True):
+        for one, wanted in zip(part, exact, strict=True):
+            assert torch.allclose(one.cpu(), wanted, rtol=1e-5)
+
+
+def test_each_weight_has_its_count(device):
+    """Also if the counts were made on the device; they differ if a weight was added later."""
+    from lmcore_xla.kernels import adamw
+
+    counts = (0.0, 1.0, 5.0)
+    right = [[torch.full((3,), 0.5 + one) for one in counts] for _ in range(4)]
+    found = [[one.to(device.torch_device) for one in part] for part in right]
+    right.append([torch.tensor(one) for one in counts])
+    found.append([torch.tensor(one, device=device.torch_device) for one in counts])
+    for _ in range(2):
+        adamw(*found, lr=0.1, **SETTINGS)
+        device.step_boundary()
+        reference.adamw(*right, lr=0.1, **SETTINGS)
     for part, exact in zip(found, right, strict=True):
         for one, wanted in zip(part, exact, strict=True):
             assert torch.allclose(one.cpu(), wanted, rtol=1e-5)

@@ -44,8 +44,11 @@ def adamw(
         return
     wide = torch.float64 if any(one.dtype == torch.float64 for one in params) else torch.float32
     rates = torch.tensor([1 - lr * weight_decay, -lr], dtype=wide).to(params[0].device)
-    tensors = [list(part) for part in (params, grads, exp_avgs, exp_avg_sqs, steps)]
-    _run(_update, *tensors, rates, beta1, beta2, epsilon)
+    # As one argument: the bridge of torch's compiler takes scalars that `torch.tensor` has made on
+    # the device for one another.
+    torch._foreach_add_(list(steps), 1)
+    tensors = [list(part) for part in (params, grads, exp_avgs, exp_avg_sqs)]
+    _run(_update, *tensors, torch.stack(list(steps)), rates, beta1, beta2, epsilon)
 
 
 @torch.no_grad()
@@ -81,18 +84,20 @@ def _update(
     grads: list[Tensor],
     exp_avgs: list[Tensor],
     exp_avg_sqs: list[Tensor],
-    steps: list[Tensor],
+    counts: Tensor,
     rates: Tensor,
     beta1: float,
     beta2: float,
     epsilon: float,
 ) -> None:
-    """Do the update; *rates* are the factor of the decay and the negative learning rate."""
+    """Do the update; *rates* are the factor of the decay and the negative learning rate.
+
+    *counts* are the updates of each weight, this one among them.
+    """
     decay, rate = rates[0], rates[1]
     for param, grad, exp_avg, exp_avg_sq, step in zip(
-        params, grads, exp_avgs, exp_avg_sqs, steps, strict=True
+        params, grads, exp_avgs, exp_avg_sqs, counts.unbind(), strict=True
     ):
-        step.add_(1)
         count = step.double() if param.dtype == torch.float64 else step
         exp_avg.lerp_(grad, 1 - beta1)
         exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
