@@ -1,5 +1,5 @@
 // A file written by a thread that runs only while a processor is idle: for checkpoints that are saved
-// while training continues.  The twin in Python is lmcore.checkpoint.files.block_writer, whose threads
+// while training continues.  The twin in Python is lmcore.checkpoint.files.synced_file, whose threads
 // have the lowest priority.
 
 #ifdef __linux__

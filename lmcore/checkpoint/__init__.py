@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from lmcore.checkpoint.choice import chosen_checkpoint
 from lmcore.checkpoint.layout import find_checkpoint, no_such_directory, survey
-from lmcore.checkpoint.load import load_checkpoint
+from lmcore.checkpoint.load import CheckpointReader, load_checkpoint
 from lmcore.checkpoint.manifest import Manifest, TensorEntry, check_shape, read_manifest
-from lmcore.checkpoint.reader import CheckpointReader
 from lmcore.checkpoint.save import save_checkpoint, save_streamed
 from lmcore.checkpoint.verify import newest_verified, verify_checkpoint
 from lmcore.checkpoint.write_plan import WritePlan, WritePlanner, num_bytes

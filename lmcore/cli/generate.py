@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
-from lmcore.cli.fill_mask import fill_masks
 from lmcore.cli.generate_flags import GenerateSection, check_flags
 from lmcore.cli.loading import (
     ProcessPlan,
@@ -31,7 +32,7 @@ from lmcore.cli.text.sample_output import (
 from lmcore.config.foreign.generate import GivenModel, generate_flags
 from lmcore.config.option import options_of
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
-from lmcore.errors import LmcoreError, RunError
+from lmcore.errors import ConfigError, LmcoreError, RunError, printable
 from lmcore.generation.sampling.options import (
     SamplingOptions,
 )
@@ -41,6 +42,7 @@ from lmcore.runtime.process.stop_limit import StopLimit
 
 if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSettings
+    from lmcore.generation.fill_mask import FilledText
     from lmcore.generation.load import LoadedModel
     from lmcore.generation.text.sampler import SampleSettings
     from lmcore.plugin import PluginSet
@@ -55,6 +57,7 @@ The same command gives the same text: sample i uses the seed `--seed` + i.
   lmcore generate --load runs/my-run --prompt 'Once upon a time' --tokens 100
   lmcore generate --load runs/my-run --prompt - --greedy --json < prompt.txt
   lmcore generate --load runs/my-bert --fill-mask --prompt 'The capital of [MASK] is Paris.'"""
+_DEFAULT_TOP_K = 5
 
 
 def run(argv: list[str]) -> int:
@@ -93,7 +96,7 @@ def run(argv: list[str]) -> int:
             stop_limit.activity = lambda: f"generation on `{plan.selection.probe.device_type}`"
             if section.fill_mask:
                 with _memory_explained(section):
-                    fill_masks(section, plan, plugins, settings, model)
+                    _fill_masks(section, plan, plugins, settings, model)
                 return
             _generate(section, options, plan, plugins, settings, model, stop_limit)
 
@@ -247,3 +250,62 @@ def _opened(section: GenerateSection, num_samples: int) -> Iterator[Output]:
         yield JsonOutput(standard_output())
     else:
         yield PlainOutput(standard_output(), num_samples=num_samples)
+
+
+def _fill_masks(
+    section: GenerateSection,
+    plan: ProcessPlan,
+    plugins: PluginSet,
+    settings: PluginSettings,
+    model: GivenModel,
+) -> None:
+    """Write the most probable tokens in the place of each mask of each text (`--fill-mask`)."""
+    texts = _masked_texts(section)
+    with started_runtime(section, plan, plugins, settings) as runtime:
+        from lmcore.data.tokenizer.build import registered_types
+        from lmcore.generation.fill_mask import load_filler
+
+        filler = load_filler(
+            Path(section.load),
+            runtime,
+            choice=section.tokenizer_choice(),
+            extra=registered_types(plugins),
+            require=lambda shape: model.require(dataclasses.asdict(shape)),
+        )
+        top_k, stream = section.top_k or _DEFAULT_TOP_K, standard_output()
+        for filled in filler.fill(texts, top_k=top_k, batch=section.micro_batch_size):
+            _write_filled(filled, stream, as_json=section.json)
+
+
+def _masked_texts(section: GenerateSection) -> list[str]:
+    """Return the texts: the prompt, or each line of a file or of standard input."""
+    from lmcore.generation.text.prompt import read_prompt_file, read_prompt_lines, read_stdin
+
+    lines = [section.prompt or ""]
+    if section.sample_input_file is not None:
+        lines = read_prompt_lines(section.sample_input_file)
+    elif section.prompt_file is not None:
+        lines = [read_prompt_file(section.prompt_file)]
+    elif section.prompt == "-" or (section.prompt is None and not sys.stdin.isatty()):
+        lines = read_stdin().splitlines()
+    texts = [line for line in lines if line.strip()]
+    if not texts:
+        raise ConfigError(
+            "`--fill-mask` needs a text",
+            hint="give it by `--prompt 'The capital of [MASK] is Paris.'`, or one text on each "
+            "line of standard input",
+        )
+    return texts
+
+
+def _write_filled(filled: FilledText, stream: TextIO, *, as_json: bool) -> None:
+    if as_json:
+        stream.write(json.dumps(dataclasses.asdict(filled)) + "\n")
+    else:
+        lines = [printable(filled.text)]
+        for number, candidates in enumerate(filled.masks, 1):
+            if len(filled.masks) > 1:
+                lines.append(f"mask {number}")
+            lines += [f"  {one.probability:8.2%}  {printable(one.token)}" for one in candidates]
+        stream.write("\n".join(lines) + "\n")
+    stream.flush()

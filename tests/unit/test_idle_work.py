@@ -20,8 +20,7 @@ from suite.memory import huge_page_bytes
 from suite.threads import idle_threads
 
 from lmcore.checkpoint.files import synced_file
-from lmcore.checkpoint.files.block_writer import BLOCK_BYTES
-from lmcore.checkpoint.files.synced_file import SyncedFile
+from lmcore.checkpoint.files.synced_file import BLOCK_BYTES, SyncedFile
 from lmcore.idle_work import background_writer, idle_work_waited_for, is_finite_when_idle
 from lmcore.threads import lower_priority
 

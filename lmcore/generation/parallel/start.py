@@ -5,17 +5,19 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from lmcore.checkpoint.load import load_checkpoint
+from lmcore.config.derived.layout import ParallelLayout
 from lmcore.conversion.native.manifest import WEIGHT_PREFIX
 from lmcore.conversion.native.read import LmcoreState
+from lmcore.errors import ConfigError, LmcoreError, counted
 from lmcore.generation.load import LoadedModel, allocate, described_model, open_checkpoint
 from lmcore.generation.parallel.driver import ParallelModel
-from lmcore.generation.parallel.layout import divided_shape
 from lmcore.generation.parallel.messages import Kind, MessageChannel, commands_in
 from lmcore.generation.parallel.part import PartRunner
 from lmcore.generation.text_model import Execution
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from lmcore.parallel.tensor_layout import TensorLayout
     from lmcore.runtime.runtime import Runtime
 
-__all__ = ["parallel_model"]
+__all__ = ["divided_shape", "parallel_model"]
 
 _MAX_IDLE_SECONDS = 60.0
 
@@ -178,3 +180,42 @@ def _run_messages(
                 if command[0] is not Kind.IDLE:
                     runner.run(command)
                     execution.step_boundary()
+
+
+def divided_shape(shape: ModelShape, layout: ParallelLayout) -> ModelShape:
+    """Return the shape of a model with a vocabulary that can be divided.
+
+    Args:
+        shape: Sizes of the checkpoint's model.
+        layout: Sizes of the axes `tensor` and `pipeline`.
+
+    Raises:
+        ConfigError: Heads, channels or layers cannot be divided; with all problems.
+    """
+    tensor, pipeline = layout.tensor, layout.pipeline
+    widths = {
+        "attention heads": shape.num_attention_heads,
+        "heads of keys and values": shape.num_query_groups,
+        "feed-forward channels": shape.ffn_hidden_size,
+    }
+    problems: list[LmcoreError] = []
+    undivided = [f"{size} {name}" for name, size in widths.items() if size % tensor]
+    if undivided:
+        problems.append(
+            ConfigError(
+                f"`--tensor-model-parallel-size {tensor}` does not divide the model's "
+                + " and ".join(undivided),
+                why="each process has the same number of them",
+            )
+        )
+    if pipeline > shape.num_layers:
+        problems.append(
+            ConfigError(
+                f"`--pipeline-model-parallel-size {pipeline}` is more than the model has layers",
+                why=f"it has {counted(shape.num_layers, 'layer')}, and each process needs one",
+            )
+        )
+    if problems:
+        raise ConfigError.collect(problems)
+    rows = -(-shape.padded_vocab_size // tensor) * tensor
+    return replace(shape, padded_vocab_size=rows)

@@ -27,7 +27,7 @@ from lmcore.checkpoint import (
 from lmcore.checkpoint import save as save_module
 from lmcore.checkpoint import write_plan as share
 from lmcore.checkpoint.dcp_writer import write_chunks
-from lmcore.checkpoint.files import block_writer, synced_file
+from lmcore.checkpoint.files import synced_file
 from lmcore.checkpoint.manifest import TensorEntry
 from lmcore.durable import process_token
 from lmcore.errors import CheckpointError, RunError
@@ -527,7 +527,7 @@ def test_failure_of_the_background_write_is_not_lost(
     def fail(_descriptor: int, _content: memoryview) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(block_writer.os, "write", fail)
+    monkeypatch.setattr(synced_file.os, "write", fail)
     with pytest.raises(CheckpointError, match="Input/output error"):
         save_checkpoint(tmp_path, 1, {"w": torch.ones(1_100_000)}, {}, model_shape={})
     assert names(tmp_path) == []

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lmcore.parallel import bit_checksum as module
-from lmcore.parallel.bit_checksum import DeviceChecksum, bit_checksum, bits, host_checksum
+from lmcore.parallel import replica_comparison
+from lmcore.parallel.replica_comparison import DeviceChecksum, bit_checksum, bits, host_checksum
 
 CPU = torch.device("cpu")
 DEVICE = DeviceChecksum(CPU)
@@ -91,7 +91,7 @@ def test_zeros(of: Any) -> None:
 
 def test_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors are one sequence: neither their shapes nor the borders between them count."""
-    monkeypatch.setattr(module, "_BLOCK", 16)
+    monkeypatch.setattr(replica_comparison, "_BLOCK", 16)
     small = DeviceChecksum(CPU)
     whole = torch.cat([tensor.flatten() for tensor in tensors()[:2]])
     assert int(small(tensors()[:2])) == int(small([whole])) == int(small([whole.view(-1, 1)]))

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.serialization import get_crc32_options
 
-from lmcore.checkpoint import tensor_archive
+from lmcore.checkpoint import dcp_writer
+from lmcore.checkpoint.dcp_writer import torch_checksums, write_archive
 from lmcore.checkpoint.files.synced_file import SyncedFile
-from lmcore.checkpoint.tensor_archive import torch_checksums, write_archive
 
 DTYPES = [
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float8_e4m3fn),
@@ -46,7 +46,7 @@ def written(path: Path, tensors: list[torch.Tensor]) -> bytes:
 @pytest.fixture(autouse=True)
 def no_checksums(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Leave out torch's checksums, and begin without known kinds of tensors."""
-    monkeypatch.setattr(tensor_archive, "_known", {})
+    monkeypatch.setattr(dcp_writer, "_known", {})
     with torch_checksums(written=False, before=get_crc32_options()):
         yield
 
@@ -64,10 +64,10 @@ def test_torch_writes_one_tensor_of_a_kind(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(torch, "save", lambda *given: calls.append(1) or save(*given))
     written(tmp_path / "file", [numbers((40, 50), torch.float32, seed) for seed in range(5)])
     assert len(calls) == 1
-    monkeypatch.setattr(tensor_archive, "_MOST_KINDS", 1)
+    monkeypatch.setattr(dcp_writer, "_MOST_KINDS", 1)
     written(tmp_path / "other", [numbers((40, 51), torch.float32, seed) for seed in range(5)])
     assert len(calls) == 6
-    assert len(tensor_archive._known) == 1
+    assert len(dcp_writer._known) == 1
 
 
 def test_other_tensors_are_left_to_torch(tmp_path: Path):
@@ -86,7 +86,7 @@ def test_with_checksums(tmp_path: Path):
     """With torch's checksums, which depend on the elements, torch writes each tensor."""
     tensors = [numbers((40, 50), torch.float32, seed) for seed in range(2)]
     without = written(tmp_path / "without", tensors)
-    assert len(tensor_archive._known) == 1
+    assert len(dcp_writer._known) == 1
     with torch_checksums(written=True, before=get_crc32_options()):
         assert written(tmp_path / "with", tensors) == by_torch(tensors) != without
     assert written(tmp_path / "again", tensors) == without
@@ -94,10 +94,10 @@ def test_with_checksums(tmp_path: Path):
 
 def test_elements_in_several_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A version of torch that divides the elements, or copies them, still writes right archives."""
-    monkeypatch.setattr(tensor_archive, "_address", lambda _piece: 0)
+    monkeypatch.setattr(dcp_writer, "_address", lambda _piece: 0)
     tensors = [numbers((40, 50), torch.float32, seed) for seed in range(2)]
     assert written(tmp_path / "file", tensors) == by_torch(tensors)
-    assert not tensor_archive._known
+    assert not dcp_writer._known
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
