@@ -18,7 +18,13 @@ def _known(loaded: LoadedConfig) -> Problems:
         return
     absent = absent_plugins()
     plugin = next((one for one in absent if one.engine == engine.name), None)
-    if plugin is not None and not plugin.is_installed:
+    if plugin is not None and plugin.is_installed:
+        yield ConfigError(
+            f"{loaded.shown('engine')} is not here",
+            why=f"its package, `{plugin.package}`, is installed, but its plugin adds no engine",
+            hint=f"see `lmcore plugins`: it is off or unusable; or {_native(loaded)}",
+        )
+    elif plugin is not None:
         problem = plugin.missing(loaded.shown("engine"), all_of_it=True)
         problem.hint = f"{problem.hint}, or {_native(loaded)}"
         yield problem

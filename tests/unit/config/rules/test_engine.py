@@ -165,7 +165,8 @@ def test_a_plugin_that_is_off_is_not_missing(monkeypatch: pytest.MonkeyPatch) ->
     """An engine whose plugin is installed and adds nothing is looked up among the plugins."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
     (problem,) = problems_of(load_config(["--engine", "deepspeed"]), world_size=1)
-    assert problem.what == "`--engine deepspeed`: unknown engine"
+    assert problem.what == "`--engine deepspeed` is not here"
+    assert "`lmcore-deepspeed`, is installed" in str(problem.why)
     assert "`lmcore plugins`" in str(problem.hint)
 
 
