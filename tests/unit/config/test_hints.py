@@ -308,9 +308,10 @@ def problems(words: tuple[str, ...]) -> list[LmcoreError]:
     if words[:1] == ("prepare",):
         options = {option.name: option for option in options_of(PrepareSection)}
         return [*parse_flags(words[1:], options, foreign=prepare_flags()).problems]
-    if words[:1] == ("bare",):
+    if words[:1] in {("bare",), ("off",)}:
+        there = None if words[0] == "bare" else object()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("importlib.util.find_spec", lambda _name: None)
+            patch.setattr("importlib.util.find_spec", lambda _name: there)
             patch.delitem(engines(), "deepspeed")
             return problems.__wrapped__(words[1:])
     try:
@@ -371,6 +372,7 @@ LINES |= {
     if any(need.refused for need in option.needs)
 }
 LINES |= {"bare --engine deepspeed": ()}  # its plugin is not installed
+LINES |= {"off --engine deepspeed": ()}  # or turned off
 
 TABLES: dict[str, str] = {}
 """A line for each hint of the tables of flags, by the hint."""
