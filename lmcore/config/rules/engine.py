@@ -22,7 +22,7 @@ def _known(loaded: LoadedConfig) -> Problems:
         yield ConfigError(
             f"{loaded.shown('engine')} is not here",
             why=f"its package, `{plugin.package}`, is installed, but its plugin adds no engine",
-            hint=f"see `lmcore plugins`: it is off or unusable, or {_native(loaded)}",
+            hint=f"{_native(loaded)}; `lmcore plugins` says why it is off or unusable",
         )
     elif plugin is not None:
         problem = plugin.missing(loaded.shown("engine"), all_of_it=True)
