@@ -73,6 +73,10 @@ def test_wrong_precisions(run: Any) -> None:
             "rounds-own",
             "`bf16`: gradients of 28 weights of a GPT, such as ",
         ),
+        (
+            "narrow-copies",
+            "`bf16`: a prepared `Linear` computes with old weights under `no_grad` after they ",
+        ),
         pytest.param(
             "fp16-unscaled",
             "`fp16`: gradients of 1e-09 become 0 in float16, and it does not claim",
@@ -85,6 +89,16 @@ def test_a_precision_that_loses_gradients(run: Any, mode: str, message: str) -> 
     found = run(mode, "train.precision-in-force")["train.precision-in-force"].findings
     assert len(found) == 1, found
     assert found[0].startswith(message), found
+
+
+def test_a_precision_that_rounds_weights_in_forward(run: Any) -> None:
+    """The weights after `prepare` are right, and those after a pass have the bits of bfloat16."""
+    found = run("rounds-in-forward", "train.precision-in-force")["train.precision-in-force"]
+    passes = "`bf16`: a forward and a backward pass change the numbers of "
+    own = [line for line in found.findings if line.startswith(passes)]
+    assert len(own) == len(found.findings) == 2, found
+    assert own[0] == f"{passes}`0.weight`, which are to stay bit for bit"
+    assert own[1].startswith(f"{passes}8 weights of a GPT, such as `")
 
 
 def test_a_boundary_that_rounds(run: Any) -> None:

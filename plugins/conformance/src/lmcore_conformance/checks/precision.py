@@ -44,6 +44,17 @@ _ROUNDED = (
     "have the bits of a half precision alone: they are rounded, and it promises float32 by `reduce`"
 )
 
+_PASS_CHANGES = "a forward and a backward pass change the numbers of"
+
+_STEP = 1e-20
+"""Change of a weight in a step that counts as none; smaller than each bit of a weight but 0."""
+
+_OTHER = 100
+"""Seed of other weights."""
+
+_STALE = 0.25
+"""Share of an output, by its norm, by which rounding never changes it and other weights always."""
+
 _SMALL = 1e-9
 """A gradient that float16 cannot hold; a loss scale keeps it."""
 
@@ -52,7 +63,8 @@ _SMALL = 1e-9
     "train.precision-in-force",
     "Every offered precision is in force, also after many uses: the dtypes of weights, of "
     "gradients, and of all products of one step of the tiny model, forward and backward; `prepare` "
-    "keeps all bits of weights and gradients, and float16 needs `loss_scaling`.",
+    "and the passes of a prepared model keep all bits of weights and gradients, no pass uses "
+    "old weights, and float16 needs `loss_scaling`.",
     reason="A policy that silently computes in another dtype is slow, or wrong.",
     seconds=90,
 )
@@ -81,6 +93,7 @@ def precision_in_force(bench: Bench) -> str:
                 faults.append(f"`{policy.name}`: {late}{error.what}: {error.why}")
             found = (
                 *_lost_bits(bench, policy),
+                *_stale(bench, policy),
                 *_rounded_in_gpt(runs, policy),
                 *_underflow(bench, policy),
             )
@@ -164,20 +177,91 @@ def _use(policy: PrecisionPolicy, count: int) -> None:
 
 def _lost_bits(bench: Bench, policy: PrecisionPolicy) -> Iterator[str]:
     """Prepare small layers, and compute gradients; yield what is rounded."""
-    layers = nn.Sequential(nn.Linear(_INNER, _OUTER), nn.LayerNorm(_OUTER)).to(bench.torch_device)
-    with torch.no_grad():
-        for seed, parameter in enumerate(layers.parameters()):
-            parameter.copy_(bench.values(*parameter.shape, seed=seed).float())
-    before = {name: parameter.detach().cpu() for name, parameter in layers.named_parameters()}
+    layers = _layers(bench)
+    before = _numbers(layers)
     if policy.prepare is not None:
         policy.prepare(layers)
-    for name, parameter in layers.named_parameters():
-        found = parameter.detach().cpu()
-        if name in before and not torch.equal(found, before[name].to(found.dtype)):
-            yield f"`prepare` changes the numbers of `{name}`, which are to stay bit for bit"
+    for name in _changed(layers, before):
+        yield f"`prepare` changes the numbers of `{name}`, which are to stay bit for bit"
+    before = _numbers(layers)
     if policy.reduce == "float32":
         for module in layers:
             yield from _rounded_gradients(bench, policy, module)
+    else:
+        for module in layers:
+            _backward(bench, _pass(bench, policy, module, 0))
+    for name in _changed(layers, before):
+        yield f"{_PASS_CHANGES} `{name}`, which are to stay bit for bit"
+
+
+def _layers(bench: Bench, seed: int = 0) -> nn.Sequential:
+    """Return small layers on the device, with normal numbers."""
+    layers = nn.Sequential(nn.Linear(_INNER, _OUTER), nn.LayerNorm(_OUTER)).to(bench.torch_device)
+    with torch.no_grad():
+        for place, parameter in enumerate(layers.parameters()):
+            parameter.copy_(bench.values(*parameter.shape, seed=seed + place).float())
+    return layers
+
+
+def _numbers(layers: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the weights on the host."""
+    return {
+        name: parameter.detach().to("cpu", copy=True)
+        for name, parameter in layers.named_parameters()
+    }
+
+
+def _changed(layers: nn.Module, before: dict[str, Tensor]) -> Iterator[str]:
+    """Yield the names of weights whose numbers are not the ones before, rounded to their dtype."""
+    for name, found in _numbers(layers).items():
+        if name in before and not torch.equal(found, before[name].to(found.dtype)):
+            yield name
+
+
+def _stale(bench: Bench, policy: PrecisionPolicy) -> Iterator[str]:
+    """Change weights of prepared layers between two passes without gradients; yield what is old."""
+    old: dict[str, list[str]] = {}
+    for how, change in _CHANGES.items():
+        layers, new = (_prepared(bench, policy, seed) for seed in (0, _OTHER))
+        _evaluated(bench, policy, layers)
+        layers.train()
+        change(layers, new)
+        outputs = (_evaluated(bench, policy, one) for one in (layers, new))
+        for found, right, module in zip(*outputs, layers, strict=True):
+            if not (found - right).norm() <= _STALE * right.norm():
+                old.setdefault(type(module).__name__, []).append(how)
+    for name, ways in old.items():
+        yield (
+            f"a prepared `{name}` computes with old weights under `no_grad` after they were "
+            f"changed {' and '.join(ways)}: validation uses them"
+        )
+
+
+def _prepared(bench: Bench, policy: PrecisionPolicy, seed: int) -> nn.Sequential:
+    layers = _layers(bench, seed)
+    if policy.prepare is not None:
+        policy.prepare(layers)
+    return layers
+
+
+def _evaluated(bench: Bench, policy: PrecisionPolicy, layers: nn.Sequential) -> list[Tensor]:
+    """Return the output of each layer, computed without gradients."""
+    layers.eval()
+    with torch.no_grad():
+        return [bench.host(_pass(bench, policy, module, 0)) for module in layers]
+
+
+def _change_in_place(layers: nn.Module, new: nn.Module) -> None:
+    with torch.no_grad():
+        for weight, other in zip(layers.parameters(), new.parameters(), strict=True):
+            weight.copy_(other)
+
+
+def _load(layers: nn.Module, new: nn.Module) -> None:
+    layers.load_state_dict(new.state_dict())
+
+
+_CHANGES = {"in place": _change_in_place, "by `load_state_dict`": _load}
 
 
 def _rounded_gradients(bench: Bench, policy: PrecisionPolicy, module: nn.Module) -> Iterator[str]:
@@ -205,12 +289,24 @@ def _rounded_in_gpt(runs: TinyRuns, policy: PrecisionPolicy) -> Iterator[str]:
         if _is_rounded(grad):
             rounded.append(name)
 
+    # The step changes weights by less than `_STEP`: what changes them by more is the policy.
     flags = f"--precision {policy.name} --micro-batch-size 1 --global-batch-size {_PASSES}"
+    flags += f" --lr {_STEP / 1000} --weight-decay 0"
     flags += " --initial-loss-scale 256" if policy.loss_scaling else ""
+    changed: list[str] = []
     try:
-        runs.train(flags, steps=1, see=see)
+        before = runs.train(flags, steps=0)
+        after = runs.train(flags, steps=1, see=see)
+        changed = [
+            name
+            for name in after.layouts
+            if (after.tensors[name] - before.tensors[name]).abs().max() > _STEP
+        ]
     except LmcoreError as error:
         yield f"{error.what}: {error.why}"
+    if changed:
+        weights = f"{counted(len(changed), 'weight')} of a GPT, such as `{changed[0]}`"
+        yield f"{_PASS_CHANGES} {weights}: they are to stay bit for bit until the step"
     if rounded:
         weights = f"{counted(len(rounded), 'weight')} of a GPT, such as `{rounded[0]}`,"
         yield f"gradients of {weights} {_ROUNDED}"

@@ -308,6 +308,10 @@ def precisions(device, fake):
     if fake == "rounds":
         bf16 = dataclasses.replace(bf16, context=_at_first(bf16.context))
         fp32 = dataclasses.replace(fp32, prepare=_round)
+    if fake == "rounds-in-forward":
+        bf16 = dataclasses.replace(bf16, prepare=_round_in_forward)
+    if fake == "narrow-copies":
+        bf16 = dataclasses.replace(bf16, prepare=_keep_narrow)
     if fake == "rounds-own":
         bf16 = dataclasses.replace(bf16, prepare=_round_own)
     own = [full_precision_policy(), autocast_policy(device, name="fp16", compute="float16")]
@@ -333,6 +337,38 @@ def _round_own(model):
             for weight in module.parameters(recurse=False):
                 weight.register_hook(lambda grad: grad.bfloat16().float())
                 weight.register_post_accumulate_grad_hook(_round_sum)
+
+
+def _round_in_forward(model):
+    """Round the weights of projections in place in each forward pass of training."""
+
+    def rounded(module, inputs):
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                module.weight.copy_(module.weight.bfloat16())
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(rounded)
+
+
+class _Narrow:
+    """A projection that keeps a copy of its weight from the first pass without gradients."""
+
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            return super().forward(x)
+        if not hasattr(self, "narrow"):
+            self.narrow = self.weight.detach().bfloat16()
+        bias = None if self.bias is None else self.bias.bfloat16()
+        return torch.nn.functional.linear(x.bfloat16(), self.narrow, bias)
+
+
+def _keep_narrow(model):
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            kind = type(module)
+            module.__class__ = type(kind.__name__, (_Narrow, kind), {})
 
 
 def _round_sum(weight):
