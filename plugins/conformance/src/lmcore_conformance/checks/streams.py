@@ -33,6 +33,7 @@ _SMALLEST, _LARGEST = 128, 4096
 _LANDING_BYTES = 4 * 2**20
 _QUERY_SECONDS = 30
 _NOTHING = -1.0
+_AGAIN = "with an event that is recorded again, after all work before its first record is done: "
 
 
 @dataclass(frozen=True)
@@ -229,45 +230,75 @@ def stream_synchronize(bench: Bench) -> str:
 
 @_check(
     "device.events",
-    "An event is complete when all work before it is finished; a stream can wait for it by "
-    "`wait_event`, the host by `synchronize` and `query`.",
+    "An event is complete when all work before its last record is finished; a stream can wait for "
+    "it by `wait_event`, the host by `synchronize` and `query`.",
     reason="Without events, overlap is either wrong or needs a full synchronization.",
     requires=["events", "streams"],
 )
 def events(bench: Bench) -> str:
-    """Record on one stream, wait from another and from the host, in both directions; query."""
+    """Record on one stream, wait from another and from the host, in both directions; query.
+
+    Each is done with new events, and again with an event for each stream, which the check records
+    behind all work after it was recorded, and reached, before.
+    """
     make_stream, make_event = (bench.device.require(n) for n in ("new_stream", "new_event"))
     products = queued_products(bench)
     landing = _Landing(bench, products)
-    first, second = make_stream(), make_stream()
+    pair = make_stream(), make_stream()
+    kept = {id(stream): make_event() for stream in pair}
+
+    def recorded(stream: Any) -> Any:
+        event = make_event()
+        event.record(stream)
+        return event
+
+    def recorded_again(stream: Any) -> Any:
+        event = kept[id(stream)]
+        event.record(stream)
+        return event
+
+    for stream in pair:
+        recorded_again(stream)
+    _settle(products, *pair)
+    for number in range(1, _TRIES + 1):
+        for words, record in (("", recorded), (_AGAIN, recorded_again)):
+            faults = _events_faults(products, landing, pair, float(number), record)
+            _settle(products, *pair)
+            if faults:
+                raise Failure(*(f"{words}{fault}" for fault in faults))
+    return f"recorded once and again, waited for both ways, queried; {_work(products)}"
+
+
+def _events_faults(
+    products: Products,
+    landing: _Landing,
+    streams: tuple[Any, Any],
+    factor: float,
+    record: Callable[[Any], Any],
+) -> list[str]:
+    """Wait in each way for events that *record* records on a stream; return what is wrong."""
 
     def wait(waiting: Any, working: Any) -> None:
-        event = make_event()
-        event.record(working)
-        waiting.wait_event(event)
+        waiting.wait_event(record(working))
 
-    for number in range(1, _TRIES + 1):
-        faults = [
-            f"`wait_event` did not wait: {fault}"
-            for fault in _pass_back_and_forth(products, (first, second), float(number), wait)
-        ]
-        for moment, polls in (("after `synchronize`", False), ("once `query` is true", True)):
-            with first:
-                landing.send(products.run() * number)
-                event = make_event()
-                event.record(first)
-            _poll("event", event.query) if polls else event.synchronize()
-            arrived = landing.has_right(number)
-            queried = event.query()
-            _settle(products, first)
-            if not arrived:
-                faults.append(f"{moment} of an event, work before the event is not finished")
-            if not queried:
-                faults.append(f"`query` of an event is false {moment}")
-        _settle(products, first, second)
-        if faults:
-            raise Failure(*faults)
-    return f"recorded, waited for both ways, queried; {_work(products)}"
+    faults = [
+        f"`wait_event` did not wait: {fault}"
+        for fault in _pass_back_and_forth(products, streams, factor, wait)
+    ]
+    first = streams[0]
+    for moment, polls in (("after `synchronize`", False), ("once `query` is true", True)):
+        with first:
+            landing.send(products.run() * factor)
+            event = record(first)
+        _poll("event", event.query) if polls else event.synchronize()
+        arrived = landing.has_right(factor)
+        queried = event.query()
+        _settle(products, first)
+        if not arrived:
+            faults.append(f"{moment} of an event, work before the event is not finished")
+        if not queried:
+            faults.append(f"`query` of an event is false {moment}")
+    return faults
 
 
 def _poll(name: str, query: Callable[[], bool]) -> None:

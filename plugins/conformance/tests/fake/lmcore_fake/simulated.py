@@ -126,3 +126,17 @@ def health_reads_unpinned(device):
         (one + 1).item()
 
     return {"health": health, "pin_memory": None, "missing": missing}
+
+
+def records_once(device):
+    """Keep the first record of an event."""
+
+    class Event(torch.Event):
+        recorded = False
+
+        def record(self, stream=None):
+            if not self.recorded:
+                super().record(stream)
+            self.recorded = True
+
+    return {"new_event": lambda: Event(device.torch_device)}

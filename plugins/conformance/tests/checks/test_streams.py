@@ -1,0 +1,30 @@
+"""Wrong streams and events, each found by a check that names the fault."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
+
+from lmcore_conformance.declaration import Declaration
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(200),
+    pytest.mark.skipif(importlib.util.find_spec("lmcore_sim") is None, reason="needs lmcore-sim"),
+]
+
+
+def test_an_event_that_keeps_its_first_record(run: Any) -> None:
+    """The finding has each way to wait, and that new events are right; streams pass."""
+    names = ("device.events", "device.stream-synchronize")
+    results = run("sim-records-once", *names, declaration=Declaration())
+    assert results["device.stream-synchronize"].status == "passed", results
+    again = "with an event that is recorded again, after all work before its first record is done: "
+    events = results["device.events"]
+    for wait in ("`wait_event` did not wait", "after `synchronize`", "once `query` is true"):
+        assert any(f"{again}{wait}" in line for line in events.findings), events
+    assert all(again in line for line in events.findings)
