@@ -37,7 +37,7 @@ def test_a_stager_that_does_not_wait(run: Any) -> None:
 
 
 def test_wrong_recompute_policies(run: Any) -> None:
-    """States are lost beyond four blocks, precision in backward, bits of large activations."""
+    """States, precision, bits, gradients of weights, or what surrounds a block are lost."""
     results = run("recompute", "train.recompute", "train.recompute-own")
     core, own = results["train.recompute"], results["train.recompute-own"]
     kept = "the activations of the others are kept"
@@ -50,10 +50,12 @@ def test_wrong_recompute_policies(run: Any) -> None:
         "ring": "10 small blocks with dropout, fp32: gradients differ",
         "without-autocast": "has other gradients under autocast to bfloat16 than without it",
         "compressed": "two blocks of 512 x 512 numbers with dropout, fp32: gradients differ",
+        "input-alone": "10 small blocks whose first input needs no gradient, fp32: gradients of",
+        "if-drawn": "10 small blocks without dropout, fp32: 10 of 10 calls in backward are outside",
     }
     for name, words in expected.items():
         lines = [line for line in own.findings if line.startswith(f"`{name}`: ")]
-        assert any(words in line for line in lines), own.findings
+        assert any(words in line for line in lines), (name, own.findings)
 
 
 def test_wrong_precisions(run: Any) -> None:

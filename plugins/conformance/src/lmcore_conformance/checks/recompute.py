@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +26,19 @@ _check = partial(check, level="L3", group="training", seconds=120)
 _REPEATING = frozenset({"selective", "full", "full-offload"})
 """The core's policies that compute again in backward."""
 
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+
 _MANY = 10
-_BLOCKS = {"two blocks of 512 x 512 numbers": (2, 512), f"{_MANY} small blocks": (_MANY, 16)}
+_SMALL = f"{_MANY} small blocks"
+_BLOCKS = {"two blocks of 512 x 512 numbers": (2, 512), _SMALL: (_MANY, 16)}
 """Number of blocks in a row, and the rows and columns of each one's input; 512 x 512 is 1 MiB."""
 
 
 @_check(
     "train.recompute",
     "`--recompute selective` and `full` change nothing but memory, bit for bit, with dropout and "
-    "in half precision, for large blocks and many; backward computes each block again.",
+    "in half precision, for large blocks and many, also if a block's input needs no gradient; "
+    "backward computes each block again, within `again()`.",
     reason="Random numbers and precision must equal those of the first pass.",
     requires=["recompute", "deterministic"],
 )
@@ -119,7 +124,7 @@ def _recomputed(bench: Bench, names: tuple[str, ...], precision: str = "") -> st
 def _block_faults(bench: Bench, policy: RecomputePolicy, precision: str) -> Iterator[str]:
     """Run blocks by the policy and plainly, in a precision; yield what differs."""
     name = precision.removeprefix("--precision ")
-    context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    context: Context = contextlib.nullcontext
     for offered in bench.all_precision_policies:
         if offered.name == name:
             context = offered.context
@@ -127,57 +132,147 @@ def _block_faults(bench: Bench, policy: RecomputePolicy, precision: str) -> Iter
         if run is None:
             continue
         for blocks, (count, size) in _BLOCKS.items():
-            with bench.device.rng_tracker().preserved(), deterministic_algorithms():
-                right, _ = _through_blocks(bench, _plain_call, count, size, context)
-                found, again = _through_blocks(bench, run, count, size, context)
-            different = [what for what in right if not torch.equal(right[what], found[what])]
+            different, again, _ = _compared(bench, run, _Blocks(count, size, context))
             if different:
-                yield f"{blocks} with dropout, {name or 'fp32'}: {', '.join(different)} differ"
+                yield f"{blocks} with dropout, {name or 'fp32'}: {different} differ"
             elif policy.name in _REPEATING and again < count:
                 yield (
                     f"{blocks}: backward computes {again} of {count} again: the activations of the "
                     "others are kept"
                 )
+        yield from _undrawn_faults(bench, run, name or "fp32", context)
+    if policy.block is not None:
+        yield from _frozen_faults(bench, policy.block, name or "fp32", context)
+
+
+def _undrawn_faults(
+    bench: Bench, run: Callable[..., Any], name: str, context: Context
+) -> Iterator[str]:
+    """Run blocks that draw no random numbers; yield what differs or is not restored."""
+    different, again, outside = _compared(
+        bench, run, _Blocks(*_BLOCKS[_SMALL], context, dropout=0.0)
+    )
+    if different:
+        yield f"{_SMALL} without dropout, {name}: {different} differ"
+    if outside:
+        yield (
+            f"{_SMALL} without dropout, {name}: {outside} of {again} calls in backward are "
+            "outside of `again()`, which restores the precision's context"
+        )
+
+
+def _frozen_faults(
+    bench: Bench, run: Callable[..., Any], name: str, context: Context
+) -> Iterator[str]:
+    """Run blocks whose input needs no gradient, as behind a frozen embedding; yield what is lost.
+
+    The weights are no arguments of the call, as in a model.
+    """
+    blocks = _Blocks(*_BLOCKS[_SMALL], context, dropout=0.0, frozen=True)
+    different, _, _ = _compared(bench, run, blocks)
+    if different:
+        yield (
+            f"{_SMALL} whose first input needs no gradient, {name}: {different} of the "
+            "blocks' weights differ: a model with a frozen embedding would not be trained"
+        )
+
+
+def _compared(bench: Bench, run: Callable[..., Any], blocks: _Blocks) -> tuple[str, int, int]:
+    """Return what differs from plain calls, and the calls in backward: all, outside `again()`."""
+    with bench.device.rng_tracker().preserved(), deterministic_algorithms():
+        right, _, _ = blocks.through(bench, _plain_call)
+        found, again, outside = blocks.through(bench, run)
+    different = [what for what in right if not _equal(right[what], found[what])]
+    return ", ".join(different), again, outside
+
+
+def _equal(right: Tensor, found: Tensor) -> bool:
+    return right.shape == found.shape and torch.equal(right, found)
 
 
 def _plain_call(call: Callable[..., Any], *tensors: Tensor, **_remember: Any) -> Any:
     return call(*tensors)
 
 
-def _through_blocks(
-    bench: Bench,
-    run: Callable[..., Any],
-    count: int,
-    size: int,
-    context: Callable[[], contextlib.AbstractContextManager[Any]],
-) -> tuple[dict[str, Tensor], int]:
-    """Return result, gradients and the next random numbers, and the calls made in backward."""
-    device = bench.device
-    device.seed(5)
-    calls = 0
-    weights = [
-        (bench.values(size, size, seed=seed) / size**0.5).float().to(bench.torch_device)
-        for seed in range(count)
-    ]
-    given = bench.values(size, size, seed=count).float().to(bench.torch_device)
-    leaves = [tensor.requires_grad_() for tensor in (*weights, given)]
+@dataclass(frozen=True)
+class _Blocks:
+    """Blocks in a row, and how they are computed.
 
-    def block(x: Tensor, weight: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        inner = torch.nn.functional.dropout(torch.tanh(x @ weight), 0.25)
-        return x + torch.nn.functional.dropout(inner * inner, 0.25)
+    Attributes:
+        count: Number of blocks.
+        size: Rows and columns of each one's input.
+        context: The precision's context.
+        dropout: Share of elements that are dropped.
+        frozen: True if the first input needs no gradient, and weights are no arguments.
+    """
 
-    remember = remembering(device.rng_tracker(), context)
-    with context():
-        x = given
-        for weight in weights:
-            x = run(block, x, weight, remember=remember)
-    forward = calls
-    x.float().square().mean().backward()
-    draw = torch.rand(8, device=bench.torch_device)
-    found = {"results": x.detach(), "random numbers": draw}
-    grads = [leaf.grad for leaf in leaves]
-    assert all(grad is not None for grad in grads)
-    found["gradients"] = torch.cat([grad.flatten() for grad in grads if grad is not None])
-    return found, calls - forward
+    count: int
+    size: int
+    context: Context
+    dropout: float = 0.25
+    frozen: bool = False
+
+    def through(self, bench: Bench, run: Callable[..., Any]) -> tuple[dict[str, Tensor], int, int]:
+        """Return results, and the calls made in backward: all, and those outside of `again()`.
+
+        Results are the output, gradients and the next random numbers; a gradient that is missing
+        is empty.
+        """
+        device, size = bench.device, self.size
+        device.seed(5)
+        calls, inside, outside = 0, 0, 0
+        weights = [
+            (bench.values(size, size, seed=seed) / size**0.5).float().to(bench.torch_device)
+            for seed in range(self.count)
+        ]
+        given = bench.values(size, size, seed=self.count).float().to(bench.torch_device)
+        leaves = [
+            tensor.requires_grad_() for tensor in (*weights, *(() if self.frozen else (given,)))
+        ]
+
+        def dropped(x: Tensor) -> Tensor:
+            return torch.nn.functional.dropout(x, self.dropout) if self.dropout else x
+
+        def block(x: Tensor, weight: Tensor) -> Tensor:
+            nonlocal calls, outside
+            calls += 1
+            outside += not inside
+            inner = dropped(torch.tanh(x @ weight))
+            return x + dropped(inner * inner)
+
+        remember = remembering(device.rng_tracker(), self.context)
+
+        def watched() -> Context:
+            again = remember()
+
+            @contextlib.contextmanager
+            def entered() -> Iterator[None]:
+                nonlocal inside
+                inside += 1
+                try:
+                    with again():
+                        yield
+                finally:
+                    inside -= 1
+
+            return entered
+
+        with self.context():
+            x = given
+            for weight in weights:
+                if self.frozen:
+                    x = run(partial(_with_weight, block, weight), x, remember=watched)
+                else:
+                    x = run(block, x, weight, remember=watched)
+        forward, outside = calls, 0
+        if x.requires_grad:
+            x.float().square().mean().backward()
+        draw = torch.rand(8, device=bench.torch_device)
+        found = {"results": x.detach(), "random numbers": draw}
+        grads = [leaf.grad.flatten() for leaf in leaves if leaf.grad is not None]
+        found["gradients"] = torch.cat(grads) if grads else torch.empty(0)
+        return found, calls - forward, outside
+
+
+def _with_weight(block: Callable[..., Tensor], weight: Tensor, x: Tensor) -> Tensor:
+    return block(x, weight)

@@ -1,5 +1,6 @@
 """Stagers and recompute policies that are each wrong in one thing, all offered at once."""
 
+import contextlib
 import dataclasses
 
 import torch
@@ -65,6 +66,8 @@ def recomputes(device):
         RecomputePolicy("ring", "keeps four states", ring()),
         RecomputePolicy("without-autocast", "forgets the precision", without_autocast(device.type)),
         RecomputePolicy("compressed", "keeps large activations in bfloat16", compressed),
+        RecomputePolicy("input-alone", "is a function of its arguments", input_alone),
+        RecomputePolicy("if-drawn", "restores what was drawn", if_drawn(device)),
     ]
 
 
@@ -115,6 +118,47 @@ def without_autocast(kind):
         if not torch.is_grad_enabled():
             return call(*tensors)
         return Again.apply(call, remember(), *tensors)
+
+    return run
+
+
+class _OfArguments(torch.autograd.Function):
+    """A block whose backward pass is reached from its arguments alone."""
+
+    @staticmethod
+    def forward(ctx, call, again, *tensors):
+        ctx.call, ctx.again = call, again
+        ctx.save_for_backward(*tensors)
+        return call(*tensors)
+
+    @staticmethod
+    def backward(ctx, grad):
+        inputs = [kept.detach().requires_grad_(kept.requires_grad) for kept in ctx.saved_tensors]
+        with torch.enable_grad(), ctx.again():
+            out = ctx.call(*inputs)
+        torch.autograd.backward(out, grad)
+        return None, None, *(kept.grad for kept in inputs)
+
+
+def input_alone(call, *tensors, remember):
+    if not torch.is_grad_enabled():
+        return call(*tensors)
+    return _OfArguments.apply(call, remember(), *tensors)
+
+
+def if_drawn(device):
+    """Restore the state, and the precision with it, if the block drew random numbers."""
+
+    def run(call, *tensors, remember):
+        before, drew = device.get_rng_state().clone(), []
+
+        def noting():
+            again = remember()
+            return lambda: again() if drew[0] else contextlib.nullcontext()
+
+        out = recompute(call, *tensors, remember=noting)
+        drew.append(not torch.equal(before, device.get_rng_state()))
+        return out
 
     return run
 
