@@ -111,6 +111,16 @@ def test_a_wrong_backend_is_named(run: Any, mode: str, name: str, message: str) 
     assert message in "\n".join((result.detail, *result.findings))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_groups_without_the_timeout(run: Any) -> None:
+    """The finding names the collective in the group; the default group has none, as it ends."""
+    result = run("groups-without-timeout", "distributed.missed")["distributed.missed"]
+    (finding,) = result.findings
+    assert finding.startswith("rank 0: `broadcast` in a group: it waited "), finding
+    assert finding.endswith("without an error; the timeout that its group was made with is 3 s")
+
+
 class _Host:
     """A bench whose device is the host."""
 
