@@ -100,6 +100,20 @@ FULL = pytest.mark.full
             *("waits-for-nothing", "large"),
             "they are right a moment later: `wait` returned before the collective was done",
         ),
+        (
+            *("reads-isend-late", "send-recv"),
+            "a message that is received late: 1,001 of 1,001 numbers arrived as they were overwri",
+        ),
+        pytest.param(
+            *("reads-gather-late", "gather-scatter"),
+            "gather at 0, which is late: 1,001 of 2,002 numbers arrived as they were overwritten",
+            marks=FULL,
+        ),
+        pytest.param(
+            *("reads-scatter-late", "gather-scatter"),
+            "scatter from 0, rank 1 late: 1,001 of 1,001 numbers arrived as they were overwritten",
+            marks=FULL,
+        ),
     ],
 )
 def test_a_wrong_backend_is_named(run: Any, mode: str, name: str, message: str) -> None:

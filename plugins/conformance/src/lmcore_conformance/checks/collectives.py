@@ -14,8 +14,10 @@ from lmcore_conformance.process.exchanged import (
     LARGE,
     ODD,
     OPERATIONS,
+    call_and_overwrite,
     expect,
     expect_in_view,
+    expect_sent,
     new_view,
     numbers,
     own,
@@ -144,7 +146,8 @@ def reduce_scatter(bench: RankBench) -> str:
 
 @_check(
     "distributed.all-to-all",
-    "`all_to_all_single` exchanges parts of equal and of unequal sizes.",
+    "`all_to_all_single` exchanges parts of equal and of unequal sizes; after `wait` the input can "
+    "be overwritten.",
     reason="Expert and sequence parallelism exchange tokens with it.",
     requires=["distributed", "all_to_all"],
 )
@@ -171,13 +174,20 @@ def all_to_all(bench: RankBench) -> str:
         distributed.all_to_all_single(found, given[rank].to(bench.torch_device))
         right = torch.cat([tensor.chunk(size)[rank] for tensor in given])
         expect_in_view(bench, f"{parts:,} numbers in {found.dtype}", found, around, right)
+    right = torch.cat([tensor.chunk(size)[rank] for tensor in inputs])
+    for late in range(size):
+        sent = inputs[rank].to(bench.torch_device, copy=True)
+        found = torch.empty(7 * size, device=bench.torch_device)
+        exchange = partial(distributed.all_to_all_single, found, sent, async_op=True)
+        call_and_overwrite(bench, late, exchange, [sent])
+        expect_sent(bench, f"equal parts, rank {late} late", found, right)
     return "equal and unequal parts"
 
 
 @_check(
     "distributed.gather-scatter",
     "`gather`, `scatter` and `reduce` work with each rank as the root, also in a group and in "
-    "views.",
+    "views; after `wait` the input of `gather` and `scatter` can be overwritten.",
     reason="Checkpoints and metrics are collected with them.",
     requires=["distributed", "gather_scatter"],
 )
@@ -211,12 +221,32 @@ def gather_scatter(bench: RankBench) -> str:
                 right, instead = torch.stack(every).sum(0), {"not reduced": every[root]}
                 what = f"reduce at {root}, {label}"
                 expect_in_view(bench, what, total, around, right, instead)
+    _gather_and_scatter_late(bench)
     return "at each rank"
+
+
+def _gather_and_scatter_late(bench: RankBench) -> None:
+    """Have the root receive late, then the other ranks, while what they get is overwritten."""
+    mine, found = own(bench), torch.empty_like(own(bench))
+    is_root = bench.rank == 0
+    parts = [torch.empty_like(mine) for _ in range(bench.size)] if is_root else None
+    call_and_overwrite(
+        *(bench, 0), lambda: distributed.gather(mine, parts, 0, async_op=True), [mine]
+    )
+    if parts is not None:
+        right = torch.cat([numbers(rank) for rank in range(bench.size)])
+        expect_sent(bench, "gather at 0, which is late", torch.cat(parts), right)
+    rows = [numbers(peer).to(bench.torch_device) for peer in range(bench.size)] if is_root else None
+    call_and_overwrite(
+        *(bench, 1), lambda: distributed.scatter(found, rows, 0, async_op=True), rows or []
+    )
+    expect_sent(bench, "scatter from 0, rank 1 late", found, numbers(bench.rank))
 
 
 @_check(
     "distributed.send-recv",
-    "`send` and `recv` carry tensors in order, also both ways at once, in a group and into a view.",
+    "`send` and `recv` carry tensors in order, also both ways at once, in a group and into a view; "
+    "after `wait` what was sent can be overwritten.",
     reason="Pipeline stages pass activations with them.",
     requires=["distributed", "send_recv"],
 )
@@ -245,6 +275,12 @@ def send_recv(bench: RankBench) -> str:
     for work in works:
         work.wait()
     expect(bench, "both ways", found, numbers((bench.rank - 1) % bench.size))
+    sent = own(bench)
+    if bench.rank == 0:
+        call_and_overwrite(bench, 1, lambda: distributed.isend(sent, 1), [sent])
+    if bench.rank == 1:
+        call_and_overwrite(bench, 1, lambda: distributed.irecv(found, 0), [])
+        expect_sent(bench, "a message that is received late", found, numbers(0))
     return "one way and both ways"
 
 

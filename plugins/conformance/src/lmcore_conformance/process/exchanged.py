@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,8 +20,11 @@ __all__ = [
     "LARGE",
     "ODD",
     "OPERATIONS",
+    "OVERWRITTEN",
+    "call_and_overwrite",
     "expect",
     "expect_in_view",
+    "expect_sent",
     "new_view",
     "numbers",
     "own",
@@ -42,10 +45,14 @@ OPERATIONS: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
 }
 """Reductions, with what they do on the host."""
 
+OVERWRITTEN = -5.0
+"""Number that `call_and_overwrite` puts in place of what was sent."""
+
 _BITS = {torch.float32: 24, torch.bfloat16: 8, torch.int64: 62}
 _GUARD = 301  # odd, so that a view begins at no multiple of 16 bytes
 _MARK = 77
 _LATE_SECONDS = 1.0
+_BEHIND_SECONDS = 0.3
 
 
 def own(bench: RankBench, dtype: torch.dtype = torch.float32, count: int = 1001) -> Tensor:
@@ -110,6 +117,38 @@ def expect(
     else:
         cause = factor(seen, right) or _rounding(seen, right, wrong)
     raise Failure(f"{text} wrong{cause}")
+
+
+def call_and_overwrite(
+    bench: RankBench, late: int, call: Callable[[], Any], inputs: Sequence[Tensor]
+) -> None:
+    """Call a collective, in which rank *late* is behind, and overwrite its inputs after `wait`.
+
+    Args:
+        call: Starts the collective and returns its work.
+        inputs: Tensors that this rank sends.
+    """
+    if bench.rank == late:
+        time.sleep(_BEHIND_SECONDS)
+    call().wait()
+    for tensor in inputs:
+        tensor.fill_(OVERWRITTEN)
+
+
+def expect_sent(bench: RankBench, label: str, found: Tensor, right: Tensor) -> None:
+    """Compare what arrived of inputs that `call_and_overwrite` has overwritten.
+
+    Raises:
+        Failure: It is wrong.
+    """
+    bench.device.synchronize()
+    later = found.cpu() == OVERWRITTEN
+    if later.any():
+        raise Failure(
+            f"{label}: {int(later.sum()):,} of {counted(later.numel(), 'number')} arrived as they "
+            "were overwritten after `wait`: it returned before the input was read"
+        )
+    expect(bench, label, found, right)
 
 
 def _is_late(bench: RankBench, found: Tensor, right: Tensor) -> bool:

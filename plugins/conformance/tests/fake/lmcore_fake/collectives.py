@@ -189,3 +189,34 @@ def groups_without_timeout():
     @replace("new_group")
     def new_group(plain, ranks=None, timeout=None, **more):
         return plain(ranks, **more)
+
+
+class Nothing:
+    """A work whose `wait` returns at once."""
+
+    def wait(self):
+        pass
+
+
+def reads_late(name):
+    """Return from `wait` at once, while a thread may still read what is sent."""
+    works = []
+
+    @replace(name)
+    def eager(plain, *arguments, **more):
+        works.append(plain(*arguments, **more))
+        receives = name != "isend" and (distributed.get_rank() == 0) == (name == "gather")
+        return works[-1] if receives else Nothing()
+
+
+def reads_isend_late():
+    reads_late("isend")
+    distributed.distributed_c10d.isend = distributed.isend  # for `batch_isend_irecv`
+
+
+def reads_gather_late():
+    reads_late("gather")
+
+
+def reads_scatter_late():
+    reads_late("scatter")
