@@ -38,6 +38,9 @@ MESSAGES = {
     ),
     ("grad_norm", "large.tail"): ("16,778,494 elements, the last alone not 0: off by 1.0e+00",),
     ("grad_norm", "value.in-place"): ("float32, 6 tensors: it changes 4 of them, first 0",),
+    ("layer_norm", "history"): (
+        "regular, float32: it keeps tensors of every call: 20 calls leave 20 more",
+    ),
     ("layer_norm", "widths.8192"): ("width 16,384",),
     ("linear", "widths"): ("width 32,768",),
     ("linear_cross_entropy", "widths"): ("vocabulary of 131,072",),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from lmcore.errors import PluginError, counted
 from lmcore.plugin.isolation.subprocess_call import in_one_line
+from lmcore_conformance.kept import memory_kept
 from lmcore_conformance.registry import Failure, check, conclude
 
 if TYPE_CHECKING:
@@ -28,10 +28,6 @@ _TOLERANCE = 1e-3
 
 _HEALTH_SECONDS = 0.1
 _COUNT_SECONDS = 0.01
-_CALLS = 100
-_SLACK = 2**16
-_HOST_SLACK = 8 * 2**20
-"""Bytes by which the figure may rise: on the host it counts the whole process."""
 
 
 @_check(
@@ -191,7 +187,7 @@ def _side_effects(bench: Bench, call: Callable[[], object]) -> Iterator[str]:
     """Yield what a function does that is called between steps, and only reads or starts work."""
     yield from _changes(bench, call)
     yield from _draws(bench, call)
-    yield from _keeps(bench, call)
+    yield from memory_kept(bench, call)
 
 
 def _changes(bench: Bench, call: Callable[[], object]) -> Iterator[str]:
@@ -227,31 +223,6 @@ def _draws(bench: Bench, call: Callable[[], object]) -> Iterator[str]:
         # A lazy device may seed each program that it runs anew.
         if not torch.equal(plain, found) and (eager or place != places[0]):
             yield f"draws random numbers: it moves {place} generator"
-
-
-def _keeps(bench: Bench, call: Callable[[], object]) -> Iterator[str]:
-    """Yield if many calls leave memory in use, and do so again."""
-    call()
-    # Other processes may take memory meanwhile, where the figure is the device's or the host's.
-    left = min(_left_in_use(bench, call) for _ in range(2))
-    if left:
-        yield f"keeps memory: {_CALLS} calls leave {left / 2**20:.1f} MiB more in use"
-
-
-def _left_in_use(bench: Bench, call: Callable[[], object]) -> int:
-    """Return the bytes that many calls leave in use; 0 if few, or if there is no figure."""
-    stats = bench.device.memory_stats
-    if stats is None:
-        return 0
-    gc.collect()
-    bench.device.synchronize()
-    before = stats().allocated
-    for _ in range(_CALLS):
-        call()
-    gc.collect()
-    bench.device.synchronize()
-    left = stats().allocated - before
-    return left if left > (_HOST_SLACK if bench.is_host else _SLACK) else 0
 
 
 def _products(bench: Bench, count: int) -> None:

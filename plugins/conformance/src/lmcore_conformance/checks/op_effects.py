@@ -16,10 +16,11 @@ from torch import Tensor
 
 from lmcore.accelerator.op.records import load_target
 from lmcore.runtime.runtime import deterministic_algorithms
+from lmcore_conformance.kept import tensors_kept
 from lmcore_conformance.op.call import SPECS, Outcome, dtypes_of, oracle, rounded
 from lmcore_conformance.op.case import CALLED_OPS, Case
 from lmcore_conformance.op.findings import BOTH, Findings, Use
-from lmcore_conformance.op.uses import each, register_property
+from lmcore_conformance.op.uses import each, register_property, regular
 from lmcore_conformance.plugin_check.traces import TorchState
 
 if TYPE_CHECKING:
@@ -189,8 +190,12 @@ def _no_grad(bench: Bench, op: str) -> str:
 
 
 def _history(bench: Bench, op: str) -> str:
-    """Call with numbers A, then B in the same memory, then A again."""
+    """Call with numbers A, then B in the same memory, then A again; count what stays."""
     findings = Findings()
+    for use in regular(bench, op):
+        with findings.of(use.kernel, use.label) as add:
+            for wrong in tensors_kept(bench, use.call):
+                add(f"it {wrong}")
     for use in _uses(bench, op):
         other = rounded(_other_numbers(use.case), getattr(torch, use.dtype))
         later = replace(use, case=other, wanted=oracle(other, getattr(torch, use.dtype)))
@@ -296,7 +301,7 @@ _PROPERTIES: dict[str, tuple[Callable[[Bench, str], str], str, str]] = {
         _history,
         (
             "`{op}` does not depend on earlier calls, also if the same memory held other numbers, "
-            "and changes no earlier result."
+            "changes no earlier result, and keeps no tensor of each call."
         ),
         "Memory is reused: a kernel that recognises shapes or addresses returns old numbers.",
     ),

@@ -15,6 +15,7 @@ from lmcore.accelerator import RecomputePolicy
 from lmcore.accelerator.recompute import none_policy, remembering
 from lmcore.errors import LmcoreError
 from lmcore.runtime.runtime import deterministic_algorithms
+from lmcore_conformance.kept import tensors_kept
 from lmcore_conformance.registry import check, conclude
 from lmcore_conformance.tiny_run import DROPOUT, tiny_runs
 
@@ -38,7 +39,7 @@ _BLOCKS = {"two blocks of 512 x 512 numbers": (2, 512), _SMALL: (_MANY, 16)}
     "train.recompute",
     "`--recompute selective` and `full` change nothing but memory, bit for bit, with dropout and "
     "in half precision, for large blocks and many, also if a block's input needs no gradient; "
-    "backward computes each block again, within `again()`.",
+    "backward computes each block again, within `again()`; no tensor of each call stays.",
     reason="Random numbers and precision must equal those of the first pass.",
     requires=["recompute", "deterministic"],
 )
@@ -141,6 +142,8 @@ def _block_faults(bench: Bench, policy: RecomputePolicy, precision: str) -> Iter
                     "others are kept"
                 )
         yield from _undrawn_faults(bench, run, name or "fp32", context)
+        with bench.device.rng_tracker().preserved():
+            yield from tensors_kept(bench, partial(_Blocks(1, 64, context).through, bench, run))
     if policy.block is not None:
         yield from _frozen_faults(bench, policy.block, name or "fp32", context)
 

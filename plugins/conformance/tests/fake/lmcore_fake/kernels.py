@@ -687,6 +687,16 @@ def _(x):
     return buffer.copy_(out)
 
 
+_EVERY = []
+
+
+@misfit("layer_norm", "history")
+def _(x, weight, bias, epsilon):
+    """Keep the input of every call."""
+    _EVERY.append(x.detach())
+    return reference.layer_norm(x, weight, bias, epsilon)
+
+
 @misfit("scaled_masked_softmax", "elements")
 def _(x, mask, scale):
     """Write the first 2^24 elements."""
