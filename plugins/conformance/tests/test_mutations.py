@@ -41,6 +41,7 @@ MESSAGES = {
     ("layer_norm", "history"): (
         "regular, float32: it keeps tensors of every call: 20 calls leave 20 more",
     ),
+    ("layer_norm", "repeatable"): ("65,537 rows, float32: a second call gives other bits",),
     ("layer_norm", "widths.8192"): ("width 16,384",),
     ("linear", "widths"): ("width 32,768",),
     ("linear_cross_entropy", "widths"): ("vocabulary of 131,072",),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from inspect import signature
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +20,9 @@ from lmcore.runtime.runtime import deterministic_algorithms
 from lmcore_conformance.kept import tensors_kept
 from lmcore_conformance.op.call import SPECS, Outcome, dtypes_of, oracle, rounded
 from lmcore_conformance.op.case import CALLED_OPS, Case
+from lmcore_conformance.op.case_large import tall_case
 from lmcore_conformance.op.findings import BOTH, Findings, Use
-from lmcore_conformance.op.uses import each, register_property, regular
+from lmcore_conformance.op.uses import each, made, register_property, regular
 from lmcore_conformance.plugin_check.traces import TorchState
 
 if TYPE_CHECKING:
@@ -262,7 +264,8 @@ def _other_numbers(case: Case) -> Case:
 def _repeatable(bench: Bench, op: str) -> str:
     """Call kernels with the trait `deterministic` again, as such a run does, and compare bits."""
     findings = Findings()
-    for use in _uses(bench, op):
+    tall = made(bench, op, [tall_case(op)], [next(dtypes_of(bench))])
+    for use in chain(_uses(bench, op), tall):
         if not use.kernel.is_deterministic:
             continue
         with findings.of(use.kernel, use.label) as add, deterministic_algorithms():
@@ -307,8 +310,11 @@ _PROPERTIES: dict[str, tuple[Callable[[Bench, str], str], str, str]] = {
     ),
     "repeatable": (
         _repeatable,
-        "Under `--deterministic`, where `{op}` claims to be so, repeated calls give the same bits.",
-        "`--deterministic` binds kernels by that claim.",
+        (
+            "Under `--deterministic`, where `{op}` claims to be so, repeated calls give the same "
+            "bits, also with more than 65,535 rows."
+        ),
+        "`--deterministic` binds kernels by that claim, and many rows may be summed otherwise.",
     ),
 }
 

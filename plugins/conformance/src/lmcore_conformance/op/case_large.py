@@ -26,7 +26,15 @@ from lmcore_conformance.op.case import (
     swiglu_case,
 )
 
-__all__ = ["BATCHED", "PRIMES", "block_case", "huge_cases", "large_cases", "width_cases"]
+__all__ = [
+    "BATCHED",
+    "PRIMES",
+    "block_case",
+    "huge_cases",
+    "large_cases",
+    "tall_case",
+    "width_cases",
+]
 
 PRIMES = "prime sizes"
 """Label of the case that is also computed with arguments that are not contiguous."""
@@ -224,12 +232,17 @@ _TALL_MAKERS: Mapping[str, Callable[[], Case]] = {
 }
 
 
+def tall_case(op: str) -> Case:
+    """Return a case of an op with more than 65,535 rows or heads, and few elements."""
+    return _TALL_MAKERS[op]()
+
+
 def huge_cases(op: str) -> list[Case]:
     """Return two cases of an op.
 
     One has more than 16,384 rows and 2^22 elements, the other more than 65,535 rows or heads.
     """
-    return [_HUGE_MAKERS[op](), _TALL_MAKERS[op]()]
+    return [_HUGE_MAKERS[op](), tall_case(op)]
 
 
 _BLOCK_MAKERS: Mapping[str, Callable[[str], Case]] = {

@@ -584,6 +584,30 @@ def _(x, weight, epsilon):
     return reference.rms_norm(x, weight, epsilon) + torch.rand(()) * 1e-7
 
 
+class _InAnyOrder(torch.autograd.Function):
+    """A gain, whose gradient is summed over many rows in an order by chance."""
+
+    @staticmethod
+    def forward(ctx, rows, weight):
+        ctx.save_for_backward(rows, weight)
+        return rows * weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        rows, weight = ctx.saved_tensors
+        parts = (grad * rows).flatten(0, -2)
+        if len(parts) >= 2048:
+            generator = torch.Generator().manual_seed(time.perf_counter_ns())
+            parts = parts[torch.randperm(len(parts), generator=generator)]
+        return grad * weight, parts.sum(0)
+
+
+@misfit("layer_norm", "repeatable")
+def _(x, weight, bias, epsilon):
+    normal = reference.layer_norm(x, torch.ones_like(weight), torch.zeros_like(bias), epsilon)
+    return _InAnyOrder.apply(normal, weight) + bias
+
+
 def when_asked(x, weight, epsilon):
     """Repeat itself in a run with `--deterministic`, as kernels do that have two ways to add."""
     deterministic = torch.are_deterministic_algorithms_enabled() and MADE_FOR["deterministic"]
