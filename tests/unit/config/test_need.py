@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from stand_in_engine import stand_in_for_deepspeed
 
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.load import load_config
@@ -227,7 +228,7 @@ def test_every_option_has_decided() -> None:
 @pytest.fixture
 def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """Return a function that gives note and errors of the settings on a command line."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # DeepSpeed
+    stand_in_for_deepspeed(monkeypatch)
     for name in ("data.bin", "data.idx", "data.meta.json", "text"):
         (tmp_path / name).touch()
     (tmp_path / "ds.json").write_text("{}")
