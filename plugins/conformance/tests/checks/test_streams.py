@@ -28,3 +28,12 @@ def test_an_event_that_keeps_its_first_record(run: Any) -> None:
     for wait in ("`wait_event` did not wait", "after `synchronize`", "once `query` is true"):
         assert any(f"{again}{wait}" in line for line in events.findings), events
     assert all(again in line for line in events.findings)
+
+
+def test_a_collective_that_orders_the_stream_of_its_launch_alone(run: Any) -> None:
+    """The finding names the collective and the two streams."""
+    found = run("sim-waits-where-launched", "distributed.async")["distributed.async"]
+    assert found.status == "failed"
+    start = "`all_reduce`, started in one stream and waited for in another: 1,001 of 1,001 numbers"
+    assert start in found.detail
+    assert found.detail.endswith("`wait` returned before the collective was done")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
+from lmcore_conformance.checks.streams import queued_products
 from lmcore_conformance.process.exchanged import (
     LARGE,
     ODD,
@@ -286,7 +287,8 @@ def send_recv(bench: RankBench) -> str:
 
 @_check(
     "distributed.async",
-    "Asynchronous collectives complete in order, with correct results.",
+    "Asynchronous collectives complete in order, with correct results, for the stream in which "
+    "`wait` is called, whichever starts them.",
     reason="Gradients are reduced during the backward pass.",
     requires=["distributed"],
 )
@@ -302,7 +304,40 @@ def asynchronous(bench: RankBench) -> str:
     every = torch.stack([numbers(rank) for rank in range(bench.size)]).sum(0)
     for number, tensor in enumerate(tensors):
         expect(bench, f"reduction {number}", tensor, every + number * bench.size)
-    return "eight at once"
+    if bench.device.new_stream is None:
+        return "eight at once"
+    _wait_in_another_stream(bench, bench.device.new_stream(), bench.device.new_stream())
+    return "eight at once; started in one stream, waited for in another"
+
+
+def _wait_in_another_stream(bench: RankBench, starting: Any, waiting: Any) -> None:
+    """Start each collective behind work of one stream, and read it in the stream that waits."""
+    products = queued_products(bench)
+    every = [numbers(rank) for rank in range(bench.size)]
+    calls: dict[str, tuple[Callable[..., Any], Tensor]] = {
+        "all_reduce": (distributed.all_reduce, torch.stack(every).sum(0)),
+        "broadcast": (partial(distributed.broadcast, src=0), every[0]),
+        "all_gather_into_tensor": (
+            lambda gathered, **more: distributed.all_gather_into_tensor(
+                gathered, own(bench), **more
+            ),
+            torch.cat(every),
+        ),
+    }
+    for name, (call, right) in calls.items():
+        tensor = (
+            own(bench)
+            if right.numel() == every[0].numel()
+            else right.new_zeros(right.shape, device=bench.torch_device)
+        )
+        bench.device.synchronize()
+        with starting:
+            products.run()
+            work = call(tensor, async_op=True)
+        with waiting:
+            work.wait()
+            label = f"`{name}`, started in one stream and waited for in another"
+            expect(bench, label, tensor, right)
 
 
 @_check(

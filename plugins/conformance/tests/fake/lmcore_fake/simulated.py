@@ -4,6 +4,7 @@ import dataclasses
 
 import torch
 
+from lmcore_fake.collectives import replace
 from lmcore_sim.device import create_device
 
 
@@ -140,3 +141,23 @@ def records_once(device):
             self.recorded = True
 
     return {"new_event": lambda: Event(device.torch_device)}
+
+
+class LaunchedWork:
+    """A work whose `wait` orders the stream of the launch alone."""
+
+    def __init__(self, work):
+        self.work, self.stream = work, torch.accelerator.current_stream()
+
+    def wait(self):
+        with self.stream:
+            self.work.wait()
+
+
+def waits_where_launched(device):
+    @replace("all_reduce")
+    def all_reduce(plain, *arguments, **more):
+        work = plain(*arguments, **more)
+        return LaunchedWork(work) if work is not None else None
+
+    return {}
