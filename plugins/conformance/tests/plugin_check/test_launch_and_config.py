@@ -177,6 +177,48 @@ def test_registrations_that_can_be_found_and_not_used(install, check):
     assert "gives 111, not below its `vocab_size` 100" in failed["lmcore_add_tokenizers"][-1]
 
 
+def test_each_text_that_a_tokenizer_loses(install, check):
+    """ASCII comes back; letters that are normalized, leading spaces and a return do not."""
+    install(
+        CPU,
+        """
+        import unicodedata
+
+        from lmcore.accelerator.tokenizer import Tokenizer
+
+        class Normal(Tokenizer):
+            name, vocab_size, eod = "Normal", 256, None
+
+            def encode(self, text):
+                if text.strip():
+                    text = text.lstrip(" ").replace("\\r\\n", "\\n")
+                return list(unicodedata.normalize("NFKC", text).encode())
+
+            def decode(self, ids):
+                return bytes(ids).decode(errors="replace")
+
+            def describe(self):
+                return {"type": "Normal"}
+
+        def build(*, vocab_file, merge_file, vocab_size):
+            return Normal()
+
+        @hookimpl
+        def lmcore_add_tokenizers(registry):
+            registry.add("Normal", build)
+        """,
+    )
+    _, found = check("guest")
+    assert details(found, "warning")["lmcore_add_tokenizers"][1:] == [
+        f"`Normal` loses something: {text!r} is {back!r} after `decode`"
+        for text, back in {
+            "\ufb01 \uff21 \u00bd": "fi A 1\u20442",
+            "  two spaces": "two spaces",
+            "two\r\nlines": "two\nlines",
+        }.items()
+    ]
+
+
 def test_a_field_of_a_wrong_type_is_one_finding_with_its_place(install, check):
     """`available=None` is no function: one line says so, with the hook's file and line."""
     install(

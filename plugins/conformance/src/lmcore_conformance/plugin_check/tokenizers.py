@@ -17,7 +17,15 @@ from lmcore.plugin.record import located
 
 __all__ = ["check_tokenizer"]
 
-_TEXTS = ("To be, or not to be: 12 + 30 = 42.\n", "na\u00efve \u4f60\u597d \U0001f642", "", " ")
+_TEXTS = (
+    "To be, or not to be: 12 + 30 = 42.\n",
+    "na\u00efve \u4f60\u597d \U0001f642",
+    "\ufb01 \uff21 \u00bd",  # what Unicode's normal form KC replaces by other letters
+    "  two spaces",
+    "two\r\nlines",
+    "",
+    " ",
+)
 
 
 def check_tokenizer(hook: str, name: str, factory: TokenizerFactory) -> Iterator[Check]:
@@ -48,12 +56,15 @@ def check_tokenizer(hook: str, name: str, factory: TokenizerFactory) -> Iterator
     yield from (Check(hook, CheckStatus.FAILED, f"`{name}`: {fault}") for fault in faults)
     if faults:
         return
-    back = built.decode(built.encode(_TEXTS[0]))
-    if back == _TEXTS[0]:
+    lossless = True
+    for text in _TEXTS:
+        back = built.decode(built.encode(text))
+        if back != text:
+            lossless = False
+            detail = f"`{name}` loses something: {text!r} is {back!r:.80} after `decode`"
+            yield Check(hook, CheckStatus.WARNING, detail)
+    if lossless:
         yield Check(hook, CheckStatus.OK, f"`{name}` encodes and decodes {len(_TEXTS)} texts")
-    else:
-        detail = f"`{name}` loses something: {_TEXTS[0]!r} is {back!r:.80} after `decode`"
-        yield Check(hook, CheckStatus.WARNING, detail)
 
 
 def _faults(name: str, tokenizer: Tokenizer) -> Iterator[str]:
