@@ -110,6 +110,17 @@ def test_a_boundary_that_rounds(run: Any) -> None:
     assert "`step_boundary` changes numbers: a weight has others after it" in found
 
 
+def test_a_cache_of_programs_without_constants(run: Any) -> None:
+    """Each constant that changes is named; the losses of one model are right."""
+    found = run("caches-programs", "extras.compile")["extras.compile"].findings
+    constants = ("epsilon of a norm", "factor", "size of a view")
+    assert found == tuple(
+        f"a function with another {constant} gets the program of one that was compiled before it: "
+        "`compile_backend` keeps programs without their constants"
+        for constant in constants
+    )
+
+
 def test_a_stream_that_begins_anew(run: Any) -> None:
     """A tracker that repeats a stream's numbers drops the same elements in every layer."""
     found = run("repeats-streams", "device.rng-streams")["device.rng-streams"].findings

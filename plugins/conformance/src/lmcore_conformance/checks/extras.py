@@ -231,15 +231,63 @@ def step_graph(bench: Bench) -> str:
 
 @_check(
     "extras.compile",
-    "`--compile` trains with the losses of the eager run.",
-    reason="Compiled blocks bind other kernels and fuse operations.",
+    "`--compile` trains with the losses of the eager run; functions that differ in a constant "
+    "alone are compiled to different programs.",
+    reason="Compiled blocks bind other kernels and fuse operations; layers of two models may "
+    "differ in a constant.",
     group="compile",
     requires=["compile"],
     seconds=240,
 )
 def compiled(bench: Bench) -> str:
-    """Train three steps with compiled blocks and without."""
-    return _trains_the_same(bench, "--precision fp32 --num-layers 1", "--compile", steps=3)
+    """Train three steps with compiled blocks and without; compile functions of four constants."""
+    trained = _trains_the_same(bench, "--precision fp32 --num-layers 1", "--compile", steps=3)
+    return conclude(_shared_programs(bench), trained)
+
+
+_CONSTANTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("the first constants", {}),
+    ("another epsilon of a norm", {"epsilon": 0.5}),
+    ("another factor", {"factor": 3.0}),
+    ("another size of a view", {"columns": 32}),
+)
+
+
+def _norm_and_sum(
+    *, epsilon: float = 1e-5, factor: float = 2.0, columns: int = 16
+) -> Callable[[Tensor], Tensor]:
+    """Return a function of these constants, the same in all else."""
+
+    def compute(x: Tensor) -> Tensor:
+        normal = torch.nn.functional.layer_norm(x, (x.shape[-1],), eps=epsilon)
+        return (normal * factor).view(-1, columns).cumsum(-1)
+
+    return compute
+
+
+def _shared_programs(bench: Bench) -> Iterator[str]:
+    """Compile functions that differ in a constant; yield which computes other than uncompiled."""
+    chosen = bench.device.compile_backend
+    backend: dict[str, Any] = {} if chosen is None else {"backend": chosen}
+    x = bench.values(8, 64).float().to(bench.torch_device)
+    first = bench.host(_norm_and_sum()(x))
+    for name, constants in _CONSTANTS:
+        function = _norm_and_sum(**constants)
+        right = bench.host(function(x))
+        found = bench.host(torch.compile(function, dynamic=False, **backend)(x))
+        if _close(found, right):
+            continue
+        if constants and _close(found, first):
+            yield (
+                f"a function with {name} gets the program of one that was compiled before it: "
+                "`compile_backend` keeps programs without their constants"
+            )
+        else:
+            yield f"a function with {name} computes other numbers compiled than uncompiled"
+
+
+def _close(found: Tensor, right: Tensor) -> bool:
+    return found.shape == right.shape and torch.allclose(found, right, rtol=1e-3, atol=1e-4)
 
 
 @contextmanager

@@ -141,6 +141,18 @@ def repeats_streams(device):
     return {"new_rng_tracker": lambda: Tracker(device)}
 
 
+def caches_programs(device):
+    """Keep programs by their ops and by the shapes of their inputs."""
+    programs = {}
+
+    def compile_backend(graph, inputs):
+        ops = tuple(str(node.target) for node in graph.graph.nodes if node.op != "placeholder")
+        shapes = tuple(tuple(one.shape) for one in inputs if isinstance(one, torch.Tensor))
+        return programs.setdefault((ops, shapes), graph.forward)
+
+    return {"compile_backend": compile_backend}
+
+
 def boundary_rounds(device):
     """Round every number in float32 that Python holds at a step boundary."""
 
