@@ -1,4 +1,4 @@
-"""Wrong streams and events, each found by a check that names the fault."""
+"""Wrong streams, of work and of random numbers, and events: a check names the fault of each."""
 
 from __future__ import annotations
 
@@ -37,3 +37,12 @@ def test_a_collective_that_orders_the_stream_of_its_launch_alone(run: Any) -> No
     start = "`all_reduce`, started in one stream and waited for in another: 1,001 of 1,001 numbers"
     assert start in found.detail
     assert found.detail.endswith("`wait` returned before the collective was done")
+
+
+def test_a_snapshot_without_the_hosts_generator(run: Any) -> None:
+    """Streams of the device are right, and the finding says what is not put back."""
+    name = "device.rng-streams"
+    found = run("sim-forgets-host", name)[name]
+    assert found.status == "failed"
+    words = "`restore` does not put back the state of the host's generator"
+    assert all(line.endswith(words) for line in found.findings), found

@@ -143,7 +143,8 @@ def rng_apart(bench: Bench) -> str:
 
 @_check(
     "device.rng-streams",
-    "The tracker's streams are independent of each other and continue at their last state.",
+    "The tracker's streams are independent of each other and continue at their last state; a "
+    "snapshot has the state of the host's generator, too.",
     reason="Dropout draws from streams, so that it can be recomputed, and equal on several "
     "devices.",
 )
@@ -182,7 +183,12 @@ def rng_streams(bench: Bench) -> str:
     draw("one")
     if not torch.equal(bench.device.get_rng_state(), outside):
         raise Failure("drawing from a stream moves the device's own state")
-    return "two streams"
+    snapshot = tracker.snapshot()
+    host = torch.rand(13)
+    tracker.restore(snapshot)
+    if not torch.equal(torch.rand(13), host):
+        raise Failure("`restore` does not put back the state of the host's generator")
+    return "two streams, and the host's generator"
 
 
 @_check(

@@ -4,6 +4,7 @@ import dataclasses
 
 import torch
 
+from lmcore.accelerator import RngTracker
 from lmcore_fake.collectives import replace
 from lmcore_sim.device import create_device
 
@@ -161,3 +162,13 @@ def waits_where_launched(device):
         return LaunchedWork(work) if work is not None else None
 
     return {}
+
+
+def forgets_host(device):
+    """Leave the host's generator out of snapshots."""
+
+    class Tracker(RngTracker):
+        def snapshot(self):
+            return dataclasses.replace(super().snapshot(), host=None)
+
+    return {"new_rng_tracker": lambda: Tracker(device)}
