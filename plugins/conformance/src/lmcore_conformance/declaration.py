@@ -1,7 +1,7 @@
 """Declaration of the abilities that a device lacks: the file `conformance.toml`.
 
 It is in the plugin's package, beside the module of its hooks, so that every user of the plugin
-can run the suite; `--requirements FILE` names another one.
+can run the suite; `--requirements=FILE` names another one.
 
     suite = ">=1,<2"                    # versions of the suite that it was written for
 

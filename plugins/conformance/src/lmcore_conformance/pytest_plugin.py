@@ -121,7 +121,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--requirements",
         metavar="FILE",
-        help="what the device lacks, and why; default: conformance.toml in the plugin's package",
+        help="what the device lacks, and why, as --requirements=FILE; default: conformance.toml in "
+        "the plugin's package",
     )
     group.addoption(
         "--patience",
