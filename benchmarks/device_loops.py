@@ -91,7 +91,10 @@ def shape_of(model: str, micro_batch_size: int) -> DeviceShape:
     """Return a preset's shape with its vocabulary padded as lmcore pads it."""
     if model not in LLAMAS:
         return DeviceShape(*SHAPES[model], micro_batch_size)
-    return DeviceShape(*SHAPES[model], micro_batch_size, 32000, *LLAMAS[model])
+    groups, width = LLAMAS[model]
+    return DeviceShape(
+        *SHAPES[model], micro_batch_size, 32000, num_groups=groups, ffn_hidden_size=width
+    )
 
 
 def bare_loop(shape: DeviceShape, device: str, precision: str, *, compiled: bool) -> Step:

@@ -72,7 +72,7 @@ def framework(parts: Parts) -> Step:
     queue = StepQueue(TrainStep(parts.state, parts.plan, parts.runtime), batches, exits)
 
     def take() -> float:
-        queue.submit()
+        queue.submit(parts.state.iteration + 1)
         (record,) = queue.completed(wait=True)
         report.step(record)
         return record.loss
@@ -147,7 +147,7 @@ def checks(parts: Parts, asked: argparse.Namespace) -> dict[str, float]:
         queue = StepQueue(step, batches, exits, timer)
 
         def take() -> float:
-            queue.submit()
+            queue.submit(parts.state.iteration + 1)
             (record,) = queue.completed(wait=True)
             return record.loss
 

@@ -76,9 +76,9 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--turns", type=int, default=7)
     arguments = parse(parser, shape="toy", turns=1)
+    check(arguments)
     if importlib.util.find_spec("torch_xla") is None:
         sys.exit("torch_xla is not installed here; `tox -e xla` has it")
-    check(arguments)
     shape = SHAPES[arguments.shape]
     steps = {
         "lmcore": lmcore_step(shape, compiled=False, threads=1, device="xla"),
