@@ -25,9 +25,9 @@ from lmcore import accelerator
 from lmcore.accelerator import API_VERSION
 from lmcore.accelerator.op.records import load_target
 from lmcore.accelerator.registry import CommandRegistry
-from lmcore.cli.commands import COMMANDS
+from lmcore.cli.commands import GROUPS, known_commands
 from lmcore.cli.main import main
-from lmcore.cli.plugin.plugin_commands import find_commands
+from lmcore.cli.plugin_commands import find_commands
 from lmcore.config.continued import CONTINUE_OPTION
 from lmcore.config.derived.model_math import model_shape, num_query_groups
 from lmcore.config.foreign import megatron
@@ -133,15 +133,6 @@ The tables leave out torch's operators (`aten::...`) on tensors of the device, w
 _ABILITIES = "Needed by devices that have all the attributes of the first column."
 
 # Commands of commands, whose help is shown as well.
-_INNER = {
-    "data": (
-        *("prepare", "inspect", "merge", "split", "weights", "repair", "clean"),
-        *("train-tokenizer", "corpora"),
-    ),
-    "checkpoint": ("inspect", "verify", "diff", "edit", "convert"),
-    "config": ("show",),
-    "ops": ("list", "explain"),
-}
 
 
 def options_page() -> str:
@@ -245,13 +236,14 @@ def torch_page() -> str:
 def commands_page() -> str:
     """Return the help of every command."""
     parts = ["# Commands", _NOTE, f"```\n{_help_text([])}\n```", _ABOUT_COMMANDS]
-    own = [name for group in COMMANDS.values() for name in group]
     with _only_the_cpu():
-        names = [*own, *find_commands(own)]
-    for name in names:
-        lines = [[name], *([name, inner] for inner in _INNER.get(name, ()))]
-        for line in lines:
-            parts.append(f"## `lmcore {' '.join(line)}`")
+        found = find_commands()
+    for one in (*known_commands().values(), *found.values()):
+        for command in (one, *GROUPS.get(one.name, ())):
+            if not command.load:
+                continue
+            line = command.name.split()
+            parts.append(f"## `lmcore {command.name}`")
             parts.append(f"```\n{_help_text([*line, '--help'])}\n```")
     registry = CommandRegistry("lmcore-conformance")
     kit.lmcore_add_commands(registry)

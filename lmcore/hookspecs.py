@@ -91,7 +91,7 @@ def lmcore_add_commands(registry: CommandRegistry) -> None:
     """Add commands: `registry.add(name, load, summary)`.
 
     Called by: `lmcore --help`, and `lmcore NAME` for a name that is none of the core's.  A name of
-    two words, such as `plugin check`, is a command of a group.
+    two words, such as `data clean`, is a command of a group, one of the core's or of plugins.
     When: before the command runs.
     Ranks: the launcher.
     Return: nothing; `load` names "package.module:function", which takes the arguments after the

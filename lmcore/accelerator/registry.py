@@ -10,13 +10,14 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lmcore.errors import PluginError
+from lmcore.model.command import Command
 
 if TYPE_CHECKING:
     from lmcore.accelerator.tokenizer import TokenizerFactory
@@ -31,7 +32,6 @@ __all__ = [
     "FamilyRegistry",
     "FormatRegistry",
     "OptionRegistry",
-    "PluginCommand",
     "PluginCorpus",
     "TokenizerRegistry",
 ]
@@ -40,28 +40,11 @@ T = TypeVar("T")
 
 _WORD = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"
 _COMMAND = rf"{_WORD}( {_WORD})?"
-_OPEN_GROUPS = ("plugin",)
-"""Commands of the core that are groups, to which plugins may add `GROUP NAME`."""
 _CORPUS = r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)*"  # names files
 _TOKENIZER = r"[A-Za-z][A-Za-z0-9_.-]*"
 _RECORD = r"[a-z][a-z0-9-]*"
 _TARGET = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*"
 _NOBODY: Mapping[str, str] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class PluginCommand:
-    """A command that a plugin adds.
-
-    Attributes:
-        name: One word, or the command's group and a word.
-        load: "package.module:function".
-        summary: One line for the help.
-    """
-
-    name: str
-    load: str
-    summary: str
 
 
 @dataclass(frozen=True)
@@ -169,10 +152,23 @@ class OptionRegistry(_Registry[type]):
         self.found[self._name] = section
 
 
-class CommandRegistry(_Registry[PluginCommand]):
+class CommandRegistry(_Registry[Command]):
     """Registry of the hook `lmcore_add_commands`."""
 
     kind = "command"
+
+    def __init__(
+        self, plugin: str, taken: Mapping[str, str] = _NOBODY, groups: Collection[str] = ()
+    ) -> None:
+        """Create an empty registry.
+
+        Args:
+            plugin: Label of the plugin in messages.
+            taken: Names in use, each with the label of its owner.
+            groups: Groups of the core, to which plugins may add commands.
+        """
+        super().__init__(plugin, taken)
+        self._groups = groups
 
     def add(self, name: str, load: str, summary: str) -> None:
         """Register a command.
@@ -180,10 +176,11 @@ class CommandRegistry(_Registry[PluginCommand]):
         Args:
             name: The words after `lmcore` on the command line: a word of small letters, digits and
                 dashes, or two such words, `GROUP NAME`.  The group is a word that is no command, or
-                the core's `plugin`; several plugins may add to one group.
+                a group of the core's, such as `data` or `checkpoint`; several plugins may add to
+                one group.
             load: "package.module:function", loaded when the command is used; the function takes
                 the arguments after the command's name and returns the exit status.
-            summary: One line for `lmcore --help`.
+            summary: One line for `lmcore --help`, or the group's.
 
         Raises:
             PluginError: An argument is malformed, or the name is taken.
@@ -195,7 +192,7 @@ class CommandRegistry(_Registry[PluginCommand]):
                 f"registers the command `{name}` with the target {load!r:.100}",
                 why="a target is written `package.module:function`",
             )
-        self.found[claimed] = PluginCommand(claimed, load, self._summary(claimed, summary))
+        self.found[claimed] = Command(claimed, self._summary(claimed, summary), load)
 
     def _check_group(self, name: str) -> None:
         """Raise if a word would be both a command and a group of commands."""
@@ -203,7 +200,7 @@ class CommandRegistry(_Registry[PluginCommand]):
         used = {**self._taken, **dict.fromkeys(self.found, self._plugin)}
         if not inner:
             used = {one.partition(" ")[0]: owner for one, owner in used.items() if " " in one}
-        if group in used and not (inner and group in _OPEN_GROUPS):
+        if group in used and not (inner and group in self._groups):
             raise self._error(
                 f"registers the command `{name}`, and `{group}` is taken",
                 why=f"it is a {'command' if inner else 'group of commands'} of {used[group]}",

@@ -1,76 +1,194 @@
-"""The commands of the core: a record for each, from which help, dispatch and documents are made."""
+"""The commands of the core and of the packages made beside it: a record for each.
+
+Help, dispatch and documents are made from the records.  A command of a package that is not
+installed is listed with what to install, and is an error that says so when it is used.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
-__all__ = ["COMMANDS", "Command", "known_commands"]
+from lmcore.model.command import Command
 
+__all__ = ["COMMANDS", "GROUPS", "known_commands", "known_inner", "own_names"]
 
-class Command(NamedTuple):
-    """Command of the core.
-
-    Attributes:
-        module: Module with its function `run`, which takes the arguments after the command's name
-            and returns the exit status; loaded when the command is used.
-        summary: One line for the help.
-    """
-
-    module: str
-    summary: str
-
-
-COMMANDS: Mapping[str, Mapping[str, Command]] = {
-    "model": {
-        "train": Command(
-            "lmcore.cli.train",
+COMMANDS: Mapping[str, tuple[Command, ...]] = {
+    "model": (
+        Command(
+            "train",
             "Train a GPT, Llama or BERT model; without arguments a small GPT on a bundled text.",
+            "lmcore.cli.train:run",
         ),
-        "generate": Command("lmcore.cli.generate", "Continue a text with a trained model."),
-        "serve": Command(
-            "lmcore.cli.serve",
+        Command("generate", "Continue a text with a trained model.", "lmcore.cli.generate:run"),
+        Command(
+            "serve",
             "Answer requests for text over HTTP, with a page to try a model.",
+            "lmcore.cli.serve:run",
         ),
-        "ask": Command(
-            "lmcore.cli.ask", "Ask a server of `lmcore serve`, or of Megatron-LM, for text."
+        Command(
+            "ask",
+            "Ask a server of `lmcore serve`, or of Megatron-LM, for text.",
+            "lmcore.cli.ask:run",
         ),
-        "checkpoint": Command(
-            "lmcore.cli.checkpoint",
+        Command(
+            "checkpoint",
             "Inspect, verify, diff, edit and convert checkpoints.",
+            "lmcore.cli.checkpoint:run",
         ),
-    },
-    "your own script": {
-        "run": Command(
-            "lmcore.cli.run",
+    ),
+    "your own script": (
+        Command(
+            "run",
             "Run a Python script of your own in one process for each device.",
+            "lmcore.cli.run:run",
         ),
-    },
-    "data": {
-        "data": Command("lmcore.cli.data", "Prepare and inspect datasets, list the bundled texts."),
-    },
-    "this machine": {
-        "config": Command(
-            "lmcore.cli.config", "Show every setting of a run and its source; check them."
+    ),
+    "data": (
+        Command(
+            "data",
+            "Prepare and inspect datasets, list the bundled texts.",
+            "lmcore.cli.data:run",
         ),
-        "plugins": Command(
-            "lmcore.cli.plugin.list",
+    ),
+    "this machine": (
+        Command(
+            "config",
+            "Show every setting of a run and its source; check them.",
+            "lmcore.cli.config:run",
+        ),
+        Command(
+            "plugins",
             "List the installed accelerators, and why one is not used.",
+            "lmcore.cli.plugin.list:run",
         ),
-        "ops": Command(
-            "lmcore.cli.ops",
+        Command(
+            "ops",
             "List the ops and their kernels, and explain which kernel a case gets.",
+            "lmcore.cli.ops:run",
         ),
-        "doctor": Command("lmcore.cli.doctor", "Check this installation and name the fixes."),
-        "plugin": Command(
-            "lmcore.cli.plugin.group",
+        Command("doctor", "Check this installation and name the fixes.", "lmcore.cli.doctor:run"),
+        Command(
+            "plugin",
             "Write or check a plugin; the package lmcore-conformance adds the commands.",
+            "lmcore.cli.plugin.group:run",
         ),
-    },
+    ),
 }
-"""Every command of the core, under the title that the help groups it by."""
+"""Every command of one word, under the title that the help groups it by."""
+
+GROUPS: Mapping[str, tuple[Command, ...]] = {
+    "checkpoint": (
+        Command(
+            "checkpoint inspect",
+            "Show the contents of a checkpoint: its run, its model and its tensors.",
+            "lmcore.cli.checkpoint.inspect:run",
+        ),
+        Command(
+            "checkpoint verify",
+            "Compare checkpoints with their checksums.",
+            "lmcore.cli.checkpoint.verify:run",
+        ),
+        Command(
+            "checkpoint diff",
+            "Compare two checkpoints tensor by tensor.",
+            "lmcore.cli.checkpoint.diff:run",
+        ),
+        Command(
+            "checkpoint edit",
+            "Write an edited copy: tensors renamed, dropped, cast, the vocabulary resized.",
+            "lmcore.cli.checkpoint.edit:run",
+        ),
+        Command(
+            "checkpoint convert",
+            "Write a checkpoint in another format, such as Hugging Face's.",
+            "lmcore.cli.checkpoint.convert:run",
+        ),
+    ),
+    "data": (
+        Command(
+            "data prepare",
+            "Tokenize documents into an indexed dataset.",
+            "lmcore.cli.data.prepare:run",
+        ),
+        Command(
+            "data inspect",
+            "Show and check the contents of an indexed dataset.",
+            "lmcore.cli.data.inspect:run",
+        ),
+        Command("data merge", "Merge indexed datasets.", "lmcore.cli.data.merge:run"),
+        Command(
+            "data split",
+            "Split datasets into smaller ones, or JSON lines into train, dev and test.",
+            "lmcore.cli.data.split:run",
+        ),
+        Command(
+            "data weights",
+            "Compute weights of datasets from their tokens, for a data file list.",
+            "lmcore.cli.data.weights:run",
+        ),
+        Command(
+            "data repair",
+            "Repair names, a missing or damaged index, uncounted end tokens.",
+            "lmcore.cli.data.repair:run",
+        ),
+        Command("data clean", "Clean a corpus with a chain of steps.", "lmcore.cli.data.clean:run"),
+        Command(
+            "data train-tokenizer",
+            "Train the vocabulary of a tokenizer on text.",
+            "lmcore.cli.data.train_tokenizer:run",
+        ),
+        Command(
+            "data corpora",
+            "List the texts for `lmcore train --corpus`.",
+            "lmcore.cli.data.corpora:run",
+        ),
+    ),
+    "config": (
+        Command(
+            "config show",
+            "Show every setting of a run and its source; check them.",
+            "lmcore.cli.config:show",
+        ),
+    ),
+    "ops": (
+        Command(
+            "ops list",
+            "List the ops, and the kernels for them on this machine.",
+            "lmcore.cli.ops:list_ops",
+        ),
+        Command(
+            "ops explain",
+            "Say which kernel a case of an op gets, and why not each other one.",
+            "lmcore.cli.ops:explain",
+        ),
+    ),
+    "plugin": (
+        Command(
+            "plugin new",
+            "Write a new plugin: a distribution with tests, to be filled in.",
+            package="lmcore-conformance",
+        ),
+        Command(
+            "plugin check",
+            "Check a plugin: call its hooks, and name each fault with its cause.",
+            package="lmcore-conformance",
+        ),
+    ),
+}
+"""Every command of two words by its group, to which plugins add theirs."""
 
 
 def known_commands() -> dict[str, Command]:
-    """Return every command by its name."""
-    return {name: one for group in COMMANDS.values() for name, one in group.items()}
+    """Return every command of one word by its name."""
+    return {one.name: one for titled in COMMANDS.values() for one in titled}
+
+
+def known_inner(group: str) -> dict[str, Command]:
+    """Return the commands of a group by their second word; empty for another word."""
+    return {one.name.partition(" ")[2]: one for one in GROUPS.get(group, ())}
+
+
+def own_names() -> list[str]:
+    """Return the names that are the core's: no plugin can add a command with one of them."""
+    inner = [one for group in GROUPS.values() for one in group]
+    return [one.name for one in (*known_commands().values(), *inner) if one.load]

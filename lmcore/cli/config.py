@@ -12,17 +12,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lmcore.cli.commands import known_commands
+from lmcore.cli.group import run_group
 from lmcore.cli.selection import find_plugins
 from lmcore.config.continued import is_continued
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.file.yaml_file import written_value
 from lmcore.config.load import load_config
 from lmcore.config.options.command_line import wants_help
-from lmcore.config.options.help import fitted, render_run_help
+from lmcore.config.options.help import render_run_help
 from lmcore.config.rules.needs import note_without_effect
 from lmcore.config.settings import LoadedConfig, Provenance, UnreadSettingError, readable
 from lmcore.config.validate import problems_of, settled
-from lmcore.errors import ConfigError, DeviceError, LmcoreError, printable, suggestion
+from lmcore.errors import ConfigError, DeviceError, LmcoreError, printable
 from lmcore.plugin import REQUEST, select
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.plugin.selection import UnknownDeviceError
@@ -33,32 +34,20 @@ from lmcore.train.torch_needs import torch_problems
 if TYPE_CHECKING:
     from lmcore.plugin import PluginSet
 
-__all__ = ["run"]
+__all__ = ["run", "show"]
 
 logger = logging.getLogger(__name__)
 
 _SUMMARY = known_commands()["config"].summary
 
-_USAGE = f"""{_SUMMARY}
-
-usage: lmcore config show [config.yaml ...] [--flags] [--json]
-
-`lmcore config show --help` lists the flags."""
-
 
 def run(argv: list[str]) -> int:
     """Run `lmcore config ...` and return the exit status."""
-    if not argv or argv[0] in {"-h", "--help"}:
-        print(fitted(_USAGE))
-        return 0
-    if argv[0] != "show":
-        raise ConfigError(
-            f"unknown command `lmcore config {argv[0]}`", hint=suggestion(argv[0], ["show"])
-        )
-    return _show(argv[1:])
+    return run_group("config", argv)
 
 
-def _show(argv: list[str]) -> int:
+def show(argv: list[str]) -> int:
+    """Run `lmcore config show` and return the exit status."""
     if wants_help(argv):
         epilog = "--json prints values and sources as JSON."
         sections = plugin_sections(find_plugins(argv, probe=False))

@@ -11,7 +11,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lmcore.cli.streams import (
@@ -155,13 +155,10 @@ def _exit_status(exit_: SystemExit) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    import importlib
-
     from lmcore import log
     from lmcore.cli.commands import known_commands
 
     log.configure()
-    modules = {name: command.module for name, command in known_commands().items()}
     if name.startswith("-"):
         from lmcore.errors import ConfigError
 
@@ -169,13 +166,14 @@ def _run(name: str, arguments: list[str]) -> int:
         raise ConfigError(f"unknown flag `{name}` before a command", hint=hint)
     if not {"-h", "--help"} & {*arguments}:
         _require_directory()
-    if name not in modules:
-        from lmcore.cli.plugin.plugin_commands import run_command
+    command = known_commands().get(name)
+    if command is None or not command.load:
+        from lmcore.cli.plugin_commands import run_command
 
-        return run_command(name, arguments, list(modules))
-    command = importlib.import_module(modules[name])
-    status: int = command.run(arguments)
-    return status
+        return run_command(name, arguments)
+    from lmcore.cli.group import load_own
+
+    return load_own(command)(arguments)
 
 
 def _require_directory() -> None:
@@ -196,42 +194,25 @@ def _require_directory() -> None:
 
 
 def _help() -> str:
-    from lmcore.cli.commands import COMMANDS
+    from lmcore import log
+    from lmcore.cli.plugin_commands import commands_for_help, help_groups
     from lmcore.config.options.help import fitted
+
+    log.configure()
 
     lines = [
         "lmcore trains language models; its core knows no hardware: accelerators are plugins.",
         "",
         "usage: lmcore COMMAND [arguments]",
     ]
-    groups = {
-        title: {name: one.summary for name, one in group.items()}
-        for title, group in COMMANDS.items()
-    }
-    for title, rows in {**groups, **_plugin_groups()}.items():
-        lines += ["", f"{title}:"]
-        lines += [f"  {name:<11} {summary}" for name, summary in rows.items()]
+    for title, rows in help_groups(commands_for_help()).items():
+        lines += ["", f"{title}:", *rows]
     lines += [
         "",
         "`lmcore COMMAND --help` explains a command, `lmcore --version` names the version.",
         "`lmcore train` alone needs no data and no settings: start there.",
     ]
     return fitted("\n".join(lines))
-
-
-def _plugin_groups() -> Mapping[str, Mapping[str, str]]:
-    """Return the commands of plugins for the help; none if `LMCORE_PLUGINS` is wrong."""
-    from lmcore import log
-    from lmcore.cli.commands import known_commands
-    from lmcore.cli.plugin.plugin_commands import help_groups
-    from lmcore.errors import LmcoreError
-
-    log.configure()
-    try:
-        return help_groups(list(known_commands()))
-    except LmcoreError as error:
-        sys.stderr.write(f"plugins' commands are not listed: {error}\n\n")
-        return {}
 
 
 def _version() -> str:

@@ -22,11 +22,10 @@ from lmcore.accelerator.op.records import (
     parse_preferences,
 )
 from lmcore.accelerator.op.spec import OP_SPECS
-from lmcore.cli.commands import known_commands
+from lmcore.cli.group import run_group
 from lmcore.cli.text.terminal import output_width, wrapped
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
-from lmcore.config.options.help import fitted
 from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.errors import ConfigError, LmcoreError, counted, suggestion
 
@@ -37,19 +36,7 @@ if TYPE_CHECKING:
     from lmcore.accelerator.op.table import OpTable
     from lmcore.accelerator.precision.policy import PrecisionPolicy
 
-__all__ = ["ExplainSection", "ListSection", "run"]
-
-_SUMMARY = known_commands()["ops"].summary
-
-_HELP = f"""{_SUMMARY}
-
-usage: lmcore ops COMMAND [arguments]
-
-commands:
-  list        List the ops, and the kernels for them on this machine.
-  explain     Say which kernel a case of an op gets, and why not each other one.
-
-`lmcore ops COMMAND --help` explains a command."""
+__all__ = ["ExplainSection", "ListSection", "explain", "list_ops", "run"]
 
 _EXPLAIN_EPILOG = """\
 Sizes that are not given stay open: a kernel that asks for one says so.
@@ -92,17 +79,11 @@ class ExplainSection(OpAttributes):
 
 def run(argv: list[str]) -> int:
     """Run `lmcore ops ...` and return the exit status."""
-    commands = {"list": _list, "explain": _explain}
-    if not argv or argv[0] in {"-h", "--help"}:
-        print(fitted(_HELP))
-        return 0
-    if argv[0] not in commands:
-        what = f"unknown command `lmcore ops {argv[0]}`"
-        raise ConfigError(what, hint=suggestion(argv[0], commands))
-    return commands[argv[0]](argv[1:])
+    return run_group("ops", argv)
 
 
-def _list(argv: list[str]) -> int:
+def list_ops(argv: list[str]) -> int:
+    """Run `lmcore ops list` and return the exit status."""
     wanted = parse_section(ListSection, argv, command="lmcore ops list", positionals=["name"])
     specs = [_spec(name) for name in wanted.name] or list(OP_SPECS)
     device, _, table = _open(wanted.device, argv, {})
@@ -121,7 +102,8 @@ def _list(argv: list[str]) -> int:
     return 0
 
 
-def _explain(argv: list[str]) -> int:
+def explain(argv: list[str]) -> int:
+    """Run `lmcore ops explain` and return the exit status."""
     wanted = parse_section(
         ExplainSection,
         argv,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -21,7 +21,6 @@ from lmcore.accelerator.registry import (
     FamilyRegistry,
     FormatRegistry,
     OptionRegistry,
-    PluginCommand,
     PluginCorpus,
     TokenizerRegistry,
 )
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from lmcore.accelerator.tokenizer import Tokenizer, TokenizerFactory
     from lmcore.config.option import Option
     from lmcore.model.checkpoint_format import CheckpointFormat
+    from lmcore.model.command import Command
 
 __all__ = [
     "Registrations",
@@ -124,18 +124,22 @@ def plugin_sections(plugins: PluginSet, options: Iterable[Option] | None = None)
 
 
 def plugin_commands(
-    plugins: PluginSet, core_commands: Mapping[str, str] | None = None
-) -> Registrations[PluginCommand]:
+    plugins: PluginSet,
+    core_commands: Mapping[str, str] | None = None,
+    groups: Collection[str] = (),
+) -> Registrations[Command]:
     """Return the commands that the usable plugins add.
 
     Args:
         plugins: result of `discover`; the plugins need not have been probed.
         core_commands: Names that cannot be taken, each with its owner for messages.
+        groups: Groups of the core, to which plugins may add commands.
     """
+    core = core_commands or {}
     return _collect(
         plugins,
         "lmcore_add_commands",
-        lambda record, taken: CommandRegistry(record.label, {**taken, **(core_commands or {})}),
+        lambda record, taken: CommandRegistry(record.label, {**taken, **core}, groups),
     )
 
 
@@ -294,7 +298,7 @@ class _Guarded:
             ) from cause
 
 
-def load_command(command: PluginCommand, record: PluginRecord) -> Callable[[list[str]], int]:
+def load_command(command: Command, record: PluginRecord) -> Callable[[list[str]], int]:
     """Return the function of a plugin's command; its return value is checked.
 
     Raises:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.cli.commands import COMMANDS
+from lmcore.cli.commands import known_commands as known
 from lmcore.cli.main import main
-from lmcore.cli.plugin.plugin_commands import find_commands
+from lmcore.cli.plugin_commands import find_commands
 from lmcore.cli.run import _split
 from lmcore.config.foreign import megatron
 
@@ -99,8 +99,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @cache
 def known_commands() -> frozenset[str]:
     """Return the commands of the core and of the plugins."""
-    own = [name for group in COMMANDS.values() for name in group]
-    return frozenset([*own, *find_commands(own)])
+    return frozenset([*known(), *find_commands()])
 
 
 def problems(words: list[str]) -> Iterator[str]:

@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from lmcore.cli.commands import COMMANDS
+from lmcore.cli.commands import known_commands
 from lmcore.config.section import run_options
 from lmcore.errors import LmcoreError
 
@@ -91,7 +91,7 @@ def followed(words: Sequence[str], problem: LmcoreError, piece: str) -> list[tup
         mode = next((to for words_, to in MODES.items() if re.search(words_, before)), mode)
         changed = True
         if span.startswith("lmcore "):
-            assert span.split()[1] in {name for group in COMMANDS.values() for name in group}
+            assert span.split()[1] in known_commands()
         elif mode == "delete" and not span.endswith(".json"):
             line = without_key(line, span)
         elif span.startswith("--") and mode == "remove":

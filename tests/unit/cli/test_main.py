@@ -14,9 +14,10 @@ import pytest
 
 from lmcore.cli import commands
 from lmcore.cli import main as entry
-from lmcore.cli.commands import COMMANDS, Command
+from lmcore.cli.commands import known_commands
 from lmcore.cli.main import main
 from lmcore.errors import ConfigError, RunError
+from lmcore.model.command import Command
 
 SCRIPT = "import sys; from lmcore.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
@@ -29,7 +30,9 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[list[str]], 
         module = types.ModuleType("try_command")
         module.run = run  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "try_command", module)
-        monkeypatch.setattr(commands, "COMMANDS", {"a": {"try": Command("try_command", "Try.")}})
+        monkeypatch.setattr(
+            commands, "COMMANDS", {"a": (Command("try", "Try.", "try_command:run"),)}
+        )
 
     return install
 
@@ -44,9 +47,8 @@ def test_help_lists_the_commands(
         assert main(argv) == 0
         texts.append(capsys.readouterr().out)
     assert len(set(texts)) == 1
-    for group in COMMANDS.values():
-        for name, (_, summary) in group.items():
-            assert f"  {name:<12}{summary}\n" in texts[0]
+    for one in known_commands().values():
+        assert f"  {one.name:<12}{one.summary}\n" in texts[0]
 
 
 def test_help_of_a_command(

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from lmcore.accelerator import PluginInfo
-from lmcore.accelerator.registry import PluginCommand
 from lmcore.accelerator.tokenizer import Tokenizer
 from lmcore.config.load import load_config
 from lmcore.config.option import REQUIRED, option
@@ -20,6 +19,7 @@ from lmcore.config.validate import problems_of
 from lmcore.errors import ConfigError, PluginError
 from lmcore.hookspecs import hookimpl
 from lmcore.model.checkpoint_format import CheckpointFormat, formats
+from lmcore.model.command import Command
 from lmcore.model.training_engine import Lack, TrainingEngine, engine_named, engines
 from lmcore.plugin import PluginState, discover
 from lmcore.plugin.registrations import (
@@ -248,7 +248,7 @@ def test_commands_of_plugins():
         "lmcore_add_commands", mine=lambda r: r.add("mine-dig", "pkg.mod:dig", "Dig a hole. ")
     )
     commands = plugin_commands(plugins)
-    assert dict(commands) == {"mine-dig": PluginCommand("mine-dig", "pkg.mod:dig", "Dig a hole.")}
+    assert dict(commands) == {"mine-dig": Command("mine-dig", "Dig a hole.", "pkg.mod:dig")}
     assert commands.plugins["mine-dig"].name == "mine"
 
 

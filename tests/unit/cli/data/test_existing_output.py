@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lmcore.cli import data
+from lmcore.cli.commands import known_inner
 from lmcore.errors import ConfigError
 
 BYTES = ["prepare", "--output-prefix", "out", "--tokenizer-type", "ByteTokenizer"]
@@ -51,7 +52,7 @@ def outputs(folder: Path) -> dict[str, bytes]:
 
 def test_every_command_has_a_case() -> None:
     """A command added later is tested here, too; all that can replace take `--overwrite`."""
-    assert COMMANDS.keys() | READ_ONLY == set(data._COMMANDS)
+    assert COMMANDS.keys() | READ_ONLY == known_inner("data").keys()
     for name in COMMANDS:
         module = importlib.import_module(f"lmcore.cli.data.{name.replace('-', '_')}")
         (section,) = {getattr(module, one) for one in dir(module) if one.endswith("Section")} - {

@@ -88,8 +88,9 @@ def test_help_lists_them_by_plugin(install, capsys) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert (
-        "\nplugin mine:\n  dig-deep    Dig dig-deep.\n  fill-the-hole Dig fill-the-hole.\n" in text
-    )
+        "\nplugin mine:\n  dig-deep    Dig dig-deep.\n"
+        "  fill-the-hole\n              Dig fill-the-hole.\n"
+    ) in text
     assert text.index("this machine:") < text.index("plugin mine:")
 
 
@@ -223,20 +224,46 @@ def test_commands_of_a_group(install, capsys) -> None:
     assert "\nplugin mine:\n  dig deep    Dig dig deep.\n" in capsys.readouterr().out
 
 
-def test_a_command_may_have_another_below_it(install, capsys) -> None:
-    """The longer name goes before the shorter one's arguments, and neither hides the core's."""
-    install(mine=add("plugin dig", "echo"))
-    assert main(["plugin", "dig", "x"]) == 1
-    assert main(["plugin", "--help"]) == 0
-    assert "\n  dig         Dig plugin dig.\n" in capsys.readouterr().out
+@pytest.mark.parametrize("group", ["checkpoint", "config", "data", "ops", "plugin"])
+def test_groups_of_the_core_are_open(install, capsys, group) -> None:
+    """A command of a plugin is listed with the core's and runs like them."""
+    install(mine=add(f"{group} dig", "echo"))
+    assert main([group, "dig", "x"]) == 1
+    assert capsys.readouterr().out == "x\n"
+    assert main([group, "--help"]) == 0
+    assert f"\n  dig         Dig {group} dig.\n" in capsys.readouterr().out
+    assert main([group, "dgi"]) == 2
+    assert "did you mean `dig`?" in capsys.readouterr().err
     assert main(["--help"]) == 0
-    assert "plugin mine:" not in capsys.readouterr().out  # `lmcore plugin --help` has it
+    assert "plugin mine:" not in capsys.readouterr().out  # `lmcore GROUP --help` has it
 
 
-@pytest.mark.parametrize("name", ["train fast", "data dig", "help me"])
-def test_groups_that_are_the_cores_cannot_be_added_to(install, capsys, name) -> None:
-    """A command of the core is no group, and its groups are closed but for `plugin`."""
+@pytest.mark.parametrize(
+    "name, why",
+    [
+        ("train fast", "`train` is taken why: it is a command of lmcore"),
+        ("help me", "`help` is taken why: it is a command of lmcore"),
+        ("data merge", "the command `data merge`, which is taken why: it is lmcore's"),
+    ],
+)
+def test_what_is_the_cores_cannot_be_taken(install, capsys, name, why) -> None:
+    """A command of the core is no group, and no command of a group is replaced."""
     install(mine=add(name, "echo"))
     assert main(["--help"]) == 0
-    word = name.partition(" ")[0]
-    assert f"`{word}` is taken" in capsys.readouterr().err
+    assert why in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_cores_commands_look_for_no_plugins(install, capsys) -> None:
+    """A plugin that fails is not even asked."""
+    install(bad="1 / 0")
+    assert main(["data", "merge", "--help"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_the_help_of_a_group_survives_a_wrong_allow_list(install, capsys, monkeypatch) -> None:
+    """The core's commands are listed, and what is wrong is said."""
+    monkeypatch.setenv("LMCORE_PLUGINS", "nowhere")
+    assert main(["data"]) == 0
+    shown = capsys.readouterr()
+    assert "  merge " in shown.out
+    assert "`LMCORE_PLUGINS` names the plugin `nowhere`" in shown.err

@@ -43,7 +43,9 @@ def _options(record: PluginRecord, taken: Taken) -> Iterator[Check]:
 def _commands(record: PluginRecord, taken: Taken) -> Iterator[Check]:
     """Check that each command can be registered and loaded."""
     hook = "lmcore_add_commands"
-    registry = CommandRegistry(record.label, _owned(taken.get("commands", ())))
+    registry = CommandRegistry(
+        record.label, _owned(taken.get("commands", ())), taken.get("groups", ())
+    )
     try:
         call_hook(record, hook, registry=registry)
         for command in registry.found.values():
@@ -163,8 +165,8 @@ def _matches_nothing(matches: Callable[[Path], bool]) -> str | None:
 
 def reserved_names() -> dict[str, list[str]]:
     """Return the names that no plugin can register, by the kind of registration."""
-    from lmcore.cli.commands import known_commands
-    from lmcore.cli.plugin.plugin_commands import RESERVED
+    from lmcore.cli.commands import GROUPS, own_names
+    from lmcore.cli.plugin_commands import RESERVED
     from lmcore.data.prepare.named_text import BUNDLED
     from lmcore.data.tokenizer import tokenizer_types
     from lmcore.model.checkpoint_format import formats
@@ -173,7 +175,8 @@ def reserved_names() -> dict[str, list[str]]:
 
     added = plugins_records()  # by plugins that this process has found
     return {
-        "commands": [*known_commands(), *RESERVED],
+        "commands": [*own_names(), *RESERVED],
+        "groups": [*GROUPS],
         "corpora": [BUNDLED],
         "tokenizers": list(tokenizer_types()),
         "engines": [name for name in engines() if name not in added],
