@@ -170,8 +170,7 @@ def train(flags: Sequence[str]) -> dict[str, Any]:
     """Train with *flags*; return the ends of steps, and the saves."""
     from lmcore.cli.main import main
     from lmcore.optim.optimizer import Optimizer
-    from lmcore.train.resume.saver import Saver
-    from lmcore.train.resume.snapshot import Snapshot
+    from lmcore.train.resume.save import Saver, Snapshot
 
     ends: list[float] = []
     begins: list[float] = []

@@ -27,8 +27,8 @@ from lmcore.errors import ConfigError, DeviceError, LmcoreError, printable
 from lmcore.plugin import REQUEST, select
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.plugin.selection import UnknownDeviceError
-from lmcore.train.resume.foreign_run import not_a_run
-from lmcore.train.resume.saved_settings import ForeignModels, read_saved_settings
+from lmcore.train.resume.foreign import ForeignModels, not_a_run
+from lmcore.train.resume.saved_run import read_saved_settings
 from lmcore.train.torch_needs import torch_problems
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _problems(loaded: LoadedConfig, plugins: PluginSet) -> list[LmcoreError]:
 
 def _require_checkpoint(loaded: LoadedConfig, foreign: ForeignModels) -> None:
     """Raise the error of a run whose `--load` names no checkpoint that it can begin with."""
-    from lmcore.train.resume.resume_point import find_resume_point, refuse_other_family
+    from lmcore.train.resume.point import find_resume_point, refuse_other_family
 
     resume = find_resume_point(
         loaded.config.checkpoint,

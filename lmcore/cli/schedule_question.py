@@ -11,7 +11,7 @@ from lmcore.errors import CheckpointError, printable
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
-    from lmcore.train.resume.schedule_change import ScheduleChoice
+    from lmcore.train.resume.schedule import ScheduleChoice
 
 __all__ = ["decide_schedule"]
 
@@ -30,8 +30,8 @@ def decide_schedule(plan: RunPlan, environ: Mapping[str, str]) -> str | None:
     Raises:
         ConfigError: Nothing says which schedule follows.
     """
-    from lmcore.train.resume.saved_meta import check_saved_run
-    from lmcore.train.resume.schedule_change import schedule_choices, schedule_is_open
+    from lmcore.train.resume.saved_run import check_saved_run
+    from lmcore.train.resume.schedule import schedule_choices, schedule_is_open
 
     resume, asked = plan.resume, plan.config.checkpoint
     if resume is None or asked.finetune:
@@ -47,7 +47,7 @@ def decide_schedule(plan: RunPlan, environ: Mapping[str, str]) -> str | None:
     if not schedule_is_open(plan, resume.manifest):
         return None
     from lmcore.optim.schedule import LearningRateSchedule
-    from lmcore.train.resume.same_run import refuse_open_schedule
+    from lmcore.train.resume.schedule import refuse_open_schedule
 
     answer = None
     if asks and plan.train_iters > resume.manifest.iteration:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from lmcore.plugin import PluginSet, Selection
     from lmcore.runtime.launch.rank import RankInfo
     from lmcore.train.report.run_report import RunResult
-    from lmcore.train.resume.saved_settings import ForeignModels
+    from lmcore.train.resume.foreign import ForeignModels
 
 __all__ = ["run"]
 
@@ -69,12 +69,12 @@ def _train(argv: list[str]) -> int:
     from lmcore.runtime.process.stop_limit import StopLimit
     from lmcore.train.datasets import choose_tokenizer
     from lmcore.train.report.startup_clock import PhaseClock
-    from lmcore.train.resume.resume_point import (
+    from lmcore.train.resume.foreign import ForeignModels
+    from lmcore.train.resume.point import (
         find_resume_point,
         refuse_other_family,
         unknown_tokenizer,
     )
-    from lmcore.train.resume.saved_settings import ForeignModels
 
     clock, foreign = PhaseClock(), ForeignModels()
     end_with_launcher(os.environ)
@@ -141,8 +141,8 @@ def _load(
     """Return the settings of the command line, its files and the checkpoint that it names."""
     from lmcore.config.load import load_config
     from lmcore.runtime.launch.worker_protocol import launch_info
-    from lmcore.train.resume.foreign_run import not_a_run
-    from lmcore.train.resume.saved_settings import read_saved_settings
+    from lmcore.train.resume.foreign import not_a_run
+    from lmcore.train.resume.saved_run import read_saved_settings
 
     return load_config(
         argv,
@@ -234,8 +234,8 @@ def _is_finished(plan: RunPlan, rank: RankInfo) -> bool:
     Raises:
         ConfigError: A flag gives fewer steps than the run has done.
     """
-    from lmcore.train.resume.finished import finished_run
-    from lmcore.train.resume.resume_point import refuse_fewer_steps
+    from lmcore.train.resume.ended import finished_run
+    from lmcore.train.resume.point import refuse_fewer_steps
 
     refuse_fewer_steps(plan)
     message = finished_run(plan)
@@ -310,15 +310,15 @@ def _start_processes(
 
     If the run fails, the command that continues it is printed last.
     """
-    from lmcore.train.resume.continuation import Continuation
+    from lmcore.train.resume.ended import ResumeHint
 
     save, start = plan.config.checkpoint.save, plan.resume
-    continuation = Continuation(Path(save) if save else None, start.checkpoint if start else None)
+    hint = ResumeHint(Path(save) if save else None, start.checkpoint if start else None)
 
     def show_continuation(directory: Path) -> None:
         here = Path.cwd()
         inside = directory.is_relative_to(here)
-        line = continuation.line(directory.relative_to(here) if inside else directory)
+        line = hint.line(directory.relative_to(here) if inside else directory)
         if line is not None:
             sys.stderr.write(printable(f"\n{line}\n"))
 
@@ -338,7 +338,7 @@ def _report(result: RunResult, plan: RunPlan) -> None:
     Raises:
         RunError: All steps were skipped at a fixed loss scale: no weight was ever updated.
     """
-    from lmcore.train.resume.finished import nothing_left
+    from lmcore.train.resume.ended import nothing_left
 
     summary = result.summary
     if result.unchanged:

@@ -11,18 +11,13 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lmcore.config.derived.data_source import BUNDLED, DataSource, Part, RunSources
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.blend.cyclic_sampler import CyclicDataset
 from lmcore.data.blend.dataset import BlendedDataset
-from lmcore.data.blend.resume import (
-    blend_record,
-    changed_blend,
-    continued_blend,
-    extended_blend,
-)
+from lmcore.data.blend.order import Order, OrderRecord
 from lmcore.data.blend.sources import (
     OpenSource,
     SampleSettings,
@@ -41,7 +36,7 @@ from lmcore.data.tokenizer.saved import load_tokenizer
 from lmcore.errors import ConfigError, LmcoreError, counted
 from lmcore.log import ALL_RANKS
 from lmcore.runtime.launch.rank import RankInfo
-from lmcore.train.resume.saved_data import SavedData, saved_data
+from lmcore.train.resume.saved_run import saved_order
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -64,23 +59,20 @@ class RunDatasets:
     Attributes:
         tokenizer: Tokenizer of the data.
         collation: Function that makes a micro-batch of samples.
-        train: Training samples.
+        training: Training samples in their order.
         valid: Validation samples; None if the run does not validate.
         test: Test samples; None if the run has no test.
         sources: Open data sources of each part that has documents.
         title: Description of the sources in a few words.
-        continued_order: Fingerprint of the checkpoint's order, if the samples of a longer run
-            continue it; None otherwise.
     """
 
     tokenizer: Tokenizer
     collation: Collation
-    train: TrainingSamples | CyclicDataset
+    training: Order
     valid: TrainingSamples | None
     test: TrainingSamples | None
     sources: Mapping[Part, tuple[OpenSource, ...]]
     title: str = ""
-    continued_order: str | None = None
     _sets: tuple[IndexedDataset, ...] = field(default=(), repr=False)
 
     def verify_files(self, share: tuple[int, int]) -> None:
@@ -110,14 +102,14 @@ class RunDatasets:
             )
 
     @property
-    def order(self) -> str:
-        """Fingerprint of the training samples in their order."""
-        return self.train.order
+    def train(self) -> TrainingSamples | CyclicDataset:
+        """Training samples."""
+        return self.training.samples
 
     @property
-    def resumed_order(self) -> str:
-        """Fingerprint to compare with the checkpoint's: its own if the samples continue it."""
-        return self.continued_order or self.order
+    def order(self) -> str:
+        """Fingerprint of the training samples in their order."""
+        return self.training.fingerprint
 
     @property
     def indexed(self) -> IndexedDataset:
@@ -138,12 +130,6 @@ class RunDatasets:
     def document_count(self) -> int:
         """Number of documents in all datasets."""
         return sum(dataset.document_count for dataset in self._sets)
-
-    def record(self, consumed_samples: int) -> dict[str, Any] | None:
-        """Return the checkpoint's record of the data sources; None for a cyclic order."""
-        if isinstance(self.train, CyclicDataset):
-            return None
-        return blend_record(self.train, consumed_samples, self.sources["train"][0].name).to_dict()
 
 
 def choose_texts(
@@ -271,7 +257,7 @@ def build_datasets(
     """
     first = rendezvous.first_process("the data") if rendezvous else contextlib.nullcontext()
     with first:
-        datasets = _build(plan, tokenizer, directory, texts, saved_data(plan))
+        datasets = _build(plan, tokenizer, directory, texts, saved_order(plan))
     if plan.config.data.verify_data:
         rank = rendezvous.rank if rendezvous else RankInfo()
         datasets.verify_files((rank.local_rank, rank.local_world_size))
@@ -283,7 +269,7 @@ def _build(
     tokenizer: Tokenizer,
     directory: Path,
     texts: Mapping[str, NamedText] | None,
-    saved: SavedData | None,
+    saved: OrderRecord | None,
 ) -> RunDatasets:
     settings = plan.config.data
     named = texts if texts is not None else {BUNDLED: bundled_text()}
@@ -332,8 +318,8 @@ def _build(
         if count > 0 and part in parts
     }
     sets = {id(source.indexed): source.indexed for opened in parts.values() for source in opened}
-    training, is_longer = _training(plan, parts["train"], common, saved)
-    _report_unused({"train": training, **further})
+    training = _training(plan, parts["train"], common, saved)
+    _report_unused({"train": training.samples, **further})
     return RunDatasets(
         tokenizer,
         samples.collation,
@@ -342,9 +328,22 @@ def _build(
         further.get("test"),
         parts,
         _title(sources),
-        saved.order if is_longer and saved is not None else None,
         tuple(sets.values()),
     )
+
+
+def _training(
+    plan: RunPlan,
+    sources: tuple[OpenSource, ...],
+    settings: SampleSettings,
+    saved: OrderRecord | None,
+) -> Order:
+    """Return the training samples in the order of a new run, or of the checkpoint's."""
+    length, cyclic = plan.train_samples, plan.config.data.dataloader_type == "cyclic"
+    if saved is None or cyclic:
+        return Order.begin(sources, length, settings, cyclic=cyclic)
+    changes = plan.config.checkpoint.change_blend
+    return Order.continue_from(saved, length, sources, settings, change_blend=changes)
 
 
 def _report_unused(parts: Mapping[Part, TrainingSamples | CyclicDataset]) -> None:
@@ -358,65 +357,6 @@ def _report_unused(parts: Mapping[Part, TrainingSamples | CyclicDataset]) -> Non
                 LONG_NAME[part],
                 extra=ALL_RANKS,
             )
-
-
-def _training(
-    plan: RunPlan,
-    sources: tuple[OpenSource, ...],
-    common: SampleSettings,
-    saved: SavedData | None,
-) -> tuple[TrainingSamples | CyclicDataset, bool]:
-    """Return the training samples, and True if they continue the order of a shorter run."""
-    wanted = plan.train_samples
-    if plan.config.data.dataloader_type == "cyclic":
-        every = build_samples(sources, wanted, common, name="train", one_pass=True)
-        return CyclicDataset(every, wanted), False
-    record = saved.record if saved is not None else None
-    changes = plan.config.checkpoint.change_blend
-    if saved is None or record is None:
-        return build_samples(sources, wanted, common, name="train"), False
-    try:
-        if record.start:
-            same: TrainingSamples = continued_blend(sources, record, wanted, common)
-        else:
-            same = build_samples(sources, wanted, common, name="train")
-    except ConfigError:
-        if not changes:
-            raise
-    else:
-        if same.order == saved.order:
-            return same, False
-        if not changes:
-            longer = _longer(plan, sources, common, saved)
-            return (same, False) if longer is None else (longer, True)
-    logger.info(
-        "after %d samples, each data source continues at its position in the checkpoint",
-        saved.consumed_samples,
-    )
-    return changed_blend(sources, record, saved.consumed_samples, wanted, common), False
-
-
-def _longer(
-    plan: RunPlan, sources: tuple[OpenSource, ...], common: SampleSettings, saved: SavedData
-) -> TrainingSamples | None:
-    """Return the samples of a run whose length alone differs from the checkpoint's run.
-
-    More epochs shuffled together would be in another order; the run continues in its own instead.
-    None if more than the length differs.
-    """
-    rules = plan.resume.data_rules if plan.resume is not None else {}
-    if saved.record is None or any(getattr(plan.config.data, n) != r for n, r in rules.items()):
-        return None
-    longer = extended_blend(
-        sources, saved.record, saved.consumed_samples, plan.train_samples, common
-    )
-    if longer is not None:
-        logger.info(
-            "the run has another number of epochs: the order of its first %d samples is kept, and "
-            "each data source continues from there",
-            saved.consumed_samples,
-        )
-    return longer
 
 
 def _test_samples(plan: RunPlan, parts: Mapping[Part, tuple[OpenSource, ...]]) -> int:

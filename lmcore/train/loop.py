@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lmcore.train.engine import Engine
     from lmcore.train.exit_conditions import ExitConditions
     from lmcore.train.report.run_report import RunReport
-    from lmcore.train.resume.saver import Saver
+    from lmcore.train.resume.save import Saver
     from lmcore.train.resume.validation_history import ValidationHistory
     from lmcore.train.state import TrainState
 

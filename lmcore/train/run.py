@@ -19,11 +19,10 @@ from lmcore.train.exit_conditions import ExitConditions
 from lmcore.train.loop import train
 from lmcore.train.report.run_report import RunResult, open_report
 from lmcore.train.report.startup_clock import PhaseClock
+from lmcore.train.resume.point import verify_resume_point
 from lmcore.train.resume.restore import restore
-from lmcore.train.resume.resume_point import verify_resume_point
-from lmcore.train.resume.same_run import check_learning_rate
-from lmcore.train.resume.saver import Saver
-from lmcore.train.resume.snapshot import Snapshot, take_snapshot
+from lmcore.train.resume.save import Saver, Snapshot, take_snapshot
+from lmcore.train.resume.schedule import check_learning_rate
 from lmcore.train.resume.validation_history import ValidationHistory
 
 if TYPE_CHECKING:
@@ -90,7 +89,8 @@ def run_training(
             build_engine(plan, runtime, report.profile.profiler_range) as engine,
         ):
             state, saving, planner = engine.state, plan.config.checkpoint, WritePlanner(rendezvous)
-            order, resumed = datasets.order, datasets.resumed_order
+            training = datasets.training
+            resumed = training.resumed or training.fingerprint
             checkpoint = restore(state, plan, runtime, order=resumed, planner=planner)
             check_learning_rate(plan, state)
             history = ValidationHistory.announced(plan)
@@ -101,8 +101,8 @@ def run_training(
                 return take_snapshot(
                     *(state, plan, runtime, tokenizer),
                     directory=directory.checkpoints,
-                    order=order,
-                    data=datasets.record(state.consumed_samples),
+                    order=training.fingerprint,
+                    data=training.record(state.consumed_samples),
                     history=history,
                     planner=planner,
                 )

@@ -57,8 +57,8 @@ def loads_torch(code: str, *arguments: str) -> bool:
         "lmcore.model",
         "lmcore.families.gpt.family",
         "lmcore.train.datasets",  # what the launcher of a run decides by
-        "lmcore.train.resume.finished",
-        "lmcore.train.resume.resume_point",
+        "lmcore.train.resume.ended",
+        "lmcore.train.resume.point",
     ],
 )
 def test_module_loads_no_torch(name: str) -> None:

@@ -40,10 +40,9 @@ from lmcore.runtime.launch.rank import rank_info
 from lmcore.runtime.process.join import join_processes
 from lmcore.runtime.runtime import Runtime, start_runtime
 from lmcore.train.engine import build_engine
+from lmcore.train.resume.point import find_resume_point, verify_resume_point
 from lmcore.train.resume.restore import restore
-from lmcore.train.resume.resume_point import find_resume_point, verify_resume_point
-from lmcore.train.resume.saver import Saver
-from lmcore.train.resume.snapshot import Snapshot, take_snapshot
+from lmcore.train.resume.save import Saver, Snapshot, take_snapshot
 from lmcore.train.state import TrainState
 
 JOIN_SECONDS = 60.0

@@ -16,9 +16,8 @@ from lmcore.checkpoint import find_checkpoint, verify_checkpoint
 from lmcore.errors import CheckpointError
 from lmcore.optim.adamw import AdamW
 from lmcore.optim.optimizer import Optimizer
-from lmcore.train.resume import snapshot as saving
-from lmcore.train.resume.saver import WRITER_NAME
-from lmcore.train.resume.snapshot import Snapshot
+from lmcore.train.resume import save as saving
+from lmcore.train.resume.save import WRITER_NAME, Snapshot
 
 DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1"
 

@@ -163,7 +163,7 @@ def test_kill_switch(train: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     places(
         ("lmcore.train.loop:StepQueue.submit", 1),
         ("lmcore.train.loop:Evaluator.validate", 2),
-        ("lmcore.train.resume.snapshot:save_checkpoint", 4),
+        ("lmcore.train.resume.save:save_checkpoint", 4),
     ),
 )
 def test_while_training(
@@ -190,7 +190,7 @@ def test_while_training(
     places(
         ("lmcore.train.loop:StepQueue.submit",),
         ("lmcore.train.loop:Evaluator.validate",),
-        ("lmcore.train.resume.snapshot:save_checkpoint",),
+        ("lmcore.train.resume.save:save_checkpoint",),
         ("lmcore.checkpoint.save:write_durably",),
     ),
 )

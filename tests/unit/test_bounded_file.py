@@ -27,7 +27,7 @@ from lmcore.errors import ConfigError, LmcoreError
 from lmcore.lock import LockOwner
 from lmcore.runtime.launch.worker_protocol import complete_summary
 from lmcore.train.report.metrics import MetricsFile
-from lmcore.train.resume.finished import finished_summary
+from lmcore.train.resume.ended import finished_summary
 from lmcore.train.resume.validation_history import ValidationHistory
 
 

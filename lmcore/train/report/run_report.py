@@ -37,8 +37,7 @@ from lmcore.train.report.run_directory import RunDirectory
 from lmcore.train.report.sample import Sample, can_generate, take_sample
 from lmcore.train.report.speed import Speed
 from lmcore.train.report.startup_clock import PhaseClock
-from lmcore.train.resume.continuation import Continuation
-from lmcore.train.resume.finished import finished_summary
+from lmcore.train.resume.ended import ResumeHint, finished_summary
 from lmcore.train.resume.validation_history import ValidationHistory
 
 if TYPE_CHECKING:
@@ -228,7 +227,7 @@ class RunReport:
             summary.unlink(missing_ok=True)  # of an earlier start, which this one continues
             name_summary(summary, os.environ)
         self._announce(datasets, checkpoint, state)
-        continuation = Continuation(self.directory.path, checkpoint)
+        hint = ResumeHint(self.directory.path, checkpoint)
         facts = {
             "directory": str(self.directory.path),
             "rank": rank.rank,
@@ -242,7 +241,7 @@ class RunReport:
         def fail(error: BaseException) -> str:
             status = failure_status(error)
             self._write_failure(state, status)
-            self._name_continuation(error, continuation)
+            self._name_continuation(error, hint)
             return status
 
         status, stop_limit.ended = "failed", fail
@@ -421,10 +420,10 @@ class RunReport:
         except RunError as error:  # the failure itself matters more
             logger.warning("%s", error)
 
-    def _name_continuation(self, error: BaseException, continuation: Continuation) -> None:
+    def _name_continuation(self, error: BaseException, hint: ResumeHint) -> None:
         """Add the command that continues the run to *error*; lmcore's launcher prints it itself."""
         if self.is_main_rank and not launch_info(os.environ).report_file:
-            line = continuation.line(self.directory.path)
+            line = hint.line(self.directory.path)
             if line is not None:
                 error.add_note(line)
 

@@ -1,18 +1,19 @@
-"""Checkpoints of other programs, from whose weights a run starts."""
+"""Checkpoints of other programs: described, refused for `--continue`, and taken for weights.
+
+Their formats, and torch, are loaded only if a run names such a checkpoint.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lmcore.checkpoint import Manifest, TensorEntry
-from lmcore.checkpoint.chunks import ChunkBounds, overlap
-from lmcore.checkpoint.manifest import FORMAT_VERSION
+from lmcore.config.file.saved_settings import SavedSettings
 from lmcore.config.plan import ResumePoint
-from lmcore.data.tokenizer import tokenizer_from
-from lmcore.errors import CheckpointError
-from lmcore.model.family import parameter_shapes
+from lmcore.config.section import run_options
+from lmcore.errors import CheckpointError, ConfigError, LmcoreError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,9 +22,99 @@ if TYPE_CHECKING:
     from lmcore.parallel.tensor_layout import TensorLayout
     from lmcore.runtime.process.channel import Channel
 
-__all__ = ["foreign_resume_point", "load_foreign"]
+_SEQ_LENGTH = 1024
+"""Longest training sample by default, of a model whose context may be far longer."""
 
 _PREFIX = "model."
+
+
+class ForeignModels:
+    """Models in checkpoints of other programs, each described once.
+
+    A description may need a process that loads torch, and both the settings of a run and its
+    starting point have it.
+    """
+
+    def __init__(self) -> None:
+        self._described: dict[tuple[Path, str | None], ForeignModel | None] = {}
+
+    def describe(self, path: Path, step: str | None = None) -> ForeignModel | None:
+        """Return the model in another program's checkpoint; None if there is none at *path*.
+
+        Args:
+            path: Directory of the checkpoint.
+            step: Value of `--ckpt-step`; None for the newest checkpoint.
+
+        Raises:
+            CheckpointError: The checkpoint is damaged, of no such step, or lmcore does not have its
+                model.
+            ConfigError: The checkpoint has no steps.
+        """
+        from lmcore.conversion.loading.foreign_model import describe_foreign
+
+        key = path.absolute(), step
+        if key not in self._described:
+            self._described[key] = describe_foreign(path, step) if path.is_dir() else None
+        return self._described[key]
+
+    def settings(self, path: Path, step: str | None = None) -> SavedSettings | None:
+        """Return model, tokenizer and precision of another program's checkpoint; see `describe`.
+
+        Args:
+            path: Directory of the checkpoint.
+            step: Value of `--ckpt-step`; None for the newest checkpoint.
+        """
+        model = self.describe(path, step)
+        if model is None:
+            return None
+        values = model.shape.settings(model.vocab_size)
+        values["seq_length"] = min(model.shape.max_position_embeddings, _SEQ_LENGTH)
+        found = {"vocab_size": model.vocab_size, "precision": model.precision}
+        values |= {name: value for name, value in found.items() if value is not None}
+        options = run_options()
+        config: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            config.setdefault(options[name].section, {})[name] = value
+        return SavedSettings(str(model.path), config, {}, model.tokenizer)
+
+
+def not_a_run(path: Path, step: str | None = None) -> LmcoreError | None:
+    """Return the error for a run to continue that is another program's; None if it is none.
+
+    Args:
+        path: Path of `--continue`, at which no run is.
+        step: Value of `--ckpt-step`; None if it is not given.
+    """
+    from lmcore.model.checkpoint_format import format_of, formats, of_absent_plugin
+
+    if not path.is_dir():
+        return None
+    try:
+        name = format_of(path)
+    except CheckpointError:  # several checkpoints, and no file names the newest
+        name = "megatron"
+    if name is None:
+        return of_absent_plugin(path)
+    if name == "lmcore":
+        return None
+    found = formats()[name]
+    shown = shlex.quote(str(path))
+    at_step = "" if step is None else f" --ckpt-step {shlex.quote(step)}"
+    convert = f"`lmcore checkpoint convert {shown} RUN --to lmcore{at_step}"
+    begins = f"`--load {shown}{at_step}` begins a run at step 0 with the weights alone"
+    what = f"`--continue {path}`: it is {found.described}, not a run of lmcore"
+    why = "a run continues with the settings and the state that lmcore wrote"
+    if found.optimizer:
+        hint = f"{convert}` makes a run that continues, with the optimizer's state; {begins}"
+        return ConfigError(what, why=why, hint=hint)
+    why += "; such a model has weights alone"
+    hint = begins
+    others = (one for one in formats().values() if one.optimizer and one.matches(path))
+    if (beside := next(others, None)) is not None:
+        convert += f" --source-format {beside.name}`"
+        hint = f"{convert} makes a run of {beside.described} in it, with the optimizer's state; "
+        hint += begins
+    return ConfigError(what, why=why, hint=hint)
 
 
 def foreign_resume_point(model: ForeignModel) -> ResumePoint:
@@ -38,6 +129,11 @@ def foreign_resume_point(model: ForeignModel) -> ResumePoint:
     Raises:
         DataError: The tokenizer's files are damaged.
     """
+    from lmcore.checkpoint import Manifest, TensorEntry
+    from lmcore.checkpoint.manifest import FORMAT_VERSION
+    from lmcore.data.tokenizer import tokenizer_from
+    from lmcore.model.family import parameter_shapes
+
     meta: dict[str, object] = {"config": {"derived": {"vocab_size": model.vocab_size}}}
     if model.tokenizer is not None:
         tokenizer = tokenizer_from(model.tokenizer)
@@ -88,6 +184,7 @@ def load_foreign(
         CheckpointError: The checkpoint is damaged.
         OtherRankError: The same for another process, with its text.
     """
+    from lmcore.checkpoint.chunks import ChunkBounds, overlap
     from lmcore.conversion.loading.weights import WeightReader
     from lmcore.parallel.tensor_layout import box
 

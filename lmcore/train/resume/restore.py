@@ -1,6 +1,6 @@
 """`restore`: the initial weights of a run, or its state from a checkpoint of any layout.
 
-A run that resumes is the same run, or an error, or the difference is named: see `same_run`.
+A run that resumes is the same run, or an error, or the difference is named: see `compare`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from lmcore.parallel.random_states import (
     seed_everything,
     set_random_states,
 )
-from lmcore.train.resume.foreign import load_foreign
-from lmcore.train.resume.same_run import (
+from lmcore.train.resume.compare import (
     check_same_run,
     comparable_shape,
-    resumed_schedule,
     same_padding,
     warn_changed_settings,
 )
-from lmcore.train.resume.saved_meta import check_saved_run, part_of
+from lmcore.train.resume.foreign import load_foreign
+from lmcore.train.resume.saved_run import check_saved_run, part_of
+from lmcore.train.resume.schedule import resumed_schedule
 from lmcore.train.token_mean import may_mask_targets
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from lmcore.runtime.process.channel import Channel
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.state import TrainState
-
-__all__ = ["draws_alike", "restore"]
 
 logger = logging.getLogger(__name__)
 

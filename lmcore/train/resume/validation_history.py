@@ -12,12 +12,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from lmcore.errors import counted
-from lmcore.train.resume.saved_meta import part_of, setting_pair
+from lmcore.train.resume.saved_run import part_of, setting_pair
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
-
-__all__ = ["KEY", "STOPPED_EARLY", "ValidationHistory"]
 
 logger = logging.getLogger(__name__)
 

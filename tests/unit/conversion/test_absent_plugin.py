@@ -17,7 +17,7 @@ from lmcore.conversion.loading.foreign_model import describe_foreign
 from lmcore.errors import CheckpointArgumentError, ConfigError
 from lmcore.model.known_plugins import KnownPlugin
 from lmcore.plugin import discover
-from lmcore.train.resume.foreign_run import not_a_run
+from lmcore.train.resume.foreign import not_a_run
 
 INSTALL = "run `pip install lmcore-deepspeed`, with the index or folder that lmcore came from"
 

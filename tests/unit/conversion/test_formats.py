@@ -15,7 +15,7 @@ from lmcore.conversion.formats import WriteOptions, read_state, unrecognized, wr
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.errors import CheckpointError, PluginError
 from lmcore.model.checkpoint_format import CheckpointFormat, formats
-from lmcore.train.resume.resume_point import find_resume_point
+from lmcore.train.resume.point import find_resume_point
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from lmcore.plugin import discover, select
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.runtime import Runtime, start_runtime
 from lmcore.train.datasets import RunDatasets, build_datasets
-from lmcore.train.resume.resume_point import find_resume_point
+from lmcore.train.resume.point import find_resume_point
 from lmcore.train.state import TrainState
 
 TINY = {

@@ -40,10 +40,9 @@ from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.policies import start_policies
 from lmcore.runtime.runtime import Runtime, deterministic_algorithms
 from lmcore.train.datasets import build_datasets
+from lmcore.train.resume.point import find_resume_point
 from lmcore.train.resume.restore import restore
-from lmcore.train.resume.resume_point import find_resume_point
-from lmcore.train.resume.saver import Saver
-from lmcore.train.resume.snapshot import Snapshot, take_snapshot
+from lmcore.train.resume.save import Saver, Snapshot, take_snapshot
 from lmcore.train.state import TrainState
 from lmcore.train.step import TrainStep
 from lmcore_conformance.registry import NotApplicable

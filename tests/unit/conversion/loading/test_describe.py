@@ -20,8 +20,8 @@ from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.megatron.torch_dist.write import write_distributed
 from lmcore.conversion.tensors.content import content_of
 from lmcore.errors import CheckpointError, LmcoreError
-from lmcore.train.resume.resume_point import find_resume_point
-from lmcore.train.resume.saved_settings import ForeignModels
+from lmcore.train.resume.foreign import ForeignModels
+from lmcore.train.resume.point import find_resume_point
 
 FORMATS = ("megatron", "megatron-dist")
 

@@ -15,7 +15,7 @@ from lmcore.config.derived.split import parse_split
 from lmcore.config.section.data import BLEND_RULES, OLDER_RULES, SPLIT_RULES
 from lmcore.data.blend.dataset import BlendedDataset, BlendRecord, SourceStream
 from lmcore.data.blend.index import build_blend_index, source_sizes
-from lmcore.data.blend.resume import blend_record, changed_blend, continued_blend
+from lmcore.data.blend.order import Order, OrderRecord
 from lmcore.data.blend.sources import (
     OpenSource,
     SampleSettings,
@@ -57,6 +57,16 @@ def sources_of(*named, split="100,0,0"):
     sources = RunSources(blend, split=parse_split(split))
     parts = open_sources(sources, needed=("train",), prefix_of=lambda o: o.name)
     return parts["train"]
+
+
+def saved(order: Order, position: int) -> OrderRecord:
+    """Return the record of an order in a checkpoint at *position*."""
+    return OrderRecord(order.fingerprint, position, BlendRecord.from_dict(order.record(position)))
+
+
+def changed_blend(sources, record: OrderRecord, length: int, settings) -> Order:
+    """Continue with new sources or weights."""
+    return Order.continue_from(record, length, sources, settings, change_blend=True)
 
 
 def origin(sample) -> set[int]:
@@ -216,18 +226,17 @@ def test_rule_of_a_changed_blend(write, settings):
     """A blend that a checkpoint records continues by its own rule only."""
     a, b, c = (unique(write, name) for name in "abc")
     older = replace(settings, blend_rule="lmcore-2026.11")
-    first = build_samples(sources_of((a, 1.0)), 300, older, name="train")
+    record = saved(Order.begin(sources_of((a, 1.0)), 300, older), 100)
     sources = sources_of((a, 0.7), (b, 0.2), (c, 0.1))
-    changed = changed_blend(sources, blend_record(first, 100, a), 100, 300, older)
-    record = BlendRecord.from_dict(changed.record(170).to_dict())
-    resumed = continued_blend(sources, record, 300, older)
-    assert resumed.order == changed.order
-    places = [resumed.locate(i) for i in range(100, 300)]
-    assert places == [changed.locate(i) for i in range(100, 300)]
+    changed = changed_blend(sources, record, 300, older)
+    resumed = Order.continue_from(saved(changed, 170), 300, sources, older)
+    assert resumed.fingerprint == changed.fingerprint
+    places = [resumed.samples.locate(i) for i in range(100, 300)]
+    assert places == [changed.samples.locate(i) for i in range(100, 300)]
     with pytest.raises(ConfigError, match="sources or weights differ") as caught:
-        continued_blend(sources, record, 300, settings)
+        Order.continue_from(saved(changed, 170), 300, sources, settings)
     assert "`--blend-rule megatron-core`" in caught.value.why
-    today = changed_blend(sources, blend_record(first, 100, a), 100, 300, settings)
+    today = changed_blend(sources, record, 300, settings).samples
     assert [today.locate(i) for i in range(100, 300)] != places
 
 
@@ -297,15 +306,15 @@ def test_new_weights_in_mid_run_repeat_nothing(write, settings):
     """After two changes, the first without one of the sources, no source repeats a sample."""
     a, b, c = (unique(write, name) for name in "abc")
     total = 900  # of each source there are 999 samples in an epoch
-    first = build_samples(sources_of((a, 0.7), (b, 0.3)), total, settings, name="train")
-    seen = identities(first, range(300))
-    record = BlendRecord.from_dict(blend_record(first, 300, a).to_dict())
-    assert [one.consumed for one in record.sources] == [210, 90]
-    second = changed_blend(sources_of((b, 0.5), (c, 0.5)), record, 300, total, settings)
-    seen += identities(second, range(300, 500))
-    record = BlendRecord.from_dict(second.record(500).to_dict())
-    assert {one.name: one.consumed for one in record.sources} == {a: 210, b: 190, c: 100}
-    third = changed_blend(sources_of((a, 0.9), (b, 0.1)), record, 500, total, settings)
+    first = Order.begin(sources_of((a, 0.7), (b, 0.3)), total, settings)
+    seen = identities(first.samples, range(300))
+    record = saved(first, 300)
+    assert [one.consumed for one in record.blend.sources] == [210, 90]
+    second = changed_blend(sources_of((b, 0.5), (c, 0.5)), record, total, settings)
+    seen += identities(second.samples, range(300, 500))
+    record = saved(second, 500)
+    assert {one.name: one.consumed for one in record.blend.sources} == {a: 210, b: 190, c: 100}
+    third = changed_blend(sources_of((a, 0.9), (b, 0.1)), record, total, settings).samples
     seen += identities(third, range(500, total))
     assert len(seen) == len(set(seen)) == total
     assert Counter(one for one, _ in seen[500:]) == {1: 360, 2: 40}
@@ -316,57 +325,73 @@ def test_new_weights_in_mid_run_repeat_nothing(write, settings):
 def test_a_changed_blend_goes_on_as_if_unbroken(write, settings):
     """A restart in the middle of the second blend sees what an unbroken run would have seen."""
     a, b = unique(write, "a"), unique(write, "b")
-    first = build_samples(sources_of((a, 1.0)), 400, settings, name="train")
-    changed = changed_blend(
-        sources_of((a, 0.5), (b, 0.5)), blend_record(first, 100, a), 100, 400, settings
-    )
-    record = BlendRecord.from_dict(changed.record(217).to_dict())
-    resumed = continued_blend(sources_of((a, 0.5), (b, 0.5)), record, 400, settings)
-    assert resumed.order == changed.order
+    first = Order.begin(sources_of((a, 1.0)), 400, settings)
+    changed = changed_blend(sources_of((a, 0.5), (b, 0.5)), saved(first, 100), 400, settings)
+    record = saved(changed, 217)
+    resumed = Order.continue_from(record, 400, sources_of((a, 0.5), (b, 0.5)), settings)
+    assert resumed.fingerprint == changed.fingerprint
     for i in range(100, 400):
-        assert resumed[i].tolist() == changed[i].tolist()
+        assert resumed.samples[i].tolist() == changed.samples[i].tolist()
     with pytest.raises(ConfigError, match="differ from the checkpoint's") as caught:
-        continued_blend(sources_of((a, 0.4), (b, 0.6)), record, 400, settings)
+        Order.continue_from(record, 400, sources_of((a, 0.4), (b, 0.6)), settings)
     assert f"0.5 `{a}`, 0.5 `{b}`" in str(caught.value.why)
 
 
 def test_a_source_goes_on_after_its_last_sample(write, settings):
     """A source with too few remaining samples starts an epoch with another shuffle."""
     a, b = write("a", 40), write("b", 40)
-    first = build_samples(sources_of((a, None)), 24, settings, name="train")
-    changed = changed_blend(
-        sources_of((a, 0.9), (b, 0.1)), blend_record(first, 20, a), 20, 200, settings
-    )
+    first = Order.begin(sources_of((a, None)), 24, settings)
+    sources = sources_of((a, 0.9), (b, 0.1))
+    changed = changed_blend(sources, saved(first, 20), 200, settings).samples
     assert changed.sources[0].requested[0] == 24
     assert len(changed.sources[0].requested) == 2
     assert shares(changed, range(20, 200))[1] == 162
 
 
+def test_a_longer_run_keeps_the_order_of_its_past(write, settings):
+    """More epochs, shuffled together, are another order: a longer run goes on from its position.
+
+    Other weights, or other rules of the order, are refused by their fingerprint instead.
+    """
+    sources = sources_of((write("a", 40),))  # an epoch has 24 samples
+    short = Order.begin(sources, 24, settings)
+    other = Order.begin(sources, 60, settings)
+    assert other.fingerprint != short.fingerprint
+    longer = Order.continue_from(saved(short, 20), 60, sources, settings)
+    assert longer.resumed == short.fingerprint
+    assert [longer.samples[i].tolist() for i in range(20, 24)] == [
+        short.samples[i].tolist() for i in range(20, 24)
+    ]
+    again = Order.continue_from(saved(longer, 30), 60, sources, settings)
+    assert (again.fingerprint, again.resumed) == (longer.fingerprint, None)
+    record = replace(saved(short, 20), same_rules=False)
+    refused = Order.continue_from(record, 60, sources, settings)
+    assert (refused.fingerprint, refused.resumed) == (other.fingerprint, None)
+
+
 def test_a_source_that_changed_is_refused(write, settings):
     """The same name with other documents, or other settings of the order, repeat samples."""
     a = write("a", 40)
-    first = build_samples(sources_of((a, 1.0)), 24, settings, name="train")
-    record = blend_record(first, 8, a)
+    record = saved(Order.begin(sources_of((a, 1.0)), 24, settings), 8)
     other = SampleSettings(LENGTH, 99, settings.cache_dir, 0.8)
     with pytest.raises(ConfigError, match="in another order than the checkpoint's"):
-        changed_blend(sources_of((a, 2.0)), record, 8, 24, other)
+        changed_blend(sources_of((a, 2.0)), record, 24, other)
     for suffix in (".bin", ".idx"):
         Path(a + suffix).unlink()
     write("a", 41)
     with pytest.raises(ConfigError, match="has other documents than in the checkpoint's run"):
-        changed_blend(sources_of((a, 2.0)), record, 8, 24, settings)
+        changed_blend(sources_of((a, 2.0)), record, 24, settings)
 
 
 def test_a_source_that_moved_goes_on(write, settings, tmp_path):
     """Documents are known by their content, not by where they lie."""
     a, b = unique(write, "a"), unique(write, "b")
-    first = build_samples(sources_of((a, 0.5), (b, 0.5)), 100, settings, name="train")
-    record = blend_record(first, 50, a)
+    first = Order.begin(sources_of((a, 0.5), (b, 0.5)), 100, settings)
     for suffix in (".bin", ".idx"):
         Path(a + suffix).rename(tmp_path / f"moved{suffix}")
     moved = str(tmp_path / "moved")
-    changed = changed_blend(sources_of((moved, 0.2), (b, 0.8)), record, 50, 100, settings)
-    assert changed.taken == (25, 25)
+    changed = changed_blend(sources_of((moved, 0.2), (b, 0.8)), saved(first, 50), 100, settings)
+    assert changed.samples.taken == (25, 25)
 
 
 @pytest.mark.parametrize(

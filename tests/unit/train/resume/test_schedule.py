@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lmcore.optim.schedule import LearningRateSchedule
-from lmcore.train.resume.schedule_change import (
+from lmcore.train.resume.schedule import (
     changed_fields,
     schedule_choices,
     schedule_is_open,

@@ -18,7 +18,8 @@ from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.errors import CheckpointArgumentError, CheckpointError, ConfigError
 from lmcore.log import ALL_RANKS
 from lmcore.model.family import family_of
-from lmcore.train.resume.saved_settings import ForeignModels
+from lmcore.train.resume.foreign import ForeignModels, foreign_resume_point
+from lmcore.train.resume.saved_run import OLDER_SETTINGS, data_rules, part_of
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -26,14 +27,6 @@ if TYPE_CHECKING:
     from lmcore.config.settings import LoadedConfig
     from lmcore.conversion.loading.foreign_model import ForeignModel
     from lmcore.runtime.process.rendezvous import Rendezvous
-
-__all__ = [
-    "find_resume_point",
-    "refuse_fewer_steps",
-    "refuse_other_family",
-    "unknown_tokenizer",
-    "verify_resume_point",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +65,6 @@ def find_resume_point(
     # Only if needed: they take time.
     from lmcore.checkpoint import chosen_checkpoint, survey
     from lmcore.conversion.formats import unrecognized
-    from lmcore.train.resume.foreign import foreign_resume_point
 
     path = Path(settings.load)
     model = (foreign or ForeignModels()).describe(path, settings.ckpt_step)
@@ -99,8 +91,6 @@ def find_resume_point(
         return None
     if settings.finetune:
         return ResumePoint(checkpoint, manifest, found)
-    from lmcore.train.resume.saved_meta import OLDER_SETTINGS, data_rules, part_of
-
     rules = data_rules(checkpoint, manifest)
     training = part_of(manifest.meta, "config", "config", "training")
     batch = training.get("global_batch_size")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lmcore.checkpoint import save_checkpoint
-from lmcore.train.resume.continuation import Continuation
+from lmcore.train.resume.ended import ResumeHint
 
 
 def save(run: Path, step: int) -> Path:
@@ -17,18 +17,18 @@ def save(run: Path, step: int) -> Path:
 
 
 def test_nothing_to_continue_from(tmp_path: Path) -> None:
-    assert Continuation(None, None).line(tmp_path / "absent") is None
+    assert ResumeHint(None, None).line(tmp_path / "absent") is None
     (tmp_path / "checkpoints").mkdir()
-    assert Continuation(tmp_path, None).line(tmp_path) is None
+    assert ResumeHint(tmp_path, None).line(tmp_path) is None
     (save(tmp_path, 3) / "__0_0.distcp").unlink()
-    assert Continuation(tmp_path, None).line(tmp_path) is None, "it is damaged"
+    assert ResumeHint(tmp_path, None).line(tmp_path) is None, "it is damaged"
 
 
 @pytest.mark.parametrize("new", [False, True])
 def test_the_newest_checkpoint(tmp_path: Path, new: bool) -> None:
     run = tmp_path / "a run"
     start = None if new else save(run, 3)
-    continuation = Continuation(run, start)
+    continuation = ResumeHint(run, start)
     if new:
         save(run, 3)
     assert continuation.line(run) == f"to continue from step 3: `lmcore train --continue '{run}'`"
@@ -41,7 +41,7 @@ def test_the_newest_checkpoint(tmp_path: Path, new: bool) -> None:
 def test_a_return_to_an_earlier_checkpoint(tmp_path: Path) -> None:
     """Until the run saves, a later checkpoint is not the one that it continued from."""
     early, _ = save(tmp_path, 3), save(tmp_path, 9)
-    continuation = Continuation(tmp_path, early)
+    continuation = ResumeHint(tmp_path, early)
     assert continuation.line(tmp_path) == (
         f"to continue from step 3: `lmcore train --continue {early}`"
     )

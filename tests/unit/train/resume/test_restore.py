@@ -19,9 +19,9 @@ from lmcore.errors import CheckpointError, ConfigError
 from lmcore.optim.loss_scale import DynamicLossScale
 from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.resume import restore as restoring
-from lmcore.train.resume import same_run
+from lmcore.train.resume import schedule
 from lmcore.train.resume.restore import draws_alike, restore
-from lmcore.train.resume.snapshot import take_snapshot
+from lmcore.train.resume.save import take_snapshot
 from lmcore.train.state import TrainState
 from lmcore.train.step import TrainStep
 
@@ -147,16 +147,16 @@ def test_changed_schedule(trained: Any, resume: Any) -> None:
 
 def test_numbers_of_a_changed_schedule() -> None:
     """Rounding errors are not shown, but differences that are as small."""
-    assert same_run._rounded(1.2000000000000002, 2.4000000000000004) == ["1.2", "2.4"]
-    assert same_run._rounded(1.2000000000000002, 1.2) == ["1.2000000000000002", "1.2"]
-    assert same_run._rounded("linear", 126_953_125) == ["linear", "126953125"]
+    assert schedule._rounded(1.2000000000000002, 2.4000000000000004) == ["1.2", "2.4"]
+    assert schedule._rounded(1.2000000000000002, 1.2) == ["1.2000000000000002", "1.2"]
+    assert schedule._rounded("linear", 126_953_125) == ["linear", "126953125"]
 
 
 def test_schedule_of_the_checkpoint(
     trained: Any, resume: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`--use-checkpoint-opt-param-scheduler` takes the checkpoint's rates, and names them."""
-    caplog.set_level("INFO", logger="lmcore.train.resume.same_run")
+    caplog.set_level("INFO", logger="lmcore.train.resume.schedule")
     before, order, folder = trained()
     flag = "--use-checkpoint-opt-param-scheduler"
     after, _ = resume(folder, order, flag, base="--lr 2e-2 --lr-decay-style linear")

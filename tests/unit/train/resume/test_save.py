@@ -14,7 +14,7 @@ import pytest
 from suite.threads import idle_threads
 
 from lmcore.errors import CheckpointError
-from lmcore.train.resume.saver import WRITER_NAME, Saver
+from lmcore.train.resume.save import WRITER_NAME, Saver
 
 HERE = Path("checkpoints")
 try:

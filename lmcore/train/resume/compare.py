@@ -6,48 +6,33 @@ of these applies.
 
 from __future__ import annotations
 
-import bisect
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.checkpoint import check_shape
+from lmcore.checkpoint.layout import CHECKPOINTS_NAME
 from lmcore.config.continued import continue_command, is_continued
 from lmcore.config.derived.data_source import BUNDLED
-from lmcore.config.option import CHECKED, DROPOUT, flag_of
-from lmcore.conversion.native.manifest import UNKNOWN_ORDER
+from lmcore.config.option import DROPOUT, flag_of
+from lmcore.config.tokenizer import TokenizerIdentity, TokenizerSettings
+from lmcore.conversion.native.manifest import UNKNOWN_ORDER, recorded_type
+from lmcore.data.tokenizer import tokenizer_from
+from lmcore.data.tokenizer.comparison import may_be_same, same_tokens
+from lmcore.data.tokenizer.saved import saved_tokenizer_settings
 from lmcore.errors import CheckpointError, ConfigError, LmcoreError
 from lmcore.families.heads.family import CHOICE
 from lmcore.log import ALL_RANKS
 from lmcore.optim.schedule import LearningRateSchedule
-from lmcore.train.resume.same_tokenizer import report_unknown_tokenizer, tokenizer_problem
-from lmcore.train.resume.saved_meta import part_of, setting_pair
-from lmcore.train.resume.schedule_change import (
-    changed_fields,
-    saved_schedule,
-    schedule_choices,
-    schedule_is_open,
-)
+from lmcore.train.resume.saved_run import part_of, setting_pair
+from lmcore.train.resume.schedule import schedule_problem
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
     from lmcore.config.plan import RunPlan
     from lmcore.model.shape import ModelShape
-    from lmcore.train.state import TrainState
-
-__all__ = [
-    "changed_settings",
-    "check_learning_rate",
-    "check_same_run",
-    "comparable_shape",
-    "refuse_open_schedule",
-    "resumed_schedule",
-    "same_padding",
-    "warn_changed_settings",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -62,19 +47,6 @@ _TASK = ("task", "num_labels")
 
 _ORDER_OF_A_SOURCE = ("seed", "seq_length", "split", "final_epoch_threshold", "dataloader_type")
 """Options that change the order of each source's samples, which `--change-blend` keeps."""
-
-_OF_A_SCHEDULE = re.compile(r"lr|min_lr|lr_(warmup|decay|cooldown)_\w+", re.ASCII)
-"""Names of the options that a learning-rate schedule is made from, beside the length."""
-
-_SCHEDULE_OPTIONS = {
-    "style": "lr_decay_style",
-    "highest": "lr",
-    "lowest": "min_lr",
-    "warmup_samples": "lr_warmup_samples",
-    "decay_samples": "lr_decay_samples",
-    "cooldown_fraction": "lr_cooldown_fraction",
-}
-"""Option names of the fields of a learning-rate schedule."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +95,8 @@ def check_same_run(
     if not asked.finetune:
         if asked.load_optim:
             found.append(_optimizer_difference(plan, manifest))
-        found.append(_schedule_difference(plan, manifest, schedule))
+        problem = schedule_problem(plan, manifest, schedule)
+        found.append(None if problem is None else _Difference(problem, "--schedule extend"))
         found.append(_order_difference(plan, manifest, order))
         found.append(_batch_difference(plan, manifest))
     differences = [difference for difference in found if difference is not None]
@@ -131,30 +104,6 @@ def check_same_run(
         raise differences[0].problem
     if differences:
         raise _together(plan, checkpoint, differences)
-
-
-def refuse_open_schedule(plan: RunPlan, manifest: Manifest) -> None:
-    """Refuse a run that does not say which schedule follows, before a device is started.
-
-    Nothing is refused if other settings of data, model or optimizer differ too: `check_same_run`
-    will name all differences at once.
-
-    Args:
-        plan: The run that resumes.
-        manifest: Manifest of the checkpoint, checked by `check_saved_run`.
-
-    Raises:
-        ConfigError: The schedule is the only difference, and no setting says which one follows.
-    """
-    config = part_of(manifest.meta, "config", "config")
-    for option in plan.options.values():
-        if option.on_resume == CHECKED and not _OF_A_SCHEDULE.fullmatch(option.name):
-            saved, now = setting_pair(plan, option, config)
-            if saved != now:
-                return
-    found = _schedule_difference(plan, manifest, LearningRateSchedule.from_plan(plan))
-    if found is not None:
-        raise found.problem
 
 
 def _together(plan: RunPlan, checkpoint: Path, differences: list[_Difference]) -> ConfigError:
@@ -256,110 +205,6 @@ def _optimizer_difference(plan: RunPlan, manifest: Manifest) -> _Difference | No
         hint=f"use `--optimizer {saved}`, or `--no-load-optim` to continue with a new `{now}`",
     )
     return _Difference(problem, "--no-load-optim")
-
-
-def resumed_schedule(
-    plan: RunPlan, manifest: Manifest, schedule: LearningRateSchedule
-) -> LearningRateSchedule:
-    """Return the learning-rate schedule of a run that resumes.
-
-    Args:
-        plan: The run.
-        manifest: Manifest of the checkpoint, checked by `check_saved_run`.
-        schedule: Learning-rate schedule of the run's own settings.
-    """
-    asked = plan.config.checkpoint
-    if asked.override_opt_param_scheduler:
-        return schedule
-    saved = saved_schedule(manifest)
-    changed = changed_fields(manifest, schedule)
-    if asked.schedule in {"extend", "restart"} and changed:
-        choices = schedule_choices(plan, manifest, schedule)
-        (chosen,) = (choice for choice in choices if choice.name == asked.schedule)
-        logger.info("learning rate: %s", chosen.words)
-        return chosen.schedule
-    replaced = [
-        f"`{option}` {getattr(schedule, name):g} -> {getattr(saved, name):g}"
-        if name != "style"
-        else f"`{option}` {schedule.style} -> {saved.style}"
-        for name, option in _SCHEDULE_OPTIONS.items()
-        if name in changed and getattr(schedule, name) != getattr(saved, name)
-    ]
-    if replaced:
-        logger.info("the checkpoint's learning-rate schedule is used: %s", ", ".join(replaced))
-    return saved
-
-
-def _schedule_difference(
-    plan: RunPlan, manifest: Manifest, schedule: LearningRateSchedule
-) -> _Difference | None:
-    """Return the difference of the schedules, if no setting says which one follows."""
-    if not schedule_is_open(plan, manifest):
-        return None
-    changed = changed_fields(manifest, schedule)
-    rows = (
-        "`{}`: checkpoint {}, this run {}".format(_SCHEDULE_OPTIONS[name], *_rounded(*values))
-        for name, values in changed.items()
-    )
-    what, why = "the learning-rate schedule is not the checkpoint's", "; ".join(rows)
-    unit = "iters" if plan.config.training.train_samples is None else "samples"
-    settings = f"the first run's settings (`--lr-decay-{unit}` if only the length changed)"
-    if plan.train_iters <= manifest.iteration:
-        why += f"; no step remains after the {manifest.iteration:,} of the checkpoint"
-        hint = f"give {settings}, or more steps"
-        return _Difference(ConfigError(what, why=why, hint=hint), "--schedule extend")
-    choices = schedule_choices(plan, manifest, schedule)
-    why = "\n".join([why, *(f"`{choice.name}` is {choice.words}" for choice in choices)])
-    names = [f"`--schedule {choice.name}`" for choice in choices if not choice.is_zero]
-    choose = f"choose one by {' or '.join(names)}; or " if names else ""
-    hint = f"{choose}give {settings}"
-    return _Difference(ConfigError(what, why=why, hint=hint), "--schedule extend")
-
-
-def _rounded(*values: Any) -> list[str]:
-    """Return two values for a message, rounded to 10 digits unless they would look equal."""
-    short = [f"{value:.10g}" if isinstance(value, float) else str(value) for value in values]
-    return short if len(set(short)) == len(values) else [str(value) for value in values]
-
-
-def check_learning_rate(plan: RunPlan, state: TrainState) -> None:
-    """Refuse a run whose remaining steps all have learning rate 0; warn of a part of them.
-
-    A run of one step, which tries whether training works, is not refused.
-
-    Args:
-        plan: The run.
-        state: State before the next step: its schedule, and its position in run and schedule.
-
-    Raises:
-        ConfigError: The rate of every remaining step is 0.
-    """
-    schedule, sizes = state.schedule, plan.batch_sizes
-    steps = range(1, plan.train_iters - state.iteration + 1)
-
-    def is_zero(step: int) -> bool:
-        done = sizes.samples(step, state.consumed_samples)
-        return schedule(state.scheduled_samples + done) == 0
-
-    # The rate is above 0 in the warm-up and never rises after it: the first 0 divides the steps.
-    count = len(steps) - bisect.bisect_left(steps, 1, key=is_zero)
-    if count == len(steps) == 1 and not state.iteration:
-        logger.warning(
-            "the only step of the run has learning rate 0, at which no weight changes: the decay "
-            "to 0 ends with it; `--min-lr` or `--lr-decay-style constant` keeps the rate above 0",
-            extra=ALL_RANKS,
-        )
-    if count <= 1:  # the last step of a decay to 0
-        return
-    ended = f"the decay ends after {schedule.decay_samples:,} samples, at rate 0"
-    if count == len(steps):
-        raise ConfigError(
-            "the learning rate of every remaining step is 0",
-            why=ended,
-            hint="`--schedule extend` or `--schedule restart` continues above 0, if the run is "
-            "longer now or another setting of the schedule differs, such as `--min-lr`",
-        )
-    logger.warning("the last %d steps have learning rate 0: %s", count, ended, extra=ALL_RANKS)
 
 
 def _order_difference(plan: RunPlan, manifest: Manifest, order: str) -> _Difference | None:
@@ -483,3 +328,123 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value)) or "none"
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def report_unknown_tokenizer(plan: RunPlan, manifest: Manifest) -> None:
+    """Log that the run's tokenizer is not compared with the checkpoint's, which lacks its files.
+
+    Args:
+        plan: The run.
+        manifest: Manifest of the checkpoint.
+    """
+    recorded, now = recorded_type(manifest.meta), plan.tokenizer.type
+    tokens = part_of(manifest.meta, "config", "derived").get("vocab_size")
+    own = plan.tokenizer.vocab_size
+    if isinstance(tokens, int) and own < tokens:
+        logger.warning(
+            "this run's tokenizer, `%s`, has %d tokens, and the checkpoint %d: is it the one that "
+            "the model was trained with?",
+            *(now, own, tokens),
+            extra=ALL_RANKS,
+        )
+    if recorded is None:
+        logger.warning(
+            "the checkpoint does not record its tokenizer: it is not compared with this run's `%s`",
+            now,
+            extra=ALL_RANKS,
+        )
+        return
+    logger.log(
+        logging.INFO if recorded == now else logging.WARNING,
+        "the checkpoint has only the name of its tokenizer, `%s`: its tokens are not compared with "
+        "this run's `%s`",
+        recorded,
+        now,
+        extra=ALL_RANKS,
+    )
+
+
+def tokenizer_problem(plan: RunPlan, checkpoint: Path, manifest: Manifest) -> ConfigError | None:
+    """Return the difference of the tokenizers; None if they are equal or it is accepted.
+
+    Args:
+        plan: The run.
+        checkpoint: Directory of the checkpoint.
+        manifest: Manifest of the checkpoint.
+    """
+    saved = part_of(manifest.meta, "tokenizer")
+    fingerprint, now = saved.get("fingerprint"), plan.tokenizer
+    if plan.config.checkpoint.change_tokenizer or not now.fingerprint:
+        return None
+    if fingerprint is None:
+        return _type_problem(plan, manifest)
+    if fingerprint == now.fingerprint:
+        return None
+    if _same_tokens(saved, checkpoint, now):
+        return None
+    kind = part_of(saved, "describe").get("type", "unknown")
+    return ConfigError(
+        "the tokenizer is not the checkpoint's",
+        why=f"checkpoint: `{kind}`; this run: `{now.type}`, "
+        f"{'of other files' if kind == now.type else 'whose token ids have other meanings'}",
+        hint=f"{_tokenizer_hint(saved, checkpoint)}; `--change-tokenizer` accepts the difference",
+    )
+
+
+def _type_problem(plan: RunPlan, manifest: Manifest) -> ConfigError | None:
+    """Return the difference from a tokenizer if the checkpoint has only the name of its type."""
+    recorded, now = recorded_type(manifest.meta), plan.tokenizer.type
+    if recorded is None or may_be_same(recorded, now):
+        return None
+    return ConfigError(
+        "the tokenizer is not the checkpoint's",
+        why=f"checkpoint: `{recorded}`; this run: `{now}`, whose token ids have other meanings",
+        hint=f"use the checkpoint's, `--tokenizer-type {recorded}` with its files, and data "
+        "prepared with it; `--change-tokenizer` accepts the difference",
+    )
+
+
+def _same_tokens(saved: Mapping[str, Any], checkpoint: Path, now: TokenizerIdentity) -> bool:
+    """Return True if the run's tokenizer has the same token for each id as the checkpoint's.
+
+    Args:
+        saved: Record of the tokenizer in the manifest.
+        checkpoint: Directory of the checkpoint.
+        now: Tokenizer of the run.
+    """
+    settings = _saved_tokenizer(saved, checkpoint)
+    try:
+        if settings is None:
+            return False
+        before = tokenizer_from(settings)
+        is_saved = before.fingerprint() == saved.get("fingerprint")
+        described = TokenizerSettings.described(now.description)
+        return is_saved and same_tokens(before, tokenizer_from(described))
+    except LmcoreError:  # files are gone, or the type is a plugin's
+        return False
+
+
+def _saved_tokenizer(saved: Mapping[str, Any], checkpoint: Path) -> TokenizerSettings | None:
+    """Return settings that build a checkpoint's tokenizer; None without any.
+
+    The copy in the run directory comes first, then the recorded settings: another program's
+    checkpoint is in no run directory.
+    """
+    try:
+        if checkpoint.parent.name == CHECKPOINTS_NAME:
+            copy = saved_tokenizer_settings(checkpoint.parent.parent / "tokenizer")
+            if copy is not None:
+                return copy
+        described = TokenizerSettings.described(part_of(saved, "describe"))
+    except LmcoreError:
+        return None
+    return described if described.tokenizer_type is not None else None
+
+
+def _tokenizer_hint(saved: Mapping[str, Any], checkpoint: Path) -> str:
+    """Return how to use the tokenizer of a checkpoint, by the copy in its run's directory."""
+    settings = _saved_tokenizer(saved, checkpoint)
+    if settings is None:
+        return "use data prepared with the checkpoint's tokenizer"
+    given = " ".join([f"--tokenizer-type {settings.tokenizer_type}", *settings.given().values()])
+    return f"use the checkpoint's, `{given}`, and data prepared with it"

@@ -1,4 +1,4 @@
-"""Check of a manifest's `meta` before a run resumes from it.
+"""What a checkpoint says of the run that wrote it, from its manifest's `meta`.
 
 A checkpoint may come from any program: any part of `meta` may be missing or have another type.
 """
@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.file.paths import absolute_paths
+from lmcore.config.file.saved_settings import SavedSettings
 from lmcore.config.section.data import BLEND_RULES, OLDER_RULES, SPLIT_RULES
-from lmcore.errors import CheckpointArgumentError, CheckpointError
+from lmcore.errors import CheckpointArgumentError, CheckpointError, ConfigError
 from lmcore.optim.schedule import wrong_fields
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
     from lmcore.config.option import Option
     from lmcore.config.plan import RunPlan
-
-__all__ = ["OLDER_SETTINGS", "check_saved_run", "data_rules", "part_of", "setting_pair"]
+    from lmcore.data.blend.order import OrderRecord
 
 OLDER_SETTINGS: Mapping[str, Any] = {
     **OLDER_RULES,
@@ -104,6 +104,74 @@ def data_rules(checkpoint: Path, manifest: Manifest) -> dict[str, str]:
                 "its weights alone by `--finetune`",
             )
     return rules
+
+
+def saved_order(plan: RunPlan) -> OrderRecord | None:
+    """Return the order of the samples in the checkpoint that the run resumes.
+
+    None if the run starts from initial weights, if the checkpoint does not record the order of its
+    samples, and with `--finetune` or `--override-data-order`.
+
+    Raises:
+        CheckpointError: The manifest lacks what a run needs to continue.
+        ConfigError: `--change-blend`, and the checkpoint has no record of its sources.
+    """
+    from lmcore.conversion.native.manifest import UNKNOWN_ORDER
+    from lmcore.data.blend.dataset import BlendRecord
+    from lmcore.data.blend.order import OrderRecord
+
+    asked, resume = plan.config.checkpoint, plan.resume
+    if resume is None or asked.finetune or asked.override_data_order:
+        return None
+    checkpoint, manifest = resume.checkpoint, resume.manifest
+    check_saved_run(checkpoint, manifest, own_schedule=asked.override_opt_param_scheduler)
+    meta = manifest.meta
+    if meta["data_order"] == UNKNOWN_ORDER and not asked.change_blend:
+        return None
+    record = meta.get("data")
+    if record is None and asked.change_blend:
+        raise ConfigError(
+            f"`--change-blend`: `{checkpoint}` does not say what was read of which source",
+            why="it is of a cyclic order, or of an older version",
+            hint="`--override-data-order` continues without keeping count",
+        )
+    return OrderRecord(
+        meta["data_order"],
+        meta["counters"]["consumed_samples"],
+        None if record is None else BlendRecord.from_dict(record),
+        all(getattr(plan.config.data, name) == rule for name, rule in resume.data_rules.items()),
+    )
+
+
+def read_saved_settings(path: Path, step: str | None) -> SavedSettings:
+    """Return the settings in a checkpoint, with the tokenizer that its run directory holds.
+
+    Args:
+        path: A run directory, its `checkpoints`, or one `iter_XXXXXXX`.
+        step: Value of `--ckpt-step`; None for the newest checkpoint.
+
+    Raises:
+        CheckpointError: There is no checkpoint, or it records no settings.
+        ConfigError: The step is not a number or `best`.
+    """
+    from lmcore.checkpoint import chosen_checkpoint, survey  # only if needed: it takes time
+    from lmcore.conversion.formats import unrecognized
+    from lmcore.data.tokenizer.saved import saved_tokenizer_settings
+
+    if (problem := unrecognized(path)) is not None:
+        raise problem
+    if step is not None:
+        path = chosen_checkpoint(path, step)
+    checkpoint, manifest = survey(path).newest()
+    config, sources = (part_of(manifest.meta, "config", name) for name in ("config", "sources"))
+    if not config:
+        raise CheckpointArgumentError(
+            f"checkpoint `{checkpoint}` does not record the settings of its run",
+            why="its manifest has no `meta.config`",
+            hint="give the settings as flags or in a file, and the checkpoint by `--load`",
+        )
+    tokenizer = saved_tokenizer_settings(checkpoint.parent.parent / "tokenizer")
+    return SavedSettings(str(checkpoint), config, sources, tokenizer)
 
 
 def setting_pair(plan: RunPlan, option: Option, config: Mapping[str, Any]) -> tuple[Any, Any]:

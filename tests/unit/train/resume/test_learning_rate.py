@@ -18,9 +18,9 @@ from lmcore.config.validate import validate
 from lmcore.errors import ConfigError
 from lmcore.model.shape import ModelShape
 from lmcore.optim.schedule import LearningRateSchedule
-from lmcore.train.resume import same_run
-from lmcore.train.resume.same_run import check_learning_rate, comparable_shape
-from lmcore.train.resume.schedule_change import schedule_choices
+from lmcore.train.resume import schedule
+from lmcore.train.resume.compare import comparable_shape
+from lmcore.train.resume.schedule import check_learning_rate, schedule_choices
 
 REFUSED = "refused"
 ONLY = "only"
@@ -67,7 +67,7 @@ def plan_of(flags: str) -> RunPlan:
 
 def announced(plan: RunPlan, position: Position) -> str | int:
     """Return how many last steps are said to have learning rate 0, or that the run is refused."""
-    with mock.patch.object(same_run.logger, "warning") as warning:
+    with mock.patch.object(schedule.logger, "warning") as warning:
         try:
             check_learning_rate(plan, position)  # type: ignore[arg-type] - all that it reads
         except ConfigError:

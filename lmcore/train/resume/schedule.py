@@ -9,30 +9,41 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import logging
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lmcore.errors import counted
+from lmcore.config.option import CHECKED
+from lmcore.errors import ConfigError, counted
+from lmcore.log import ALL_RANKS
 from lmcore.optim.schedule import LearningRateSchedule
-from lmcore.train.resume.saved_meta import part_of
+from lmcore.train.resume.saved_run import part_of, setting_pair
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
     from lmcore.config.plan import RunPlan
+    from lmcore.train.state import TrainState
 
-__all__ = [
-    "ScheduleChoice",
-    "changed_fields",
-    "saved_schedule",
-    "schedule_choices",
-    "schedule_is_open",
-    "scheduled_samples",
-]
+logger = logging.getLogger(__name__)
 
 _WITHOUT_EFFECT = {"lowest", "decay_samples"}
 """Fields of a constant schedule that do not change its rates."""
+
+_OF_A_SCHEDULE = re.compile(r"lr|min_lr|lr_(warmup|decay|cooldown)_\w+", re.ASCII)
+"""Names of the options that a learning-rate schedule is made from, beside the length."""
+
+_SCHEDULE_OPTIONS = {
+    "style": "lr_decay_style",
+    "highest": "lr",
+    "lowest": "min_lr",
+    "warmup_samples": "lr_warmup_samples",
+    "decay_samples": "lr_decay_samples",
+    "cooldown_fraction": "lr_cooldown_fraction",
+}
+"""Option names of the fields of a learning-rate schedule."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +166,140 @@ def schedule_choices(
         choice("keep", "the checkpoint's schedule as it is", saved),
         choice("restart", f"a new warm-up and decay over the remaining {rest}", again),
     )
+
+
+def refuse_open_schedule(plan: RunPlan, manifest: Manifest) -> None:
+    """Refuse a run that does not say which schedule follows, before a device is started.
+
+    Nothing is refused if other settings of data, model or optimizer differ too: `check_same_run`
+    will name all differences at once.
+
+    Args:
+        plan: The run that resumes.
+        manifest: Manifest of the checkpoint, checked by `check_saved_run`.
+
+    Raises:
+        ConfigError: The schedule is the only difference, and no setting says which one follows.
+    """
+    config = part_of(manifest.meta, "config", "config")
+    for option in plan.options.values():
+        if option.on_resume == CHECKED and not _OF_A_SCHEDULE.fullmatch(option.name):
+            saved, now = setting_pair(plan, option, config)
+            if saved != now:
+                return
+    problem = schedule_problem(plan, manifest, LearningRateSchedule.from_plan(plan))
+    if problem is not None:
+        raise problem
+
+
+def schedule_problem(
+    plan: RunPlan, manifest: Manifest, schedule: LearningRateSchedule
+) -> ConfigError | None:
+    """Return the error for a changed schedule if no setting says which one follows.
+
+    Args:
+        plan: The run that resumes.
+        manifest: Manifest of the checkpoint, checked by `check_saved_run`.
+        schedule: Learning-rate schedule of the run's own settings.
+    """
+    if not schedule_is_open(plan, manifest):
+        return None
+    changed = changed_fields(manifest, schedule)
+    rows = (
+        "`{}`: checkpoint {}, this run {}".format(_SCHEDULE_OPTIONS[name], *_rounded(*values))
+        for name, values in changed.items()
+    )
+    what, why = "the learning-rate schedule is not the checkpoint's", "; ".join(rows)
+    unit = "iters" if plan.config.training.train_samples is None else "samples"
+    settings = f"the first run's settings (`--lr-decay-{unit}` if only the length changed)"
+    if plan.train_iters <= manifest.iteration:
+        why += f"; no step remains after the {manifest.iteration:,} of the checkpoint"
+        hint = f"give {settings}, or more steps"
+        return ConfigError(what, why=why, hint=hint)
+    choices = schedule_choices(plan, manifest, schedule)
+    why = "\n".join([why, *(f"`{choice.name}` is {choice.words}" for choice in choices)])
+    names = [f"`--schedule {choice.name}`" for choice in choices if not choice.is_zero]
+    choose = f"choose one by {' or '.join(names)}; or " if names else ""
+    hint = f"{choose}give {settings}"
+    return ConfigError(what, why=why, hint=hint)
+
+
+def _rounded(*values: Any) -> list[str]:
+    """Return two values for a message, rounded to 10 digits unless they would look equal."""
+    short = [f"{value:.10g}" if isinstance(value, float) else str(value) for value in values]
+    return short if len(set(short)) == len(values) else [str(value) for value in values]
+
+
+def resumed_schedule(
+    plan: RunPlan, manifest: Manifest, schedule: LearningRateSchedule
+) -> LearningRateSchedule:
+    """Return the learning-rate schedule of a run that resumes.
+
+    Args:
+        plan: The run.
+        manifest: Manifest of the checkpoint, checked by `check_saved_run`.
+        schedule: Learning-rate schedule of the run's own settings.
+    """
+    asked = plan.config.checkpoint
+    if asked.override_opt_param_scheduler:
+        return schedule
+    saved = saved_schedule(manifest)
+    changed = changed_fields(manifest, schedule)
+    if asked.schedule in {"extend", "restart"} and changed:
+        choices = schedule_choices(plan, manifest, schedule)
+        (chosen,) = (choice for choice in choices if choice.name == asked.schedule)
+        logger.info("learning rate: %s", chosen.words)
+        return chosen.schedule
+    replaced = [
+        f"`{option}` {getattr(schedule, name):g} -> {getattr(saved, name):g}"
+        if name != "style"
+        else f"`{option}` {schedule.style} -> {saved.style}"
+        for name, option in _SCHEDULE_OPTIONS.items()
+        if name in changed and getattr(schedule, name) != getattr(saved, name)
+    ]
+    if replaced:
+        logger.info("the checkpoint's learning-rate schedule is used: %s", ", ".join(replaced))
+    return saved
+
+
+def check_learning_rate(plan: RunPlan, state: TrainState) -> None:
+    """Refuse a run whose remaining steps all have learning rate 0; warn of a part of them.
+
+    A run of one step, which tries whether training works, is not refused.
+
+    Args:
+        plan: The run.
+        state: State before the next step: its schedule, and its position in run and schedule.
+
+    Raises:
+        ConfigError: The rate of every remaining step is 0.
+    """
+    schedule, sizes = state.schedule, plan.batch_sizes
+    steps = range(1, plan.train_iters - state.iteration + 1)
+
+    def is_zero(step: int) -> bool:
+        done = sizes.samples(step, state.consumed_samples)
+        return schedule(state.scheduled_samples + done) == 0
+
+    # The rate is above 0 in the warm-up and never rises after it: the first 0 divides the steps.
+    count = len(steps) - bisect.bisect_left(steps, 1, key=is_zero)
+    if count == len(steps) == 1 and not state.iteration:
+        logger.warning(
+            "the only step of the run has learning rate 0, at which no weight changes: the decay "
+            "to 0 ends with it; `--min-lr` or `--lr-decay-style constant` keeps the rate above 0",
+            extra=ALL_RANKS,
+        )
+    if count <= 1:  # the last step of a decay to 0
+        return
+    ended = f"the decay ends after {schedule.decay_samples:,} samples, at rate 0"
+    if count == len(steps):
+        raise ConfigError(
+            "the learning rate of every remaining step is 0",
+            why=ended,
+            hint="`--schedule extend` or `--schedule restart` continues above 0, if the run is "
+            "longer now or another setting of the schedule differs, such as `--min-lr`",
+        )
+    logger.warning("the last %d steps have learning rate 0: %s", count, ended, extra=ALL_RANKS)
 
 
 def _end_of_decay(schedule: LearningRateSchedule) -> float:

@@ -11,7 +11,7 @@ from lmcore.config.file.saved_settings import SavedSettings
 from lmcore.config.load import load_config
 from lmcore.config.plan import ResumePoint
 from lmcore.errors import CheckpointArgumentError
-from lmcore.train.resume.resume_point import refuse_other_family
+from lmcore.train.resume.point import refuse_other_family
 
 OTHER = ", or load another checkpoint"
 ADD = "add `--model-family bert`, with the options of the model, or `--use-checkpoint-args`"

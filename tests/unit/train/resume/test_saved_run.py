@@ -13,8 +13,8 @@ from lmcore.checkpoint import Manifest
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.section.data import OLDER_RULES
 from lmcore.errors import CheckpointError
-from lmcore.train.resume.same_run import changed_settings
-from lmcore.train.resume.saved_meta import check_saved_run, data_rules, part_of
+from lmcore.train.resume.compare import changed_settings
+from lmcore.train.resume.saved_run import check_saved_run, data_rules, part_of
 
 META: dict[str, Any] = {
     "counters": {"iteration": 3, "consumed_samples": 12, "consumed_tokens": 192},
