@@ -1,6 +1,6 @@
 """`ParallelModel`: the model of several processes as the engine of rank 0 sees it.
 
-Its methods send a message to the other ranks and carry it out on this rank, too.  Changes of a
+Its methods send a call to the other ranks and make it on this rank, too.  Changes of a
 cache wait for the next pass and travel with it.  A signal waits for the end of a pass: the ranks
 would be at different places, and the model could not be used again.
 """
@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from lmcore.accelerator.device_errors import first_line
 from lmcore.errors import RunError, counted
-from lmcore.generation.parallel.messages import Command, Kind, MessageChannel, encoded
+from lmcore.generation.parallel.messages import Call, MessageChannel
 from lmcore.generation.parallel.part import DTYPES, PartRunner
 from lmcore.signals import deferred_signals
 
@@ -65,7 +64,7 @@ class ParallelModel:
         """
         self.shape, self.weight_dtype = shape, weight_dtype
         self._runner, self._channel = runner, channel
-        self._changes: deque[Command] = deque()
+        self._changes: deque[Call] = deque()
         self._next_cache = 0
         self._lock = threading.Lock()
         self._failed = self._closed = False
@@ -80,7 +79,7 @@ class ParallelModel:
         """Device of this rank."""
         return self._runner.device
 
-    def __call__(self, tokens_BS: Tensor, cache: _View | None = None) -> Tensor:
+    def __call__(self, tokens_BS: Tensor, cache: Call | None = None) -> Tensor:
         """Return the hidden states after the final norm, [B, S, H].
 
         Args:
@@ -90,9 +89,7 @@ class ParallelModel:
         Raises:
             ProcessesError: The pass failed, or an earlier one.
         """
-        view = cache or _View(Kind.WHOLE_PASS, ())
-        given = [*tokens_BS.shape, *view.given, *tokens_BS.flatten().tolist()]
-        return self._run((view.kind, given))
+        return self._run(Call(None, "hidden", (tokens_BS.tolist(), cache)))
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         """Return the logits of hidden states over the padded vocabulary, [N, V].
@@ -104,16 +101,17 @@ class ParallelModel:
             ProcessesError: The pass failed, or an earlier one.
         """
         rows = hidden_NH.flatten(0, -2)
-        logits = self._run((Kind.LOGITS, [len(rows)]), rows)
+        logits = self._run(Call(None, "logits", (len(rows),)), rows)
         return logits.view(*hidden_NH.shape[:-1], logits.shape[-1])
 
     def new_cache(self, dtype: torch.dtype) -> _Cache:
         """Return an empty cache, on all ranks; it is freed when the object is."""
         with deferred_signals():
             number, self._next_cache = self._next_cache, self._next_cache + 1
-            self._change((Kind.NEW_CACHE, [number, DTYPES.index(dtype)]))
+            self._change(Call(None, "new_cache", (number, DTYPES.index(dtype))))
             cache = _Cache(number, self._runner, self._change)
-            weakref.finalize(cache, self._change, (Kind.DROP_CACHE, [number])).atexit = False
+            dropped = Call(None, "drop_cache", (number,))
+            weakref.finalize(cache, self._change, dropped).atexit = False
         return cache
 
     @property
@@ -140,28 +138,28 @@ class ParallelModel:
             )
         try:
             if not self._closed and not self._failed:
-                self._channel.send(encoded([(Kind.CLOSE, [])]))
+                self._channel.send(None)
             self._closed = True
         finally:
             self._lock.release()
         self._keeper.join()
 
-    def _change(self, command: Command) -> None:
+    def _change(self, call: Call) -> None:
         """Change a cache here now, and on the other ranks before the next pass."""
         with deferred_signals():
-            self._runner.run(command)
-            self._changes.append(command)
+            self._runner.run(call)
+            self._changes.append(call)
 
-    def _run(self, command: Command, hidden_NH: Tensor | None = None) -> Tensor:
+    def _run(self, call: Call, hidden_NH: Tensor | None = None) -> Tensor:
         """Run a pass on all ranks and return its result."""
         with deferred_signals(), self._lock:
             if self._failed or self._closed:
                 raise ProcessesError("the processes of the model have ended their work")
-            made = None
+            made: Tensor | None = None
             try:
                 changes = [self._changes.popleft() for _ in range(len(self._changes))]
-                self._channel.send(encoded([*changes, command]))
-                made = self._runner.run(command, hidden_NH)
+                self._channel.send([*changes, call])
+                made = self._runner.run(call, hidden_NH)
             except Exception as error:
                 raise ProcessesError(
                     "a pass of a model in several processes failed",
@@ -184,7 +182,7 @@ class ParallelModel:
                 if self._failed or self._closed:
                     return
                 try:
-                    self._channel.send(encoded([(Kind.IDLE, [])]))
+                    self._channel.send([])
                 except RuntimeError as error:
                     self._failed = True
                     logger.error(  # noqa: TRY400 - the reason is enough
@@ -193,18 +191,13 @@ class ParallelModel:
                     return
 
 
-@dataclass(frozen=True)
-class _View:
-    """View of a cache for one pass: kind of the command and its own arguments."""
-
-    kind: Kind
-    given: Sequence[int]
-
-
 class _Cache:
-    """Cache on all ranks; see `SlotCache` for its methods."""
+    """Cache on all ranks; see `SlotCache` for its methods.
 
-    def __init__(self, number: int, runner: PartRunner, change: Callable[[Command], None]) -> None:
+    A view for a pass is the call that makes it on each rank.
+    """
+
+    def __init__(self, number: int, runner: PartRunner, change: Callable[[Call], None]) -> None:
         self._number, self._runner, self._apply = number, runner, change
 
     @property
@@ -216,28 +209,25 @@ class _Cache:
         return self._runner.cache(self._number).capacity
 
     def reserve(self, num_slots: int, capacity: int) -> None:
-        self._change(Kind.RESERVE, num_slots, capacity)
+        self._apply(Call(self._number, "reserve", (num_slots, capacity)))
 
     def release(self) -> None:
-        self._change(Kind.RELEASE)
+        self._apply(Call(self._number, "release"))
 
     def move(self, source: int, target: int, length: int) -> None:
-        self._change(Kind.MOVE, source, target, length)
+        self._apply(Call(self._number, "move", (source, target, length)))
 
     def clear(self, slot: int) -> None:
-        self._change(Kind.CLEAR, slot)
+        self._apply(Call(self._number, "clear", (slot,)))
 
     def select(self, slots: Sequence[int], length: int) -> None:
-        self._change(Kind.SELECT, length, *slots)
+        self._apply(Call(self._number, "select", (slots, length)))
 
-    def first_tokens(self, slots: Sequence[int], width: int) -> _View:  # noqa: ARG002
-        return _View(Kind.FIRST_PASS, [self._number, *slots])
+    def first_tokens(self, slots: Sequence[int], width: int) -> Call:
+        return Call(self._number, "first_tokens", (slots, width))
 
-    def further_tokens(self, slot: int, start: int, width: int) -> _View:  # noqa: ARG002
-        return _View(Kind.FURTHER_PASS, [self._number, slot, start])
+    def further_tokens(self, slot: int, start: int, width: int) -> Call:
+        return Call(self._number, "further_tokens", (slot, start, width))
 
-    def next_tokens(self, lengths: Sequence[int]) -> _View:
-        return _View(Kind.NEXT_PASS, [self._number, *lengths])
-
-    def _change(self, kind: Kind, *given: int) -> None:
-        self._apply((kind, [self._number, *given]))
+    def next_tokens(self, lengths: Sequence[int]) -> Call:
+        return Call(self._number, "next_tokens", (lengths,))

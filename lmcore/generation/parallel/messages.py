@@ -1,75 +1,42 @@
-"""Messages from rank 0 to all ranks: commands as whole numbers, broadcast before they are run."""
+"""Messages from rank 0 to all ranks: calls of methods, broadcast before they are made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from enum import IntEnum
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
 from torch.distributed import ProcessGroup
 
-__all__ = ["Command", "Kind", "MessageChannel", "commands_in", "encoded"]
+__all__ = ["Call", "MessageChannel"]
 
-_HEADER = 512
-"""Numbers of a message that are sent at once; longer messages need a second broadcast."""
+_HEADER = 4096
+"""Bytes of a message that are sent at once; longer messages need a second broadcast."""
+_WORD = 8
+"""Bytes of a number of int64, which every backend broadcasts."""
 
 
-class Kind(IntEnum):
-    """Kind of a command, with its arguments.
+class Call(NamedTuple):
+    """Call of a method that every rank makes.
 
-    The caches of rank 0 have numbers.  A pass has the tokens [B, S] after its own arguments.
+    Attributes:
+        cache: Number of the cache that has the method; None: `PartRunner` has it.
+        method: Name of the method.
+        arguments: Its arguments, which JSON can have.
     """
 
-    CLOSE = 0
-    """End of the process."""
-    IDLE = 1
-    """Nothing, so that waiting ranks do not reach the time limit of a collective."""
-    NEW_CACHE = 2
-    """Cache, dtype."""
-    DROP_CACHE = 3
-    """Cache."""
-    RESERVE = 4
-    """Cache, slots, capacity."""
-    RELEASE = 5
-    """Cache."""
-    MOVE = 6
-    """Cache, source, target, length."""
-    CLEAR = 7
-    """Cache, slot."""
-    SELECT = 8
-    """Cache, length, slots."""
-    WHOLE_PASS = 9
-    """B, S: a pass without a cache."""
-    FIRST_PASS = 10
-    """B, S, cache, slots [B]."""
-    FURTHER_PASS = 11
-    """B, S, cache, slot, start."""
-    NEXT_PASS = 12
-    """B, S, cache, lengths [B]."""
-    LOGITS = 13
-    """Rows of hidden states that rank 0 broadcasts next."""
-
-
-Command = tuple[Kind, Sequence[int]]
-
-
-def encoded(commands: Sequence[Command]) -> list[int]:
-    """Return commands as one list: kind, number of arguments, arguments, and so on."""
-    return [one for kind, given in commands for one in (kind, len(given), *given)]
-
-
-def commands_in(message: Sequence[int]) -> Iterator[Command]:
-    """Yield the commands of a message."""
-    at = 0
-    while at < len(message):
-        kind, count = message[at : at + 2]
-        yield Kind(kind), message[at + 2 : at + 2 + count]
-        at += 2 + count
+    cache: int | None
+    method: str
+    arguments: Sequence[Any] = ()
 
 
 class MessageChannel:
-    """Broadcast of messages from rank 0 to all ranks of a run."""
+    """Broadcast of messages from rank 0 to all ranks of a run.
+
+    A message is a list of calls; None says that the model is closed.
+    """
 
     def __init__(self, device: torch.device, group: ProcessGroup | None = None) -> None:
         """Take the device of the collectives.
@@ -80,26 +47,33 @@ class MessageChannel:
         """
         self._device, self._group = device, group
 
-    def send(self, message: Sequence[int]) -> None:
+    def send(self, message: Sequence[Call] | None) -> None:
         """Send a message; called by rank 0 only."""
-        header = [len(message), *message[: _HEADER - 1]]
-        header += [0] * (_HEADER - len(header))
-        self._broadcast(torch.tensor(header, device=self._device))
-        rest = message[_HEADER - 1 :]
-        if rest:
-            self._broadcast(torch.tensor(rest, device=self._device))
+        text = json.dumps(message, separators=(",", ":")).encode()
+        text = len(text).to_bytes(_WORD, "little") + text
+        self._broadcast(self._words(text[:_HEADER].ljust(_HEADER)))
+        if rest := text[_HEADER:]:
+            self._broadcast(self._words(rest.ljust(-(-len(rest) // _WORD) * _WORD)))
 
-    def receive(self) -> list[int]:
+    def receive(self) -> list[Call] | None:
         """Return the next message; called by the other ranks."""
-        header = torch.empty(_HEADER, dtype=torch.int64, device=self._device)
-        self._broadcast(header)
-        size, *message = header.tolist()
-        if size < len(message):
-            return message[:size]
-        rest = torch.empty(size - len(message), dtype=torch.int64, device=self._device)
-        if len(rest):
-            self._broadcast(rest)
-        return message + rest.tolist()
+        text = self._received(_HEADER)
+        size = int.from_bytes(text[:_WORD], "little")
+        text = text[_WORD:]
+        if size > len(text):
+            text += self._received(size - len(text))
+        message = json.loads(text[:size])
+        return None if message is None else [Call(*call) for call in message]
+
+    def _words(self, text: bytes) -> torch.Tensor:
+        """Return bytes, a multiple of the size of a number, as numbers on the device."""
+        return torch.frombuffer(bytearray(text), dtype=torch.int64).to(self._device)
+
+    def _received(self, size: int) -> bytes:
+        """Return the bytes of the next broadcast, at least *size*."""
+        words = torch.empty(-(-size // _WORD), dtype=torch.int64, device=self._device)
+        self._broadcast(words)
+        return words.cpu().numpy().tobytes()
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
         distributed.broadcast(tensor, 0, group=self._group)

@@ -1,4 +1,4 @@
-"""`PartRunner`: the part of a model that a rank holds, its caches, and the commands of rank 0.
+"""`PartRunner`: the part of a model that a rank holds, its caches, and the calls of rank 0.
 
 Shapes: B sequences of a pass, S tokens, H hidden, N rows of hidden states, V padded vocabulary.
 """
@@ -6,18 +6,18 @@ Shapes: B sequences of a pass, S tokens, H hidden, N rows of hidden states, V pa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
 
-from lmcore.generation.parallel.messages import Command, Kind
+from lmcore.generation.parallel.messages import Call
 from lmcore.parallel.collectives import gather_into
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from lmcore.families.layers.cache import KeyValueCache, SlotCache
+    from lmcore.families.layers.cache import SlotCache
     from lmcore.families.protocol import CausalLM
     from lmcore.parallel.mesh import ParallelMesh
 
@@ -28,7 +28,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class PartRunner:
-    """Part of a model on this rank; all ranks run the same commands in the same order."""
+    """Part of a model on this rank; all ranks make the same calls in the same order."""
 
     def __init__(self, model: CausalLM, mesh: ParallelMesh, group: ProcessGroup | None) -> None:
         """Take this rank's part of the model.
@@ -56,55 +56,39 @@ class PartRunner:
         """Return this rank's part of a cache."""
         return self._caches[number]
 
-    def run(self, command: Command, hidden_NH: Tensor | None = None) -> Tensor | None:
-        """Run a command.
+    def run(self, call: Call, hidden_NH: Tensor | None = None) -> Any:
+        """Make a call of a method of this class, or of a cache.
 
         Args:
-            command: Command of rank 0.
-            hidden_NH: Rows of hidden states for `Kind.LOGITS`; None on other ranks than 0.
-
-        Returns:
-            Hidden states [B, S, H] or logits [N, V] on rank 0.
+            call: Call of rank 0.
+            hidden_NH: Rows of hidden states for `logits`; None on other ranks than 0.
         """
-        kind, given = command
-        if kind in _CACHE_KINDS:
-            self._change_cache(kind, *given)
-            return None
-        if kind is Kind.LOGITS:
-            return self._logits(given[0], hidden_NH)
-        return self._pass(kind, given)
+        owner = self if call.cache is None else self._caches[call.cache]
+        more = () if hidden_NH is None else (hidden_NH,)
+        return getattr(owner, call.method)(*call.arguments, *more)
 
-    def _change_cache(self, kind: Kind, number: int, *given: int) -> None:
-        if kind is Kind.NEW_CACHE:
-            self._caches[number] = self._model.new_cache(DTYPES[given[0]])
-        elif kind is Kind.DROP_CACHE:
-            del self._caches[number]
-        else:
-            cache = self._caches[number]
-            if kind is Kind.RESERVE:
-                cache.reserve(*given)
-            elif kind is Kind.RELEASE:
-                cache.release()
-            elif kind is Kind.MOVE:
-                cache.move(*given)
-            elif kind is Kind.CLEAR:
-                cache.clear(*given)
-            else:
-                length, *slots = given
-                cache.select(slots, length)
+    def new_cache(self, number: int, dtype: int) -> None:
+        """Make an empty cache of a dtype of `DTYPES`."""
+        self._caches[number] = self._model.new_cache(DTYPES[dtype])
 
-    def _pass(self, kind: Kind, given: Sequence[int]) -> Tensor | None:
-        """Run the layers of this part; return the last hidden states on rank 0, [B, S, H]."""
-        rows, width = given[:2]
-        tokens = given[len(given) - rows * width :]
-        own = given[2 : len(given) - rows * width]
-        tokens_BS = torch.tensor(tokens, device=self.device).view(rows, width)
-        view = self._view(kind, own, width)
+    def drop_cache(self, number: int) -> None:
+        """Free a cache."""
+        del self._caches[number]
+
+    def hidden(self, tokens: Sequence[Sequence[int]], view: Call | None = None) -> Tensor | None:
+        """Run the layers of this part; return the last hidden states on rank 0, [B, S, H].
+
+        Args:
+            tokens: Token ids, [B, S].
+            view: Call that makes the view of a cache; None: there are no tokens before.
+        """
+        tokens_BS = torch.tensor(tokens, device=self.device)
+        cache = None if view is None else self.run(Call(*view))
         axis, hidden_BSH = self._mesh.pipeline, None
         if axis.rank > 0:
-            size = (rows, width, self._model.shape.hidden_size)
+            size = (*tokens_BS.shape, self._model.shape.hidden_size)
             hidden_BSH = self._received("stage", size, axis.ranks[axis.rank - 1])
-        hidden_BSH = self._model(tokens_BS, view, hidden_BSH=hidden_BSH)
+        hidden_BSH = self._model(tokens_BS, cache, hidden_BSH=hidden_BSH)
         if axis.size == 1:
             self._hidden_dtype = hidden_BSH.dtype
             return hidden_BSH if self._mesh.rank == 0 else None
@@ -114,19 +98,13 @@ class PartRunner:
             self._hidden_dtype = hidden_BSH.dtype
         return self._to_first("hidden", hidden_BSH, (*tokens_BS.shape, hidden_BSH.shape[-1]))
 
-    def _view(self, kind: Kind, given: Sequence[int], width: int) -> KeyValueCache | None:
-        if kind is Kind.WHOLE_PASS:
-            return None
-        cache, own = self._caches[given[0]], given[1:]
-        if kind is Kind.FIRST_PASS:
-            return cache.first_tokens(own, width)
-        if kind is Kind.FURTHER_PASS:
-            return cache.further_tokens(own[0], own[1], width)
-        assert kind is Kind.NEXT_PASS
-        return cache.next_tokens(own)
+    def logits(self, rows: int, hidden_NH: Tensor | None = None) -> Tensor | None:
+        """Return the logits of rows of hidden states on rank 0, [N, V].
 
-    def _logits(self, rows: int, hidden_NH: Tensor | None) -> Tensor | None:
-        """Return the logits of rows of hidden states on rank 0, [N, V]."""
+        Args:
+            rows: Number of rows.
+            hidden_NH: The rows on rank 0, which broadcasts them; None on other ranks.
+        """
         if self._group is None:
             return None
         if hidden_NH is None:
@@ -178,9 +156,3 @@ class PartRunner:
         made = torch.empty(size, dtype=self._dtypes[name, rank], device=self.device)
         distributed.recv(made, rank)
         return made
-
-
-_CACHE_KINDS = (
-    *(Kind.NEW_CACHE, Kind.DROP_CACHE, Kind.RESERVE, Kind.RELEASE),
-    *(Kind.MOVE, Kind.CLEAR, Kind.SELECT),
-)

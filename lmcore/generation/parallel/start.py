@@ -18,7 +18,7 @@ from lmcore.conversion.native.read import LmcoreState
 from lmcore.errors import ConfigError, LmcoreError, counted
 from lmcore.generation.load import LoadedModel, allocate, described_model, open_checkpoint
 from lmcore.generation.parallel.driver import ParallelModel
-from lmcore.generation.parallel.messages import Kind, MessageChannel, commands_in
+from lmcore.generation.parallel.messages import MessageChannel
 from lmcore.generation.parallel.part import PartRunner
 from lmcore.generation.text_model import Execution
 from lmcore.generation.weights.fix import fix_weights
@@ -93,7 +93,7 @@ def parallel_model(
     runner = PartRunner(model, mesh, _logits_group(mesh, runtime))
     processes.barrier("all ranks to have loaded their part of the model")
     if rank:
-        _run_messages(runner, channel, execution)
+        _make_calls(runner, channel, execution)
         yield None
         return
     assert tokenizer is not None
@@ -164,22 +164,15 @@ def _logits_group(mesh: ParallelMesh, runtime: Runtime) -> ProcessGroup | None:
     return runtime.processes.new_group([0, *mesh.stage_ranks()[-1]], "logits")
 
 
-def _run_messages(
-    runner: PartRunner,
-    channel: MessageChannel,
-    execution: Execution,
-) -> None:
-    """Run the commands of rank 0 until it closes the model."""
+def _make_calls(runner: PartRunner, channel: MessageChannel, execution: Execution) -> None:
+    """Make the calls of rank 0 until it closes the model."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with execution.passes():
-        while True:
-            for command in commands_in(channel.receive()):
-                if command[0] is Kind.CLOSE:
-                    return
-                if command[0] is not Kind.IDLE:
-                    runner.run(command)
-                    execution.step_boundary()
+        while (calls := channel.receive()) is not None:
+            for call in calls:
+                runner.run(call)
+                execution.step_boundary()
 
 
 def divided_shape(shape: ModelShape, layout: ParallelLayout) -> ModelShape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import signal
 import threading
 import time
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lmcore.generation.parallel.driver import ParallelModel, ProcessesError
-from lmcore.generation.parallel.messages import Command, Kind, commands_in
+from lmcore.generation.parallel.messages import Call
 from lmcore.model.shape import ModelShape
 
 SHAPE = ModelShape(1, 4, 1, 8, 16, 10)
@@ -23,16 +24,18 @@ SHAPE = ModelShape(1, 4, 1, 8, 16, 10)
 
 @dataclass
 class Channel:
-    """Channel that keeps the messages."""
+    """Channel that keeps the messages, and calls as the other ranks read them."""
 
-    commands: list[tuple[Kind, list[int]]] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    messages: list[list[str] | None] = field(default_factory=list)
 
-    def send(self, message: Sequence[int]) -> None:
-        self.commands += [(kind, [*given]) for kind, given in commands_in(message)]
-
-    @property
-    def kinds(self) -> list[Kind]:
-        return [kind for kind, _ in self.commands]
+    def send(self, message: Sequence[Call] | None) -> None:
+        if message is None:
+            self.messages.append(None)
+            return
+        calls = [Call(*call) for call in json.loads(json.dumps(message))]
+        self.calls += calls
+        self.messages.append([call.method for call in calls])
 
 
 @dataclass
@@ -42,8 +45,8 @@ class Runner:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     error: Exception | None = None
 
-    def run(self, command: Command, hidden_NH: Tensor | None = None) -> Tensor | None:
-        if self.error is not None and command[0] >= Kind.WHOLE_PASS:
+    def run(self, call: Call, hidden_NH: Tensor | None = None) -> Tensor | None:
+        if self.error is not None and call.method == "hidden":
             raise self.error
         return torch.zeros(3, 10) if hidden_NH is not None else torch.zeros(1, 2, 4)
 
@@ -73,19 +76,19 @@ def test_changes_travel_with_the_next_pass(model: ParallelModel, channel: Channe
     cache = model.new_cache(torch.bfloat16)
     cache.reserve(2, 8)
     cache.select([1, 1], 3)
-    assert not channel.commands
+    assert not channel.messages
     model(torch.tensor([[7, 8]]), cache.first_tokens([1], 2))
-    assert channel.commands == [
-        (Kind.NEW_CACHE, [0, 1]),
-        (Kind.RESERVE, [0, 2, 8]),
-        (Kind.SELECT, [0, 3, 1, 1]),
-        (Kind.FIRST_PASS, [1, 2, 0, 1, 7, 8]),
+    assert channel.calls == [
+        (None, "new_cache", [0, 1]),
+        (0, "reserve", [2, 8]),
+        (0, "select", [[1, 1], 3]),
+        (None, "hidden", [[[7, 8]], [0, "first_tokens", [[1], 2]]]),
     ]
     del cache
     gc.collect()
-    channel.commands.clear()
+    channel.calls.clear()
     assert model.logits(torch.zeros(1, 3, 4)).shape == (1, 3, 10)
-    assert channel.commands == [(Kind.DROP_CACHE, [0]), (Kind.LOGITS, [3])]
+    assert channel.calls == [(None, "drop_cache", [0]), (None, "logits", [3])]
 
 
 def test_a_failed_pass_is_the_end(channel: Channel) -> None:
@@ -95,11 +98,11 @@ def test_a_failed_pass_is_the_end(channel: Channel) -> None:
     with pytest.raises(ProcessesError, match="failed") as caught:
         model(torch.tensor([[7, 8]]))
     assert caught.value.why == "out of memory"
-    runner.error, sent = None, len(channel.commands)
+    runner.error, sent = None, len(channel.messages)
     with pytest.raises(ProcessesError, match="ended"):
         model(torch.tensor([[7, 8]]))
     model.close()
-    assert len(channel.commands) == sent
+    assert len(channel.messages) == sent
 
 
 def test_an_interrupted_pass(channel: Channel) -> None:
@@ -109,11 +112,11 @@ def test_an_interrupted_pass(channel: Channel) -> None:
     class Interrupted(Runner):
         done: int = 0
 
-        def run(self, command: Command, hidden_NH: Tensor | None = None) -> Tensor | None:
-            if command[0] is not Kind.DROP_CACHE:  # by the garbage collection
+        def run(self, call: Call, hidden_NH: Tensor | None = None) -> Tensor | None:
+            if call.method != "drop_cache":  # by the garbage collection
                 signal.raise_signal(signal.SIGINT)
             self.done += 1
-            return super().run(command, hidden_NH)
+            return super().run(call, hidden_NH)
 
     runner = Interrupted()
     model = made(channel, runner)
@@ -127,8 +130,7 @@ def test_an_interrupted_pass(channel: Channel) -> None:
     assert not model.failed
     assert runner.done == 4
     model.close()
-    kinds = [Kind.WHOLE_PASS, Kind.NEW_CACHE, Kind.DROP_CACHE, Kind.LOGITS, Kind.CLOSE]
-    assert channel.kinds == kinds
+    assert channel.messages == [["hidden"], ["new_cache", "drop_cache", "logits"], None]
 
 
 def test_a_pass_that_hangs(channel: Channel) -> None:
@@ -137,10 +139,10 @@ def test_a_pass_that_hangs(channel: Channel) -> None:
 
     @dataclass
     class Hanging(Runner):
-        def run(self, command: Command, hidden_NH: Tensor | None = None) -> Tensor | None:
+        def run(self, call: Call, hidden_NH: Tensor | None = None) -> Tensor | None:
             entered.set()
             ends.wait(30)
-            return super().run(command, hidden_NH)
+            return super().run(call, hidden_NH)
 
     model = made(channel, Hanging())
     thread = threading.Thread(target=model, args=[torch.tensor([[7, 8]])])
@@ -151,13 +153,13 @@ def test_a_pass_that_hangs(channel: Channel) -> None:
     assert model.failed
     ends.set()
     thread.join()
-    assert channel.kinds == [Kind.WHOLE_PASS]
+    assert channel.messages == [["hidden"]]
 
 
 def test_ranks_that_do_not_answer(channel: Channel, caplog: pytest.LogCaptureFixture) -> None:
     """A message without content finds it out: the model has failed, and the log says why."""
 
-    def refuse(_message: Sequence[int]) -> None:
+    def refuse(_message: Sequence[Call] | None) -> None:
         raise RuntimeError("connection closed\nmore")
 
     channel.send = refuse  # type: ignore[method-assign]
@@ -172,11 +174,10 @@ def test_waiting_ranks_get_messages(channel: Channel) -> None:
     """Without passes a message without content is sent again and again, until the end."""
     model = made(channel, Runner(), idle=0.01)
     deadline = time.monotonic() + 30
-    while channel.kinds.count(Kind.IDLE) < 2 and time.monotonic() < deadline:
+    while channel.messages.count([]) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     model.close()
     model.close()
-    kinds = channel.kinds
-    assert kinds.count(Kind.IDLE) >= 2
-    assert kinds.count(Kind.CLOSE) == 1
-    assert kinds[-1] is Kind.CLOSE
+    assert channel.messages[:2] == [[], []]
+    assert channel.messages.count(None) == 1
+    assert channel.messages[-1] is None

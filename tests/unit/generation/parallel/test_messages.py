@@ -1,11 +1,11 @@
-"""Messages to the ranks of a model: commands come out as they went in."""
+"""Messages to the ranks of a model: calls come out as they went in."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from lmcore.generation.parallel.messages import Kind, MessageChannel, commands_in, encoded
+from lmcore.generation.parallel.messages import Call, MessageChannel
 
 
 class Wire(MessageChannel):
@@ -23,16 +23,25 @@ class Wire(MessageChannel):
 
 
 @pytest.mark.parametrize(
-    "tokens, broadcasts", [(0, 1), (1, 1), (503, 1), (504, 1), (505, 2), (4000, 2)]
+    "tokens, broadcasts", [(0, 1), (1, 1), (2020, 1), (2021, 2), (2024, 2), (9000, 2)]
 )
 def test_messages_of_any_length(tokens: int, broadcasts: int) -> None:
     """Short messages need one broadcast, longer ones two."""
-    commands = [(Kind.RESERVE, [0, 2, 9]), (Kind.LOGITS, list(range(tokens)))]
+    calls = [Call(0, "reserve", [2, 9]), Call(None, "hidden", [[[7] * tokens], None])]
     sent: list[torch.Tensor] = []
     wire = Wire(sent)
-    wire.send(encoded(commands))
+    wire.send(calls)
     assert len(sent) == broadcasts
     wire.receives = True
-    found = [(kind, [*given]) for kind, given in commands_in(wire.receive())]
-    assert found == commands
+    assert wire.receive() == calls
     assert not sent
+
+
+def test_messages_without_calls() -> None:
+    """The message of a model that is not in use, and of one that is closed, differ."""
+    wire = Wire([])
+    wire.send([])
+    wire.send(None)
+    wire.receives = True
+    assert wire.receive() == []
+    assert wire.receive() is None

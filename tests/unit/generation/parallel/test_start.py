@@ -1,4 +1,4 @@
-"""Ranks other than 0 of a model in several processes: they run the commands that they receive."""
+"""Ranks other than 0 of a model in several processes: they make the calls that they receive."""
 
 from __future__ import annotations
 
@@ -11,38 +11,32 @@ import pytest
 
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.errors import ConfigError
-from lmcore.generation.parallel.messages import Command, Kind, encoded
-from lmcore.generation.parallel.start import _run_messages, divided_shape
+from lmcore.generation.parallel.messages import Call
+from lmcore.generation.parallel.start import _make_calls, divided_shape
 from lmcore.generation.text_model import Execution
 from lmcore.model.shape import ModelShape
 
 
-def test_a_lazy_device_runs_each_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recorded work runs after each command, except at the end and while rank 0 is idle."""
+def test_a_lazy_device_computes_after_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorded work runs after each call, except at the end and while rank 0 is idle."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest's own stay
     done: list[Any] = []
 
-    messages: list[list[Command]] = [
-        [(Kind.RESERVE, [0, 1, 8]), (Kind.WHOLE_PASS, [1, 1, 5])],
-        [(Kind.IDLE, [])],
-        [(Kind.LOGITS, [1]), (Kind.CLOSE, [])],
-    ]
+    reserve, hidden = Call(0, "reserve", [1, 8]), Call(None, "hidden", [[[5]], None])
+    messages = [[reserve, hidden], [], [Call(None, "logits", [1])], None]
 
     class Channel:
-        def receive(self) -> list[int]:
-            return encoded(messages.pop(0))
+        def receive(self) -> list[Call] | None:
+            return messages.pop(0)
 
     class Runner:
-        def run(self, command: Command) -> None:
-            done.append(command[0])
+        def run(self, call: Call) -> None:
+            done.append(call.method)
 
     runner: Any = Runner()
     channel: Any = Channel()
-    _run_messages(runner, channel, Execution(step_boundary=lambda: done.append("boundary")))
-    assert done == [
-        *(Kind.RESERVE, "boundary", Kind.WHOLE_PASS, "boundary"),
-        *(Kind.LOGITS, "boundary"),
-    ]
+    _make_calls(runner, channel, Execution(step_boundary=lambda: done.append("boundary")))
+    assert done == ["reserve", "boundary", "hidden", "boundary", "logits", "boundary"]
 
 
 SHAPE = ModelShape(3, 24, 6, 40, 32, 257, num_query_groups=2)
