@@ -1,4 +1,4 @@
-"""Manifest of a checkpoint: its tensors with dtypes and shapes, and its files with checksums.
+"""Manifest of a checkpoint: read, checked and written.
 
 `manifest.json` is written last, so that a directory without it is not a checkpoint.  It is read
 first, bounded and strictly checked, because its author is not known; its own checksum covers all of
@@ -13,12 +13,12 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from lmcore.bounded_file import read_bounded_file
 from lmcore.errors import CheckpointArgumentError, CheckpointError
+from lmcore.model.manifest import FileEntry, Manifest, ShapeValue, TensorEntry
 
 __all__ = [
     "CONVERT_IT",
@@ -41,7 +41,6 @@ __all__ = [
 JSON: TypeAlias = (
     "str | int | float | bool | Mapping[str, JSON] | list[JSON] | tuple[JSON, ...] | None"
 )
-ShapeValue: TypeAlias = int | float | str | bool | None
 
 FORMAT = "lmcore-checkpoint"
 FORMAT_VERSION = 1
@@ -71,45 +70,6 @@ class NewerFormatError(CheckpointError):
     def __init__(self, what: str, *, why: str, hint: str, sequence: int | None) -> None:
         super().__init__(what, why=why, hint=hint)
         self.sequence = sequence
-
-
-@dataclass(frozen=True)
-class TensorEntry:
-    """A tensor of the checkpoint: its dtype as torch names it (`float32`), and its shape."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class FileEntry:
-    """A file of the checkpoint: its size in bytes and its CRC-32.
-
-    A CRC finds damage as surely as a cryptographic hash at less than half of the cost; against
-    alteration on purpose neither helps, as the manifest is not signed.
-    """
-
-    size: int
-    crc32: int
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """Contents of a checkpoint.
-
-    `sequence` counts the saves into one directory: after a run that went back to an older
-    checkpoint, the newest save does not have the highest iteration.
-    """
-
-    format_version: int
-    lmcore_version: str
-    torch_version: str
-    iteration: int
-    sequence: int
-    model_shape: Mapping[str, ShapeValue]
-    meta: Mapping[str, Any]
-    tensors: Mapping[str, TensorEntry]
-    files: Mapping[str, FileEntry]
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -18,6 +18,7 @@ from lmcore.config.plugin_section import plugin_options
 from lmcore.config.section import Config, run_options
 from lmcore.config.settings import Provenance
 from lmcore.config.tokenizer import TokenizerIdentity
+from lmcore.model.manifest import Manifest
 from lmcore.model.shape import ModelShape
 
 __all__ = ["ResumePoint", "RunPlan"]
@@ -29,8 +30,7 @@ class ResumePoint:
 
     Attributes:
         checkpoint: Its directory, `iter_XXXXXXX`.
-        manifest: Its `lmcore.checkpoint.Manifest`, a type of a layer above this one.
-        survey: `lmcore.checkpoint.layout.Survey` of the checkpoints that it was chosen from.
+        manifest: Its manifest.
         verified: True if its files were compared with their checksums.
         damaged: Newer checkpoints that were passed over because they are damaged.
         data_rules: Values of `split_rule` and `blend_rule` by which its run ordered the samples;
@@ -42,8 +42,7 @@ class ResumePoint:
     """
 
     checkpoint: Path
-    manifest: Any
-    survey: Any = None
+    manifest: Manifest
     verified: bool = False
     damaged: tuple[Path, ...] = ()
     data_rules: Mapping[str, str] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from lmcore.train.resume.foreign import ForeignModels, foreign_resume_point
 from lmcore.train.resume.saved_run import OLDER_SETTINGS, data_rules, part_of
 
 if TYPE_CHECKING:
+    from lmcore.checkpoint.layout import Survey
     from lmcore.config.plan import RunPlan
     from lmcore.config.section import CheckpointSection
     from lmcore.config.settings import LoadedConfig
@@ -35,6 +36,17 @@ _FROM_WEIGHTS = (
     "`--finetune` confirms that; to continue at that step: %s"
 )
 _TOKENIZER = {field.name for field in fields(TokenizerSettings)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundPoint(ResumePoint):
+    """A checkpoint of lmcore that a run continues from.
+
+    Attributes:
+        survey: The checkpoints that it was chosen from.
+    """
+
+    survey: Survey
 
 
 def find_resume_point(
@@ -90,15 +102,15 @@ def find_resume_point(
             raise (unrecognized(path) or error) from None
         return None
     if settings.finetune:
-        return ResumePoint(checkpoint, manifest, found)
+        return FoundPoint(checkpoint, manifest, survey=found)
     rules = data_rules(checkpoint, manifest)
     training = part_of(manifest.meta, "config", "config", "training")
     batch = training.get("global_batch_size")
     batch = batch if type(batch) is int and batch > 0 else None
-    return ResumePoint(
+    return FoundPoint(
         checkpoint,
         manifest,
-        found,
+        survey=found,
         data_rules=rules,
         loss_rules={
             name: training.get(name, OLDER_SETTINGS[name]) is True
@@ -273,6 +285,7 @@ def verify_resume_point(plan: RunPlan, rendezvous: Rendezvous | None) -> ResumeP
     if plan.resume.foreign:
         agree(f"`{plan.resume.checkpoint.name}`, {dict(plan.resume.manifest.model_shape)}")
         return replace(plan.resume, verified=True)
+    assert isinstance(plan.resume, FoundPoint), "from `find_resume_point`"
     found = newest_verified(plan.resume.survey, channel=channel, agree=agree)
     warning = found.warning()
     if warning is not None and channel.rank == 0:
