@@ -1,4 +1,4 @@
-"""What a checkpoint says of the run that wrote it, from its manifest's `meta`.
+"""Record of a run in its checkpoint: the manifest's `meta`, checked and read part by part.
 
 A checkpoint may come from any program: any part of `meta` may be missing or have another type.
 """

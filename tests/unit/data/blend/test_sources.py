@@ -349,7 +349,7 @@ def test_a_source_goes_on_after_its_last_sample(write, settings):
 
 
 def test_a_longer_run_keeps_the_order_of_its_past(write, settings):
-    """More epochs, shuffled together, are another order: a longer run goes on from its position.
+    """More epochs, shuffled together, are another order: a longer run continues from its position.
 
     Other weights, or other rules of the order, are refused by their fingerprint instead.
     """
