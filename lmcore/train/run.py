@@ -90,8 +90,7 @@ def run_training(
         ):
             state, saving, planner = engine.state, plan.config.checkpoint, WritePlanner(rendezvous)
             training = datasets.training
-            resumed = training.resumed or training.fingerprint
-            checkpoint = restore(state, plan, runtime, order=resumed, planner=planner)
+            checkpoint = restore(state, plan, runtime, order=training.resumed, planner=planner)
             check_learning_rate(plan, state)
             history = ValidationHistory.announced(plan)
             engine.begin()

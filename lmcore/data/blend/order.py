@@ -57,18 +57,23 @@ class Order:
     Attributes:
         samples: The samples, by their position in the run.
         name: The user's name of the first source.
-        resumed: Fingerprint to compare with the checkpoint's: the checkpoint's own if the samples
-            of a longer run continue it; None for the fingerprint of the samples.
+        continued: Fingerprint of the checkpoint's order, if the samples of a longer run continue
+            it; None otherwise.
     """
 
     samples: TrainingSamples | CyclicDataset
     name: str
-    resumed: str | None = None
+    continued: str | None = None
 
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the samples in their order."""
         return self.samples.order
+
+    @property
+    def resumed(self) -> str:
+        """Fingerprint to compare with the checkpoint's: its own if the samples continue it."""
+        return self.continued or self.fingerprint
 
     @classmethod
     def begin(
